@@ -76,9 +76,9 @@ class ConsistencyTable(QuantityTable):
     measured_columns = ("updates_per_s", "step_s")
 
     def measured_values(self, frame: pd.DataFrame) -> Array:
-        """Return the measured step time of each row of this table [s].
+        """Return the measured step time of each data-parallel run [s].
 
-        For asynchronous rows that state a rate of updates it is the time between updates.
+        For asynchronous runs with a measured update rate, the value is the time between updates.
         """
         steps, rates = (number_or_nan(frame, name) for name in ("step_s", "updates_per_s"))
         by_rate = (
@@ -87,8 +87,9 @@ class ConsistencyTable(QuantityTable):
         return np.where(by_rate, 1.0 / np.where(rates > 0, rates, np.nan), steps)
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Predict the rows of this table; a row with several kinds of workers takes single-worker step times from other
-        rows.
+        """Predict data-parallel steps under consistency models, one run per row.
+
+        A run with several kinds of workers takes single-worker step times from other rows.
         """
         steps = number_or_nan(frame, "one_worker_step_s")
         models, devices = (text_column(frame, "model"), text_column(frame, "device"))
@@ -97,11 +98,13 @@ class ConsistencyTable(QuantityTable):
         return super().predict(frame)
 
     def system(self, row: Row) -> System:
-        """Return the system that consists of one worker's device."""
+        """Load a system that consists of one worker's device."""
         return load_system(find_device(str(row["device"])).name)
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the step time under a row's consistency model, or the time between updates [s]."""
+        """Predict the step time of a run under its consistency model, or the time between updates for asynchronous runs
+        [s].
+        """
         if has_value(row, "worker_devices"):
             # Predict the seconds between updates of workers of several kinds around one server.
             kinds = re.findall(r"(\d+) x ([\w-]+)", str(row["worker_devices"]))
@@ -157,7 +160,9 @@ class ConsistencyTable(QuantityTable):
 
 
 def _row_prediction(seconds: float, ideal: float, subject: str) -> RowPrediction:
-    """Build a row's prediction from a time [s], with a 90 % interval of ±20 % (9 of 10 rows not fitted lie within).
+    """Build the prediction of a measured run from a time, with a 90 % interval of a factor 1.2 either way.
+
+    Of measured runs that were not fitted, 9 of 10 lie within this interval.
 
     Parameters
     ----------
@@ -181,7 +186,7 @@ def _asynchronous(row: Row) -> bool:
 
 
 def _model_name(row: Row) -> str:
-    """Return the row's consistency model, such as ``local:8`` (8 local steps per synchronisation, as measured)."""
+    """Return the consistency model of a measured run, such as ``local:8`` (8 local steps per synchronisation)."""
     stated = str(row["consistency"])
     name, _, _ = stated.partition(":")
     if name in ("local", "diloco") and has_value(row, "steps_measured") and has_value(row, "synchronisations"):
@@ -219,17 +224,17 @@ def _node_rate(row: Row) -> float:
 
 
 def _exchange(row: Row, workers: float, payload: float, tensors: float, alone: float) -> tuple[float, float]:
-    """Compute (time of one exchange of all gradients, part that the backward pass can hide) [s].
+    """Compute the gradient exchange of a data-parallel run: (total time, part that the backward pass can hide) [s].
 
     A ring sends 2 (P - 1) / P of the payload through each node's link; a server on each node sends twice the payload.
     Within a node the ring runs over NVLink or, without peer-to-peer access, through host memory. Each tensor is one
     call, or each bucket if gradients are merged. With a merging schedule, backward can hide the whole exchange;
-    otherwise the last call follows it.
+    otherwise the last call follows the backward pass.
 
     Parameters
     ----------
     row : Row
-        Row of a table: its cells by column name.
+        Table row of the run: its cells by column name.
     workers : float
         Number of workers.
     payload : float
@@ -261,7 +266,7 @@ def _exchange(row: Row, workers: float, payload: float, tensors: float, alone: f
 
 
 def _round_trip_seconds(row: Row) -> float:
-    """Compute the mean time [s] that a worker waits for messages to and from a server in another region."""
+    """Compute the mean time [s] of a step's messages between workers and a parameter server in another cloud region."""
     places = re.findall(r"(\d+) (\w+)", str(row.get("worker_regions") or ""))
     counts = [(int(count), REGION_SECONDS.get(place, 0.0)) for count, place in places]
     total = sum(count for count, _ in counts)

@@ -68,15 +68,14 @@ class CapturedKernelTable(KernelTable[DeviceDatasheet]):
 
     @rowwise
     def unsupported_reasons(self, device: str, dtype: str) -> str:
-        """Explain for each row why it cannot be modelled: a number format that this table or the device does not
-        support.
-        """
+        """Explain why a timed kernel cannot be modelled: an unsupported number format; '' if it can be modelled."""
         return unsupported_reason(device, dtype, "", frozenset(self.element_bytes))
 
     def fit_settings(
         self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
     ) -> FitSettings:
-        """Choose which parameters a fit to timed calls can determine.
+        """Choose how parameters of inference-engine kernels are fitted to measured times: start values and fixed
+        parameters.
 
         CUDA graphs hide the host time of a call, and eager calls hide the launch cost behind the host; hidden
         parameters stay fixed.
@@ -112,8 +111,8 @@ class QuantisedGemmTable(CapturedKernelTable):
 
     @rowwise
     def timing_method(self, library: str, version: str, dtype: str, scaling: str) -> str:
-        """Return how a row was timed: ``eager``, ``graph``, or ``graph/first`` for a first release with a slower
-        kernel.
+        """Return how a low-precision GEMM was timed: ``eager``, ``graph``, or ``graph/first`` for a release with a
+        slower kernel.
 
         vLLM from release 0.20 on and its development builds launch fp8 products eagerly. TensorRT-LLM 1.2's first
         DeepGEMM has a slow quantisation pass.
@@ -126,18 +125,20 @@ class QuantisedGemmTable(CapturedKernelTable):
 
     @rowwise
     def kernel_family(self, library: str, scaling: str, dtype: str) -> str:
-        """Return the family ``narrow.<scaling><bits>.<library>`` of a row; scaling is per tensor or per block."""
+        """Return the key ``narrow.<scaling><bits>.<library>`` of the calibrated parameters of a GEMM; scaling per
+        tensor or block.
+        """
         blocks = "tensor" if scaling.startswith("tensor") else "block"
         return f"narrow.{blocks}{dtype.removeprefix('fp')}.{'vllm' if library == 'vllm' else 'trtllm'}"
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """Count (FLOP, bytes) of each row: 2 m n k FLOP, and each operand moved once."""
+        """Count (FLOP, bytes) of low-precision GEMMs: 2 m n k FLOP, and each operand moved once."""
         m, n, k = (number_column(frame, name) for name in self.configuration_columns)
         element = _element_bytes(frame)
         return 2.0 * m * n * k, (m + n) * k * element + 2.0 * m * n
 
     def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: EngineGemmParameters) -> Array:
-        """Predict the time [s] of rows that share device, format, family and timing method."""
+        """Predict the time [s] of low-precision GEMMs that share device, format, family and timing method."""
         m, n, k = (number_column(frame, name) for name in self.configuration_columns)
         element = SCALED_ELEMENT_BYTES[str(frame["dtype"].iloc[0])] if len(frame) else 1.0
         return low_precision_gemm_time(m=m, n=n, k=k, element_bytes=element, device=figures, parameters=parameters)
@@ -166,8 +167,9 @@ class ExpertKernelTable(CapturedKernelTable):
     def fit_settings(
         self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
     ) -> FitSettings:
-        """Choose the settings of a fit; Triton kernels also fit the cost of unaligned loads, starting at one load per
-        element.
+        """Choose how parameters of MoE expert kernels are fitted to measured times: start values and fixed parameters.
+
+        Triton kernels also fit the cost of unaligned loads, which starts at one load per element.
         """
         plan = super().fit_settings(subject, family, stack, figures, fitted)
         if "triton" not in family:
@@ -180,8 +182,10 @@ class ExpertKernelTable(CapturedKernelTable):
 
     @rowwise
     def kernel_family(self, library: str, kernel_source: str, scaling: str, dtype: str) -> str:
-        """Return the family ``experts.<kernel>.<scaling>`` of a row: Triton of each engine, CUTLASS, FlashInfer, and
-        others.
+        """Return the key ``experts.<kernel>.<scaling>`` of the calibrated parameters that predict a timed MoE expert
+        computation.
+
+        Kernels are Triton's (by engine), CUTLASS, FlashInfer, and others.
         """
         words = ("triton", "cutedsl", "deepgemm", "flashinfer_cutlass", "cutlass", "trtllm", "min_latency")
         word = next((word for word in words if word in kernel_source), "cutlass")
@@ -192,8 +196,9 @@ class ExpertKernelTable(CapturedKernelTable):
         return f"experts.{word}.{blocks + dtype[2:] if dtype.startswith('fp') and dtype != 'fp16' else 'bf16'}"
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """Count (FLOP, bytes) of each row: FLOP of the rank's expert products, expert weights read once, tokens read
-        and written.
+        """Count (FLOP, bytes) of MoE expert computations on one rank.
+
+        FLOP are those of the rank's tokens. Expert weights are read once; tokens are read and written.
         """
         tokens, hidden, inner, top_k, experts, tp, ep = (
             number_column(frame, name) for name in self.configuration_columns
@@ -204,7 +209,7 @@ class ExpertKernelTable(CapturedKernelTable):
         return 2.0 * rows * weights, weights_read + 4.0 * rows * hidden
 
     def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: EngineGemmParameters) -> Array:
-        """Predict the time [s] of rows that share device, format, family and timing method."""
+        """Predict the time [s] of MoE expert computations that share device, format, family and timing method."""
         tokens, hidden, inner, top_k, experts, tp, ep = (
             number_column(frame, name) for name in self.configuration_columns
         )
@@ -253,15 +258,18 @@ class LatentAttentionTable(CapturedKernelTable):
 
     @rowwise
     def kernel_family(self, library: str, phase: str, kv_dtype: str) -> str:
-        """Return the family ``latent.<library>.<phase><bits>`` of a row; bits are those of the KV cache."""
+        """Return the key ``latent.<library>.<phase><KV-cache bits>`` of the calibrated parameters of a timed MLA
+        kernel.
+        """
         kernel = library if library in ("sglang", "vllm") else "trtllm"
         return f"latent.{kernel}.{'token' if phase == 'generation' else 'prompt'}{8 if kv_dtype == 'fp8' else 16}"
 
     @rowwise
     def timing_method(self, library: str, version: str, phase: str) -> str:
-        """Return ``graph``, or ``graph/first`` for releases with an additional pass over the queries.
+        """Return how an MLA kernel was timed: ``graph``, or ``graph/first`` for releases with an additional pass over
+        queries.
 
-        These are TensorRT-LLM 1.2 in generation and SGLang before 0.5.14 in context.
+        These releases are TensorRT-LLM 1.2 in generation and SGLang before 0.5.14 in context.
         """
         release = parse_release(version)
         tokens_again = (library, phase) == ("trtllm", "generation") and release[:2] == (1, 2)
@@ -271,7 +279,10 @@ class LatentAttentionTable(CapturedKernelTable):
     def fit_settings(
         self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
     ) -> FitSettings:
-        """Choose the settings of a fit; generation starts from an unsplit KV cache and from one split in four."""
+        """Choose how MLA parameters are fitted to measured times: start values and fixed parameters.
+
+        Generation kernels start from an unsplit KV cache and from one split in four.
+        """
         vllm, token = "vllm" in family, "token" in family
         start = LatentAttentionParameters(host=200 * MICROSECOND) if vllm else LatentAttentionParameters()
         starts = tuple(replace(start, splits=splits) for splits in (1.02, 4.0)) if token else ()
@@ -286,7 +297,7 @@ class LatentAttentionTable(CapturedKernelTable):
         )
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """Count (FLOP, bytes) of each row: full keys (causal for prompts), and queries, keys and values moved once."""
+        """Count (FLOP, bytes) of MLA kernels: full keys (causal for prompts); queries, keys and values moved once."""
         heads, batch, queries, keys = (number_column(frame, name) for name in self.configuration_columns)
         seen = np.where(text_column(frame, "phase") == "generation", keys, keys - queries / 2.0)
         flop = 2.0 * batch * heads * queries * seen * (QUERY + VALUE)
@@ -295,7 +306,7 @@ class LatentAttentionTable(CapturedKernelTable):
     def predict_times(
         self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: LatentAttentionParameters
     ) -> Array:
-        """Predict the time [s] of rows that share device, format, family and timing method."""
+        """Predict the time [s] of MLA kernels that share device, format, family and timing method."""
         heads, batch, queries, keys = (number_column(frame, name) for name in self.configuration_columns)
         return latent_attention_time(
             heads=heads, batch=batch, queries=queries, keys=keys,
@@ -307,9 +318,7 @@ class LatentAttentionTable(CapturedKernelTable):
 
 
 def _visits_single_rank(library: str, version: str) -> float:
-    """Return 1.0 if a release's benchmark sends all tokens to one expert-parallel rank when loads per expert round to
-    zero.
-    """
+    """Return 1.0 for benchmark releases that send all tokens to one rank if too few tokens visit each expert."""
     return float(library == "trtllm" or version in _SINGLE_RANK_RELEASES.get(library, ()))
 
 
@@ -324,7 +333,7 @@ _RELEASE_FACTS: tuple[Callable[..., float], ...] = (
 
 
 def _untuned(frame: pd.DataFrame, width: Array) -> Array:
-    """Return 1.0 for rows whose Triton kernel uses one untuned tile size, shape (rows,).
+    """Return 1.0 for MoE rows whose Triton kernel uses one untuned tile size, shape (rows,).
 
     These are SGLang and early vLLM, except for Mixtral's experts, for which both ship tuned tiles.
     """
@@ -335,7 +344,7 @@ def _untuned(frame: pd.DataFrame, width: Array) -> Array:
 
 
 def _gated(frame: pd.DataFrame) -> Array:
-    """Return 1.0 for rows whose experts have a gate (assumed if the table does not say), shape (rows,)."""
+    """Return 1.0 for MoE rows whose experts have a gate projection (assumed if not stated), shape (rows,)."""
     return number_column(frame, "gated", 1.0)
 
 
@@ -363,9 +372,7 @@ DEFAULT_ATTENTION_TOKENS = 4096.0
 
 
 class TrainingKernelTable(KernelTable[DeviceDatasheet]):
-    """Table of kernels of a framework's training step (GEMM, grouped GEMM of experts, attention), one timed call per
-    row.
-    """
+    """Table of kernels of a training step (GEMM, grouped GEMM of experts, attention), one timed call per row."""
 
     name = "training_kernels"
     identifying_columns = frozenset(
@@ -385,13 +392,16 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
     host_parameters = ("launch",)
 
     def prepare_rows(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Add missing columns: number format (bf16 if empty) and absent columns of the configuration."""
+        """Complete the rows of timed training kernels: number format (bf16 if empty) and missing columns."""
         stated = text_column(frame, "dtype")
         absent = dict.fromkeys(set(self.configuration_columns) - set(frame.columns), "")
         return frame.assign(dtype=stated.where(stated != "", "bf16"), **absent)
 
     def unsupported_reasons(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Explain for each row why it cannot be modelled: unknown operation, unsupported format, or no FLOP."""
+        """Explain for each timed training kernel why it cannot be modelled; '' if it can.
+
+        Reasons are an unknown operation, an unsupported format, or no FLOP.
+        """
         reason = self._unsupported_reason(frame)
         reason[(reason == "") & ~(self.flops_and_bytes(frame)[0] > 0)] = "size is missing or not above zero"
         return reason
@@ -404,7 +414,10 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
 
     @rowwise
     def kernel_family(self, device: str, op: str) -> str:
-        """Return the family of a row: GEMM, grouped GEMM of experts, or attention by the usual kernel of the device."""
+        """Return the key of the calibrated parameters of a training kernel, by its operation.
+
+        Operations are GEMM, grouped GEMM of experts, or attention by the usual kernel of the device.
+        """
         name = f"training.{FAMILY_OF_OPERATION[op]}"
         if not name.endswith("attention"):
             return name
@@ -414,7 +427,10 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
     def fit_settings(
         self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
     ) -> FitSettings:
-        """Choose the settings of a fit; parameters that the rows of a family do not determine stay fixed."""
+        """Choose how parameters of training kernels are fitted to measured times: start values and fixed parameters.
+
+        Parameters that the rows of a family do not determine stay fixed.
+        """
         return FitSettings(
             TrainingKernelParameters(),
             fixed_parameters=UNDETERMINED_PARAMETERS[family.split(".")[1]],
@@ -422,7 +438,7 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
         )
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """Count (FLOP, bytes) of each row: FLOP of products and attention scores, operands and results moved once."""
+        """Count (FLOP, bytes) of training kernels: GEMMs and attention scores, operands and results moved once."""
         rows, columns, length, count = _product(frame)
         heads, tokens = number_column(frame, "head_num", 0.0), number_column(frame, "seq_len", DEFAULT_ATTENTION_TOKENS)
         widths = number_column(frame, "qk_head_dim", 0.0) + number_column(frame, "v_head_dim", 0.0)
@@ -434,7 +450,7 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
     def predict_times(
         self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: TrainingKernelParameters
     ) -> Array:
-        """Predict the time [s] of rows that share device and family."""
+        """Predict the time [s] of training kernels that share device and family."""
         if frame.empty:
             return np.zeros(0)
         op, products = str(frame["op"].iloc[0]), _shipped(GemmParameters, "gemm.tensor", figures)
@@ -477,7 +493,10 @@ def _attention(frame: pd.DataFrame, figures: DeviceDatasheet, p: TrainingKernelP
 
 
 def _product(frame: pd.DataFrame) -> tuple[Array, Array, Array, Array]:
-    """Return GEMM sizes of each row: (rows m, columns n, inner dimension k, number of GEMMs); zeros for attention."""
+    """Read the GEMM sizes of training kernels: (rows m, columns n, inner dimension k, number of GEMMs).
+
+    Each array has shape (rows,); sizes are 0 for attention.
+    """
     m, n, k, groups = (number_column(frame, name, 0.0) for name in ("group_m", "group_n", "group_k", "groups"))
     stage = text_column(frame, "stage").to_numpy(dtype=object)
     weights, forward = stage == "bwd_grad_w", stage == "fwd"
@@ -489,8 +508,9 @@ def _product(frame: pd.DataFrame) -> tuple[Array, Array, Array, Array]:
 
 
 def _written(frame: pd.DataFrame) -> Array:
-    """Return the bytes written per result element, shape (rows,); twice the size where results accumulate (read and
-    write).
+    """Return the bytes moved per result element of training GEMMs, shape (rows,).
+
+    Accumulated gradients are read and written, so that they count twice.
     """
     stated = text_column(frame, "main_grad_dtype").where(
         number_column(frame, "groups", 0.0) > 0, text_column(frame, "out_dtype")

@@ -132,24 +132,28 @@ class GemmTable(KernelTable[DeviceDatasheet]):
 
     @rowwise
     def unsupported_reasons(self, device: str, dtype: str, compute: str, source: str) -> str:
-        """Explain why a row cannot be modelled: no formula for its dtype, or no peak of that dtype on the device."""
+        """Explain why a timed GEMM cannot be modelled: no formula for its dtype, or no such peak on the device; '' if
+        it can.
+        """
         return unsupported_reason(device, dtype, _unit(dtype, compute, source), frozenset(OPERAND_BYTES))
 
     def timing_method(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return how each row was timed: graph, kernel, eager, eager/linear (higher host cost) or back-to-back."""
+        """Return how each GEMM was timed: graph, kernel, eager, eager/linear (higher host cost) or back-to-back."""
         columns = ("source", "timing", "library")
         linear, batched = (map_words(frame, columns, partial(_stack, batched=many)) for many in (False, True))
         return pd.Series(np.where(number_column(frame, "batch") > 1, batched, linear), index=frame.index, dtype=object)
 
     @rowwise
     def kernel_family(self, device: str, dtype: str, compute: str, source: str) -> str:
-        """Return the family ``gemm.fp8``, ``.fp4``, ``.int8``, ``.tensor`` or ``.simt`` of a row, by format and
-        arithmetic unit.
+        """Return the key of a GEMM's calibrated parameters: ``gemm.fp8``, ``.fp4``, ``.int8``, ``.tensor`` or
+        ``.simt``.
+
+        Number format and arithmetic unit decide.
         """
         return _family(device, dtype, _unit(dtype, compute, source))
 
     def start_values(self, family: str, figures: DeviceDatasheet) -> Sequence[GemmParameters]:
-        """Return start values of a fit: energy by process node, tile size by library generation.
+        """Return start values for a fit of GEMM parameters: energy by process node, tile size by library generation.
 
         Vector units try the smallest tile sizes of all cuBLAS generations.
         """
@@ -174,8 +178,9 @@ class GemmTable(KernelTable[DeviceDatasheet]):
     def fit_settings(
         self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
     ) -> FitSettings:
-        """Choose the settings of a fit; devices with few rows (DeepBench) start from a well-measured device and stay
-        near it.
+        """Choose how GEMM parameters are fitted to measured times: start values and fixed parameters.
+
+        Devices with few rows (DeepBench) start from a well-measured device and stay near its values.
         """
         first, *other_starts = self.start_values(family, figures)
         alike = ALIKE_ON_TENSOR_CORES if figures.tensor_cores else ALIKE_ON_ORDINARY_CORES
@@ -198,17 +203,20 @@ class GemmTable(KernelTable[DeviceDatasheet]):
 
     @rowwise
     def arithmetic_unit(self, dtype: str, compute: str, source: str) -> str:
-        """Return the arithmetic unit that a row states; DeepBench's fp16 rows that state none ran on vector units."""
+        """Return the arithmetic unit (tensor or vector) on which a timed GEMM ran.
+
+        DeepBench's fp16 rows that name no unit ran on vector units.
+        """
         return _unit(dtype, compute, source)
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """Count (FLOP, bytes) of each row: 2 m n k batch FLOP, and each operand moved once."""
+        """Count (FLOP, bytes) of timed GEMMs: 2 m n k batch FLOP, and each operand moved once."""
         m, n, k, batch = (number_column(frame, name) for name in self.configuration_columns)
         element, result = _bytes(frame, OPERAND_BYTES), _bytes(frame, RESULT_BYTES)
         return 2.0 * m * n * k * batch, batch * ((m * k + k * n) * element + m * n * result)
 
     def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: GemmParameters) -> Array:
-        """Predict the time [s] of rows that share device, dtype, family and timing method.
+        """Predict the time [s] of GEMMs that share device, dtype, family and timing method.
 
         fp8 and fp4 rows include the quantisation of the activations.
         """
@@ -263,7 +271,9 @@ def _family(device: str, dtype: str, compute: str) -> str:
 
 
 def _weight_copies(stack: str, weight_bytes: Array, l2_bytes: float) -> Array:
-    """Count the B matrices of ``weight_bytes`` bytes that a benchmark cycles through, so that L2 does not hold them."""
+    """Count the B matrices (``weight_bytes`` bytes each) that a GEMM benchmark cycles through to keep weights out of
+    L2.
+    """
     if stack == "graph":
         return np.clip(np.ceil(l2_bytes / weight_bytes), 1.0, MAX_WEIGHT_COPIES)
     return np.full(weight_bytes.shape, WEIGHT_COPIES.get(stack, 1.0))
@@ -287,7 +297,7 @@ DIRECTIONS: Mapping[str, RnnDirection] = {
 
 
 class RnnTable(KernelTable[DeviceDatasheet]):
-    """Table of recurrent layers over ``timesteps`` steps, one per row."""
+    """Table of recurrent layers (vanilla, LSTM, GRU) over ``timesteps`` steps, one timed call per row."""
 
     name = "rnn"
     identifying_columns = frozenset(
@@ -304,8 +314,9 @@ class RnnTable(KernelTable[DeviceDatasheet]):
     host_parameters = ("launch", "step", "ramp")
 
     def unsupported_reasons(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Explain for each row why it cannot be modelled: unknown dtype, cell or direction, no peak, or an extent below
-        1.
+        """Explain for each timed recurrent layer why it cannot be modelled; '' if it can.
+
+        Reasons are an unknown dtype, cell or direction, no peak on the device, or an extent below 1.
         """
         dtypes = frozenset(ELEMENT_BYTES)
         out = map_by_arithmetic_unit(
@@ -319,25 +330,32 @@ class RnnTable(KernelTable[DeviceDatasheet]):
         return out.mask((out == "") & small, "an extent is below 1")
 
     def timing_method(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return ``back-to-back`` for each row unless column ``timing`` says otherwise."""
+        """Return how each recurrent layer was timed: ``back-to-back`` unless column ``timing`` says otherwise."""
         return timing_methods(frame, pd.Series("back-to-back", index=frame.index, dtype=object))
 
     def kernel_family(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return the family: ``rnn.tensor`` on tensor cores, ``rnn.half`` for 16-bit formats without them, else
-        ``rnn.vector``.
+        """Return the family of each timed recurrent layer: the key of its calibrated parameters.
+
+        It is ``rnn.tensor`` on tensor cores, ``rnn.half`` for 16-bit formats without them, else ``rnn.vector``.
         """
         return map_by_arithmetic_unit(frame, self.arithmetic_unit(frame), _rnn_family)
 
     def arithmetic_unit(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return the arithmetic unit of each row; DeepBench's fp16 rows that state none ran on vector units."""
+        """Return the arithmetic unit (tensor or vector) on which each timed recurrent layer ran.
+
+        DeepBench's fp16 rows that name no unit ran on vector units.
+        """
         return arithmetic_unit_of(frame)
 
     def start_values(self, family: str, figures: DeviceDatasheet) -> Sequence[RnnParameters]:
-        """Return start values of a fit: the defaults, and a kernel that hides little of its latency."""
+        """Return start values for a fit of recurrent-layer parameters: the defaults, and a kernel that hides little
+        latency.
+        """
         return (RnnParameters(), RnnParameters(depth_cycles=150.0))
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """Count (FLOP, bytes) of each row: FLOP of the recurrent products; weights read every step, states moved once.
+        """Count (FLOP, bytes) of timed recurrent layers: recurrent products; weights read every step, states moved
+        once.
 
         The filter gradient reads the weights once.
         """
@@ -350,8 +368,9 @@ class RnnTable(KernelTable[DeviceDatasheet]):
         return 2.0 * products * batch * steps * gradients, (products * reads + states) * element
 
     def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: RnnParameters) -> Array:
-        """Predict the time [s] of rows that share device, dtype, family and timing method, by standard (non-persistent)
-        kernels.
+        """Predict the time [s] of recurrent layers that share device, dtype, family and timing method.
+
+        Kernels are the standard ones, not persistent kernels.
         """
         hidden, batch, steps = (number_column(frame, name) for name in ("hidden", "batch", "timesteps"))
         return rnn_time(

@@ -93,7 +93,7 @@ INTERVAL, DEGREES = (0.7, 1.4), (1, 2, 4, 8)
 
 
 def benchmark_of(row: Row) -> LanguageBenchmark | SinglePassBenchmark:
-    """Return the MLPerf Inference benchmark that a row ran; raise SpecError if it cannot be modelled."""
+    """Return the benchmark of an MLPerf Inference submission; raise SpecError if it cannot be modelled."""
     name = str(row["model"])
     if "MaxQ" in str(row.get("system_reported") or ""):
         raise SpecError("MaxQ: its power limit, below the one that is sold, is unknown")
@@ -108,7 +108,7 @@ def benchmark_of(row: Row) -> LanguageBenchmark | SinglePassBenchmark:
 
 
 def engine_and_formats(row: Row, weights: str) -> tuple[ServingEngine, Formats]:
-    """Return (serving engine, number formats of weights and KV cache) with which a row's submission ran.
+    """Return (serving engine, number formats of weights and KV cache) of an MLPerf Inference submission.
 
     vLLM serves the published checkpoint in bf16. Other submissions run TensorRT-LLM with weights in format ``weights``
     (such as ``fp8``) and an fp8 cache. A TensorRT engine launches kernels from C++, so that the host's launch time is
@@ -148,9 +148,7 @@ def replica_layouts(
 
 
 def predict_samples_per_s(row: Row) -> float:
-    """Predict the samples per second of an MLPerf Inference row on all its devices, with the best tensor-parallel
-    degree.
-    """
+    """Predict the samples per second of an MLPerf Inference submission, with the best tensor-parallel degree."""
     benchmark, gpus = benchmark_of(row), int(float(row["n_gpus"]))
     scenario = str(row["scenario"])
     if scenario not in ("offline", "server", "interactive"):
@@ -289,7 +287,9 @@ class MlperfInferenceTable(RunTable):
     used_for_fitting = False
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the samples per second of a row; the baseline is the peak FLOP/s of its devices."""
+        """Predict the samples per second of an MLPerf Inference submission; the baseline is the peak FLOP/s of its
+        devices.
+        """
         if not has_value(row, "device") or not has_value(row, "n_gpus"):
             raise SpecError("device or n_gpus is blank")
         value, (low, high) = predict_samples_per_s(row), INTERVAL
@@ -318,7 +318,7 @@ STEP_INTERVAL = (0.7, 1.5)
 
 
 def parse_degrees(cell: object, names: tuple[str, ...]) -> dict[str, int]:
-    """Parse the parallel degrees of a layout such as ``[1,1,16,16,n/a]`` in the order of ``names``; 1 if not stated.
+    """Parse the parallel degrees of a layout such as ``[1,1,16,16,n/a]``, in the order of ``names``; ``n/a`` becomes 1.
 
     >>> parse_degrees("[2,2,16,8,n/a]", ("tp", "cp", "ep", "pp", "vpp"))
     {'tp': 2, 'cp': 2, 'ep': 16, 'pp': 8, 'vpp': 1}
@@ -348,7 +348,7 @@ class ReinforcementStepTable(RunTable):
     used_for_fitting = False
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the time of a row's step [s]; the baseline is tokens of rollouts per GPU at one constant rate."""
+        """Predict the time of a reinforcement-learning step [s]; the baseline is rollout tokens per GPU."""
         from paleo.studies.reinforcement import ReinforcementQuestion, rank_learning_steps
 
         needed = ("system", "model", "n_gpus", "max_sequence", "mean_sequence", "training_batch", "generation_batch")

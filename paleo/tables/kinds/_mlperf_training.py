@@ -57,7 +57,7 @@ DEEPSPEED_DTYPE = "bf16"
 
 
 def task_of_row(row: Row) -> TrainingTask:
-    """Return the catalog's training task (a network trained to a quality target) of a row's MLPerf benchmark and round.
+    """Return the training task (a network trained to a quality target) of an MLPerf submission, by benchmark and round.
 
     Raise SpecError if the catalog has none.
     """
@@ -69,7 +69,7 @@ def task_of_row(row: Row) -> TrainingTask:
 
 
 def system_of_row(row: Row) -> System:
-    """Return the system of a submission, with the row's device and devices per node, and a network between nodes."""
+    """Build the system of an MLPerf submission, with its device and devices per node, and a network between nodes."""
     device, gpus, nodes = str(row["device"]), integer_cell(row, "n_gpus"), integer_cell(row, "nodes", 1)
     name = str(row["system"]) if has_value(row, "system") else DEFAULT_SYSTEMS.get(device, "pcie4-8gpu")
     name = SUBSTITUTE_SYSTEMS.get(name, name)
@@ -101,11 +101,11 @@ def system_of_row(row: Row) -> System:
 
 
 def gpus_that_train(row: Row, rows: float, task: TrainingTask) -> tuple[int, dict[str, str]]:
-    """Return (number of GPUs that train, options of the run that spread one sample over several GPUs).
+    """Determine how an MLPerf submission spreads its batch: (GPUs that train, `Run` options that split a sample).
 
-    If a batch has fewer input ``rows`` (packed sequences or images) than GPUs and the row states no degrees, several
-    GPUs share a sample. A language model takes up to eight tensor-parallel ranks, a volume up to four spatial ranks
-    (TPUs: up to 16, also for images). Otherwise as many GPUs train as divide the batch, and the others evaluate.
+    If a batch has fewer input ``rows`` (packed sequences or images) than GPUs and no degrees are stated, several GPUs
+    share a sample. A language model takes up to eight tensor-parallel ranks, a volume up to four spatial ranks (TPUs:
+    up to 16, also for images). Otherwise as many GPUs train as divide the batch, and the others evaluate.
     """
     gpus = integer_cell(row, "n_gpus")
     if rows >= gpus or any(has_value(row, axis) for axis in ("tp", "pp", "cp")):
@@ -121,7 +121,7 @@ def gpus_that_train(row: Row, rows: float, task: TrainingTask) -> tuple[int, dic
 
 
 def on_tpu(row: Row) -> bool:
-    """Return True if a row's device is a TPU."""
+    """Return True if the device of a measured run is a TPU."""
     return str(row.get("device", "")).startswith("tpu")
 
 
@@ -139,10 +139,11 @@ PAIRS_PER_ROW = 4590101.0 / 566340.0
 
 
 def samples_of_cell(row: Row, column: str) -> float:
-    """Return a cell of samples, or of samples per batch, in the unit in which the task counts samples; nan if empty.
+    """Convert a cell of an MLPerf submission to samples as its task counts them; nan if empty.
 
-    The Transformer's batches count tokens on GPUs and packed rows on TPUs; samples fewer than an epoch count packed
-    rows, too. Recommenders' logs of v0.7 on TPUs count evaluations in place of epochs.
+    Columns are samples to target or samples per batch. The Transformer's batches count tokens on GPUs and packed rows
+    on TPUs; samples fewer than an epoch count packed rows, too. Recommenders' logs of v0.7 on TPUs count evaluations in
+    place of epochs.
     """
     value = float(row[column]) if has_value(row, column) else float("nan")
     task = task_of_row(row)
@@ -159,7 +160,7 @@ def samples_of_cell(row: Row, column: str) -> float:
 
 
 def boolean_cell(row: Row, key: str, default: bool) -> bool:
-    """Read a cell that says yes or no, in words or as a number; ``default`` if it is empty.
+    """Read a cell of a table row that says yes or no, in words or as a number; ``default`` if the cell is empty.
 
     >>> boolean_cell({"sp": "True"}, "sp", False), boolean_cell({"sp": 0.0}, "sp", True), boolean_cell({}, "sp", True)
     (True, False, True)
@@ -168,7 +169,7 @@ def boolean_cell(row: Row, key: str, default: bool) -> bool:
 
 
 def strategy_of_row(row: Row, gpus: int, software: SoftwareProfile) -> str:
-    """Build the strategy string (such as ``tp=8,pp=4``) of a submission's run from its row.
+    """Build the strategy string (such as ``tp=8,pp=4``) of an MLPerf submission's run.
 
     The data-parallel degree is ``gpus`` over the product of the other degrees. Optimizer sharding and sequence
     parallelism follow the row's cells, else the software's default. Virtual stages are 1 unless stated.
@@ -183,7 +184,7 @@ def strategy_of_row(row: Row, gpus: int, software: SoftwareProfile) -> str:
 
 
 def run_options_of_row(row: Row, task: TrainingTask, gpus: int) -> dict[str, Any]:
-    """Return the `Run` options that a submission's row states: dtype, strategy and microbatch, by field name."""
+    """Return the `Run` options that an MLPerf submission states: dtype, strategy and microbatch, by field name."""
     options: dict[str, Any] = {}
     if on_tpu(row) or has_value(row, "dtype"):
         options["dtype"] = TPU_DTYPE if on_tpu(row) else str(row["dtype"])
@@ -276,11 +277,11 @@ class NetworkStepTable(RunTable):
     """Abstract base of tables of training steps, some rows of which are from submissions to MLPerf Training."""
 
     def system(self, row: Row) -> System:
-        """Return the system on which a row ran, by `system_of`."""
+        """Build the system on which a measured training step ran, by `system_of`."""
         return system_of(row)
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the step time of a row [s]: by its task for a submission to MLPerf, else by `predict_network_row`."""
+        """Predict a measured training step [s]: by its task for an MLPerf submission, else by `predict_network_row`."""
         submission = submission_of(row)
         if submission is None:
             return self.predict_network_row(row, software)
@@ -295,7 +296,7 @@ class NetworkStepTable(RunTable):
 
     @abstractmethod
     def predict_network_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the step time [s] of a row that is no MLPerf submission, from its network and run."""
+        """Predict the step time [s] of a measured run that is no MLPerf submission, by its network and options."""
 
 
 #: Seconds of a minute.
@@ -323,21 +324,21 @@ class MlperfTrainingTable(RunTable):
     used_for_fitting = False
 
     def system(self, row: Row) -> System:
-        """Return the system of a submission, by `system_of_row`."""
+        """Build the system of an MLPerf submission, by `system_of_row`."""
         return system_of_row(row)
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the time to target of a row [s]; the baseline is the time of all samples' model FLOP at peak."""
+        """Predict the time to target of an MLPerf submission [s]; the baseline is all samples' model FLOP at peak."""
         point = target_of_row(row, self.calibration_of(self.system(row)))
         low, high = point.interval
         ideal = peak_step_time(point.prediction) * point.samples / point.global_batch
         return RowPrediction(point.seconds, low, high, ideal, point.prediction.system.device.name, point.task.name)
 
     def further_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
-        """Return (predicted, measured) of step time ``step`` [s], ``samples`` to target and total ``evaluation`` time
-        [s].
+        """Compute (predicted, measured) step time [s], samples to target and total evaluation time [s] of MLPerf
+        submissions.
 
-        Arrays have shape (rows,); nan where either value is missing.
+        Keys are ``step``, ``samples`` and ``evaluation``. Arrays have shape (rows,); nan where either value is missing.
         """
         points = [self._point(row) for row in row_dicts(frame)]
         measured = {
@@ -361,14 +362,14 @@ class MlperfTrainingTable(RunTable):
             return None
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Predict the rows of this table; copies of another row's log are left out with that reason."""
+        """Predict the time to target of MLPerf submissions; copies of another submission's log are left out."""
         predictions = super().predict(frame)
         predictions.failure_reasons[repeated_rows(frame)] = "repeats the log of another row"
         return predictions
 
 
 def _samples(row: Row) -> float:
-    """Return a row's measured samples to the target, in the unit of its task; nan if not known."""
+    """Return the measured samples to target of an MLPerf submission, as its task counts them; nan if not known."""
     try:
         return samples_of_cell(row, "samples_to_target")
     except (PaleoError, ValueError, KeyError):
@@ -376,7 +377,10 @@ def _samples(row: Row) -> float:
 
 
 def repeated_rows(frame: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return a mask of rows that repeat an earlier row's benchmark, round, device, count, samples and minutes."""
+    """Return a mask of MLPerf submissions that repeat an earlier row's log, shape (rows,).
+
+    Such rows agree in benchmark, round, device, number of GPUs, batch, samples and minutes.
+    """
     same = ["benchmark", "round", "device", "n_gpus", "global_batch", "samples_to_target", "minutes_to_target"]
     known = [name for name in same if name in frame.columns]
     return frame.duplicated(known).to_numpy()
@@ -390,9 +394,7 @@ SCORE_DTYPE = "fp16"
 
 
 def device_peaks(devices: pd.Series[str]) -> Array:
-    """Look up the peak FLOP/s (fp16, else bf16) of each row's device, shape (rows,); nan for devices that the catalog
-    lacks.
-    """
+    """Look up the peak FLOP/s (fp16, else bf16) of devices by name; nan for devices that the catalog lacks."""
 
     def peak(name: str) -> float:
         try:
@@ -408,7 +410,7 @@ def device_peaks(devices: pd.Series[str]) -> Array:
 
 
 def _work(frame: pd.DataFrame) -> Array:
-    """Compute minutes x GPUs x peak FLOP/s of each row, a proxy for the work of its run."""
+    """Compute minutes x GPUs x peak FLOP/s of MLPerf submissions, a proxy for the work of a run, shape (rows,)."""
     minutes, gpus = (frame[name].to_numpy(dtype=np.float64) for name in ("minutes_to_target", "n_gpus"))
     return np.asarray(minutes * gpus * device_peaks(frame["device"]))
 
@@ -463,10 +465,10 @@ def constant_utilisation_minutes(frame: pd.DataFrame, other_rounds: pd.DataFrame
 
 
 def nearest_submission_minutes(frame: pd.DataFrame, other_rounds: pd.DataFrame) -> Array:
-    """Predict minutes to target from the most similar submission of other rounds, scaled by GPUs and peak, as a
-    baseline.
+    """Predict minutes to target from the most similar submission of other rounds, as a baseline.
 
-    Most similar is a row of the same device with the nearest number of GPUs.
+    Most similar is a row of the same device with the nearest number of GPUs. Its minutes are scaled by GPUs and peak
+    FLOP/s.
 
     Parameters
     ----------
@@ -496,7 +498,7 @@ OTHER_DEVICE_PENALTY = 10.0
 
 
 def left_out_baselines(frame: pd.DataFrame) -> pd.DataFrame:
-    """Predict minutes to target of each row by three baselines, from all other rounds of its benchmark.
+    """Predict minutes to target of MLPerf submissions by three baselines, from all other rounds of their benchmarks.
 
     Parameters
     ----------

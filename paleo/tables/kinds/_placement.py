@@ -80,7 +80,7 @@ class PairNetwork:
 
     @classmethod
     def of(cls, rows: pd.DataFrame) -> PairNetwork:
-        """Build the network from the rows of ``placement_networks.csv`` that describe it (one pair of groups a row)."""
+        """Build the network from its rows of ``placement_networks.csv``, one pair of groups of ranks per row."""
         ranks = int((rows["first_rank_a"] + rows["ranks_a"]).max())
         rates, shared = np.zeros((ranks, ranks)), np.zeros((ranks, ranks), dtype=bool)
         group = np.arange(ranks)
@@ -119,12 +119,12 @@ class PairNetwork:
 
 @dataclass(frozen=True, slots=True)
 class _Pipelines:
-    """Pipeline-parallel run of one row.
+    """Pipeline-parallel run of a measured step: sizes and times that do not depend on the placement of ranks.
 
     ``compute_time``: time in which a stage computes a microbatch [s]. ``boundary_bytes``: activations that a rank sends
-    to the next stage [byte]. ``gradient_bytes``: gradients of a rank [byte]. ``microbatches``, ``stages``,
-    ``tensor_parallel_ranks``: their numbers. ``waited_transfer_fraction``: share of its transfers for
-    which a stage waits [-].
+    to the next stage [byte]. ``gradient_bytes``: gradients of a rank [byte]. ``microbatches``, ``stages`` and
+    ``tensor_parallel_ranks`` are counts. ``waited_transfer_fraction``: share of its transfers for which a stage waits
+    [-].
     """
 
     compute_time: float
@@ -136,7 +136,9 @@ class _Pipelines:
     waited_transfer_fraction: float
 
     def step_time(self, network: PairNetwork, grid: RankGrid) -> float:
-        """Compute the step time [s] with ranks placed as in ``grid``, shape (stages, pipelines)."""
+        """Compute the step time [s] of a pipeline-parallel run with ranks placed as in ``grid``, shape (stages,
+        pipelines).
+        """
         waited = np.zeros(grid.shape)
         for source, target in ((grid[:-1], grid[1:]), (grid[1:], grid[:-1])):
             seconds = network.transfer_times(source.ravel(), target.ravel(), self.boundary_bytes).reshape(source.shape)
@@ -164,7 +166,7 @@ def _packed(ranks: int, shape: tuple[int, int]) -> RankGrid:
 
 
 def _scheduled_step_seconds(network: PairNetwork, work: _Pipelines, shape: tuple[int, int]) -> float:
-    """Compute the step time [s] after a search for a good placement of ranks.
+    """Compute the step time [s] of a pipeline-parallel run after a search for a good placement of ranks.
 
     The search starts from the better of two rank orders and keeps those random swaps of two ranks that shorten the
     step.
@@ -183,7 +185,7 @@ def _scheduled_step_seconds(network: PairNetwork, work: _Pipelines, shape: tuple
 
 
 def _random_step_seconds(network: PairNetwork, work: _Pipelines, shape: tuple[int, int]) -> float:
-    """Compute the mean step time over random placements of the ranks [s]."""
+    """Compute the mean step time [s] of a pipeline-parallel run over random placements of its ranks."""
     random, ranks = np.random.default_rng(0), shape[0] * shape[1]
     draws = [random.permutation(ranks).reshape(shape) for _ in range(DRAWS)]
     return float(np.mean([work.step_time(network, grid) for grid in draws]))
@@ -206,7 +208,10 @@ class PlacementTable(QuantityTable):
     measured_column = "step_s"
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Predict the rows of this table, on the networks that ``placement_networks.csv`` beside it describes."""
+        """Predict training steps under rank placements.
+
+        The file ``placement_networks.csv`` in the folder of the table describes the networks.
+        """
         path = Path(str(frame.attrs.get("path", ""))).parent / NETWORKS_FILE
         described = read_table(path) if is_file(path) else pd.DataFrame({"network": []})
         self._networks = {str(name): PairNetwork.of(rows) for name, rows in described.groupby("network")}
@@ -214,11 +219,11 @@ class PlacementTable(QuantityTable):
         return super().predict(frame)
 
     def system(self, row: Row) -> System:
-        """Return the system that consists of one rank's device."""
+        """Load a system that consists of one rank's device."""
         return load_system(str(row["device"]))
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the step time of a row under its placement (``order``) of ranks [s]."""
+        """Predict the step time of a pipeline-parallel run under its rank placement (column ``order``) [s]."""
         network, order = self._networks.get(str(row["network"])), str(row["order"])
         if network is None:
             raise SpecError(f"network {row['network']!r} is not described in a {NETWORKS_FILE} beside the table")
@@ -240,7 +245,7 @@ class PlacementTable(QuantityTable):
 
 
 def _pipelines(row: Row, compute: float) -> _Pipelines:
-    """Build the pipelines of a row: compute time of a stage, bytes that ranks send, numbers of microbatches and stages.
+    """Build the pipeline-parallel run of a measured step: times, bytes that ranks send, microbatches and stages.
 
     Each tensor-parallel rank sends its share of an activation, as Megatron scatters activations. Gradients are those of
     the first stage, with the embedding. ``compute`` is the time in which a stage computes a microbatch [s].
@@ -315,11 +320,11 @@ class RailTable(QuantityTable):
     measured_column = "bytes_per_s_per_gpu"
 
     def system(self, row: Row) -> System:
-        """Return the system that the row names."""
+        """Load the system that a row of measured messages names."""
         return load_system(str(row["system"]))
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the rate at which one GPU sends a row's message [byte/s]."""
+        """Predict the rate at which one GPU sends messages to another node of a rail network [byte/s]."""
         system, peers = self.system(row), str(row["peers"])
         if peers not in PEER_PATTERNS:
             raise SpecError(f"peers: {peers!r} is none of these; {suggest_names(peers, PEER_PATTERNS)}")
@@ -346,7 +351,7 @@ def _message_time(fabric: FabricParameters, peers: str, nodes: float, wire: floa
     fabric : FabricParameters
         Calibrated parameters of the network between nodes.
     peers : str
-        Whom each GPU sends to, such as ``rail-aligned``.
+        Peers that each GPU sends to: ``rail-aligned`` (same GPU index) or ``cross-rail`` (all).
     nodes : float
         Number of nodes.
     wire : float

@@ -78,7 +78,7 @@ SIZES_IN_NOTES = (
 
 
 def network_of(row: Row) -> tuple[ModelSpec, Sizes]:
-    """Find the network that a row measured: (catalog model, parameters that give it the row's sizes).
+    """Find the network of a measured training run: (catalog model, parameters that give the model the run's sizes).
 
     Sizes come from the row's columns. If the row's name is that of a catalog network, empty cells take the catalog's
     sizes.
@@ -145,7 +145,7 @@ def _plain(name: object) -> str:
 
 
 def _by_columns(row: Row) -> str:
-    """Choose a catalog model by a row's columns (experts, gated MLP, KV heads) if its network name is unknown."""
+    """Choose a catalog model for a measured run of unknown name, by its experts, gated MLP and KV heads."""
     if integer_cell(row, "n_experts", 0) > 1:
         return "mixtral-8x7b"
     if integer_cell(row, "gated_mlp", 0) > 0:
@@ -155,10 +155,10 @@ def _by_columns(row: Row) -> str:
 
 
 def _size(row: Row, column: str, parameter: str, model: ModelSpec) -> Sizes:
-    """Read one size of a row's network as {parameter: size}.
+    """Read one size of a measured network as {parameter: size}; {} if the catalog model's value stays.
 
-    Empty ``kv_heads`` means as many as heads. {} if the catalog computes an empty size from others, or if a mixture's
-    row gives the width of its dense layers instead of its experts.
+    Empty ``kv_heads`` means as many as heads. The catalog's value stays if it is computed from others and the cell is
+    empty. It also stays if a mixture's row gives the width of its dense layers instead of its experts.
     """
     if column == "kv_heads":
         return {parameter: integer_cell(row, column, integer_cell(row, "heads"))}
@@ -178,9 +178,10 @@ def _noted(row: Row, model: ModelSpec) -> Sizes:
 
 
 def _habits(name: str, family: str, sizes: Sizes) -> Sizes:
-    """Return parameters that a network's usual training fixes: sequence-long positions, BERT's predictions, dropout.
+    """Return model parameters that a network's usual training fixes: positions, BERT's predictions, dropout.
 
-    BERT predicts every token of the sequence. GPT-2-like networks have dropout 0.1, MPT none.
+    Positions are as many as the sequence is long. BERT predicts every token of the sequence. GPT-2-like networks have
+    dropout 0.1, MPT none.
     """
     habits: Sizes = {"positions": sizes["seq"]} if family in ("gpt2", "bert_large") else {}
     habits |= {"predictions": sizes["seq"]} if family == "bert_large" else {}
@@ -211,7 +212,7 @@ OFFLOADED_STATES = {"zero3-offload": "optimizer,gradients,parameters"}
 
 
 def system_of(row: Row) -> System:
-    """Return the system on which a row of this table ran.
+    """Build the system on which a measured transformer run ran.
 
     It is the system that the row names. Otherwise it is the usual server of the row's device for several GPUs or
     offloading, else the device alone.
@@ -224,8 +225,7 @@ def system_of(row: Row) -> System:
 
 
 def offloaded_parts(row: Row) -> str:
-    """List the states of a row's run that live in host memory, as ``optimizer,gradients,parameters,activations``; or
-    "none".
+    """List the states of a measured run that live in host memory, such as ``optimizer,gradients``; "none" if none do.
 
     Rows that name the optimizer alone also offload gradients, as DeepSpeed's offload_optimizer does. Activations are
     offloaded if the notes give a number of layers.
@@ -246,8 +246,7 @@ def _sharding(row: Row) -> str:
 
 
 def strategy_of(row: Row, software: SoftwareProfile) -> str:
-    """Convert a row's parallel degrees, sharding and sequence parallelism to a strategy string such as
-    ``tp=8,pp=4,zero=1,sp``.
+    """Build the strategy string (such as ``tp=8,pp=4,zero=1,sp``) of a measured training run.
 
     Empty cells for sharding and sequence parallelism take the default of the software profile.
     """
@@ -287,13 +286,13 @@ MOST_CHUNKS = 12
 
 
 def chunks_of(row: Row, software: SoftwareProfile) -> int:
-    """Return the number of chunks (virtual pipeline stages) per stage of a row's run.
+    """Return the number of chunks (virtual pipeline stages) per stage of a measured training run.
 
     If the row does not say and the software usually interleaves, it is the largest number up to `MOST_CHUNKS` that
     divides a stage's layers. Microbatches must then be a multiple of the stages; otherwise it is 1.
 
     Recipes that state their chunks cut nearly as fine. The published MFU of Megatron-Core's strong scaling falls from
-    47 to 42 % down to 12 microbatches on 6 stages, where one chunk per stage would leave 29 % idle.
+    47 to 42 % down to 12 microbatches on 6 stages. One chunk per stage would leave 29 % idle there.
     """
     stages, layers = integer_cell(row, "pp", 1), integer_cell(row, "layers", 0)
     if stages == 1 or has_value(row, "vp") or not software.parallelism.interleaves:
@@ -307,11 +306,10 @@ def chunks_of(row: Row, software: SoftwareProfile) -> int:
 
 
 def _folded(row: Row, software: SoftwareProfile) -> list[str]:
-    """Return the tensor-parallel degree of experts as strategy terms: ``["etp=1"]``, another degree, or [] for tp's
-    degree.
+    """Return the tensor-parallel degree of a run's experts as strategy terms: ``["etp=1"]``, another degree, or [].
 
-    It is the row's cell, else the software's default. It is 1 if the expert-parallel ranks do not divide the
-    data-parallel ranks, so that they span tp and cp ranks too.
+    [] means the tensor-parallel degree of the other layers. The degree is the row's cell, else the software's default.
+    It is 1 if expert-parallel ranks do not divide data-parallel ranks, so that they span tp and cp ranks too.
     """
     experts = integer_cell(row, "ep", 1)
     if experts == 1:
@@ -323,8 +321,9 @@ def _folded(row: Row, software: SoftwareProfile) -> list[str]:
 
 
 def without_update(row: Row) -> bool:
-    """Return True if a row's iteration time is only the forward plus backward time that its notes give (no optimizer
-    update).
+    """Return True if a measured iteration time excludes the optimizer update.
+
+    The time is then the sum of the forward and backward times in the row's notes.
     """
     stated = re.search(r"fw ([\d.]+) ms, bw ([\d.]+) ms", str(row.get("notes", "")))
     return stated is not None and abs(sum(map(float, stated.groups())) - float(row["iteration_ms"])) < 0.1
@@ -342,7 +341,7 @@ TILED_LOSS_SOFTWARE = ("deepspeed", "huggingface", "transformers")
 
 
 def loss_kernels(row: Row) -> CrossEntropyImplementation | None:
-    """Return the cross-entropy implementation of a row's run: "fused", "tiled" (fused with the output layer), or None.
+    """Return the cross-entropy kernel of a measured run: "fused", "tiled" (fused with the output layer), or None.
 
     >>> loss_kernels({"cross_entropy": "fused", "software": "deepspeed"}), loss_kernels({"cross_entropy": "fused"})
     ('tiled', 'fused')
@@ -355,7 +354,7 @@ def loss_kernels(row: Row) -> CrossEntropyImplementation | None:
 
 
 def run_of(row: Row, profile: str | None = None, sizes: Mapping[str, int | float | str] | None = None) -> Run:
-    """Convert a table row to the `Run` that it describes, for a prediction of its step or memory.
+    """Convert a table row of a measured training run to a `Run`, for a prediction of its step time or memory.
 
     ``profile`` is the software profile and ``sizes`` the network's parameters; by default both come from the row.
     Recomputation that is not stated takes the software's default. Models marked ``[LoRA]`` train adapters only
@@ -397,7 +396,8 @@ def _stated(row: Row, column: str) -> str:
 
 
 def _modules(row: Row) -> tuple[str, ...]:
-    """Return the modules that a row's selective recomputation recomputes, such as ``("layernorm", "moe_act")``.
+    """Return the modules that a measured run recomputes under selective recomputation, such as ``("layernorm",
+    "moe_act")``.
 
     They come from the row's column or its notes. If the row states no recomputation at all, they come from its known
     recipe.
@@ -411,7 +411,7 @@ def _modules(row: Row) -> tuple[str, ...]:
 
 
 def recompute_of(row: Row, software: SoftwareProfile) -> str:
-    """Return the recompute policy of a row's run: as stated, else that of its known recipe, else the software's
+    """Return the recompute policy of a measured run: as stated, else from its known recipe, else the software's
     default.
     """
     usual = known_recipe(row)
@@ -424,7 +424,7 @@ def recompute_of(row: Row, software: SoftwareProfile) -> str:
 def prediction_of(
     row: Row, software: SoftwareProfile | None = None, calibration: Calibration | None = None
 ) -> Prediction:
-    """Predict the run that a row describes, with its network, system and software profile."""
+    """Predict the measured training run that a table row describes, with its network, system and software profile."""
     model, _ = network_of(row)
     run = run_of(row)
     return predict_fitting_run(
@@ -433,8 +433,9 @@ def prediction_of(
 
 
 def software_of_row(row: Row, software: SoftwareProfile) -> SoftwareProfile:
-    """Adjust a software profile to a row: ``overlap`` = off disables overlap of gradients, parameter gathers and tp
-    collectives.
+    """Adjust a software profile to a measured run: a row with ``overlap`` = off has no communication overlap.
+
+    Overlap of gradients, parameter gathers and tensor-parallel collectives is disabled.
     """
     if _stated(row, "overlap") != "off":
         return software
@@ -460,7 +461,7 @@ def predict_fitting_run(
     software: SoftwareProfile | None = None,
     calibration: Calibration | None = None,
 ) -> Prediction:
-    """Predict a run that must fit in memory, because it was measured.
+    """Predict a measured training run, which must have fitted in memory, with recomputation where needed.
 
     If the row does not state recomputation and the predicted memory exceeds the device by `FOOTPRINT_ERROR_FACTOR`,
     more recomputation is assumed. Selective is tried before full. Full recomputation covers as few layers as fit if the
@@ -487,7 +488,7 @@ def predict_fitting_run(
 
 
 class TransformerStepTable(RunTable):
-    """Table of training steps of transformers, one per row."""
+    """Table of measured training steps of transformers, one run per row; the measured value is the step time."""
 
     name = "llm_iterations"
     identifying_columns = frozenset(
@@ -507,18 +508,20 @@ class TransformerStepTable(RunTable):
     )
 
     def system(self, row: Row) -> System:
-        """Return the system on which a row ran, by `system_of`."""
+        """Build the system on which a measured transformer run ran, by `system_of`."""
         return system_of(row)
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the step time of a row [s], without the optimizer update if only forward and backward were timed."""
+        """Predict the step time of a measured transformer run [s], without the update if only forward and backward were
+        timed.
+        """
         prediction = prediction_of(row, software, self.calibration_of(self.system(row)))
         return row_prediction(
             prediction, prediction.step_time - (prediction.breakdown.optimizer if without_update(row) else 0.0)
         )
 
     def predict_memory(self, row: Row) -> Footprint:
-        """Predict the memory of a row's run on its fullest GPU, by part [byte]."""
+        """Predict the memory of a measured transformer run on its fullest GPU, by part [byte]."""
         return prediction_of(row).memory
 
 
@@ -558,7 +561,7 @@ class MoeRecipe:
 
 
 def moe_recipe_of(row: Row) -> MoeRecipe:
-    """Return the mixture-of-experts settings of a row: dispatcher, overlap, CUDA graph and token dropping.
+    """Return the mixture-of-experts settings of a measured run: dispatcher, overlap, CUDA graph and token dropping.
 
     Settings that the row does not state take the defaults of recent recipes.
     """
@@ -579,11 +582,11 @@ def moe_recipe_of(row: Row) -> MoeRecipe:
 
 
 class KnownRecipe(NamedTuple):
-    """Published training recipe of a framework for one network, used for rows that do not state its settings.
+    """Published training recipe of a framework for one network, for measured runs that do not state its settings.
 
-    A row matches by ``software`` and ``network`` (words of its framework and model) and by ``degrees`` (parallel
-    degrees). ``recompute`` and ``recomputed_modules`` are its recompute policy, ``main_gradients`` the format of its
-    gradients. ``offload_layers`` is the number of layers whose activations go to host memory.
+    ``software`` and ``network`` are words of a row's framework and model, ``degrees`` its parallel degrees.
+    ``recompute`` and ``recomputed_modules`` are the recompute policy, ``main_gradients`` is the format of gradients.
+    ``offload_layers`` is the number of layers whose activations go to host memory.
     """
 
     software: str
@@ -607,7 +610,7 @@ RECIPES = (
 
 
 def known_recipe(row: Row) -> KnownRecipe | None:
-    """Find the framework's published recipe that matches a row's network and parallel degrees; None if there is none.
+    """Find the framework's published recipe of a measured run, by network and parallel degrees; None if there is none.
 
     >>> row = {"framework": "Megatron-Bridge 0.4.2", "model": "DeepSeek-V3", "pp": 8, "ep": 32}
     >>> known_recipe(row).recompute, known_recipe({**row, "pp": 16})
@@ -622,7 +625,7 @@ def known_recipe(row: Row) -> KnownRecipe | None:
 
 
 def recomputed_layers(row: Row) -> int | None:
-    """Return the number of layers that a row's full recomputation covers, from its notes; None for all layers.
+    """Return the number of layers that a measured run recomputes in full, from the row's notes; None for all layers.
 
     >>> recomputed_layers({"recompute": "full", "notes": "recompute_num_layers=5"})
     5
@@ -633,8 +636,9 @@ def recomputed_layers(row: Row) -> int | None:
 
 
 def offloaded_layers(row: Row) -> int | None:
-    """Return the number of layers whose activations go to host memory, from a row's notes or its known recipe; None for
-    no layer.
+    """Return the number of layers whose activations a measured run keeps in host memory; None for no layer.
+
+    The number comes from the row's notes, else from its known recipe.
 
     >>> offloaded_layers({"notes": "cpu_offloading_num_layers=40"}), offloaded_layers({"notes": "recipe"})
     (40, None)
@@ -654,17 +658,15 @@ SCALING_OF_WORD: dict[str, Scaling] = {
 
 
 def scaling_of(row: Row) -> Scaling | None:
-    """Return how a row's run scales low-precision operands (mxfp8, nvfp4, …), by ``dtype_reported``; None if not
-    stated.
+    """Return how a measured run scales low-precision operands (mxfp8, nvfp4, …), by ``dtype_reported``; None if
+    unknown.
     """
     reported = str(row.get("dtype_reported", "")).lower()
     return next((scaling for words, scaling in SCALING_OF_WORD.items() if words in reported), None)
 
 
 def _stated_recipe(row: Row, column: str, setting: str) -> str:
-    """Read a setting from a row's column, or from its notes (``cuda_graph_impl=full_iteration``); '' if neither states
-    it.
-    """
+    """Read a setting of a measured run from its column or notes (``cuda_graph_impl=full_iteration``), else ''."""
     if has_value(row, column):
         return str(row[column]).strip().lower()
     quoted = re.search(rf"{setting}=(\w+)", str(row.get("notes", "")))
@@ -672,8 +674,9 @@ def _stated_recipe(row: Row, column: str, setting: str) -> str:
 
 
 def _usual_recipe(row: Row) -> MoeRecipe:
-    """Return the mixture-of-experts settings that recipes since `WHOLE_ITERATIONS` use if one NVLink domain holds all
-    experts.
+    """Return the usual mixture-of-experts settings of a recent run whose experts all lie in one NVLink domain.
+
+    Recipes of NeMo's container from release `WHOLE_ITERATIONS` on use them; earlier runs get no settings.
     """
     released = re.match(r"2\d\.\d\d", str(row.get("release", "")))
     if released is None or released.group() < WHOLE_ITERATIONS or not has_value(row, "system"):
@@ -688,7 +691,7 @@ def _usual_recipe(row: Row) -> MoeRecipe:
 
 
 def reported_memory_bytes(row: Row, memory: Footprint) -> float:
-    """Select the memory [byte] that a row's number counts, by its column ``what``.
+    """Select the memory [byte] that a measured number counts, by the row's column ``what``.
 
     It is used memory for nvidia-smi, reserved memory for torch's max_memory_reserved, else allocated memory.
     """
@@ -702,15 +705,16 @@ FIRST_PROCESS_REPORTERS = ("nanotron",)
 
 
 def reported_footprint(row: Row, prediction: Prediction) -> Footprint:
-    """Select the memory footprint of the GPU that a row reports: the fullest GPU, or rank 0 for software that logs
-    there.
+    """Select the memory footprint of the GPU that a measured number is from.
+
+    It is the fullest GPU, or rank 0 for software that logs the memory of its first process.
     """
     own_report = prediction.run.software in FIRST_PROCESS_REPORTERS and "max" not in str(row.get("what", "")).lower()
     return prediction.stage_footprint(0) if own_report else prediction.memory
 
 
 class MemoryTable(RunTable):
-    """Table of measured GPU memory, one run per row; the value is that of the fullest GPU or of the reporting rank
+    """Table of measured GPU memory, one training run per row; the value is that of the fullest or the reporting GPU
     [byte].
     """
 
@@ -730,12 +734,11 @@ class MemoryTable(RunTable):
     used_for_fitting = False
 
     def system(self, row: Row) -> System:
-        """Return the system on which a row ran, by `system_of`."""
+        """Build the system on which a measured run ran, by `system_of`."""
         return system_of(row)
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the memory of a row's reported GPU [byte], counted as the row's tool counts
-        (`reported_memory_bytes`).
+        """Predict the measured GPU memory of a training run [byte], counted as the reporting tool counts.
 
         The baseline is parameters, gradients and optimizer states alone.
         """
@@ -745,7 +748,7 @@ class MemoryTable(RunTable):
         return RowPrediction(size, 0.8 * size, 1.25 * size, states, device, prediction.run.software)
 
     def further_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
-        """Return predicted and measured reserved memory [byte] of rows whose notes have it (``70.88 GiB reserved``)."""
+        """Compute (predicted, measured) memory reserved by torch's allocator [byte], for rows whose notes have it."""
         sizes = np.full((2, len(frame)), np.nan)
         for index, row in enumerate(row_dicts(frame)):
             stated = re.search(r"([\d.]+) GiB reserved", str(row.get("notes", "")))
@@ -754,11 +757,13 @@ class MemoryTable(RunTable):
         return {"reserved by the allocator": (sizes[0], sizes[1])}
 
     def predict_memory(self, row: Row) -> Footprint:
-        """Predict the memory of a row's run on its fullest GPU, by part [byte]."""
+        """Predict the memory of a measured training run on its fullest GPU, by part [byte]."""
         return self._prediction(row, None).memory
 
     def software_profile(self, row: Row) -> str:
-        """Return the software profile of a row; rows that name no framework are matched by their source."""
+        """Return the software profile of a measured memory row; rows that name no framework are matched by their
+        source.
+        """
         return software_of({"framework": row.get("source", ""), **row}, "nanotron")
 
     def _prediction(self, row: Row, software: SoftwareProfile | None) -> Prediction:
@@ -768,7 +773,7 @@ class MemoryTable(RunTable):
 
 
 def _network(row: Row) -> tuple[ModelSpec, dict[str, int | float | str]]:
-    """Find the network of a memory row: by its size columns if present, else by its name in the catalog."""
+    """Find the network of a measured memory row: by its size columns if present, else by its name in the catalog."""
     if has_value(row, "layers") and has_value(row, "hidden"):
         return network_of(row)
     name = str(row["model"])
