@@ -141,7 +141,8 @@ def source_errors(files: Sequence[str], report: ProgressCallback = str) -> pd.Da
 
 
 def _left_out_errors(whole: FileReport, source: str, calibration: Calibration | None) -> ResidualErrors | None:
-    """Compute the errors on a source's rows with fits that left them out; None if that changes no prediction.
+    """Compute the errors on one source's measured rows with fits that left that source out; None if no prediction
+    changes.
 
     Refitted are the energy factors of arithmetic (``calibration``), or the engine profiles without values of the
     source.
@@ -269,7 +270,7 @@ class _Request:
         return {name: check_output_path(folder / f"{name}.yaml", option="--output-dir") for name in subjects}
 
     def write_calibrations(self, fitted: Sequence[SubjectEntry], places: Mapping[str, Path]) -> dict[str, Calibration]:
-        """Write the entries fitted so far, one calibration file per subject, and return them by subject.
+        """Write the entries fitted so far, one calibration file per device or system, and return the calibrations.
 
         Each call writes whole files. In a folder, entries of other families are kept.
 
@@ -303,9 +304,9 @@ def fit_tables(
 ) -> int:
     """Fit calibrations to measured tables and write the calibration files (``paleo calibrate --fit``).
 
-    The kind of table decides what is written. Kernels and power: one calibration file per device or system. Steps: a
-    software profile each, or with ``only`` the links of systems, the intervals of steps, the energy factors of
-    arithmetic, or the overlap of CPU and GPU in MoE steps. MLPerf tables: task files.
+    The kind of table decides what is written. Kernels and power: one calibration file per device or system. Training
+    steps: software profiles. With ``only``, training steps give links of systems, intervals of step times, energy
+    factors of arithmetic, or the overlap of CPU and GPU in MoE steps. MLPerf tables: task files.
 
     Parameters
     ----------
@@ -374,7 +375,7 @@ def fit_tables(
 
 
 def _column_names(file: str) -> frozenset[str]:
-    """Return the column names of a table file; an empty set if it cannot be read (later steps report why)."""
+    """Read the column names of a measured table; an empty set if the file cannot be read (later steps report why)."""
     try:
         return frozenset(pd.read_csv(file, nrows=0, compression="infer").columns)
     except (OSError, EOFError, ValueError):
@@ -670,7 +671,9 @@ def _print_calibrations(written: Mapping[str, Calibration], places: Mapping[str,
 
 @contextmanager
 def _progress(count: int) -> Iterator[Callable[[Any], object]]:
-    """Show a progress bar on stderr; yields a function that is called with each job, or its label, as it starts."""
+    """Show a progress bar on stderr for ``count`` fits; yields a function to call with each fit, or its label, at its
+    start.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -734,7 +737,7 @@ def calibrate_device(
     Raises
     ------
     SpecError
-        If an argument is out of range, or the device is not there or not known.
+        If an argument is out of range, or the device is missing or unknown.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -767,7 +770,7 @@ def calibrate_device(
 
 
 def world_size() -> int:
-    """Return the number of processes of this job, as ``torchrun`` says; 1 without it."""
+    """Return the number of processes of this job from ``torchrun``'s environment variable; 1 without torchrun."""
     text = os.environ.get("WORLD_SIZE", "1")
     if not text.isdecimal() or not 1 <= len(text) <= 9:
         raise SpecError(
@@ -779,7 +782,7 @@ def world_size() -> int:
 def benchmark_collectives(
     *, device: str = "cuda", system: str | None = None, output_dir: str = ".", today: str | None = None
 ) -> int:
-    """Measure collectives in a job that ``torchrun`` started, one process per GPU.
+    """Benchmark collectives in a job that ``torchrun`` started, one process per GPU, and write a measured table.
 
     Parameters
     ----------

@@ -489,11 +489,11 @@ class DeviceBench:
 
     @property
     def on_cuda(self) -> bool:
-        """True if the device is a CUDA device."""
+        """True if the benchmarked device is a CUDA device."""
         return bool(self.device.type == "cuda")
 
     def measure(self, point: BenchmarkPoint) -> dict[str, Any]:
-        """Measure the time of one kernel and return its table row.
+        """Measure the time of one kernel on the device and return its table row.
 
         Parameters
         ----------
@@ -503,7 +503,7 @@ class DeviceBench:
         Returns
         -------
         dict of str to object
-            The columns of the point, ``time_us`` (median of the samples) and how it was timed, device, versions of
+            Columns of the benchmark, ``time_us`` (median of the samples) and timing method. Also device, versions of
             library and driver, date, and the clock of the multiprocessors [MHz].
         """
         with self.torch.no_grad(), _tf32(self.torch, point.row.get("dtype") == "tf32"):
@@ -632,7 +632,7 @@ def _attention_call(
     *,
     causal: bool,
 ) -> tuple[KernelCall, list[Any]]:
-    """Build a call of scaled-dot-product attention: (call, [queries, keys, values])."""
+    """Build a call of scaled-dot-product attention to benchmark: (call, [queries, keys, values])."""
     torch, batch = bench.torch, row["batch"]
     sizes = zip((heads[0], heads[1], heads[1]), (lengths[0], lengths[1], lengths[1]), strict=True)
     inputs = [bench.random_normal(batch, count, length, width, dtype=row["dtype"]) for count, length in sizes]
@@ -711,7 +711,7 @@ _BUILDERS: Mapping[str, Callable[[DeviceBench, Mapping[str, Any]], list[KernelCa
 
 
 def import_torch() -> Any:
-    """Import torch; the SpecError raised without it says how to install it."""
+    """Import torch; raise a SpecError that says how to install torch if the import fails."""
     try:
         import torch
     except ImportError:
@@ -875,7 +875,7 @@ class MeasurementFolder:
         self._done[point.table].add(self._key(point.row))
 
     def files(self) -> list[Path]:
-        """List the CSV files of this device in the folder, sorted."""
+        """List the CSV files of the benchmarked device in the folder, sorted."""
         return sorted(self.folder.glob(f"{self.device}.*.csv"))
 
     def _header(self, path: Path) -> list[str] | None:

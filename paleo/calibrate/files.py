@@ -186,7 +186,7 @@ def is_only_option(subject: str, only: Sequence[str], free: Sequence[str]) -> bo
     Returns
     -------
     bool
-        True if the special fit is asked for.
+        True if ``only`` names the special fit.
 
     Raises
     ------
@@ -223,7 +223,7 @@ def read_step_table(file: str | Path, purpose: str, report: Callable[[str], obje
     Raises
     ------
     SpecError
-        If each row of the table is not a run.
+        If the rows of the table are not runs.
     """
     frame = usable_rows_of_table(file)
     table = find_table_kind(frame.columns)
@@ -234,7 +234,7 @@ def read_step_table(file: str | Path, purpose: str, report: Callable[[str], obje
 
 
 def _sound_rows(file: str | Path) -> pd.DataFrame:
-    """Read the rows of a table that have a measured time and a prediction, as `paleo validate` would use them."""
+    """Read the rows of a measured table that have both a time and a prediction, as ``paleo validate`` uses."""
     frame = usable_rows_of_table(file)
     measured, predictions = measure_and_predict(table_kind_of_file(file, frame), frame)
     sound: pd.DataFrame = frame[(predictions.failure_reasons == "") & np.isfinite(measured)]
@@ -302,7 +302,10 @@ def _fit_serially(work: Sequence[FitJob], report: Callable[[FitJob], object]) ->
 def _fit_in_parallel(
     work: Sequence[FitJob], processes: int, report: Callable[[FitJob], object]
 ) -> Iterator[FitResult[Any]]:
-    """Yield results in the order of the jobs; a job starts when all jobs that it depends on are finished."""
+    """Run fits in parallel and yield their results in the order of the jobs.
+
+    A job starts when all jobs that it depends on are finished.
+    """
     fitted: dict[tuple[str, str, str], Any] = {}
     waiting, results = list(range(len(work))), dict[int, FitResult[Any]]()
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
@@ -497,7 +500,7 @@ def rounded_residual(errors: ResidualErrors) -> dict[str, float]:
 
 
 def round_to_digits(value: float, digits: int = DIGITS) -> float:
-    """Round a number to some significant digits.
+    """Round a number to some significant digits, for a calibration file.
 
     Parameters
     ----------
@@ -623,7 +626,7 @@ def fit_board_power(files: Sequence[str], only: Sequence[str], date: str) -> lis
 
 
 def _predicted_rows(frame: pd.DataFrame) -> tuple[pd.DataFrame, Mapping[str, Prediction | None]]:
-    """Return (power rows that can be fitted, predictions of their runs by run key).
+    """Select power measurements that can be fitted: (rows, predictions of their runs by run key).
 
     Rows need a predictable run, a measured power and a power limit.
     """

@@ -1,8 +1,8 @@
 """Robust fits of a timing formula's parameters to measured rows, with held-out errors and a conformal interval.
 
-Parameters are searched in log space within their bounds, by least squares on log(predicted / measured) under a soft-L1
-loss, so that a few outliers do not decide the fit. Rows are split by *configuration* into three parts: to fit, to set
-the interval, and to report errors. The interval is split conformal (Papadopoulos et al., 2002; Lei et al., 2018): order
+Parameters are searched in log space within their bounds, by least squares on log(predicted / measured). A soft-L1 loss
+keeps a few outliers from deciding the fit. Rows are split by *configuration* into three parts: to fit, to set the
+interval, and to report errors. The interval is split conformal (Papadopoulos et al., 2002; Lei et al., 2018): order
 statistics of measured / predicted on rows that the fit did not see.
 """
 
@@ -87,7 +87,7 @@ class MeasuredRows:
     measured_times: Array
 
     def take(self, mask: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> MeasuredRows:
-        """Select some of these rows.
+        """Select some of the measured rows, by mask or by position.
 
         Parameters
         ----------
@@ -136,12 +136,11 @@ class FittedIntervalBin:
 
 @dataclass(frozen=True, slots=True)
 class FitResult(Generic[Parameters]):
-    """Result of a fit of parameters to measured rows.
+    """Result of a fit of a timing formula's parameters to measured rows.
 
     ``parameters``: fitted values by stack (timing method or architecture). ``uncertainty``: standard deviation of each
-    parameter's logarithm.
-    ``residual``: errors on held-out rows, of all stacks and by stack. ``interval_bins``: 90 % factors by predicted
-    time, of all stacks and by stack.
+    parameter's logarithm. ``residual``: errors on held-out rows, of all stacks and by stack. ``interval_bins``: 90 %
+    factors by predicted time, of all stacks and by stack.
     """
 
     parameters: Mapping[str, Parameters]
@@ -243,7 +242,7 @@ def split_by_configuration(
 
 
 def join_cells(frame: pd.DataFrame, columns: Sequence[str]) -> pd.Series[str]:
-    """Join the cells of some columns into one text per row; all empty cells count as equal.
+    """Join the cells of some columns into one text per row, to identify configurations; all empty cells count as equal.
 
     Parameters
     ----------
@@ -261,7 +260,7 @@ def join_cells(frame: pd.DataFrame, columns: Sequence[str]) -> pd.Series[str]:
 
 
 def sample_rows(rows: Sequence[MeasuredRows], limit: int, seed: int) -> list[MeasuredRows]:
-    """Draw rows at random, the same number from each group (or all that it has).
+    """Draw a random sample of measured rows for a fit, the same number from each group (or all rows of a small group).
 
     Parameters
     ----------
@@ -316,7 +315,7 @@ class _LogVector(Generic[Parameters]):
         Parameters
         ----------
         point : Parameters
-            Parameters of one software stack, all positive.
+            Parameters of one stack (timing method), all positive.
 
         Returns
         -------
@@ -355,7 +354,7 @@ class _LogVector(Generic[Parameters]):
         Parameters
         ----------
         key : tuple of str and (str or None)
-            Parameter and software stack of the entry; None for a parameter that all stacks share.
+            Parameter and stack (timing method) of the entry; None for a parameter that all stacks share.
 
         Returns
         -------
@@ -366,7 +365,7 @@ class _LogVector(Generic[Parameters]):
 
 
 def log_errors(kind: TimePredictor, rows: Sequence[MeasuredRows], parameters: Mapping[str, Any]) -> Array:
-    """Compute the log error of each row's predicted time, log(predicted / measured), group after group.
+    """Compute the log errors of predicted times, log(predicted / measured), over all groups of measured rows.
 
     Parameters
     ----------
@@ -392,7 +391,7 @@ def log_errors(kind: TimePredictor, rows: Sequence[MeasuredRows], parameters: Ma
 def predicted_and_measured(
     kind: TimePredictor, rows: Sequence[MeasuredRows], parameters: Mapping[str, Any]
 ) -> tuple[Array, Array]:
-    """Predict the times of all rows, and return them with the measured times.
+    """Predict the times of all measured rows with given parameters, and return them with the measured times.
 
     Parameters
     ----------
@@ -430,8 +429,8 @@ class Fit(Generic[Parameters]):
     alternative_starts : sequence of dataclass
         Further starts of searches, for nearly discrete parameters (tile sizes).
     parameters_per_stack, fixed_parameters, released_parameters : sequence of str
-        Names of parameters with one value per stack (launch costs), of parameters that stay at `start_values`, and of
-        parameters that are fitted although by default they are not.
+        Names of parameters with one value per stack (launch costs), and of parameters that stay at `start_values`.
+        Released parameters are fitted although by default they are not.
     max_training_rows : int
         Largest number of rows that a search uses.
     search_count : int
@@ -471,7 +470,9 @@ class Fit(Generic[Parameters]):
 
     @property
     def split_rows(self) -> tuple[list[MeasuredRows], list[MeasuredRows], list[MeasuredRows]]:
-        """Rows divided by configuration: (rows to fit, rows that set the interval, rows held out for the residual)."""
+        """Measured rows split by configuration: (rows to fit, rows that set the interval, rows held out for the
+        residual).
+        """
         parts = [
             split_by_configuration(group.frame, self.predictor.configuration_columns, seed=self.seed)
             if self.holds_out
@@ -689,7 +690,7 @@ class StepTimePredictor:
         self.configuration_columns, self._seconds = tuple(configuration_columns), seconds
 
     def predict_times(self, frame: pd.DataFrame, figures: Any, parameters: Any) -> Array:
-        """Predict the time of each row with trial parameters.
+        """Predict the time of each measured run with trial parameters of a fit.
 
         Parameters
         ----------

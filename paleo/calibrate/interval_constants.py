@@ -3,10 +3,10 @@
 The constants (`paleo.step.interval.IntervalParameters`) say what whole steps add to the uncertainty of kernels and
 links. They are fitted to the errors of measured steps, and tested on sources that were left out of the fit.
 
-The fit is a quantile regression (Koenker and Bassett, Regression Quantiles, Econometrica 46(1), 1978) of a row's log
-error, so that wide and narrow intervals count alike. Its smooth loss is from Zheng (Gradient Descent Algorithms for
-Quantile Regression, Int. J. of Machine Learning and Cybernetics 2, 2011). Rows of a source err together, so each source
-weighs the same.
+The fit is a quantile regression of a row's log error (Koenker and Bassett, Regression Quantiles, Econometrica 46(1),
+1978). Wide and narrow intervals count alike. The smooth loss is from Zheng (Gradient Descent Algorithms for Quantile
+Regression, Int. J. of Machine Learning and Cybernetics 2, 2011). Rows of a source err together, so each source weighs
+the same.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class StepErrors(SourceRows):
     uncertainty: Uncertainty
 
     def half_widths(self, spreads: IntervalParameters) -> Array:
-        """Compute the half-width of each row's interval on the side of its measured value.
+        """Compute the half-width of each step time's 90 % interval, on the side of the measured value.
 
         Parameters
         ----------
@@ -221,7 +221,7 @@ class IntervalConstantsFit:
     left_out_coverage: pd.DataFrame
 
     def entry(self, files: Sequence[str], date: str) -> CalibrationEntry:
-        """Build the calibration entry of the fitted constants.
+        """Build the calibration entry of the fitted constants of step-time intervals.
 
         The entry's interval holds for a step of which nothing is known: conformal factors over all rows. The residual
         is the error of predictions relative to the measurements.
@@ -254,7 +254,7 @@ class IntervalConstantsFit:
         )  # fmt: skip
 
     def _sigma(self, name: str) -> float:
-        """Compute the standard deviation of a constant's logarithm by a jackknife over sources (Tukey, 1958)."""
+        """Compute the standard deviation of an interval constant's logarithm (jackknife over sources; Tukey, 1958)."""
         logs = np.log(self.left_out_coverage[name].to_numpy(dtype=np.float64))
         return float(np.sqrt((len(logs) - 1) / len(logs) * np.square(logs - logs.mean()).sum()))
 

@@ -1,8 +1,8 @@
 """Link parameters from training steps: ``paleo calibrate --fit --only fabric`` on tables of training iterations.
 
 If no nccl-tests results exist, step times tell what share of a link collectives reach and how long they take to start.
-Six parameters of a system are fitted by the same robust least squares of log errors as kernels. They are share and
-latency of rings inside a node, of pairwise exchanges there, and of traffic between nodes. Kernel and software
+Six parameters of a system are fitted by the same robust least squares of log errors as kernels. They are bandwidth
+share and latency of rings inside a node, of pairwise exchanges there, and of traffic between nodes. Kernel and software
 parameters stay as they are. A parameter is fitted to rows whose step depends on the link, and written only if its
 standard deviation (log) is below `LOOSEST`.
 """
@@ -175,12 +175,12 @@ class LinkJob:
 
     @property
     def held_out_mask(self) -> Flags:
-        """Mask of the rows that the fit does not see, over all rows of the job, shape (rows,)."""
+        """Mask of the measured steps that the link fit does not see, over all rows of the job, shape (rows,)."""
         return np.concatenate([split_by_configuration(part.frame, _CONFIGURATION_COLUMN) > 0 for part in self.rows])
 
     @property
     def training_rows(self) -> list[MeasuredRows]:
-        """Sample of the rows that are fitted, one group per table."""
+        """Sample of the measured steps to which link parameters are fitted, one group per table."""
         return sample_rows(
             [part.take(split_by_configuration(part.frame, _CONFIGURATION_COLUMN) == 0) for part in self.rows],
             TRAINING_ROWS,
@@ -190,7 +190,7 @@ class LinkJob:
 
 @dataclass(frozen=True, slots=True)
 class LinkFit:
-    """Result of a fit of link parameters to whole steps.
+    """Result of a fit of a system's link parameters to training steps.
 
     ``parameters`` are the fitted values; ``log_standard_deviations`` is the standard deviation of the logarithm of each
     parameter that the rows determine; ``unfitted_reasons`` says why the others were not fitted. ``errors_before`` and
@@ -208,7 +208,7 @@ class LinkFit:
 
     @property
     def reduces_error(self) -> bool:
-        """True if the fit has reduced the mean error on held-out rows."""
+        """True if the link fit has reduced the mean error on held-out steps."""
         return self.errors_after.mape < self.errors_before.mape
 
     @property
@@ -298,7 +298,7 @@ class _PredictedRows(NamedTuple):
 
 
 def _rows_by_system(file: Path, only: Sequence[str]) -> dict[str, _PredictedRows]:
-    """Group the rows of one table that ran on several devices by the name of their system, with predictions."""
+    """Group the multi-device runs of one table by the name of their system, with predictions."""
     frame = usable_rows_of_table(file)
     table = find_table_kind(frame.columns)
     if not isinstance(table, RunTable) or not table.used_for_fitting:
@@ -319,7 +319,7 @@ def _rows_by_system(file: Path, only: Sequence[str]) -> dict[str, _PredictedRows
 
 
 def _system_of(table: RunTable, row: Mapping[str, Any]) -> System | None:
-    """Return the system of a row that ran on several devices; None for one device or an unknown system."""
+    """Return the system of a measured run on several devices; None for one device or an unknown system."""
     try:
         return table.system(row) if integer_cell(row, "n_gpus", 1) > 1 else None
     except PaleoError:
@@ -327,7 +327,9 @@ def _system_of(table: RunTable, row: Mapping[str, Any]) -> System | None:
 
 
 def configuration_labels(frame: pd.DataFrame) -> pd.Series[str]:
-    """Label the configuration of each row for the split of rows, without data-parallel degree and global batch.
+    """Label the configuration of each measured run, without data-parallel degree and global batch.
+
+    Rows with equal labels lie on the same side of the split into fitted and held-out rows.
 
     Parameters
     ----------

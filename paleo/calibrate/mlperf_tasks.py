@@ -179,7 +179,7 @@ def replace_law(text: str, block: str) -> str:
 
 
 def _write_laws(table: pd.DataFrame, folder: Path) -> list[Path]:
-    """Fit the law of each task with enough points and write it into the task files of a folder; return these files."""
+    """Fit the law of samples to target of each task with enough points; write and return the task files."""
     written = []
     for name, source in entry_files("tasks").items():
         points = reference_points_of(load_task(name), table)
@@ -212,8 +212,7 @@ class SubmissionRow:
     Times are in seconds: ``step_time``, ``evaluation_time`` (all evaluations together), ``time_to_target``,
     ``other_time`` (neither steps nor evaluations). ``samples`` counts samples to target, ``evaluation_count``
     evaluations, ``averaged_runs`` the runs that the submission averages. Unknown values are nan.
-    ``has_exact_configuration`` is True if the table marks its
-    configuration as certain.
+    ``has_exact_configuration`` is True if the table marks the submission's configuration as certain.
     """
 
     row_index: int
@@ -568,7 +567,9 @@ def _retimed(row: SubmissionRow, task: TrainingTask) -> TargetTime:
 def _by_platform(
     task: TrainingTask, rows: list[SubmissionRow], change: Callable[[TrainingTask, list[SubmissionRow]], TrainingTask]
 ) -> TrainingTask:
-    """Apply a fit (``change``) to a task with its GPU rows, and to the task's other platforms (TPU) with their rows."""
+    """Apply a fit (``change``) to a training task with its GPU submissions, and to its other platforms (TPU) with
+    theirs.
+    """
     kinds = [row.predicted_target.prediction.system.device.kind for row in rows]
     apart = {name: [row for row, kind in zip(rows, kinds, strict=True) if kind == name] for name in task.platforms}
     base = change(task, [row for row, kind in zip(rows, kinds, strict=True) if kind not in apart])
@@ -579,7 +580,7 @@ def _by_platform(
 
 
 def _platform(task: TrainingTask, base: TrainingTask) -> PlatformDifferences:
-    """Return the section of a task for one kind of device: what differs from the base task."""
+    """Return the section of a training task for one kind of device (TPU): what differs from the GPU task."""
     evaluation = None if task.evaluation == base.evaluation else task.evaluation
     submissions = None if task.submissions == base.submissions else task.submissions
     return PlatformDifferences(code=task.code, evaluation=evaluation, submissions=submissions)

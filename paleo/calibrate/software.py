@@ -2,8 +2,7 @@
 
 A software profile has parameters that no kernel table can tell. These are the host time of an operation, the cost of
 collectives beside computation, and the slow-down of an old attention kernel. They are fitted to the steps of one
-profile by the same robust least squares of log errors as kernels, and tested on configurations that the fit did not
-see.
+profile by the same robust least squares of log errors as kernels. Held-out configurations test the fit.
 
 ``--only waiting`` fits how GPU and CPU time add up in MoE steps where the CPU waits for token counts
 (`HostTime.waiting_power`). All profiles share one exponent; sources named with ``--hold-out`` are not fitted. Few MoE
@@ -143,7 +142,7 @@ class SoftwareJob:
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """Architectures of the devices that ran the steps."""
+        """GPU architectures of the devices that ran the measured steps."""
         return tuple(group.timing_method for group in self.rows)
 
     def make_fit(self, fixed: Sequence[str] = (), per_stack: Sequence[str] = ()) -> Fit[SoftwareParameters]:
@@ -348,7 +347,7 @@ def software_text(profile: SoftwareProfile) -> str:
 
 
 def _with_unit(group: Spec, name: str, value: Any) -> Any:
-    """Convert a field's SI value to the text with unit that a YAML file holds."""
+    """Convert a field's SI value to the text with unit that the YAML file of a software profile holds."""
     field = type(group).model_fields[name]
     optional = (each for choice in get_args(field.annotation) for each in getattr(choice, "__metadata__", ()))
     quantities = (each for each in (*field.metadata, *optional) if isinstance(each, Quantity))
@@ -487,7 +486,7 @@ def _of_sources(rows: Sequence[MeasuredRows], sources: Sequence[str], *, without
 
 @dataclass(frozen=True, slots=True)
 class LeftOutSource:
-    """Test of the waiting exponent on one source that was left out of its fit.
+    """Test of the waiting exponent on one source of MoE steps that was left out of the fit.
 
     ``exponent`` is the exponent fitted to all other sources; ``predicted`` and ``measured`` are the step times of the
     source's rows [s], shape (rows,).
@@ -505,7 +504,7 @@ class LeftOutSource:
 
 
 def leave_one_source_out(rows: Sequence[MeasuredRows], kept_back: Sequence[str] = ()) -> list[LeftOutSource]:
-    """Predict the rows of each source with the waiting exponent fitted to all other sources.
+    """Predict the MoE steps of each source with the waiting exponent fitted to all other sources.
 
     Parameters
     ----------
@@ -567,7 +566,7 @@ class WaitExponentFit:
         return residual_errors(predicted, measured)
 
     def fitted_profiles(self, files: Sequence[str], date: str) -> list[SoftwareProfile]:
-        """Return the software profiles with the fitted waiting exponent.
+        """Return the software profiles, with the fitted waiting exponent, to write into profile files.
 
         Parameters
         ----------

@@ -3,9 +3,8 @@ steps.
 
 `SustainedEnergyParameters` (one factor per GPU architecture) multiply the energy per FLOP, which sets the clock at the
 power limit. They are fitted to training steps of dense networks from all sources, each source with the same weight.
-Each source is
-also left out once and predicted with the factors of the others. Predictions are made at a few values of the factor.
-Between them, log times are interpolated, since a step depends on the factor of one architecture only.
+Each source is also left out once and predicted with the factors of the others. Predictions are made at a few values of
+the factor. Between them, log times are interpolated, since a step depends on the factor of one architecture only.
 """
 
 from __future__ import annotations
@@ -135,7 +134,7 @@ def _kernel_bound_rows(table: RunTable, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _predicted_times(table: RunTable, frame: pd.DataFrame, factor: float) -> Array:
-    """Predict each row's step time with one energy factor for all architectures [s]; nan where impossible."""
+    """Predict the step time of measured runs with one energy factor for all architectures [s]; nan where impossible."""
     tried = trial_calibration(SustainedEnergyParameters(*(factor,) * len(fields(SustainedEnergyParameters))))
     changed = table.with_calibration(tried)
     return np.array(
@@ -204,7 +203,7 @@ class SustainedEnergyFit:
     errors_by_source: pd.DataFrame
 
     def entry(self, files: Sequence[str], date: str) -> CalibrationEntry:
-        """Build the calibration entry, with the residual measured on sources that were left out of the fit.
+        """Build the calibration entry of the fitted energy factors, with the residual on sources left out of the fit.
 
         Parameters
         ----------

@@ -82,9 +82,8 @@ class Gossip:
     """Gossip averaging: each worker averages its parameters with d neighbours in each step.
 
     The step time is compute (1 + W) + max(0, d · neighbour exchange − compute), where W is the share of waiting for the
-    slowest of d + 1 workers. The averaged parameters are those at the start of the step, so their exchange overlaps
-    with the
-    whole step and not only with its backward pass (Lian et al., 2017, section 4).
+    slowest of d + 1 workers. The averaged parameters are those at the start of the step. Their exchange therefore
+    overlaps with the whole step, not only with the backward pass (Lian et al., 2017, section 4).
     """
 
     kind: str
@@ -129,7 +128,7 @@ def gossip(argument: str) -> ConsistencyModel:
 
 
 def _local_step(workload: Workload, steps: Numeric, synchronisation: Numeric) -> Array:
-    """Compute the mean time of a local step [s] with its share of the synchronisation, shape (configurations,).
+    """Compute the mean time of a local SGD step [s] with its share of the synchronisation, shape (configurations,).
 
     ``synchronisation`` is the time [s] of one average of parameters after ``steps`` local steps.
     """

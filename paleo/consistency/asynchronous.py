@@ -41,8 +41,8 @@ class QueueState:
     """State of a parameter server as a queue.
 
     ``throughput`` [1/s] counts all workers. ``response`` [s] is the time of one visit including queueing.
-    ``utilization`` [-] is the busy fraction of the server. ``knee`` is
-    the number of workers above which the server limits the throughput.
+    ``utilization`` [-] is the busy fraction of the server. ``knee`` is the number of workers above which the server
+    limits the throughput.
     """
 
     throughput: Array
@@ -320,14 +320,14 @@ class StaleSynchronous:
     """Stale-synchronous consistency model (SSP): workers may be at most ``window`` steps apart.
 
     Step time T = μ (1 + windowed waiting + e_N persistent) + exposed exchange, with mean compute time μ, persistent
-    noise, and the expected maximum e_N of N normal deviates. The window absorbs independent noise, but it does
-    not help against a worker that is always slow. Staleness is at most the window, and less where independent noise
-    does not spread the workers so far.
+    noise, and the expected maximum e_N of N normal deviates. The window absorbs independent noise, but it does not help
+    against a worker that is always slow. Staleness is at most the window, and less where independent noise does not
+    spread the workers so far.
 
-    With parameter servers (`Workload.server`) the workers form the closed queue of `Asynchronous` with this step as
-    think time, and N − 1 updates of others fall between a worker's read and its write. With a window of 0 all workers
-    push at once. Compared with simulations (4 to 32 workers, noise to 0.6, service to 0.3 of a step) the step is 2 %
-    off on average and 11 % at worst, and 5 and 21 % with a window of 0.
+    With parameter servers (`Workload.server`) the workers form the closed queue of `Asynchronous`, with this step as
+    think time. N − 1 updates of others then fall between a worker's read and its write. With a window of 0 all workers
+    push at once. Simulations had 4 to 32 workers, noise to 0.6 and service to 0.3 of a step. Step times differ from
+    them by 2 % on average and 11 % at worst; with a window of 0, by 5 and 21 %.
     """
 
     window: int

@@ -81,7 +81,7 @@ class Workload:
 
     @property
     def waiting_share(self) -> Array:
-        """Fraction of a mean step that a synchronous step waits for the slowest worker."""
+        """Fraction of a mean step that workers of a synchronous step wait for the slowest worker."""
         return waiting_share(self.workers, self.jitter, self.persistent_jitter)
 
 
@@ -166,7 +166,7 @@ class ConsistencyModel(Protocol):
 
     @property
     def reference(self) -> str:
-        """The paper that describes the model."""
+        """Paper that describes the consistency model."""
 
     @property
     def matches_synchronous(self) -> bool:
@@ -174,7 +174,7 @@ class ConsistencyModel(Protocol):
 
     @property
     def uses_servers(self) -> bool:
-        """True if workers exchange through parameter servers when the run states some (`Workload.server`)."""
+        """True if workers exchange through parameter servers when a run has some (`Workload.server`)."""
 
     def evaluate(self, workload: Workload) -> ConsistencyResult:
         """Compute step time, update rate and gradient staleness of a workload under this consistency model.

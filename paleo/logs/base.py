@@ -35,8 +35,8 @@ class StepRecord:
     """Values that a training log gives for one step; values that the log does not give are None or empty.
 
     ``seconds`` is the step time [s], ``tokens_per_s`` the throughput of one GPU, ``global_batch`` the samples of the
-    step, and ``memory`` the peak of allocated memory [byte]. ``slowest_rank_parts`` holds the time of parts of the
-    step (compute, exchange, optimizer) on the slowest rank [s], ``fastest_rank_parts`` the same on the fastest rank.
+    step, and ``memory`` the peak of allocated memory [byte]. ``slowest_rank_parts`` holds the time of parts of the step
+    (compute, exchange, optimizer) on the slowest rank [s], ``fastest_rank_parts`` the same on the fastest rank.
     """
 
     seconds: float | None = None
@@ -65,7 +65,7 @@ READERS: Registry[Reader] = Registry("kind of log", "paleo.logs")
 
 @dataclass(frozen=True, slots=True)
 class TrainingLog:
-    """Content of a training log: its steps in order and the kind of log (the framework).
+    """Content of a training log: its steps in order and the framework that wrote the log (``kind``).
 
     ``remarks`` are warnings that the steps may not come from one undisturbed run.
     """
@@ -310,10 +310,7 @@ def read_nccl_tests_log(path: str | Path) -> NcclTestsLog | None:
 
 
 def _parse_row(row: re.Match[str]) -> tuple[float, float] | None:
-    """Return (payload [byte], time [s]) of a line of nccl-tests; None if a number is missing or not above 0.
-
-    The time is the shorter of the two in the line.
-    """
+    """Parse a line of nccl-tests: (payload [byte], shorter of its two times [s]); None if a number is missing or 0."""
     payload, out_of_place, in_place = (
         parse_positive_number(row[1]),
         parse_positive_number(row[2], MICROSECOND),
@@ -325,7 +322,7 @@ def _parse_row(row: re.Match[str]) -> tuple[float, float] | None:
 
 
 def logged_collective(log: NcclTestsLog, stated: str | None) -> str:
-    """Return the collective operation that a log of nccl-tests measures, such as ``all_reduce``.
+    """Return the collective operation that an nccl-tests log measures, such as ``all_reduce``.
 
     Parameters
     ----------

@@ -26,7 +26,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class ResidualErrors:
-    """Errors of predicted against measured values, all but ``rows`` as fractions (0.1 is 10 %).
+    """Summary of the errors of predicted against measured values, all but ``rows`` as fractions (0.1 is 10 %).
 
     ``rows`` is the number of rows compared. ``ape`` is the absolute relative error of a row: ``median_ape``, ``mape``
     (mean) and ``p90_ape`` (90th percentile). ``bias`` is the mean of log(predicted / measured). ``total_error`` is the
@@ -85,9 +85,9 @@ EFFICIENCY_ERROR_GOAL = 8.0
 class EfficiencyPoint:
     """Measured and predicted scaling efficiency of one configuration on ``gpus`` devices.
 
-    ``base_gpus`` is the smallest device count of the same curve, where the efficiency is 1. ``measured_efficiency`` and
-    ``predicted_efficiency`` are fractions: step time on ``base_gpus`` devices over step time on ``gpus`` devices.
-    ``configuration`` names the curve by the values that its runs share.
+    The efficiency is a fraction: step time on ``base_gpus`` devices over step time on ``gpus`` devices. ``base_gpus``
+    is the smallest device count of the configuration's scaling curve. ``configuration`` names the curve by the values
+    that its runs share.
     """
 
     configuration: str
@@ -195,13 +195,14 @@ TextArray = npt.NDArray[np.object_]
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """Predictions for the rows of a table: arrays of shape (rows,). A row without a prediction has nan and a reason.
+    """Predictions for the rows of a measured table: arrays of shape (rows,), nan and a reason where a row has no
+    prediction.
 
     ``values`` is the predicted time; ``low`` and ``high`` are the ends of its 90 % interval. ``baseline`` is the
     roofline time at the datasheet's peaks; the report divides it by one constant efficiency per device.
     ``failure_reasons`` says why a row has no prediction, '' if it has one. ``subjects`` names the device or system in
-    the catalog. ``parameter_origins`` says where the calibrated parameters come from. Tables that measure something
-    else hold SI values of that quantity in place of seconds (memory: bytes).
+    the catalog. ``parameter_origins`` says where the calibrated parameters come from. Tables of other quantities than
+    times have SI values of that quantity (memory: bytes).
     """
 
     values: Array
@@ -290,7 +291,7 @@ class MeasuredTable(ABC):
 
     @abstractmethod
     def measured_values(self, frame: pd.DataFrame) -> Array:
-        """Return the measured value of each row of this table.
+        """Return the measured value (time, memory, …) of each row of this kind of table in SI units.
 
         Parameters
         ----------
@@ -305,7 +306,7 @@ class MeasuredTable(ABC):
 
     @abstractmethod
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Predict the measured quantity for each row of this table.
+        """Predict what each row of this kind of table measured, with a 90 % interval.
 
         Parameters
         ----------
@@ -319,7 +320,7 @@ class MeasuredTable(ABC):
         """
 
     def further_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
-        """Return predicted and measured quantities of each row besides the one in the measured column.
+        """Predict further measured quantities of each row besides the main one, such as latencies beside throughput.
 
         Parameters
         ----------
@@ -334,7 +335,8 @@ class MeasuredTable(ABC):
         return {}
 
     def scaling_curves(self, frame: pd.DataFrame) -> pd.DataFrame | None:
-        """Return the device count of each row and the columns that tell scaling curves apart.
+        """Return the device count of each row and the columns that distinguish scaling curves, for scaling
+        efficiencies.
 
         Parameters
         ----------

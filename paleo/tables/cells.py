@@ -71,7 +71,7 @@ def read_table(path: str | Path) -> pd.DataFrame:
 
 
 def word_codes(frame: pd.DataFrame, column: str, default: str = "") -> tuple[npt.NDArray[np.integer[Any]], list[str]]:
-    """Encode a text column as integer codes into a list of its distinct words (as ``pandas.factorize`` does).
+    """Encode a text column of a measured table as integer codes into a list of its distinct words (`pandas.factorize`).
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def word_codes(frame: pd.DataFrame, column: str, default: str = "") -> tuple[npt
 
 
 def text_column(frame: pd.DataFrame, column: str, default: str = "") -> pd.Series[str]:
-    """Return a column as text without surrounding spaces.
+    """Read a column of a measured table as text without surrounding spaces.
 
     Parameters
     ----------
@@ -113,14 +113,14 @@ def text_column(frame: pd.DataFrame, column: str, default: str = "") -> pd.Serie
     Returns
     -------
     Series[str]
-        One text a row.
+        One text per row.
     """
     codes, words = word_codes(frame, column, default)
     return pd.Series(np.array(words, dtype=object)[codes], index=frame.index, dtype=object)
 
 
 def map_words(frame: pd.DataFrame, columns: Sequence[str], function: Callable[..., Any], dtype: Any = object) -> Any:
-    """Apply a function to the text of some columns; it is called once for each distinct combination of texts.
+    """Apply a function to text columns of a table, with one call for each distinct combination of texts.
 
     Parameters
     ----------
@@ -155,7 +155,7 @@ def map_words(frame: pd.DataFrame, columns: Sequence[str], function: Callable[..
 
 
 def parse_release(version: str) -> tuple[int, ...]:
-    """Parse a version string into numbers, for comparison with other releases; parts such as ``0rc5`` are left out.
+    """Parse a library version into numbers, to compare releases; parts such as ``0rc5`` are left out.
 
     Parameters
     ----------
@@ -217,7 +217,7 @@ class UnreadableRowsError(SpecError):
 
 
 def number_column(frame: pd.DataFrame, column: str, default: float | None = None) -> Array:
-    """Return a column as floats.
+    """Read a column of a measured table as floats; raise an error for cells that are no finite number.
 
     Parameters
     ----------
@@ -260,14 +260,14 @@ def number_column(frame: pd.DataFrame, column: str, default: float | None = None
 
 
 def number_or_nan(frame: pd.DataFrame, column: str) -> Array:
-    """Return a column as floats, nan for what is no finite number.
+    """Read a column of a measured table as floats; nan for cells that are no finite number.
 
     Parameters
     ----------
     frame : DataFrame
         The table.
     column : str
-        Name of the column; a missing one is all nan.
+        Name of the column; a missing column gives nan.
 
     Returns
     -------

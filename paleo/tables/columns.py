@@ -22,7 +22,7 @@ from paleo.errors import SpecError, suggest_names
 
 
 class NumberRange(NamedTuple):
-    """Range of numbers that a column may hold.
+    """Range of numbers that a column of a measured table may hold.
 
     ``minimum`` to ``maximum`` are in ``unit``; only integers are allowed if ``integers_only``.
     """
@@ -34,7 +34,7 @@ class NumberRange(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> NumberRange:
-        """Parse a range such as ``0..1e12 s`` or ``whole 1..64``.
+        """Parse the range of a table column, such as ``0..1e12 s`` or ``whole 1..64``.
 
         Parameters
         ----------
@@ -60,12 +60,12 @@ class NumberRange(NamedTuple):
 
         Parameters
         ----------
-        values : ndarray
+        values : ndarray, shape (rows,)
             Numbers; nan lies in no range.
 
         Returns
         -------
-        ndarray
+        ndarray, shape (rows,)
             True for numbers in the range.
         """
         with np.errstate(invalid="ignore"):
@@ -91,7 +91,7 @@ BOOLEAN_WORDS = ("0", "1", "true", "false", "on", "off", "yes", "no", "0.0", "1.
 
 @dataclass(frozen=True)
 class Column:
-    """One column of measured tables.
+    """Declaration of one column of measured tables: name, type, allowed words and meaning.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ class Column:
         return words | {"description": self.meaning}
 
     def invalid_cell_reasons(self, cells: pd.Series[Any]) -> npt.NDArray[np.object_]:
-        """Explain for each cell of this column why it cannot be used.
+        """Explain for each cell of this table column why it cannot be used (wrong type, out of range, unknown word).
 
         Parameters
         ----------
@@ -180,7 +180,7 @@ class Column:
 
 
 def blank_cells(cells: pd.Series[Any]) -> npt.NDArray[np.bool_]:
-    """Return a mask of the empty cells of a column.
+    """Return a mask of the empty cells of a table column.
 
     Parameters
     ----------
@@ -197,14 +197,14 @@ def blank_cells(cells: pd.Series[Any]) -> npt.NDArray[np.bool_]:
 
 
 def _numbers(cells: pd.Series[Any]) -> npt.NDArray[np.float64]:
-    """Convert a column to floats; nan where a cell is no number."""
+    """Convert a table column to floats; nan where a cell is no number."""
     if isinstance(cells.dtype, pd.CategoricalDtype):
         cells = cells.astype(object)
     return pd.to_numeric(cells, errors="coerce").to_numpy(dtype=np.float64)
 
 
 def unusable_cell_reasons(frame: pd.DataFrame, names: Iterable[str]) -> npt.NDArray[np.object_]:
-    """Explain for each row of a table which cell cannot be used, and why.
+    """Explain for each row of a measured table which cell cannot be used, and why.
 
     Parameters
     ----------
@@ -216,7 +216,7 @@ def unusable_cell_reasons(frame: pd.DataFrame, names: Iterable[str]) -> npt.NDAr
     Returns
     -------
     array of str, shape (rows,)
-        The reason of the first wrong cell of a row, empty where all can be used.
+        Reason of the first wrong cell of each row; '' if all cells can be used.
     """
     reasons = np.full(len(frame), "", dtype=object)
     for name in names:
@@ -226,7 +226,7 @@ def unusable_cell_reasons(frame: pd.DataFrame, names: Iterable[str]) -> npt.NDAr
 
 
 def with_numeric_columns(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
-    """Convert numeric columns that pandas read as text back to numbers.
+    """Convert columns of a measured table that pandas read as text back to numbers.
 
     A single cell that is no number makes pandas read the whole column as text.
 
@@ -279,7 +279,7 @@ def row_schema(kind: str, header: Iterable[str], names: Iterable[str]) -> dict[s
 
 
 def unread_columns(columns: Iterable[str], names: Iterable[str]) -> list[str]:
-    """List the columns of a table that its kind does not read and that are not descriptive either (source, notes, …).
+    """List the columns of a measured table that its kind does not read, except descriptive columns (source, notes, …).
 
     Parameters
     ----------
@@ -366,8 +366,8 @@ def declare_columns(lines: str) -> None:
     Parameters
     ----------
     lines : str
-        One line for columns of one type: their names, the type (with its words behind it) and the meaning, between
-        bars: ``decode_ms | ms | time of one core for an image``.
+        One line for columns of one type: names, type (followed by its allowed words) and meaning, separated by bars:
+        ``decode_ms | ms | time of one core for an image``.
     """
     for line in lines.strip().splitlines():
         names, kind, meaning = (part.strip() for part in line.split("|"))

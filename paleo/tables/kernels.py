@@ -50,11 +50,11 @@ class FitSettings:
 
     ``start_values`` holds the start values (a dataclass of parameters). Searches also begin at each of
     ``alternative_starts`` and at ``random_starts`` - 1 random points near the start values. Parameters named in
-    ``fixed_parameters`` keep their
-    start value, because the rows do not determine them. Those named in ``parameters_per_stack`` get one value per stack
-    (way of timing); all others are shared by the stacks that are fitted together. At most ``max_training_rows`` rows
-    are used. ``prior_precision`` is the inverse width, in log units, of the penalty for leaving the start values;
-    ``overestimate_weight`` is the weight of errors above the measured time (see ``paleo.calibrate.fit.Fit``).
+    ``fixed_parameters`` keep their start value, because the rows do not determine them. Those named in
+    ``parameters_per_stack`` get one value per stack (way of timing); all others are shared by the stacks that are
+    fitted together. At most ``max_training_rows`` rows are used. ``prior_precision`` is the inverse width, in log
+    units, of the penalty for leaving the start values; ``overestimate_weight`` is the weight of errors above the
+    measured time (see ``paleo.calibrate.fit.Fit``).
     """
 
     start_values: Any
@@ -108,7 +108,7 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
 
     @abstractmethod
     def unsupported_reasons(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Explain for each row of this table why it cannot be modelled.
+        """Explain for each timed kernel why no formula can model it; '' for kernels that can be modelled.
 
         Parameters
         ----------
@@ -125,10 +125,9 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         """Name how each row of this table was timed (CUDA graph, eager, …), as launch costs are fitted per timing
         method.
 
-        Keys are ``graph``, ``kernel``, ``eager``, ``back-to-back``, or one that a kind of table defines.
-        A key ``key/variant`` marks rows that share all parameters with other variants of ``key``, except host
-        parameters. The default is
-        ``graph``, as engines and frameworks replay captured graphs.
+        Keys are ``graph``, ``kernel``, ``eager``, ``back-to-back``, or one that a kind of table defines. A key
+        ``key/variant`` marks rows that share all parameters with other variants of ``key``, except host parameters. The
+        default is ``graph``, as engines and frameworks replay captured graphs.
 
         Parameters
         ----------
@@ -228,7 +227,7 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         return figures.name, figures.architecture, figures.memory_kind  # type: ignore[attr-defined]
 
     def measured_values(self, frame: pd.DataFrame) -> Array:
-        """Return the measured time of each row of this table.
+        """Return the measured time of each kernel or collective of this table.
 
         Parameters
         ----------
@@ -263,7 +262,7 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         """
 
     def arithmetic_unit(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return the arithmetic unit that each row of this table asks for.
+        """Return the arithmetic unit (tensor or vector cores) on which each timed kernel ran.
 
         Parameters
         ----------
@@ -279,7 +278,7 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
 
     @abstractmethod
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """Count the FLOP and the least memory traffic of each row of this table, for the roofline baseline.
+        """Count the FLOP and the least memory traffic of each timed kernel, for the roofline baseline.
 
         Parameters
         ----------
@@ -293,7 +292,7 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         """
 
     def ideal_time(self, frame: pd.DataFrame, figures: Datasheet) -> Array:
-        """Compute the roofline time of each row of this table at the peaks of the datasheet.
+        """Compute the roofline time of each timed kernel at the peaks of the datasheet, as a baseline.
 
         Parameters
         ----------
@@ -311,7 +310,7 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
 
     @abstractmethod
     def predict_times(self, frame: pd.DataFrame, figures: Datasheet, parameters: Any) -> Array:
-        """Predict the time of rows of this table with one timing formula.
+        """Predict the time of timed kernels or collectives with one timing formula.
 
         The rows share device or system, number format, family (timing formula) and timing method.
 
@@ -337,9 +336,10 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         return tuple(dict.fromkeys((*first, *self.configuration_columns, "direction")))
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Predict the time of each row of this table.
+        """Predict the time of each kernel or collective of this table, with a 90 % interval.
 
-        Rows are predicted in groups that share subject, family, stack, dtype and arithmetic unit.
+        Rows are predicted in groups that share device or system, family (timing formula), timing method, dtype and
+        arithmetic unit.
 
         Parameters
         ----------
@@ -382,7 +382,7 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         return frame
 
     def _predict_readable(self, group: RowGroup, out: Predictions) -> None:
-        """Predict the times of a group of rows and write them into ``out``.
+        """Predict the times of a group of timed kernels and write them into ``out``.
 
         Rows whose cells cannot be read get a reason and the prediction is repeated without them. Any other error
         becomes the reason of the whole group.
@@ -461,7 +461,7 @@ class RowGroup:
 
     @property
     def measured_times(self) -> Array:
-        """Measured time of each row of the group [s]."""
+        """Measured time of each row of the group [s], shape (rows,)."""
         return measured_time(self.frame)
 
 
@@ -479,7 +479,7 @@ def row_groups(
     frame : DataFrame
         Rows of the table; groups keep its index.
     checked : ndarray of bool, shape (rows,), optional
-        True for rows that can be modelled, if the caller knows; by default ``kind.unsupported_reasons`` is asked.
+        True for rows that can be modelled, if the caller knows; by default ``kind.unsupported_reasons`` decides.
 
     Yields
     ------
@@ -545,7 +545,7 @@ def map_by_arithmetic_unit(
     Returns
     -------
     Series[str]
-        One result a row.
+        One result per row.
     """
     words = map_words(frame.assign(compute=compute), ("device", "dtype", "compute"), function)
     return pd.Series(words, index=frame.index, dtype=object)
@@ -573,7 +573,7 @@ def arithmetic_unit_of(frame: pd.DataFrame) -> pd.Series[str]:
 
 @cache
 def unsupported_reason(device: str, dtype: str, compute: str, dtypes: frozenset[str]) -> str:
-    """Explain why kernels of a number format cannot be predicted on a device.
+    """Explain why kernels of a number format cannot be predicted on a device; '' if they can.
 
     Parameters
     ----------
@@ -674,8 +674,7 @@ def best_constant_efficiency(roofline: Array, measured: Array) -> float:
     """Find the constant efficiency e with the least mean error |roofline / e / measured - 1| over all rows.
 
     Dividing rooflines by e gives the best "percent of peak" model, a favourable baseline to compare predictions with.
-    The minimum lies at a weighted
-    median of the ratios roofline / measured.
+    The minimum lies at a weighted median of the ratios roofline / measured.
 
     Parameters
     ----------

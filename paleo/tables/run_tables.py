@@ -113,7 +113,7 @@ def software_of(row: Row, default: str = "pytorch-eager") -> str:
 
 
 def is_substitute_profile(row: Row) -> bool:
-    """Return True if the catalog lacks the software that a row names, so that a substitute profile predicts the row.
+    """Return True if the catalog lacks the software of a measured run, so that a substitute profile is used.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def is_substitute_profile(row: Row) -> bool:
 
 
 def row_dicts(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a table as dicts.
+    """Convert the rows of a measured table to dicts, one per row.
 
     Parameters
     ----------
@@ -145,13 +145,13 @@ def row_dicts(frame: pd.DataFrame) -> list[dict[str, Any]]:
     Returns
     -------
     list[dict[str, Any]]
-        Cells by column, one dict a row.
+        Cells by column name, one dict per row.
     """
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
 
 def has_value(row: Row, key: str) -> bool:
-    """Return True if a row has the column and its cell is not empty.
+    """Return True if a table row has a column and its cell is not empty.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ def has_value(row: Row, key: str) -> bool:
 
 
 def profile_at_release(row: Row, name: str) -> str:
-    """Choose the version of a software profile that was current when a row was measured.
+    """Choose the version of a software profile that was current when a run was measured.
 
     The date is taken from the row's release, from a version of its framework, or from its source.
 
@@ -211,7 +211,9 @@ DIARY_DATES = {
 
 
 def _versions(row: Row) -> Iterator[str]:
-    """Yield release versions and dates found in a row's texts (release, framework, source), the most reliable first."""
+    """Yield release versions and dates in the texts of a table row (release, framework, source), the most reliable
+    first.
+    """
     texts = [str(row[key]).lower() for key in ("release", "framework", "source") if has_value(row, key)]
     line = re.search(r"([^/]+)#L(\d+)$", str(row.get("url_or_path", "")))
     days = DIARY_DATES.get(line[1], ()) if line else ()
@@ -225,7 +227,7 @@ def _versions(row: Row) -> Iterator[str]:
 
 
 def integer_cell(row: Row, key: str, default: int | None = None) -> int:
-    """Read a cell of a row as a whole number of zero or more.
+    """Read a cell of a table row as a whole number of zero or more.
 
     Parameters
     ----------
@@ -260,7 +262,7 @@ def integer_cell(row: Row, key: str, default: int | None = None) -> int:
 
 
 def ran_out_of_memory(row: Row) -> bool:
-    """Return True if a row reports an out-of-memory error in its columns ``kind``, ``what`` or ``notes``.
+    """Return True if a measured run reports an out-of-memory error in column ``kind``, ``what`` or ``notes``.
 
     Parameters
     ----------
@@ -283,7 +285,7 @@ def ran_out_of_memory(row: Row) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RowPrediction:
-    """Prediction for one row of a table: the value with its 90 % interval, in SI units.
+    """Prediction for one measured run (a table row): the value with its 90 % interval, in SI units.
 
     ``value`` is the predicted quantity (mostly a step time [s]), ``low`` and ``high`` the ends of the interval.
     ``roofline`` is the baseline value at the datasheet's peaks. ``subject`` names the device, ``origin`` the software
@@ -300,7 +302,7 @@ class RowPrediction:
 
 
 def peak_step_time(prediction: Prediction) -> float:
-    """Compute the ideal time of one step: model FLOP over the peak FLOP/s of all devices of the run.
+    """Compute the ideal step time of a run: model FLOP over the peak FLOP/s of all its devices.
 
     Parameters
     ----------
@@ -317,9 +319,10 @@ def peak_step_time(prediction: Prediction) -> float:
 
 
 class RunTable(MeasuredTable):
-    """Abstract base of tables in which each row is a run (of training or serving), by default with its step time.
+    """Abstract base of tables in which each row is a run (of training or serving); the usual measured value is the step
+    time.
 
-    Subclasses translate a row into a `Run` and predict it in `predict_row`.
+    Subclasses convert a row to a `Run` and predict the measured value in `predict_row`.
     """
 
     measured_column = "iteration_ms"
@@ -343,7 +346,7 @@ class RunTable(MeasuredTable):
         return self
 
     def calibration_of(self, system: System) -> Calibration | None:
-        """Return the user's calibration if its parameters or intervals apply to runs on a system.
+        """Return the user's calibration if its parameters or intervals apply to runs on a system, else None.
 
         Parameters
         ----------
@@ -361,7 +364,7 @@ class RunTable(MeasuredTable):
         return self.calibration if applies else None
 
     def system(self, row: Row) -> System:
-        """Return the system (devices and network) on which a row of this table ran.
+        """Build the system (devices and network) on which a measured run ran.
 
         Parameters
         ----------
@@ -382,7 +385,7 @@ class RunTable(MeasuredTable):
 
     @abstractmethod
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the measured quantity of one row of this table, mostly the step time.
+        """Predict what one run of this table measured, usually the step time.
 
         Parameters
         ----------
@@ -403,7 +406,7 @@ class RunTable(MeasuredTable):
         """
 
     def measured_values(self, frame: pd.DataFrame) -> Array:
-        """Return the measured value of each row of this table.
+        """Return the measured value of each run of this table in SI units.
 
         Parameters
         ----------
@@ -418,7 +421,7 @@ class RunTable(MeasuredTable):
         return number_or_nan(frame, self.measured_column) * self.measured_unit_in_si
 
     def unmeasured_reason(self, row: Mapping[Any, Any]) -> str:
-        """Explain why a row of this table has no measured value.
+        """Explain why a run of this table has no measured value to compare with.
 
         Parameters
         ----------
@@ -444,7 +447,7 @@ class RunTable(MeasuredTable):
             return OUT_OF_MEMORY_REASON.format(f"is not modelled ({error})")
 
     def predict_memory(self, row: Row) -> Footprint:
-        """Predict the memory that the run of one row needs on its fullest GPU.
+        """Predict the memory that a measured run needs on its fullest GPU.
 
         Parameters
         ----------
@@ -464,7 +467,7 @@ class RunTable(MeasuredTable):
         raise SpecError(f"rows of {self.name} do not say enough of memory")
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Predict the measured quantity of each row of this table; equal rows are predicted once.
+        """Predict the measured value of each run of this table; equal rows are predicted once.
 
         Parameters
         ----------
@@ -492,7 +495,7 @@ class RunTable(MeasuredTable):
         return out
 
     def predict_rows(self, frame: pd.DataFrame) -> Iterator[RowPrediction | str]:
-        """Predict the rows of this table one by one.
+        """Predict the runs of this table one by one, or explain why a run has no prediction.
 
         Parameters
         ----------
@@ -516,7 +519,7 @@ class RunTable(MeasuredTable):
             yield known[key]
 
     def software_profile(self, row: Row) -> str:
-        """Return the name of the software profile with which a row of this table is predicted.
+        """Return the name of the software profile with which a measured run is predicted.
 
         Parameters
         ----------
@@ -545,7 +548,7 @@ class RunTable(MeasuredTable):
 
 
 class QuantityTable(RunTable):
-    """Abstract base of tables whose rows measure another quantity than step time (memory, power, loss, …).
+    """Abstract base of tables whose runs measure another quantity than step time (memory, power, loss, …).
 
     Measured values are in SI units already. Software profiles and links are not fitted to such tables.
     """
@@ -562,7 +565,7 @@ def _above_zero(cell: object) -> bool:
 
 
 def _reason(error: Exception, row: Row) -> str:
-    """Convert an error into the reason why a row cannot be predicted.
+    """Convert an error into the reason why a measured run cannot be predicted.
 
     A KeyError for a column that the row has is raised again, as the row's cells did not cause that error.
     """
@@ -576,7 +579,7 @@ def _reason(error: Exception, row: Row) -> str:
 
 
 def row_prediction(prediction: Prediction, seconds: float | None = None) -> RowPrediction:
-    """Convert the prediction of a run into the prediction of its table row, with the same relative 90 % interval.
+    """Convert the prediction of a run to that of its table row, with the same relative 90 % interval.
 
     Parameters
     ----------
@@ -612,7 +615,7 @@ TCP, ROCE = ("ethernet-10g-tcp", 10.0), ("ethernet-100g-roce", 100.0)
 
 @cache
 def default_system(device: str) -> str:
-    """Return the name of the usual server of a device, on which rows with several such devices most likely ran.
+    """Return the name of a device's usual server, on which runs with several such devices most likely ran.
 
     Parameters
     ----------
@@ -631,7 +634,7 @@ def default_system(device: str) -> str:
 
 
 def with_row_device(system: System, row: Row) -> System:
-    """Replace a system's device by the device that a row names (a server is sold with 16 GB and with 32 GB cards).
+    """Replace a system's device by the exact variant of a measured run (16 GB or 32 GB cards in the same server).
 
     Parameters
     ----------
@@ -655,7 +658,7 @@ def with_row_device(system: System, row: Row) -> System:
 
 
 def system_of(row: Row) -> System:
-    """Build the system on which a row ran, with the row's devices per node and its network between nodes.
+    """Build the system on which a measured run ran, with the row's devices per node and its network between nodes.
 
     The system comes from the row's column ``system``. Otherwise it is the usual server of the row's device, or the
     device alone for one GPU.
@@ -683,7 +686,7 @@ def system_of(row: Row) -> System:
 
 
 def with_devices_per_node(system: System, devices: int) -> System:
-    """Reduce the devices per node of a system, for rows that ran on part of a server.
+    """Reduce the devices per node of a system, for measured runs that used part of a server.
 
     Parameters
     ----------
@@ -709,7 +712,7 @@ def with_devices_per_node(system: System, devices: int) -> System:
 
 
 def with_row_network(system: System, row: Row) -> System:
-    """Replace the network between a system's nodes by the Ethernet that a row names, with one port per node.
+    """Replace the network between a system's nodes by the Ethernet of a measured run, with one port per node.
 
     Parameters
     ----------

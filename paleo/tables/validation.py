@@ -83,7 +83,7 @@ class _Worst:
 
 @dataclass(frozen=True)
 class FileReport:
-    """Result of validating one table: predictions and measurements of its rows.
+    """Result of validating predictions against one measured table: predictions and measurements of its rows.
 
     ``measured`` and ``baseline`` have shape (rows,), in SI units, nan where there is none. ``baseline`` is the roofline
     time divided by the best constant efficiency of the row's device (``device_efficiencies``). ``readable_rows`` holds
@@ -106,7 +106,7 @@ class FileReport:
 
     @property
     def was_predicted(self) -> Flags:
-        """Mask of rows that have a prediction, shape (rows,)."""
+        """Mask of the table rows that have a prediction, shape (rows,)."""
         return np.asarray(self.predictions.failure_reasons == "")
 
     @property
@@ -117,11 +117,11 @@ class FileReport:
 
     @property
     def row_sources(self) -> TextArray:
-        """Source of each row; '' where the table does not say."""
+        """Source (paper, benchmark page, …) of each table row; '' where the table does not say."""
         return text_column(self.frame, "source").to_numpy()
 
     def errors(self, chosen: Flags | None = None) -> ErrorSummary:
-        """Summarise the errors of the predicted rows.
+        """Summarise the errors of the predicted rows of a validated table.
 
         Parameters
         ----------
@@ -144,7 +144,7 @@ class FileReport:
         )
 
     def errors_by_word(self, words: TextArray) -> dict[str, ErrorSummary]:
-        """Summarise the errors of the predicted rows for each value of a text column, such as the device.
+        """Summarise the errors of the predicted rows for each value of a text column, such as the device or the source.
 
         Parameters
         ----------
@@ -161,8 +161,7 @@ class FileReport:
 
     @property
     def further_errors(self) -> dict[str, ResidualErrors]:
-        """Errors of quantities that rows measure besides the main one, such as evaluation time, by name of the
-        quantity.
+        """Errors of quantities that a table measures besides its main one, such as evaluation time, by name.
 
         Errors are taken over the rows that have the quantity (`MeasuredTable.further_quantities`).
         """
@@ -179,7 +178,7 @@ class FileReport:
         return errors_of_parts
 
     def worst_rows(self, most: int = 10) -> list[_Worst]:
-        """List the rows with the largest errors, one per configuration, with the likely reason of each.
+        """List the table rows with the largest errors, one per configuration, with the likely reason of each.
 
         Parameters
         ----------
@@ -232,9 +231,10 @@ class FileReport:
         return _Worst(row, str(predictions.subjects[row]), measured, predicted, configuration, reason)
 
     def _scatter(self) -> Array:
-        """Return the relative spread of repeated measurements: largest over smallest value, minus 1, shape (rows,).
+        """Compute the relative spread of repeated measurements in a table: largest over smallest value, minus 1, shape
+        (rows,).
 
-        Repeats are rows that agree in all columns but the measured ones.
+        Repeats are rows that agree in all columns except the measured ones.
         """
         columns = [name for name in self.frame.columns if name not in MEASURED_COLUMNS]
         grouped = pd.Series(self.measured).groupby([self.frame[name].to_numpy() for name in columns], dropna=False)
@@ -348,7 +348,7 @@ def validate_file(path: str | Path, calibration: Calibration | None = None) -> F
     Raises
     ------
     SpecError
-        If the file cannot be read; the message names it.
+        If the file cannot be read.
     """
     frame = read_table(path)
     return validate_frame(str(path), frame, table_kind_of_file(path, frame, calibration))
@@ -360,7 +360,7 @@ def table_kind_of_file(path: str | Path, frame: pd.DataFrame, calibration: Calib
     Parameters
     ----------
     path : str | Path
-        The file; error messages name it.
+        Path of the file, for error messages.
     frame : DataFrame
         Rows of the file, as `read_table` returns them.
     calibration : Calibration, optional
@@ -374,7 +374,7 @@ def table_kind_of_file(path: str | Path, frame: pd.DataFrame, calibration: Calib
     Raises
     ------
     SpecError
-        If no kind fits.
+        If no kind of table has these columns.
     """
     try:
         return find_table_kind(frame.columns, calibration)
@@ -422,7 +422,7 @@ def validate_frame(name: str, frame: pd.DataFrame, table: MeasuredTable) -> File
 
 
 def usable_rows_of_table(path: str | Path) -> pd.DataFrame:
-    """Read a measured table for a fit, without the rows that have an unusable cell.
+    """Read a measured table for a fit, without rows that have an unusable cell.
 
     Parameters
     ----------
@@ -437,7 +437,7 @@ def usable_rows_of_table(path: str | Path) -> pd.DataFrame:
     Raises
     ------
     SpecError
-        The file cannot be read, or none of its rows can be used.
+        If the file cannot be read, or none of its rows can be used.
     """
     frame = read_table(path).reset_index(drop=True)
     try:
@@ -451,7 +451,7 @@ def usable_rows_of_table(path: str | Path) -> pd.DataFrame:
 
 
 def select_rows(frame: pd.DataFrame, rows: npt.NDArray[np.intp], table: MeasuredTable) -> pd.DataFrame:
-    """Select some rows of a table, with a new index from 0 and numeric columns converted to numbers.
+    """Select some rows of a measured table, with a new index from 0 and numeric columns converted to numbers.
 
     Parameters
     ----------
@@ -473,7 +473,7 @@ def select_rows(frame: pd.DataFrame, rows: npt.NDArray[np.intp], table: Measured
 
 
 def _complete(predictions: Predictions, measured: Array, table: MeasuredTable) -> None:
-    """Write into ``predictions`` a reason for each row that has no measured value or no predicted value."""
+    """Write a reason into ``predictions`` for each table row that has no measured value or no predicted value."""
     missing = (predictions.failure_reasons == "") & ~np.isfinite(measured)
     predictions.failure_reasons[missing] = f"{table.measured_column} is missing, not a number, or not above zero"
     failed = (predictions.failure_reasons == "") & ~np.isfinite(predictions.values)
@@ -481,7 +481,7 @@ def _complete(predictions: Predictions, measured: Array, table: MeasuredTable) -
 
 
 def measure_and_predict(table: MeasuredTable, frame: pd.DataFrame) -> tuple[Array, Predictions]:
-    """Compute measured and predicted values of rows; a row that fails gets a reason and does not stop the others.
+    """Compute measured and predicted values of table rows; a row that fails gets a reason and does not stop the others.
 
     numpy warnings count as errors. If a set of rows fails, it is halved until each failing row is alone. An error that
     is the same for every row (a wrong column, say) is raised.

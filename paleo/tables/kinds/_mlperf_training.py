@@ -508,8 +508,7 @@ def left_out_baselines(frame: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Columns ``scaled_best``, ``one_utilisation`` and ``nearest``, in
-        minutes; nan if a benchmark has no other round.
+        Columns ``scaled_best``, ``one_utilisation`` and ``nearest``, in minutes; nan if a benchmark has no other round.
     """
     rounds = sorted(frame["round"].unique())
     parts = [pd.DataFrame(columns=["scaled_best", "one_utilisation", "nearest"], dtype=np.float64)]
