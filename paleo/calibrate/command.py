@@ -141,11 +141,10 @@ def source_errors(files: Sequence[str], report: ProgressCallback = str) -> pd.Da
 
 
 def _left_out_errors(whole: FileReport, source: str, calibration: Calibration | None) -> ResidualErrors | None:
-    """Compute the errors on one source's measured rows with fits that left that source out; None if no prediction
-    changes.
+    """Compute the errors on one source's measured rows with fits that left that source out.
 
     Refitted are the energy factors of arithmetic (``calibration``), or the engine profiles without values of the
-    source.
+    source. None if no prediction changes.
     """
     chosen = whole.was_predicted & (whole.row_sources == source)
     table: Any = whole.table
@@ -187,8 +186,7 @@ def _split_by_source(rows: MeasuredRows, source: str) -> tuple[MeasuredRows, Mea
 
 
 def worsened_sources(before: pd.DataFrame, after: pd.DataFrame, points: float = 0.02) -> list[tuple[str, str]]:
-    """List the sources whose left-out error has grown by more than a tolerance since the stored ledger (table of
-    errors).
+    """List the sources whose left-out error has grown by more than a tolerance since a stored table of errors.
 
     Parameters
     ----------
@@ -671,8 +669,9 @@ def _print_calibrations(written: Mapping[str, Calibration], places: Mapping[str,
 
 @contextmanager
 def _progress(count: int) -> Iterator[Callable[[Any], object]]:
-    """Show a progress bar on stderr for ``count`` fits; yields a function to call with each fit, or its label, at its
-    start.
+    """Show a progress bar on stderr for ``count`` fits.
+
+    Yields a function that is called with each fit, or its label, as it starts.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

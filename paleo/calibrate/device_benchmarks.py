@@ -81,9 +81,7 @@ def _gemm_points(dtypes: tuple[str, ...], largest: int) -> Iterator[BenchmarkPoi
 
 
 def _elementwise_points(dtypes: tuple[str, ...], largest: int) -> Iterator[BenchmarkPoint]:
-    """List memory-bound kernels to benchmark: elementwise passes of growing size (cold and warm cache), softmax, layer
-    norm.
-    """
+    """List memory-bound kernels to benchmark: elementwise passes (cold and warm cache), softmax, layer norm."""
     sizes = [2**power for power in range(0, 28, 3)]
     for dtype, size, op in itertools.product(dtypes, sizes, ("add", "relu", "gelu", "copy")):
         if size <= largest**2:
@@ -108,9 +106,7 @@ def _stream(op: str, shape: tuple[int, ...], dtype: str, cache: str, launch: str
 
 
 def _attention_points(dtypes: tuple[str, ...], largest: int) -> Iterator[BenchmarkPoint]:
-    """List attention kernels to benchmark: encoder and decode at usual head counts, causal training forward and
-    backward.
-    """
+    """List attention kernels to benchmark: encoder, decode, and causal training forward and backward."""
     heads = ((32, 32), (32, 8), (16, 16))
     lengths = ((1, 512), (4, _KIBI), (8, 2048), (1, 8192), (2, 4096), (16, 256), (1, 129))
     for dtype, (q_heads, kv_heads), (batch, length), head_dim in itertools.product(
@@ -818,8 +814,9 @@ def _sustained_clock(torch: Any, device: Any) -> str:
 
 
 class MeasurementFolder:
-    """Folder of CSV files to which benchmark results are appended; benchmarks that a file already holds are not
-    repeated.
+    """Folder of CSV files to which benchmark results are appended.
+
+    Benchmarks that a file already holds are not repeated.
     """
 
     def __init__(self, folder: Path, device: str, library: str) -> None:

@@ -111,8 +111,7 @@ def kernel_fit_jobs(files: Iterable[str | Path], only: Sequence[str] = ()) -> li
 
 
 def has_kernel_families(file: str | Path) -> bool:
-    """Return True if the parameters of kernel families can be fitted to a table (one timed kernel or collective per
-    row).
+    """Return True if parameters of kernel families (timing formulas) can be fitted to a measured table.
 
     Parameters
     ----------

@@ -125,9 +125,7 @@ def count_rows(rows: Iterable[MeasuredRows]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FittedIntervalBin:
-    """Bin of a 90 % interval: factors ``low`` and ``high`` on the prediction, for predicted times up to ``up_to_s``
-    [s].
-    """
+    """Bin of a 90 % interval: factors ``low`` and ``high`` on predicted times up to ``up_to_s`` [s]."""
 
     up_to_s: float
     low: float
@@ -470,9 +468,7 @@ class Fit(Generic[Parameters]):
 
     @property
     def split_rows(self) -> tuple[list[MeasuredRows], list[MeasuredRows], list[MeasuredRows]]:
-        """Measured rows split by configuration: (rows to fit, rows that set the interval, rows held out for the
-        residual).
-        """
+        """Measured rows split by configuration: (to fit, to set the interval, held out for the residual)."""
         parts = [
             split_by_configuration(group.frame, self.predictor.configuration_columns, seed=self.seed)
             if self.holds_out

@@ -156,8 +156,9 @@ def fit_interval_constants(evidence: StepErrors, level: float = _TARGET_COVERAGE
 
 
 def cross_validated_coverage(known: StepErrors, level: float = _TARGET_COVERAGE) -> pd.DataFrame:
-    """Test step-time intervals on each source of `MIN_SOURCE_ROWS` rows or more, with constants fitted to other
-    sources.
+    """Test step-time intervals on each source, with constants fitted to all other sources.
+
+    Sources have `MIN_SOURCE_ROWS` rows or more.
 
     Parameters
     ----------

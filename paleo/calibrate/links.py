@@ -415,10 +415,10 @@ def fit_links(job: LinkJob, date: str, free: Sequence[str] = ()) -> LinkFit:
 
 
 def _fit_determined(job: LinkJob, moving: list[str], left: dict[str, str]) -> tuple[LinkParameters, dict[str, float]]:
-    """Fit the link parameters ``moving``, and repeat without the least determined one until the rows determine all of
-    them.
+    """Fit link parameters, and repeat without the least determined one until the rows determine all.
 
-    Reasons of dropped parameters are added to ``left``. Returns (parameters, standard deviation of each logarithm).
+    ``moving`` names the parameters; reasons of dropped parameters are added to ``left``. Returns (parameters, standard
+    deviation of each logarithm).
     """
     parameters = job.start_parameters
     while moving:

@@ -435,9 +435,7 @@ def _with_ratios(
     rows: list[SubmissionRow],
     reference: float,
 ) -> TrainingCode:
-    """Write the solution ``beta`` of the step-time fit into a task's code section, as ratios by architecture and
-    device.
-    """
+    """Write the solution of the step-time fit (``beta``) into a task's code section, by architecture and device."""
     of_architecture = dict(zip(architectures, beta[1 : 1 + len(architectures)], strict=True))
     of_device = dict(zip(devices, beta[1 + len(architectures) : -2], strict=True))
     home = {
@@ -493,8 +491,9 @@ def fit_sample_ratio(rows: list[SubmissionRow], rounds: list[str], towards: str)
 
 
 def fit_evaluation(rows: list[SubmissionRow], code: TrainingCode, rounds: list[str], towards: str) -> QualityEvaluation:
-    """Fit the time of one quality evaluation: a multiple of its forward passes plus a constant time, by weighted
-    medians.
+    """Fit the time of one quality evaluation: a multiple of its forward passes plus a constant time.
+
+    Both come from weighted medians over submissions.
 
     Parameters
     ----------
@@ -567,9 +566,7 @@ def _retimed(row: SubmissionRow, task: TrainingTask) -> TargetTime:
 def _by_platform(
     task: TrainingTask, rows: list[SubmissionRow], change: Callable[[TrainingTask, list[SubmissionRow]], TrainingTask]
 ) -> TrainingTask:
-    """Apply a fit (``change``) to a training task with its GPU submissions, and to its other platforms (TPU) with
-    theirs.
-    """
+    """Apply a fit (``change``) to a training task with its GPU submissions, and to its TPU platforms with theirs."""
     kinds = [row.predicted_target.prediction.system.device.kind for row in rows]
     apart = {name: [row for row, kind in zip(rows, kinds, strict=True) if kind == name] for name in task.platforms}
     base = change(task, [row for row, kind in zip(rows, kinds, strict=True) if kind not in apart])
@@ -587,8 +584,9 @@ def _platform(task: TrainingTask, base: TrainingTask) -> PlatformDifferences:
 
 
 def fitted_task(task: TrainingTask, rows: list[SubmissionRow], rounds: list[str], towards: str) -> TrainingTask:
-    """Fit a training task's step-time ratios, sample ratio and evaluation cost to MLPerf submissions, by kind of
-    device.
+    """Fit a training task's step-time ratios, sample ratio and evaluation cost to MLPerf submissions.
+
+    GPUs and each other kind of device (TPU) are fitted apart.
 
     Parameters
     ----------
@@ -623,8 +621,9 @@ def _fitted(task: TrainingTask, rows: list[SubmissionRow], rounds: list[str], to
 
 
 def step_residual(rows: list[SubmissionRow], rounds: list[str]) -> float:
-    """Compute the cross-validated error of step times: rms of log(measured / predicted), each round fitted to the
-    others.
+    """Compute the cross-validated error of a task's step times: rms of log(measured / predicted).
+
+    Each round is predicted by a fit to the other rounds.
 
     Parameters
     ----------
@@ -669,8 +668,7 @@ BLOCK_FIELDS = {
 
 
 def is_task_table(columns: Iterable[str]) -> bool:
-    """Return True if a table holds MLPerf reference convergence points or submissions, which are fitted into task
-    files.
+    """Return True if a table holds MLPerf reference convergence points or submissions, by its column names.
 
     Parameters
     ----------
@@ -951,8 +949,7 @@ def error_table_rows(submissions: pd.DataFrame) -> list[tuple[str, ...]]:
 
 
 def rank_agreement(submissions: pd.DataFrame) -> tuple[float, int]:
-    """Compute how often the prediction ranks two GPU models correctly: share of pairs of submissions in the right
-    order.
+    """Compute how often the prediction ranks two GPU models in the right order of time to target.
 
     The two submissions of a pair agree in benchmark, round and number of GPUs.
 

@@ -182,9 +182,7 @@ class SoftwareFitResult:
     profile_after: SoftwareProfile
 
     def changed_values(self) -> Iterator[tuple[str, tuple[str, str]]]:
-        """Yield (parameter, (value before, value after)) as texts for the report, for all parameters that a fit may
-        change.
-        """
+        """Yield (parameter, (value before, value after)) as texts, for all parameters that a fit may change."""
         for name in ("forward", "backward"):
             values = [
                 getattr(profile.host, name) / MICROSECOND for profile in (self.profile_before, self.profile_after)
@@ -428,8 +426,9 @@ def moe_waiting_steps(files: Sequence[str], report: ProgressCallback = str) -> l
 
 
 def _dependent_rows(table: RunTable, frame: pd.DataFrame, name: str) -> MeasuredRows:
-    """Return the rows of one profile whose step time depends on the waiting exponent, with predictions at several
-    exponents.
+    """Return the rows of one profile whose step time depends on the waiting exponent.
+
+    Predictions at several exponents are added as columns.
     """
     known = frame[np.isfinite(measure_and_predict(table, frame)[1].values)]
     profile = load_software(name)

@@ -160,8 +160,9 @@ def trial_calibration(factors: SustainedEnergyParameters) -> Calibration:
 
 
 def fitted_arithmetic_factors(known: DenseSteps) -> SustainedEnergyParameters:
-    """Fit the energy factor of sustained arithmetic of each architecture with two or more sources; others keep the
-    default.
+    """Fit the energy factor of sustained arithmetic of each architecture with two or more sources.
+
+    Other architectures keep the default.
 
     Parameters
     ----------

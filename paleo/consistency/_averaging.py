@@ -203,11 +203,10 @@ def easgd(argument: str) -> ConsistencyModel:
 
 @CONSISTENCY.register("diloco")
 def diloco(argument: str) -> ConsistencyModel:
-    """Build the consistency model ``diloco:H`` or ``diloco:H/F``: workers average their parameters after every H local
-    steps.
+    """Build the consistency model ``diloco:H`` or ``diloco:H/F``: workers average after every H local steps.
 
     Each worker keeps an outer copy of the parameters and an outer momentum in fp32. Parameters are divided into F
-    fragments (1 if not stated), each of which is exchanged during the steps up to the next one (streaming).
+    fragments (1 by default), each of which is exchanged during the steps up to the next one (streaming).
     """
     steps, _, fragments = argument.partition("/")
     number = count_argument("diloco", steps, "inner steps between two outer steps")
@@ -241,7 +240,5 @@ class FederatedAveraging:
 
 @CONSISTENCY.register("federated")
 def federated(argument: str) -> ConsistencyModel:
-    """Build the consistency model ``federated:H`` (federated averaging): clients send their model after every H local
-    steps.
-    """
+    """Build the consistency model ``federated:H``: clients send their model after every H local steps."""
     return FederatedAveraging(count_argument("federated", argument, "local steps a round"))

@@ -106,10 +106,10 @@ def _throughput(customers: Numeric, think: Array, service: Array, response: Arra
 
 
 def _schweitzer_response(customers: Array, think: Array, service: Array, variation: float) -> Array:
-    """Compute the response time of a closed queue [s] if the queue that n − 1 customers see is proportional to that of
-    n.
+    """Compute the response time of a closed queue [s] by Schweitzer's approximation.
 
-    It is the positive root of the mean-value equation R² + p R + q = 0 (Schweitzer's approximation).
+    The queue that n − 1 customers see is taken to be proportional to that of n. The response is the positive root of
+    the mean-value equation R² + p R + q = 0.
     """
     others = customers - 1.0
     p = think - service - service * others
@@ -185,12 +185,12 @@ def service_time(payload: Numeric, tensors: Numeric, server: ParameterServers) -
 
 @dataclass(frozen=True, slots=True)
 class Asynchronous:
-    """Asynchronous consistency model: N workers in a closed queue around parameter servers, with a mean staleness of N
-    − 1.
+    """Asynchronous consistency model: N workers form a closed queue around parameter servers.
 
-    After each update of a worker, every other worker makes one before the same worker updates again. The standard
-    deviation of the staleness is √((c Z X (N − 1) / N)² + (N − 1)(1 − U) min(1, 1.13 c)), within 5 % of a discrete
-    simulation on average. Here c is the jitter, Z the think time, X the throughput and U the utilization of the server.
+    The mean staleness is N − 1: after each update of a worker, every other worker makes one before the same worker
+    updates again. The standard deviation of the staleness is √((c Z X (N − 1) / N)² + (N − 1)(1 − U) min(1, 1.13 c)),
+    within 5 % of a discrete simulation on average. Here c is the jitter, Z the think time, X the throughput and U the
+    utilization of the server.
     """
 
     summary = "workers push and pull at parameter servers, waiting for nobody"
@@ -234,8 +234,7 @@ class Asynchronous:
 def staleness(
     workers: Numeric, think: Numeric, throughput: Numeric, utilization: Numeric, jitter: Numeric
 ) -> tuple[Array, Array]:
-    """Compute the staleness of asynchronous updates: how many updates other workers make between a worker's pull and
-    push.
+    """Compute the staleness of asynchronous updates: updates by others between a worker's pull and push.
 
     Parameters
     ----------

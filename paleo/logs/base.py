@@ -166,8 +166,9 @@ def _remarks(lines: list[str]) -> Iterator[str]:
 
 
 def _records(reader: Reader, lines: list[str]) -> Iterator[StepRecord]:
-    """Yield one record per step of a log: the values of the line that begins the step and of the lines up to the next
-    step.
+    """Yield one record per step of a log.
+
+    It holds the values of the line that begins the step and of the lines up to the next step.
     """
     current: dict[str, object] | None = None
     for line in lines:
@@ -267,8 +268,7 @@ _PROGRAM = re.compile(rf"\b({'|'.join(NCCL_TESTS_PROGRAMS)})\b")
 
 @dataclass(frozen=True, slots=True)
 class NcclTestsLog:
-    """Content of an nccl-tests log: payloads [byte], and for each the shorter of the in-place and out-of-place times
-    [s].
+    """Content of an nccl-tests log: payloads [byte], and the shorter of the in-place and out-of-place times [s].
 
     ``operation`` and ``ranks`` are None if the log does not state them. ``run_count`` is the number of runs in the log.
     """

@@ -195,8 +195,9 @@ TextArray = npt.NDArray[np.object_]
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """Predictions for the rows of a measured table: arrays of shape (rows,), nan and a reason where a row has no
-    prediction.
+    """Predictions for the rows of a measured table, as arrays of shape (rows,).
+
+    A row without a prediction has nan and a reason.
 
     ``values`` is the predicted time; ``low`` and ``high`` are the ends of its 90 % interval. ``baseline`` is the
     roofline time at the datasheet's peaks; the report divides it by one constant efficiency per device.
@@ -335,8 +336,9 @@ class MeasuredTable(ABC):
         return {}
 
     def scaling_curves(self, frame: pd.DataFrame) -> pd.DataFrame | None:
-        """Return the device count of each row and the columns that distinguish scaling curves, for scaling
-        efficiencies.
+        """Return the device count of each row and the columns that distinguish scaling curves.
+
+        The result is used to compare scaling efficiencies. A curve is one configuration on several device counts.
 
         Parameters
         ----------

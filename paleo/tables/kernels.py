@@ -122,12 +122,11 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         """
 
     def timing_method(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Name how each row of this table was timed (CUDA graph, eager, …), as launch costs are fitted per timing
-        method.
+        """Name how each kernel of this table was timed (CUDA graph, eager, …).
 
-        Keys are ``graph``, ``kernel``, ``eager``, ``back-to-back``, or one that a kind of table defines. A key
-        ``key/variant`` marks rows that share all parameters with other variants of ``key``, except host parameters. The
-        default is ``graph``, as engines and frameworks replay captured graphs.
+        Launch costs are fitted per timing method. Keys are ``graph``, ``kernel``, ``eager``, ``back-to-back``, or one
+        that a kind of table defines. A key ``key/variant`` marks rows that share all parameters with other variants of
+        ``key``, except host parameters. The default is ``graph``, as engines and frameworks replay captured graphs.
 
         Parameters
         ----------
@@ -187,8 +186,7 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         return FitSettings(start, tuple(alternatives))
 
     def load_datasheet(self, subject: str, dtype: str, compute: str) -> Datasheet:
-        """Load the datasheet values (peak FLOP/s, bandwidth [byte/s], …) of the device or system on which rows were
-        measured.
+        """Load the datasheet values (peak FLOP/s, bandwidth [byte/s], …) of the measured device or system.
 
         Parameters
         ----------
@@ -505,8 +503,7 @@ def row_groups(
 
 
 def rowwise(method: Callable[..., str]) -> Callable[[Any, pd.DataFrame], pd.Series[str]]:
-    """Decorate a method that takes the texts of one table row, so that it takes a whole table and returns one text per
-    row.
+    """Decorate a method of one row's texts, so that it takes a whole table and returns one text per row.
 
     Parameters
     ----------
@@ -530,8 +527,7 @@ def rowwise(method: Callable[..., str]) -> Callable[[Any, pd.DataFrame], pd.Seri
 def map_by_arithmetic_unit(
     frame: pd.DataFrame, compute: pd.Series[str], function: Callable[[str, str, str], str]
 ) -> pd.Series[str]:
-    """Apply a function of device, dtype and arithmetic unit to each row of a table, such as the choice of a kernel
-    family.
+    """Apply a function of device, dtype and arithmetic unit to each table row (to choose a kernel family).
 
     Parameters
     ----------

@@ -211,8 +211,9 @@ DIARY_DATES = {
 
 
 def _versions(row: Row) -> Iterator[str]:
-    """Yield release versions and dates in the texts of a table row (release, framework, source), the most reliable
-    first.
+    """Yield release versions and dates in the texts of a table row, the most reliable first.
+
+    The texts are the row's release, framework and source.
     """
     texts = [str(row[key]).lower() for key in ("release", "framework", "source") if has_value(row, key)]
     line = re.search(r"([^/]+)#L(\d+)$", str(row.get("url_or_path", "")))
@@ -319,10 +320,10 @@ def peak_step_time(prediction: Prediction) -> float:
 
 
 class RunTable(MeasuredTable):
-    """Abstract base of tables in which each row is a run (of training or serving); the usual measured value is the step
-    time.
+    """Abstract base of tables in which each row is a run of training or serving.
 
-    Subclasses convert a row to a `Run` and predict the measured value in `predict_row`.
+    The usual measured value is the step time. Subclasses convert a row to a `Run` and predict the measured value in
+    `predict_row`.
     """
 
     measured_column = "iteration_ms"

@@ -231,10 +231,10 @@ class FileReport:
         return _Worst(row, str(predictions.subjects[row]), measured, predicted, configuration, reason)
 
     def _scatter(self) -> Array:
-        """Compute the relative spread of repeated measurements in a table: largest over smallest value, minus 1, shape
-        (rows,).
+        """Compute the relative spread of repeated measurements in a table, shape (rows,).
 
-        Repeats are rows that agree in all columns except the measured ones.
+        It is the largest over the smallest value, minus 1. Repeats are rows that agree in all columns except the
+        measured ones.
         """
         columns = [name for name in self.frame.columns if name not in MEASURED_COLUMNS]
         grouped = pd.Series(self.measured).groupby([self.frame[name].to_numpy() for name in columns], dropna=False)

@@ -105,8 +105,9 @@ class SparseAttentionTable(KernelTable[DeviceDatasheet]):
 
     @rowwise
     def unsupported_reasons(self, device: str, model: str, kind: str, part: str, phase: str, library: str) -> str:
-        """Explain why a timed sparse-attention layer cannot be modelled (unknown network, part, kind or library); '' if
-        it can.
+        """Explain why a timed sparse-attention layer cannot be modelled; '' if it can.
+
+        Reasons are an unknown network, part, kind or library.
         """
         if f"sparse.{kind}.{part}.{phase}.{library}" not in self.families or _sizes_of(model) is None:
             return f"kind {kind!r}, part {part!r}, model {model!r}, library {library!r}: not modelled"
@@ -114,8 +115,9 @@ class SparseAttentionTable(KernelTable[DeviceDatasheet]):
 
     @rowwise
     def kernel_family(self, kind: str, part: str, phase: str, library: str) -> str:
-        """Return the key ``sparse.<kind>.<part>.<phase>.<library>`` of the calibrated parameters that predict a
-        measured row.
+        """Return the key of the calibrated parameters that predict a timed sparse-attention layer.
+
+        The key is ``sparse.<kind>.<part>.<phase>.<library>``.
         """
         return f"sparse.{kind}.{part}.{phase}.{library}"
 

@@ -85,8 +85,7 @@ class CollectiveTable(KernelTable[System]):
     def start_and_fixed_names(
         self, family: str, stack: str, figures: System
     ) -> tuple[NcclParameters | ExchangeParameters | FabricParameters | CustomAllReduceParameters, tuple[str, ...]]:
-        """Choose (start values, names of fixed parameters) for the fit of a collective's timing formula to measured
-        times.
+        """Choose (start values, names of fixed parameters) to fit a collective's timing formula to measured times.
 
         Parameters that the measured times do not determine stay fixed.
         """
@@ -143,15 +142,14 @@ class CollectiveTable(KernelTable[System]):
         return load_system(subject)
 
     def calibration_keys(self, figures: System) -> tuple[str, str, str]:
-        """Return the keys by which collective parameters are looked up: (system, device architecture, kind of link in a
-        node).
+        """Return the keys by which parameters of collectives are looked up for a system.
+
+        They are (system, architecture of its devices, kind of link within a node).
         """
         return figures.name, figures.device.architecture, link_kind(figures)
 
     def prepare_rows(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Correct the system of measured collectives whose times show that they ran on another system than the table
-        says.
-        """
+        """Correct the system of measured collectives whose times show that another system ran them."""
         systems = text_column(frame, "system")
         libraries = text_column(frame, "library")
         for (system, library), other in CORRECTED_SYSTEMS.items():
@@ -208,9 +206,7 @@ class CollectiveTable(KernelTable[System]):
         return pd.Series(np.where(self._custom(frame), "collective.custom", plain), index=frame.index, dtype=object)
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """Count (FLOP, bytes) of measured collectives for a bandwidth-only baseline: no FLOP, and the bytes that each
-        rank sends.
-        """
+        """Count (FLOP, bytes) of measured collectives: no FLOP, and the bytes that each rank sends."""
         factor = np.zeros(len(frame))
         operations, ranks = text_column(frame, "op").to_numpy(), number_column(frame, "ranks")
         for operation in COLLECTIVE_OPERATIONS:
@@ -219,8 +215,9 @@ class CollectiveTable(KernelTable[System]):
         return np.zeros(len(frame)), factor * number_column(frame, "bytes")
 
     def ideal_time(self, frame: pd.DataFrame, figures: System) -> Array:
-        """Compute the bandwidth-only time [s] of measured collectives: bytes over the slowest link's datasheet
-        bandwidth.
+        """Compute the bandwidth-only time [s] of measured collectives, as a baseline.
+
+        It is the bytes that a rank sends over the datasheet bandwidth of the slowest link level.
         """
         links = self._links(frame, figures)
         slowest = np.full(len(frame), np.inf)
@@ -265,9 +262,7 @@ class CollectiveTable(KernelTable[System]):
         return text_column(frame, "algo").str.lower().str.startswith("custom") & reachable
 
     def _crosses(self, frame: pd.DataFrame) -> pd.Series[bool]:
-        """Return True for measured collectives whose group spans nodes; an NVLink domain of several nodes counts as one
-        node.
-        """
+        """Return True for measured collectives whose group spans nodes; an NVLink domain counts as one node."""
         neighbours = number_column(frame, "ranks_per_node", np.inf)
         pairs = zip(text_column(frame, "system"), neighbours, strict=True)
         inside = pd.Series([_neighbours(name, count) for name, count in pairs], index=frame.index, dtype=np.float64)
@@ -281,8 +276,9 @@ class CollectiveTable(KernelTable[System]):
 
 
 def _largest(engine: str, system: System) -> float:
-    """Return the largest payload for which an engine uses its custom all-reduce [byte]; lower for TensorRT-LLM on
-    Ampere.
+    """Return the largest payload for which an engine uses its custom all-reduce [byte].
+
+    TensorRT-LLM's limit is lower on Ampere.
     """
     if engine == "trtllm" and system.device.architecture == "Ampere":
         return 2.0**20
@@ -375,9 +371,7 @@ class ExpertExchangeTable(KernelTable[DeviceDatasheet]):
     host_parameters = ("launch",)
 
     def prepare_rows(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Move column ``dtype`` (format of tokens on the wire) of MoE exchange rows to column ``wire``, and set
-        ``dtype`` to bf16.
-        """
+        """Move column ``dtype`` (format of tokens on the wire) to column ``wire``, and set ``dtype`` to bf16."""
         return frame.assign(wire=text_column(frame, "dtype"), dtype="bf16")
 
     @rowwise
@@ -397,9 +391,7 @@ class ExpertExchangeTable(KernelTable[DeviceDatasheet]):
 
     @rowwise
     def kernel_family(self, mode: str, step: str) -> str:
-        """Return the key ``exchange.<mode>.<step>`` of the calibrated parameters that predict a measured MoE token
-        exchange.
-        """
+        """Return the key ``exchange.<mode>.<step>`` of the calibrated parameters of a MoE token exchange."""
         return f"exchange.{mode}.{step}"
 
     def fit_settings(
@@ -425,8 +417,9 @@ class ExpertExchangeTable(KernelTable[DeviceDatasheet]):
         return np.zeros(len(frame)), _sent(frame)["inside"] + _sent(frame)["across"]
 
     def ideal_time(self, frame: pd.DataFrame, figures: DeviceDatasheet) -> Array:
-        """Compute the bandwidth-only time [s] of MoE token exchanges: the slower of links and NIC at datasheet
-        bandwidth.
+        """Compute the bandwidth-only time [s] of MoE token exchanges, as a baseline.
+
+        It is the slower of links and NIC at datasheet bandwidth.
         """
         sent, links = _sent(frame), _links(figures.name)
         wire = np.maximum(sent["linked"] / links.link_bandwidth, sent["across"] / links.nic_bandwidth)

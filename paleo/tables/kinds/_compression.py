@@ -128,8 +128,9 @@ class _Cluster:
         return max(inner, leaving * payload / self.link_bandwidth) + steps * self.ring_step_seconds
 
     def coding_time(self, coding: CodingWork) -> float:
-        """Compute the time of compressing or decompressing gradients [s]: memory passes, and a call per separately
-        coded tensor.
+        """Compute the time of compressing or decompressing gradients [s].
+
+        It has memory passes, and a call per separately coded tensor.
         """
         call = load_software("pytorch-eager").gradients.compression_call
         return float(coding.bytes) / self.memory_bandwidth + float(coding.tensor_calls) * call
@@ -157,16 +158,18 @@ class CompressionTable(QuantityTable):
     measured_columns = tuple(MEASURED_COLUMN_UNITS)
 
     def measured_values(self, frame: pd.DataFrame) -> Array:
-        """Return the measured value of each run in SI units: the first filled column of `MEASURED_COLUMN_UNITS`, else
-        nan.
+        """Return what each run with compressed gradients measured, in SI units.
+
+        It is the first filled column of `MEASURED_COLUMN_UNITS`; nan if all are empty.
         """
         stated = [(text_column(frame, name) != "").to_numpy() for name in MEASURED_COLUMN_UNITS]
         values = [number_or_nan(frame, name) * unit for name, unit in MEASURED_COLUMN_UNITS.items()]
         return np.asarray(np.select(stated, values, np.nan), dtype=np.float64)
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Predict runs with compressed gradients; multi-node runs take their compute time from the dense run on one
-        node.
+        """Predict runs with compressed gradients.
+
+        Multi-node runs take their compute time from the measured dense run on one node.
         """
         known: dict[tuple[str, ...], float] = {}
         for row in row_dicts(frame):
@@ -181,8 +184,9 @@ class CompressionTable(QuantityTable):
         return load_system(str(row["device"]))
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict what one compressed training run measured: step time, FLOP/s, speed-up, or time relative to the dense
-        run.
+        """Predict what one run with compressed gradients measured.
+
+        It is step time, FLOP/s, speed-up over one GPU, or time relative to the dense run.
         """
         cluster = _Cluster.from_row(row)
         if has_value(row, "tflops_per_gpu"):

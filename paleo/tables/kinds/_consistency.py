@@ -102,9 +102,7 @@ class ConsistencyTable(QuantityTable):
         return load_system(find_device(str(row["device"])).name)
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the step time of a run under its consistency model, or the time between updates for asynchronous runs
-        [s].
-        """
+        """Predict the step time of a run under its consistency model [s]; if asynchronous, time between updates."""
         if has_value(row, "worker_devices"):
             # Predict the seconds between updates of workers of several kinds around one server.
             kinds = re.findall(r"(\d+) x ([\w-]+)", str(row["worker_devices"]))

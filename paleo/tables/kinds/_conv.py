@@ -247,8 +247,9 @@ LIBRARY_OF_FRAMEWORK: Mapping[str, ConvolutionLibrary] = {
 
 
 class CnnLayersTable(KernelTable[DeviceDatasheet]):
-    """Table of layers of convolutional networks, one timed layer per row; the measured value is forward plus backward
-    time.
+    """Table of layers of convolutional networks, one timed layer per row.
+
+    The measured value is forward plus backward time.
     """
 
     name = "cnn_layers"
@@ -298,9 +299,7 @@ class CnnLayersTable(KernelTable[DeviceDatasheet]):
         return pd.Series("back-to-back", index=frame.index, dtype=object)
 
     def kernel_family(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return ``conv.vector`` (key of calibrated parameters) for all timed network layers, memory-bound layers
-        included.
-        """
+        """Return ``conv.vector`` (key of calibrated parameters) for all network layers, memory-bound ones too."""
         return pd.Series("conv.vector", index=frame.index, dtype=object)
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:

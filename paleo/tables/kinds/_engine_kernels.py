@@ -74,8 +74,7 @@ class CapturedKernelTable(KernelTable[DeviceDatasheet]):
     def fit_settings(
         self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
     ) -> FitSettings:
-        """Choose how parameters of inference-engine kernels are fitted to measured times: start values and fixed
-        parameters.
+        """Choose how parameters of inference-engine kernels are fitted: start values and fixed parameters.
 
         CUDA graphs hide the host time of a call, and eager calls hide the launch cost behind the host; hidden
         parameters stay fixed.
@@ -111,11 +110,10 @@ class QuantisedGemmTable(CapturedKernelTable):
 
     @rowwise
     def timing_method(self, library: str, version: str, dtype: str, scaling: str) -> str:
-        """Return how a low-precision GEMM was timed: ``eager``, ``graph``, or ``graph/first`` for a release with a
-        slower kernel.
+        """Return how a low-precision GEMM was timed: ``eager``, ``graph``, or ``graph/first``.
 
         vLLM from release 0.20 on and its development builds launch fp8 products eagerly. TensorRT-LLM 1.2's first
-        DeepGEMM has a slow quantisation pass.
+        DeepGEMM (``graph/first``) has a slow quantisation pass.
         """
         release = parse_release(version)[:2]
         if library == "vllm" and dtype == "fp8" and (release >= (0, 20) or "dev" in version):
@@ -125,8 +123,9 @@ class QuantisedGemmTable(CapturedKernelTable):
 
     @rowwise
     def kernel_family(self, library: str, scaling: str, dtype: str) -> str:
-        """Return the key ``narrow.<scaling><bits>.<library>`` of the calibrated parameters of a GEMM; scaling per
-        tensor or block.
+        """Return the key of the calibrated parameters that predict a low-precision GEMM.
+
+        The key is ``narrow.<scaling><bits>.<library>``, with scaling per tensor or per block.
         """
         blocks = "tensor" if scaling.startswith("tensor") else "block"
         return f"narrow.{blocks}{dtype.removeprefix('fp')}.{'vllm' if library == 'vllm' else 'trtllm'}"
@@ -182,10 +181,9 @@ class ExpertKernelTable(CapturedKernelTable):
 
     @rowwise
     def kernel_family(self, library: str, kernel_source: str, scaling: str, dtype: str) -> str:
-        """Return the key ``experts.<kernel>.<scaling>`` of the calibrated parameters that predict a timed MoE expert
-        computation.
+        """Return the key of the calibrated parameters that predict a timed MoE expert computation.
 
-        Kernels are Triton's (by engine), CUTLASS, FlashInfer, and others.
+        The key is ``experts.<kernel>.<scaling>``. Kernels are Triton's (by engine), CUTLASS, FlashInfer, and others.
         """
         words = ("triton", "cutedsl", "deepgemm", "flashinfer_cutlass", "cutlass", "trtllm", "min_latency")
         word = next((word for word in words if word in kernel_source), "cutlass")
@@ -258,18 +256,19 @@ class LatentAttentionTable(CapturedKernelTable):
 
     @rowwise
     def kernel_family(self, library: str, phase: str, kv_dtype: str) -> str:
-        """Return the key ``latent.<library>.<phase><KV-cache bits>`` of the calibrated parameters of a timed MLA
-        kernel.
+        """Return the key of the calibrated parameters that predict a timed MLA kernel.
+
+        The key is ``latent.<library>.<phase><bits>``, with the bits of the KV cache.
         """
         kernel = library if library in ("sglang", "vllm") else "trtllm"
         return f"latent.{kernel}.{'token' if phase == 'generation' else 'prompt'}{8 if kv_dtype == 'fp8' else 16}"
 
     @rowwise
     def timing_method(self, library: str, version: str, phase: str) -> str:
-        """Return how an MLA kernel was timed: ``graph``, or ``graph/first`` for releases with an additional pass over
-        queries.
+        """Return how an MLA kernel was timed: ``graph``, or ``graph/first`` for early releases.
 
-        These releases are TensorRT-LLM 1.2 in generation and SGLang before 0.5.14 in context.
+        Early releases have an additional pass over the queries: TensorRT-LLM 1.2 in generation and SGLang before 0.5.14
+        in context.
         """
         release = parse_release(version)
         tokens_again = (library, phase) == ("trtllm", "generation") and release[:2] == (1, 2)

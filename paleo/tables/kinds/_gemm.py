@@ -132,8 +132,9 @@ class GemmTable(KernelTable[DeviceDatasheet]):
 
     @rowwise
     def unsupported_reasons(self, device: str, dtype: str, compute: str, source: str) -> str:
-        """Explain why a timed GEMM cannot be modelled: no formula for its dtype, or no such peak on the device; '' if
-        it can.
+        """Explain why a timed GEMM cannot be modelled; '' if it can.
+
+        Reasons are a dtype without a formula, or without a peak on the device.
         """
         return unsupported_reason(device, dtype, _unit(dtype, compute, source), frozenset(OPERAND_BYTES))
 
@@ -145,10 +146,10 @@ class GemmTable(KernelTable[DeviceDatasheet]):
 
     @rowwise
     def kernel_family(self, device: str, dtype: str, compute: str, source: str) -> str:
-        """Return the key of a GEMM's calibrated parameters: ``gemm.fp8``, ``.fp4``, ``.int8``, ``.tensor`` or
-        ``.simt``.
+        """Return the key of the calibrated parameters that predict a timed GEMM.
 
-        Number format and arithmetic unit decide.
+        Number format and arithmetic unit decide: ``gemm.fp8``, ``gemm.fp4``, ``gemm.int8``, ``gemm.tensor`` or
+        ``gemm.simt``.
         """
         return _family(device, dtype, _unit(dtype, compute, source))
 
@@ -271,8 +272,9 @@ def _family(device: str, dtype: str, compute: str) -> str:
 
 
 def _weight_copies(stack: str, weight_bytes: Array, l2_bytes: float) -> Array:
-    """Count the B matrices (``weight_bytes`` bytes each) that a GEMM benchmark cycles through to keep weights out of
-    L2.
+    """Count the B matrices that a GEMM benchmark cycles through, so that weights do not stay in L2.
+
+    ``weight_bytes`` is the size of one matrix [byte].
     """
     if stack == "graph":
         return np.clip(np.ceil(l2_bytes / weight_bytes), 1.0, MAX_WEIGHT_COPIES)
@@ -348,16 +350,16 @@ class RnnTable(KernelTable[DeviceDatasheet]):
         return arithmetic_unit_of(frame)
 
     def start_values(self, family: str, figures: DeviceDatasheet) -> Sequence[RnnParameters]:
-        """Return start values for a fit of recurrent-layer parameters: the defaults, and a kernel that hides little
-        latency.
+        """Return start values for a fit of recurrent-layer parameters.
+
+        They are the defaults, and a kernel that hides little latency.
         """
         return (RnnParameters(), RnnParameters(depth_cycles=150.0))
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """Count (FLOP, bytes) of timed recurrent layers: recurrent products; weights read every step, states moved
-        once.
+        """Count (FLOP, bytes) of the recurrent products of timed recurrent layers.
 
-        The filter gradient reads the weights once.
+        Weights are read every step (once for the filter gradient), states are moved once.
         """
         hidden, batch, steps = (number_column(frame, name) for name in ("hidden", "batch", "timesteps"))
         gate_count, element, direction = _gates(frame), element_bytes(frame), _ways(frame)

@@ -54,8 +54,9 @@ class LossTable(QuantityTable):
     measured_column = "loss_nats"
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the final loss of a training run by a scaling law [nat per token]; the baseline is one constant per
-        law.
+        """Predict the final loss of a training run by a scaling law [nat per token].
+
+        The baseline is one constant per law.
         """
         loss, residual, law = loss_of_row(row)
         spread = 2.0 * residual * loss
@@ -120,8 +121,9 @@ class ConvergenceTable(QuantityTable):
     measured_column = "samples_mean"
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Predict MLPerf reference convergence points (samples to target); a point that several rounds repeat is
-        predicted once.
+        """Predict MLPerf reference convergence points (samples to target).
+
+        A point that several rounds repeat is predicted once.
         """
         predictions = super().predict(frame)
         repeats = frame.duplicated(CONVERGENCE_POINT_COLUMNS).to_numpy()

@@ -72,8 +72,7 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
     def start_and_fixed_names(
         self, family: str, stack: str, figures: DeviceDatasheet
     ) -> tuple[memory.MemoryParameters, tuple[str, ...]]:
-        """Choose (start values, names of fixed parameters) for the fit of a memory-bound kernel's parameters to
-        measured times.
+        """Choose (start values, names of fixed parameters) to fit a memory-bound kernel's parameters.
 
         Parameters that the measured times do not determine stay fixed.
         """
@@ -327,8 +326,9 @@ def _either(frame: pd.DataFrame, delta: str, mamba: str) -> Array:
 
 
 def _token_bytes(frame: pd.DataFrame) -> Array:
-    """Count the bytes per token of timed scan kernels: queries and keys of their groups, values and outputs of all
-    heads.
+    """Count the bytes per token of timed scan kernels.
+
+    They are queries and keys of their groups, values and outputs of all heads.
     """
     _, _, heads, keys, values = _sizes(frame)
     return 2.0 * scans.ELEMENT * (_either(frame, "num_k_heads", "n_groups") * keys + heads * values)

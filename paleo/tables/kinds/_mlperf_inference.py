@@ -52,8 +52,7 @@ class LanguageBenchmark:
 
 @dataclass(frozen=True, slots=True)
 class SinglePassBenchmark:
-    """Benchmark of MLPerf Inference whose network answers with one forward pass (images, recommendation), without
-    tokens.
+    """Benchmark of MLPerf Inference whose network answers with one forward pass (images, recommendation).
 
     ``model`` is the network, ``weight_dtype`` the number format of its weights, ``fused_layers`` the layers that
     submissions run as one kernel.
@@ -287,8 +286,9 @@ class MlperfInferenceTable(RunTable):
     used_for_fitting = False
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the samples per second of an MLPerf Inference submission; the baseline is the peak FLOP/s of its
-        devices.
+        """Predict the samples per second of an MLPerf Inference submission.
+
+        The baseline is the peak FLOP/s of its devices.
         """
         if not has_value(row, "device") or not has_value(row, "n_gpus"):
             raise SpecError("device or n_gpus is blank")

@@ -335,10 +335,10 @@ class MlperfTrainingTable(RunTable):
         return RowPrediction(point.seconds, low, high, ideal, point.prediction.system.device.name, point.task.name)
 
     def further_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
-        """Compute (predicted, measured) step time [s], samples to target and total evaluation time [s] of MLPerf
-        submissions.
+        """Compute (predicted, measured) step time, samples to target and evaluation time of MLPerf submissions.
 
-        Keys are ``step``, ``samples`` and ``evaluation``. Arrays have shape (rows,); nan where either value is missing.
+        Keys are ``step`` [s], ``samples`` and ``evaluation`` (all evaluations) [s]. Arrays have shape (rows,); nan
+        where either value is missing.
         """
         points = [self._point(row) for row in row_dicts(frame)]
         measured = {

@@ -136,8 +136,9 @@ class _Pipelines:
     waited_transfer_fraction: float
 
     def step_time(self, network: PairNetwork, grid: RankGrid) -> float:
-        """Compute the step time [s] of a pipeline-parallel run with ranks placed as in ``grid``, shape (stages,
-        pipelines).
+        """Compute the step time [s] of a pipeline-parallel run for a placement of ranks.
+
+        ``grid`` holds the rank at each place, shape (stages, pipelines).
         """
         waited = np.zeros(grid.shape)
         for source, target in ((grid[:-1], grid[1:]), (grid[1:], grid[:-1])):

@@ -396,8 +396,7 @@ def _stated(row: Row, column: str) -> str:
 
 
 def _modules(row: Row) -> tuple[str, ...]:
-    """Return the modules that a measured run recomputes under selective recomputation, such as ``("layernorm",
-    "moe_act")``.
+    """Return the modules that a measured run recomputes selectively, such as ``("layernorm", "moe_act")``.
 
     They come from the row's column or its notes. If the row states no recomputation at all, they come from its known
     recipe.
@@ -411,8 +410,9 @@ def _modules(row: Row) -> tuple[str, ...]:
 
 
 def recompute_of(row: Row, software: SoftwareProfile) -> str:
-    """Return the recompute policy of a measured run: as stated, else from its known recipe, else the software's
-    default.
+    """Return the recompute policy of a measured training run.
+
+    It is the row's cell, else that of its known recipe, else the software's default.
     """
     usual = known_recipe(row)
     recompute = _stated(row, "recompute") or (usual.recompute if usual else software.recomputation.policy)
@@ -512,8 +512,9 @@ class TransformerStepTable(RunTable):
         return system_of(row)
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the step time of a measured transformer run [s], without the update if only forward and backward were
-        timed.
+        """Predict the step time of a measured transformer run [s].
+
+        The optimizer update is excluded if only forward and backward were timed.
         """
         prediction = prediction_of(row, software, self.calibration_of(self.system(row)))
         return row_prediction(
@@ -658,8 +659,9 @@ SCALING_OF_WORD: dict[str, Scaling] = {
 
 
 def scaling_of(row: Row) -> Scaling | None:
-    """Return how a measured run scales low-precision operands (mxfp8, nvfp4, …), by ``dtype_reported``; None if
-    unknown.
+    """Return how a measured run scales low-precision operands (mxfp8, nvfp4, …); None if unknown.
+
+    The row's column ``dtype_reported`` decides.
     """
     reported = str(row.get("dtype_reported", "")).lower()
     return next((scaling for words, scaling in SCALING_OF_WORD.items() if words in reported), None)
@@ -714,8 +716,9 @@ def reported_footprint(row: Row, prediction: Prediction) -> Footprint:
 
 
 class MemoryTable(RunTable):
-    """Table of measured GPU memory, one training run per row; the value is that of the fullest or the reporting GPU
-    [byte].
+    """Table of measured GPU memory, one training run per row [byte].
+
+    The value is that of the fullest GPU, or of the GPU that reported its memory.
     """
 
     name = "memory"
@@ -761,9 +764,7 @@ class MemoryTable(RunTable):
         return self._prediction(row, None).memory
 
     def software_profile(self, row: Row) -> str:
-        """Return the software profile of a measured memory row; rows that name no framework are matched by their
-        source.
-        """
+        """Return the software profile of a measured memory row; rows without a framework are matched by source."""
         return software_of({"framework": row.get("source", ""), **row}, "nanotron")
 
     def _prediction(self, row: Row, software: SoftwareProfile | None) -> Prediction:

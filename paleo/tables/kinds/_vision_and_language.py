@@ -367,10 +367,10 @@ class VisionStepTable(NetworkStepTable):
             return software_of(row)
 
     def scaling_curves(self, frame: pd.DataFrame) -> pd.DataFrame | None:
-        """Return the device count of each CNN run (nan: forward only) and the columns that are equal within a scaling
-        curve.
+        """Return the device count of each CNN run and the columns that are equal within a scaling curve.
 
-        These include the weight exchange and the source of images, which the notes state.
+        Rows with only a forward time have nan. Columns include the weight exchange and the source of images, which the
+        notes state.
         """
         gpus, alone = number_or_nan(frame, "n_gpus"), _alone(frame)
         patterns = {"data": r"^(synthetic|real)", "exchange": r"variable_update[:=] ?([^;,]*)"}
