@@ -381,7 +381,7 @@ def _column_names(file: str) -> frozenset[str]:
 
 
 def _fit_folders(paths: Sequence[str], output_dir: str | None, today: str | None, unknown: Sequence[str]) -> int:
-    """Fit all tables of folders in stages: kernels, power, arithmetic of steps, intervals.
+    """Fit all measured tables of folders in stages: kernels, board power, energy factors, step-time intervals.
 
     Each stage uses what the stages before it have written. Returns the exit code.
     """
@@ -427,7 +427,7 @@ def clear_catalog_caches() -> None:
 
 
 def _write_source_errors(files: Sequence[str], output: str | None) -> int:
-    """Print the errors of each source of steps when left out of the fits, and write them to ``output`` if named.
+    """Print the errors of each source of steps when left out of the fits; write them to ``output`` if given.
 
     Returns the exit code.
     """
@@ -472,7 +472,7 @@ def _fit_kernels(request: _Request) -> int:
 
 
 def _jobs_with_enough_rows(work: Sequence[StepFitJob], subject: str, steps: str) -> list[StepFitJob]:
-    """Select the fits with enough rows to fit some and test on others; report the others on stderr."""
+    """Select the fits whose rows are enough to fit some and test on others; report the other fits on stderr."""
     for job in work:
         if job.step_count < MIN_STEPS:
             sys.stderr.write(f"{job.name}: {job.step_count} {steps}, too few to fit and test; {MIN_STEPS} are needed\n")

@@ -68,7 +68,7 @@ class FitJob:
 
     @property
     def label(self) -> str:
-        """Title of the fit in progress messages: device or system, family, timing method and number of rows."""
+        """Title of a kernel fit in progress messages: device or system, family, timing method and number of rows."""
         return f"{self.subject} {self.family} {self.timing_method} ({count_rows(self.rows)} rows)"
 
 
@@ -326,7 +326,7 @@ def _fit_in_parallel(
 
 
 def _depends_on(work: Sequence[FitJob], place: int, other: int) -> bool:
-    """Return True if a fit may start from the result of an earlier fit.
+    """Return True if a kernel fit may start from the parameters of an earlier fit.
 
     Both are of the same table, and differ in timing method or are of the same device or system.
     """

@@ -482,7 +482,10 @@ class Fit(Generic[Parameters]):
         return sample_rows(to_fit, self.max_training_rows, self.seed), between, kept
 
     def run(self) -> FitResult[Parameters]:
-        """Run the fit and return its result; raise SpecError if no row is left to fit."""
+        """Fit the parameters to the measured rows, and compute held-out errors and intervals.
+
+        Raise SpecError if no row is left to fit.
+        """
         train, between, held_out = self.split_rows
         if not train:
             raise SpecError("no rows to fit: every configuration fell into the held-out parts, or the table is empty")
@@ -554,7 +557,7 @@ def _log_sigma(run: OptimizeResult) -> Array:
 
 @dataclass(frozen=True)
 class SourceRows:
-    """Base of arrays over measured steps from several sources; the first axis of each field has one entry per step.
+    """Base class of arrays over measured steps from several sources, with one entry per step on the first axis.
 
     ``sources`` names the source of each step, shape (rows,).
     """

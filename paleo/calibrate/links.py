@@ -159,12 +159,12 @@ class LinkJob:
 
     @property
     def step_count(self) -> int:
-        """Number of rows whose step time depends on a fitted link parameter."""
+        """Number of measured steps whose time depends on a fitted link parameter."""
         return count_rows(self.rows)
 
     @property
     def label(self) -> str:
-        """Title of the fit in progress messages: system and number of steps."""
+        """Title of a link fit in progress messages: system and number of steps."""
         return f"links of {self.system.name} ({self.step_count} steps)"
 
     @property
@@ -287,7 +287,7 @@ def link_jobs(files: Sequence[str | Path], only: Sequence[str], free: Sequence[s
 
 
 class _PredictedRows(NamedTuple):
-    """Rows of one system in one table with their predicted times [s].
+    """Measured steps of one system in one table with their predicted times [s], for a link fit.
 
     ``skipped_rows`` counts rows that cannot be predicted.
     """
@@ -298,7 +298,7 @@ class _PredictedRows(NamedTuple):
 
 
 def _rows_by_system(file: Path, only: Sequence[str]) -> dict[str, _PredictedRows]:
-    """Group the multi-device runs of one table by the name of their system, with predictions."""
+    """Group the multi-device runs of one table by the name of their system, with predictions, for link fits."""
     frame = usable_rows_of_table(file)
     table = find_table_kind(frame.columns)
     if not isinstance(table, RunTable) or not table.used_for_fitting:
@@ -415,7 +415,7 @@ def fit_links(job: LinkJob, date: str, free: Sequence[str] = ()) -> LinkFit:
 
 
 def _fit_determined(job: LinkJob, moving: list[str], left: dict[str, str]) -> tuple[LinkParameters, dict[str, float]]:
-    """Fit link parameters, and repeat without the least determined one until the rows determine all.
+    """Fit link parameters; drop the least determined one and repeat until the rows determine all the others.
 
     ``moving`` names the parameters; reasons of dropped parameters are added to ``left``. Returns (parameters, standard
     deviation of each logarithm).
@@ -575,7 +575,7 @@ def link_entries(
 
 
 def _clipped(measured: SourcedParameters[Any], name: str, value: float) -> float:
-    """Limit a link parameter to the range of its family's field."""
+    """Limit the value of a link parameter to the allowed range of its calibration field."""
     (parameter,) = [field for field in dataclasses.fields(measured.parameters) if field.name == name]
     return float(min(max(value, parameter.metadata["low"]), parameter.metadata["high"]))
 

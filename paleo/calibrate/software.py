@@ -170,7 +170,7 @@ class SoftwareJob:
 
     @property
     def label(self) -> str:
-        """Title of the fit in progress messages: profile and number of steps."""
+        """Title of a software fit in progress messages: profile and number of steps."""
         return f"{self.profile.name} ({self.step_count} steps)"
 
 
@@ -367,9 +367,10 @@ EXPONENT_TIME_COLUMNS = [f"seconds at {1.0 / inverse:.3g}" for inverse in _INVER
 
 @dataclass(frozen=True, slots=True)
 class WaitingParameters:
-    """Fitted exponent ``exponent`` (`HostTime.waiting_power`) with which CPU and GPU time of MoE steps are combined.
+    """Parameter of the fit of host waiting: exponent with which CPU and GPU time of MoE steps are combined.
 
-    1 adds the two times, as if CPU and GPU took turns; large values take nearly the longer one.
+    ``exponent`` is `HostTime.waiting_power`. 1 adds the two times, as if CPU and GPU took turns; large values take
+    nearly the longer one.
     """
 
     exponent: float = bounded_parameter(HOST_AHEAD_EXPONENT, 1.0, 2.0 * HOST_AHEAD_EXPONENT)
@@ -426,7 +427,7 @@ def moe_waiting_steps(files: Sequence[str], report: ProgressCallback = str) -> l
 
 
 def _dependent_rows(table: RunTable, frame: pd.DataFrame, name: str) -> MeasuredRows:
-    """Return the rows of one profile whose step time depends on the waiting exponent.
+    """Return the measured steps of one software profile whose time depends on the waiting exponent.
 
     Predictions at several exponents are added as columns.
     """
@@ -479,7 +480,7 @@ def predict_with_exponent(rows: Sequence[MeasuredRows], power: float) -> tuple[A
 
 
 def _of_sources(rows: Sequence[MeasuredRows], sources: Sequence[str], *, without: bool = False) -> list[MeasuredRows]:
-    """Select the rows that come from the named sources, or with ``without`` the rows of all other sources."""
+    """Select the measured steps that come from the named sources, or with ``without`` those of all other sources."""
     return [group.take(np.isin(text_column(group.frame, "source"), sources) != without) for group in rows]
 
 

@@ -44,7 +44,7 @@ def exponential_graph_spectral_gap(workers: Numeric) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class GossipTopology:
-    """Graph of gossip: the neighbours with which a worker averages in each step.
+    """Communication graph of gossip: the neighbours with which a worker averages parameters in each step.
 
     ``kind`` is ``ring`` (2 neighbours), ``exp`` (⌈log₂ N⌉) or ``one-peer`` (1).
     """
@@ -79,7 +79,7 @@ _TOPOLOGIES = {
 
 @dataclass(frozen=True, slots=True)
 class Gossip:
-    """Gossip averaging: each worker averages its parameters with d neighbours in each step.
+    """Gossip consistency model: each worker averages its parameters with d neighbours in each step.
 
     The step time is compute (1 + W) + max(0, d · neighbour exchange − compute), where W is the share of waiting for the
     slowest of d + 1 workers. The averaged parameters are those at the start of the step. Their exchange therefore
@@ -138,7 +138,7 @@ def _local_step(workload: Workload, steps: Numeric, synchronisation: Numeric) ->
 
 @dataclass(frozen=True, slots=True)
 class PeriodicAveraging:
-    """Local SGD and relatives: workers make ``steps`` local steps, then average their parameters.
+    """Consistency model of local SGD and its variants: workers average parameters after every ``steps`` local steps.
 
     ``extra_parameter_copies`` is the number of further fp32 copies of the parameters that a worker stores. The
     parameters are sent in ``fragments`` parts, one after another. With ``overlaps_fragments``, each is overlapped with
@@ -203,7 +203,7 @@ def easgd(argument: str) -> ConsistencyModel:
 
 @CONSISTENCY.register("diloco")
 def diloco(argument: str) -> ConsistencyModel:
-    """Build the consistency model ``diloco:H`` or ``diloco:H/F``: workers average after every H local steps.
+    """Build the consistency model ``diloco:H`` or ``diloco:H/F``: workers average parameters every H steps.
 
     Each worker keeps an outer copy of the parameters and an outer momentum in fp32. Parameters are divided into F
     fragments (1 by default), each of which is exchanged during the steps up to the next one (streaming).
@@ -219,7 +219,7 @@ def diloco(argument: str) -> ConsistencyModel:
 
 @dataclass(frozen=True, slots=True)
 class FederatedAveraging:
-    """Federated averaging: rounds of ``steps`` local steps at clients with links of their own.
+    """Federated-averaging consistency model: rounds of ``steps`` local steps at clients with separate links.
 
     Clients pull and push the model each round. The time per step is μ (1 + c e_N / √H + e_N persistent) + 2 exchange /
     H. Here μ is the mean compute time, H = ``steps``, c the noise of a step, and e_N the expected maximum of N normal

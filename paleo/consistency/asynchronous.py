@@ -38,7 +38,7 @@ _ITERATIONS = 200
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """State of a parameter server as a queue.
+    """State of a parameter server, modelled as a queue of workers; arrays of one shape.
 
     ``throughput`` [1/s] counts all workers. ``response`` [s] is the time of one visit including queueing.
     ``utilization`` [-] is the busy fraction of the server. ``knee`` is the number of workers above which the server
@@ -364,7 +364,7 @@ class StaleSynchronous:
         )
 
     def _served(self, workload: Workload, pace: Array, server: ParameterServers) -> ConsistencyResult:
-        """Compute the step of workers that compute for ``pace`` seconds, then queue for busy parameter servers."""
+        """Predict stale-synchronous workers that compute for ``pace`` seconds, then queue at parameter servers."""
         service = service_time(workload.payload, workload.tensors, server)
         think, other_workers = pace + workload.round_trip, np.asarray(workload.workers) - 1.0
         station = closed_queue(workload.workers, think, service)

@@ -35,7 +35,7 @@ FP32_BYTES = 4.0
 
 @dataclass(frozen=True, slots=True)
 class ParameterServers:
-    """Parameter servers that take in gradients, apply them and send parameters.
+    """Parameter servers that receive gradients from workers, apply them and send parameters back.
 
     ``seconds_per_tensor`` [s] is the software time for each tensor that is pushed and pulled. ``bandwidth`` [byte/s] is
     the rate of one server for all three tasks together; ``count`` servers hold equal parts of the parameters.
@@ -47,7 +47,7 @@ class ParameterServers:
 
     @property
     def fullest_server_share(self) -> float:
-        """Fraction of a push that the fullest server receives."""
+        """Fraction of a worker's gradients that the most loaded parameter server receives."""
         return 1.0 / self.count
 
 
@@ -87,7 +87,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class ConsistencyResult:
-    """Speed and staleness of a workload under a consistency model; each field broadcasts over configurations.
+    """Speed and gradient staleness of a workload under a consistency model, as arrays over configurations.
 
     ``step_time`` is the time between two steps of one worker, including exchange and waiting. ``updates_per_s`` counts
     updates of the shared model: synchronous models count a step of all workers as one, asynchronous ones count each

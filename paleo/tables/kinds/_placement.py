@@ -281,10 +281,7 @@ def _stage_seconds(row: Row, software: SoftwareProfile | None) -> tuple[float, f
 
 
 def _of_layers(row: Row, layers: int, software: SoftwareProfile | None) -> Prediction:
-    """Predict one microbatch through ``layers`` layers on the ranks of one stage.
-
-    Attention takes Megatron's 2021 kernels, else one kernel per step.
-    """
+    """Predict one microbatch through ``layers`` layers on the ranks of one stage, without fused attention."""
     tensor, megatron, length = integer_cell(row, "tp"), _is_megatron(row), integer_cell(row, "seq_len")
     run = Run(
         gpus=tensor,

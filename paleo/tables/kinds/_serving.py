@@ -264,7 +264,7 @@ def _conversations(requests: Requests) -> Requests:
 
 
 def _shortened(requests: Requests) -> Requests:
-    """Draw request lengths uniformly between `RANDOM_RANGE` and 1 times the stated lengths."""
+    """Draw request lengths uniformly between `RANDOM_RANGE` and 1 times the given lengths."""
     random, least, count = np.random.default_rng(2), RANDOM_RANGE, len(requests)
     prompts, answers = (
         np.round(length * random.uniform(least, 1.0, count))

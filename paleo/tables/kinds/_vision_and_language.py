@@ -248,7 +248,7 @@ def cudnn_release(row: Row) -> float | None:
 
 
 def software_profile_of(row: Row) -> str:
-    """Choose the software profile (framework release and its kernels) of a measured CNN run.
+    """Choose the software profile (how a framework's release drives the device) of a measured CNN run.
 
     Caffe without a cuDNN version ran its native kernels. Raises SpecError for OpenCL kernels.
     """
