@@ -1,9 +1,10 @@
-"""``paleo calibrate --fit FILE…`` fits measured tables; ``paleo calibrate`` measures a device first.
+"""Command ``paleo calibrate``: ``--fit FILE…`` fits calibrations to measured tables; without it a device is measured
+first.
 
-``paleo calibrate --fit … --only ledger`` says what each source of measured rows would get had it been left out. A
-source of steps is predicted with constants of whole steps that were fitted to the others (`arithmetic`), inside
-intervals that were fitted to the others (`spreads`); one of served runs with what others suggest of the engines. A
-source of kernels is predicted with parameters that were fitted to the other sources of its family and device.
+``--fit … --only ledger`` reports the error of each source of measured rows when left out of the fits. A source of
+training steps is predicted with energy factors and intervals that were fitted to the other sources. A source of served
+runs is predicted with engine profiles that take no value from that source. A source of kernels is predicted with
+parameters that were fitted to the other sources of its family and device.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ MIN_SOURCE_ROWS, DIGITS = 6, 4
 
 
 def source_errors(files: Sequence[str], report: ProgressCallback = str) -> pd.DataFrame:
-    """Compare, for each source of measured steps, the errors with its rows in the fits and with them left out.
+    """Compare the errors of each source of measured steps with its rows in the fits and with its rows left out.
 
     Parameters
     ----------
@@ -140,10 +141,10 @@ def source_errors(files: Sequence[str], report: ProgressCallback = str) -> pd.Da
 
 
 def _left_out_errors(whole: FileReport, source: str, calibration: Calibration | None) -> ResidualErrors | None:
-    """Return the errors on a source's rows when fitted without them; None if that changes no prediction.
+    """Compute the errors on one source's measured rows with fits that left that source out.
 
-    Refitted are the energy factors of arithmetic (``calibration``), or the values that engine profiles take from the
-    source.
+    Refitted are the energy factors of arithmetic (``calibration``), or the engine profiles without values of the
+    source. None if no prediction changes.
     """
     chosen = whole.was_predicted & (whole.row_sources == source)
     table: Any = whole.table
@@ -155,7 +156,7 @@ def _left_out_errors(whole: FileReport, source: str, calibration: Calibration | 
 
 
 def kernel_source_errors(job: FitJob) -> Iterator[tuple[str, ResidualErrors]]:
-    """Yield, for each source of a kernel family's rows, its errors when the family is fitted to all other sources.
+    """Compute the errors of each source of a kernel family's rows when the family is fitted to all other sources.
 
     Parameters
     ----------
@@ -185,12 +186,12 @@ def _split_by_source(rows: MeasuredRows, source: str) -> tuple[MeasuredRows, Mea
 
 
 def worsened_sources(before: pd.DataFrame, after: pd.DataFrame, points: float = 0.02) -> list[tuple[str, str]]:
-    """List the sources whose error, when left out of the fit, has grown by more than a tolerance.
+    """List the sources whose left-out error has grown by more than a tolerance since a stored table of errors.
 
     Parameters
     ----------
     before, after : DataFrame
-        Stored and new ledger, with columns `SOURCE_ERROR_COLUMNS`.
+        Stored and new errors of each source, with columns `SOURCE_ERROR_COLUMNS`.
     points : float, default 0.02
         Growth of the error that is tolerated, as a fraction.
 
@@ -224,7 +225,7 @@ _COVERAGE_FORMATS = (("inside", ".0%"), ("half_width", ".3f"))
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """Options of one call of ``paleo calibrate --fit``: tables to fit, where to write, what to fit."""
+    """Options of one call of ``paleo calibrate --fit``: tables to fit, output files, and what to fit."""
 
     files: Sequence[str]
     output: str | None
@@ -235,22 +236,22 @@ class _Request:
     date: str
 
     def output_paths(self, subjects: Sequence[str]) -> dict[str, Path]:
-        """Return the calibration file to write for each subject.
+        """Determine the calibration file to write for each device, system or profile from the output options.
 
         Parameters
         ----------
         subjects : sequence of str
-            Names of the subjects that are fitted, such as devices or systems.
+            Names of the devices, systems or profiles that are fitted.
 
         Returns
         -------
         dict of str to Path
-            Path of the file, by subject.
+            Path of the file, by name of the device, system or profile.
 
         Raises
         ------
         SpecError
-            If a file cannot be written, or if the options name no place for it.
+            If a file cannot be written, or if the options name no output.
         """
         if self.output is not None:
             if len(subjects) > 1:
@@ -267,7 +268,7 @@ class _Request:
         return {name: check_output_path(folder / f"{name}.yaml", option="--output-dir") for name in subjects}
 
     def write_calibrations(self, fitted: Sequence[SubjectEntry], places: Mapping[str, Path]) -> dict[str, Calibration]:
-        """Write the entries fitted so far, one calibration file per subject, and return them by subject.
+        """Write the entries fitted so far, one calibration file per device or system, and return the calibrations.
 
         Each call writes whole files. In a folder, entries of other families are kept.
 
@@ -301,9 +302,9 @@ def fit_tables(
 ) -> int:
     """Fit calibrations to measured tables and write the calibration files (``paleo calibrate --fit``).
 
-    The kind of table decides what is written. Kernels and power: one calibration file per device or system. Steps: a
-    software profile each, or with ``only`` the links of systems, the intervals of steps, the energy factors of
-    arithmetic, or the overlap of CPU and GPU in MoE steps. MLPerf tables: task files.
+    The kind of table decides what is written. Kernels and power: one calibration file per device or system. Training
+    steps: software profiles. With ``only``, training steps give links of systems, intervals of step times, energy
+    factors of arithmetic, or the overlap of CPU and GPU in MoE steps. MLPerf tables: task files.
 
     Parameters
     ----------
@@ -372,7 +373,7 @@ def fit_tables(
 
 
 def _column_names(file: str) -> frozenset[str]:
-    """Return the column names of a table file; an empty set if it cannot be read (later steps report why)."""
+    """Read the column names of a measured table; an empty set if the file cannot be read (later steps report why)."""
     try:
         return frozenset(pd.read_csv(file, nrows=0, compression="infer").columns)
     except (OSError, EOFError, ValueError):
@@ -380,7 +381,7 @@ def _column_names(file: str) -> frozenset[str]:
 
 
 def _fit_folders(paths: Sequence[str], output_dir: str | None, today: str | None, unknown: Sequence[str]) -> int:
-    """Fit all tables of folders in stages: kernels, power, arithmetic of steps, intervals.
+    """Fit all measured tables of folders in stages: kernels, board power, energy factors, step-time intervals.
 
     Each stage uses what the stages before it have written. Returns the exit code.
     """
@@ -417,7 +418,7 @@ def _fit_folders(paths: Sequence[str], output_dir: str | None, today: str | None
 
 
 def clear_catalog_caches() -> None:
-    """Clear the caches of loaded catalog files, after calibration files were written."""
+    """Clear the caches of loaded catalog files, so that predictions use calibration files that were just written."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "paleo":
             for value in vars(module).values():
@@ -426,7 +427,7 @@ def clear_catalog_caches() -> None:
 
 
 def _write_source_errors(files: Sequence[str], output: str | None) -> int:
-    """Print the errors of each source of steps when left out of the fits, and write them to ``output`` if named.
+    """Print the errors of each source of steps when left out of the fits; write them to ``output`` if given.
 
     Returns the exit code.
     """
@@ -471,7 +472,7 @@ def _fit_kernels(request: _Request) -> int:
 
 
 def _jobs_with_enough_rows(work: Sequence[StepFitJob], subject: str, steps: str) -> list[StepFitJob]:
-    """Return the jobs with enough rows to fit some and test on others; name the too small ones on stderr."""
+    """Select the fits whose rows are enough to fit some and test on others; report the other fits on stderr."""
     for job in work:
         if job.step_count < MIN_STEPS:
             sys.stderr.write(f"{job.name}: {job.step_count} {steps}, too few to fit and test; {MIN_STEPS} are needed\n")
@@ -559,7 +560,10 @@ def _fit_tasks(request: _Request) -> int:
 
 
 def _fit_constants(request: _Request, fit: Callable[..., ConstantsFit], parts: int) -> ConstantsFit:
-    """Fit one entry of constants that hold for whole steps (such as intervals), write and return it."""
+    """Fit one entry of constants that hold for all training steps (intervals or energy factors); write the entry.
+
+    Returns the result of the fit.
+    """
     places = request.output_paths([INTERVALS])
     with _progress(parts + 1) as report:
         result = fit(request.files, report)
@@ -640,7 +644,7 @@ TEXT_HEADINGS = frozenset({"number", "source", "benchmark", "family", "stack", "
 
 
 def _table(headings: Sequence[str], lines: Iterable[Sequence[str]], title: str | None = None) -> Any:
-    """Make a table for the terminal: words on the left, numbers on the right."""
+    """Build a table for the terminal: words left-aligned, numbers right-aligned."""
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
@@ -665,7 +669,10 @@ def _print_calibrations(written: Mapping[str, Calibration], places: Mapping[str,
 
 @contextmanager
 def _progress(count: int) -> Iterator[Callable[[Any], object]]:
-    """Show a progress bar on stderr; yields a function that is called with each job, or its label, as it starts."""
+    """Show a progress bar on stderr for ``count`` fits.
+
+    Yields a function that is called with each fit, or its label, as it starts.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -729,7 +736,7 @@ def calibrate_device(
     Raises
     ------
     SpecError
-        If an argument is out of range, or the device is not there or not known.
+        If an argument is out of range, or the device is missing or unknown.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -762,7 +769,7 @@ def calibrate_device(
 
 
 def world_size() -> int:
-    """Return the number of processes of this job, as ``torchrun`` says; 1 without it."""
+    """Return the number of processes of this job from ``torchrun``'s environment variable; 1 without torchrun."""
     text = os.environ.get("WORLD_SIZE", "1")
     if not text.isdecimal() or not 1 <= len(text) <= 9:
         raise SpecError(
@@ -774,7 +781,7 @@ def world_size() -> int:
 def benchmark_collectives(
     *, device: str = "cuda", system: str | None = None, output_dir: str = ".", today: str | None = None
 ) -> int:
-    """Measure collectives in a job that ``torchrun`` started, one process per GPU.
+    """Benchmark collectives in a job that ``torchrun`` started, one process per GPU, and write a measured table.
 
     Parameters
     ----------

@@ -1,12 +1,12 @@
-"""Timing of points on a device through torch: what to call, how long it takes, and tables that grow row by row.
+"""Benchmarks of kernels and collectives on a device through torch, for calibration.
 
-Points are designed for each pricing family, as rows of the tables that fits read without their times. Few say much:
-sizes are spread over decades, with odd ones between the powers of two that tiles fit best, from launches that do
-nothing to kernels that run for milliseconds.
+Benchmark points are designed for each pricing family (timing formula) as rows of the tables that fits read, without
+times. Sizes are spread over decades, with odd sizes between the powers of two that tiles fit best. They range from
+launches that do nothing to kernels that run for milliseconds.
 
-On a CUDA device a point is captured into a CUDA graph and replayed between two events, so that the host does not count;
-where it cannot be captured it is launched in a loop. Inputs are random normal numbers (constant ones draw less power),
-times are medians after a warm-up. On the CPU, for tests of the path, a wall clock stands in.
+On a CUDA device a call is captured into a CUDA graph and replayed between two events, so that host time does not count.
+A call that cannot be captured is launched in a loop. Inputs are random normal numbers (constant inputs draw less
+power), times are medians after a warm-up. On the CPU a wall clock is used, for tests.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ BYTES_PER_ELEMENT = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkPoint:
-    """Benchmark to run: the table that its row belongs to, and the row without its measured time."""
+    """Kernel or collective to benchmark: the kind of table for its result, and its row without the time."""
 
     table: str
     row: Row
 
     @property
     def row_key(self) -> str:
-        """Values of all columns but the time, which identify the benchmark in its table."""
+        """Text that identifies the benchmark in its table: the values of all columns but the time."""
         return "|".join(f"{name}={self.row[name]}" for name in sorted(self.row))
 
 
 def _gemm_points(dtypes: tuple[str, ...], largest: int) -> Iterator[BenchmarkPoint]:
-    """List square, skinny (few rows against wide weights), deep (long k), odd and batched products to time.
+    """List GEMMs to benchmark: square, skinny (few rows, wide weights), deep (long k), odd and batched.
 
-    Tensor cores load 16 bytes of a row at a time; rows of another length, such as those of a vocabulary of 50,257, take
-    other kernels. Such products are listed in the three forms of a training step; ``largest`` does not bound the
-    vocabulary's side.
+    Tensor cores load 16 bytes of a row at a time. Rows of another length, such as those of a vocabulary of 50,257, take
+    other kernels. Such unaligned GEMMs are listed in the three operand layouts of a training step. ``largest`` limits m
+    and k, not the vocabulary dimension n.
     """
     square = [(n, n, n) for n in (64, 128, 256, 384, 512, 768, _KIBI, 1536, 2048, 3072, 4096, 6144, 8192, 12288)]
     skinny = [(m, n, k) for m in (1, 8, 32, 128, 512) for n, k in ((_KIBI, _KIBI), (4096, 4096), (12288, 4096))]
@@ -81,7 +81,7 @@ def _gemm_points(dtypes: tuple[str, ...], largest: int) -> Iterator[BenchmarkPoi
 
 
 def _elementwise_points(dtypes: tuple[str, ...], largest: int) -> Iterator[BenchmarkPoint]:
-    """List streams of growing size, cold and warm, and rows of softmax and layer norm to time."""
+    """List memory-bound kernels to benchmark: elementwise passes (cold and warm cache), softmax, layer norm."""
     sizes = [2**power for power in range(0, 28, 3)]
     for dtype, size, op in itertools.product(dtypes, sizes, ("add", "relu", "gelu", "copy")):
         if size <= largest**2:
@@ -106,7 +106,7 @@ def _stream(op: str, shape: tuple[int, ...], dtype: str, cache: str, launch: str
 
 
 def _attention_points(dtypes: tuple[str, ...], largest: int) -> Iterator[BenchmarkPoint]:
-    """List encoding and decoding of usual head counts, and causal attention of training, forward and backward."""
+    """List attention kernels to benchmark: encoder, decode, and causal training forward and backward."""
     heads = ((32, 32), (32, 8), (16, 16))
     lengths = ((1, 512), (4, _KIBI), (8, 2048), (1, 8192), (2, 4096), (16, 256), (1, 129))
     for dtype, (q_heads, kv_heads), (batch, length), head_dim in itertools.product(
@@ -127,7 +127,7 @@ def _attention_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Benchma
 
 
 def _conv_points(dtypes: tuple[str, ...], largest: int) -> Iterator[BenchmarkPoint]:
-    """List layers of VGG, ResNet and Inception to time, in all three directions."""
+    """List convolution layers of VGG, ResNet and Inception to benchmark: forward, data and filter gradients."""
     layers = (
         (3, 224, 64, 7, 3, 2), (64, 56, 64, 1, 0, 1), (64, 56, 64, 3, 1, 1), (256, 56, 128, 1, 0, 2),
         (128, 28, 128, 3, 1, 1), (512, 28, 256, 1, 0, 1), (256, 14, 256, 3, 1, 1), (512, 7, 512, 3, 1, 1),
@@ -145,7 +145,7 @@ def _conv_points(dtypes: tuple[str, ...], largest: int) -> Iterator[BenchmarkPoi
 
 
 def _rnn_points(dtypes: tuple[str, ...], largest: int) -> Iterator[BenchmarkPoint]:
-    """List short and long sequences of narrow and wide cells to time."""
+    """List recurrent layers (vanilla, LSTM, GRU) to benchmark: short and long sequences, narrow and wide cells."""
     sizes = (
         (256, 16, 150),
         (512, 32, 25),
@@ -164,14 +164,14 @@ def _rnn_points(dtypes: tuple[str, ...], largest: int) -> Iterator[BenchmarkPoin
 
 
 def _copies_points(dtypes: tuple[str, ...], largest: int) -> Iterator[BenchmarkPoint]:
-    """List copies between page-locked host memory and device to time, in both directions."""
+    """List copies between page-locked host memory and device memory to benchmark, in both directions."""
     for power, direction in itertools.product(range(2, 31, 4), ("h2d", "d2h")):
         if 2**power <= largest**2:
             yield BenchmarkPoint("copies", {"copy": direction, "bytes": 2**power})
 
 
 def _deepbench_points(dtypes: tuple[str, ...], largest: int) -> Iterator[BenchmarkPoint]:
-    """Select some of DeepBench's training products, for comparison with its published tables."""
+    """List some of DeepBench's training GEMMs to benchmark, for comparison with its published tables."""
     shapes = (
         (1760, 16, 1760), (1760, 128, 1760), (1760, 7000, 1760), (2048, 32, 2048), (2560, 64, 2560), (4096, 16, 4096),
         (5124, 700, 2048), (35, 700, 2048), (7680, 1500, 2560), (3072, 1500, _KIBI), (512, 24000, 1536),
@@ -204,16 +204,16 @@ _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
 def benchmark_points(suites: tuple[str, ...], dtypes: tuple[str, ...], largest: int) -> list[BenchmarkPoint]:
-    """List the benchmarks of several suites, interleaved so that a partial run has some of each.
+    """List the kernel benchmarks of several suites, interleaved so that a partial run has some of each.
 
     Parameters
     ----------
     suites : tuple of str
         Names in `SUITES`.
     dtypes : tuple of str
-        Number formats.
+        Number formats, such as ``bf16``.
     largest : int
-        The largest dimension of a matrix.
+        Largest dimension of a matrix.
 
     Returns
     -------
@@ -223,7 +223,7 @@ def benchmark_points(suites: tuple[str, ...], dtypes: tuple[str, ...], largest: 
     Raises
     ------
     SpecError
-        If a suite is not known.
+        If the name of a suite is unknown.
 
     Examples
     --------
@@ -238,7 +238,7 @@ def benchmark_points(suites: tuple[str, ...], dtypes: tuple[str, ...], largest: 
 
 
 def _interleaved(row: list[BenchmarkPoint]) -> list[BenchmarkPoint]:
-    """Order points so that every beginning is spread over all of them: by steps of the golden ratio."""
+    """Reorder benchmarks by steps of the golden ratio, so that any beginning of the list is spread over all sizes."""
     golden = 0.618033988749895
     order = sorted(range(len(row)), key=lambda index: (index * golden) % 1.0)
     return [row[index] for index in order]
@@ -250,9 +250,9 @@ def collective_benchmarks(ranks: int, ranks_per_node: int, dtype: str = "bf16") 
     Parameters
     ----------
     ranks : int
-        Processes of the job.
+        Ranks of the job, one process per GPU.
     ranks_per_node : int
-        Processes in a node.
+        Ranks on each node.
     dtype : str, default 'bf16'
         Number format, such as ``bf16``.
 
@@ -290,17 +290,17 @@ KernelCall = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Median seconds of one call, and how it was timed: graph, back-to-back (a loop of launches) or eager."""
+    """Median time of one call [s], and the timing method: graph, kernel, back-to-back (a loop of launches) or eager."""
 
     seconds: float
     timing_method: str
 
 
 class _Stopwatch(Protocol):
-    """A clock that times calls on a device."""
+    """Interface of clocks that time kernel calls on a device."""
 
     def time_calls(self, calls: Sequence[KernelCall], flush: KernelCall | None) -> Timing:
-        """Measure the median time of one call, while calls with equal work are made in turn.
+        """Measure the median time of one call over calls with equal work that are made in turn.
 
         Parameters
         ----------
@@ -331,22 +331,22 @@ class _Stopwatch(Protocol):
 
 
 class WallClock:
-    """Host clock, for devices that compute while the caller waits."""
+    """Host clock that times calls on synchronous devices (the CPU), in place of CUDA events."""
 
     def time_calls(self, calls: Sequence[KernelCall], flush: KernelCall | None) -> Timing:
-        """Time calls in turn by the wall clock.
+        """Measure the median time of one call by the wall clock, over calls with equal work that are made in turn.
 
         Parameters
         ----------
         calls : sequence of KernelCall
-            What to call.
+            Calls with equal work.
         flush : KernelCall, optional
-            Empties caches before each call; not counted.
+            Call that empties the caches before each timed call; its time does not count.
 
         Returns
         -------
         Timing
-            Median of a few calls.
+            Median time of one call [s], with the method ``back-to-back``.
         """
         samples = []
         for index in range(SAMPLES + 1):
@@ -358,28 +358,28 @@ class WallClock:
         return Timing(statistics.median(samples[1:]), "back-to-back")
 
     def time_eager(self, call: KernelCall) -> Timing:
-        """Time a call in eager mode by the wall clock, host overhead included.
+        """Measure the median time of a call by the wall clock, host overhead included.
 
         Parameters
         ----------
         call : KernelCall
-            What to call.
+            Call to time.
 
         Returns
         -------
         Timing
-            Median.
+            Median time of the call [s], with the method ``eager``.
         """
         return Timing(self.time_calls([call], None).seconds, "eager")
 
 
 def _repeats(seconds: float) -> int:
-    """Return how often to repeat what takes so long, so that a sample takes about `SAMPLE_TIME`; 1 to `CALLS`."""
+    """Compute how many calls of ``seconds`` [s] each fill a sample of about `SAMPLE_TIME`; 1 to `CALLS`."""
     return max(1, min(CALLS, round(SAMPLE_TIME / max(seconds, MICROSECOND))))
 
 
 class _CudaClock:
-    """CUDA events round replays of a captured graph, or round a loop where capture is refused."""
+    """Clock by CUDA events around replays of a captured graph, or around a loop of launches if capture fails."""
 
     def __init__(self, torch: Any) -> None:
         self.torch = torch
@@ -387,8 +387,8 @@ class _CudaClock:
     def time_calls(self, calls: Sequence[KernelCall], flush: KernelCall | None) -> Timing:
         """Measure the median time of one call by CUDA events.
 
-        With a flush, calls are timed one by one, and the flush runs before the first event. Without it, replays of a
-        captured graph are timed, or a loop of launches where capture is refused.
+        With a flush, calls are timed one by one, and the flush runs before the first event. Without a flush, replays of
+        a captured graph are timed, or a loop of launches if capture fails.
 
         Parameters
         ----------
@@ -438,9 +438,10 @@ class _CudaClock:
         return Timing(statistics.median(samples), "eager")
 
     def _repeated(self, calls: Sequence[KernelCall], count: int) -> tuple[KernelCall, str]:
-        """Return a call that runs `count` calls of a list, in turn.
+        """Capture ``count`` calls in turn into a CUDA graph: (function that runs all of them, timing method).
 
-        They are captured on the stream of the inputs: a backward pass runs on the stream of its forward pass.
+        If capture fails, the function is a loop of launches. Calls are captured on the stream of the inputs, as a
+        backward pass runs on the stream of its forward pass.
         """
 
         def loop() -> None:
@@ -469,7 +470,11 @@ class _CudaClock:
 
 @dataclass
 class DeviceBench:
-    """Measuring bench: a device, the library that runs kernels on it, and the columns that all of its rows share."""
+    """Benchmark runner for one device: builds the inputs of kernels, times the kernels and makes table rows.
+
+    ``name`` is the device's catalog name, ``library`` the version of torch and cuDNN. ``further_columns`` holds columns
+    that all rows share, such as date and driver.
+    """
 
     torch: Any
     device: Any
@@ -480,21 +485,21 @@ class DeviceBench:
 
     @property
     def on_cuda(self) -> bool:
-        """True if the device is a CUDA device."""
+        """True if the benchmarked device is a CUDA device."""
         return bool(self.device.type == "cuda")
 
     def measure(self, point: BenchmarkPoint) -> dict[str, Any]:
-        """Measure the time of one kernel, and return the row of its table.
+        """Measure the time of one kernel on the device and return its table row.
 
         Parameters
         ----------
         point : BenchmarkPoint
-            What to time.
+            Kernel to time.
 
         Returns
         -------
         dict of str to object
-            The columns of the point, ``time_us`` (median of the samples) and how it was timed, device, versions of
+            Columns of the benchmark, ``time_us`` (median of the samples) and timing method. Also device, versions of
             library and driver, date, and the clock of the multiprocessors [MHz].
         """
         with self.torch.no_grad(), _tf32(self.torch, point.row.get("dtype") == "tf32"):
@@ -505,18 +510,19 @@ class DeviceBench:
         return self.table_row(point, timing)
 
     def table_row(self, point: BenchmarkPoint, timing: Timing) -> dict[str, Any]:
-        """Build the table row of a measured benchmark.
+        """Build the table row of a benchmark from its measured time.
 
         Parameters
         ----------
         point : BenchmarkPoint
-            What was timed.
+            Kernel that was timed.
         timing : Timing
-            How long it took.
+            Measured time and timing method.
 
         Returns
         -------
         dict of str to object
+            Columns of the measured table with their values; time in column ``time_us`` [us].
         """
         times = {"time_us": round(timing.seconds / MICROSECOND, 4), "timing": timing.timing_method}
         return {
@@ -536,7 +542,7 @@ class DeviceBench:
         self._scratch.zero_()
 
     def random_normal(self, *shape: int, dtype: str) -> Any:
-        """Draw random normal numbers on the device.
+        """Create a tensor of random normal numbers on the device, as input of a benchmark.
 
         Parameters
         ----------
@@ -556,7 +562,7 @@ class DeviceBench:
 
 @contextmanager
 def _tf32(torch: Any, allowed: bool) -> Iterator[None]:
-    """Make fp32 products run in fp32, unless TF32 is measured."""
+    """Set within a ``with`` block whether fp32 products may use TF32 (``allowed``); restore the setting after."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if allowed else "highest")
     cudnn = torch.backends.cudnn.allow_tf32
@@ -622,7 +628,7 @@ def _attention_call(
     *,
     causal: bool,
 ) -> tuple[KernelCall, list[Any]]:
-    """Return a call of attention, and its inputs: queries, keys and values."""
+    """Build a call of scaled-dot-product attention to benchmark: (call, [queries, keys, values])."""
     torch, batch = bench.torch, row["batch"]
     sizes = zip((heads[0], heads[1], heads[1]), (lengths[0], lengths[1], lengths[1]), strict=True)
     inputs = [bench.random_normal(batch, count, length, width, dtype=row["dtype"]) for count, length in sizes]
@@ -633,7 +639,7 @@ def _attention_call(
 
 
 def _conv(bench: DeviceBench, row: Mapping[str, Any]) -> list[KernelCall]:
-    """Build a convolution; channels come last for tensor cores, which libraries otherwise transpose tensors for."""
+    """Build the call of a convolution benchmark; 16-bit tensors are channels-last, to time no transposition."""
     torch, dtype = bench.torch, row["dtype"]
     torch.backends.cudnn.benchmark = True
     layout = {"memory_format": torch.contiguous_format if dtype == "fp32" else torch.channels_last}
@@ -663,7 +669,7 @@ def _conv(bench: DeviceBench, row: Mapping[str, Any]) -> list[KernelCall]:
 
 
 def _rnn(bench: DeviceBench, row: Mapping[str, Any]) -> list[KernelCall]:
-    """Build a recurrent layer whose input has one feature, so that the input product costs nearly nothing."""
+    """Build the call of a recurrent-layer benchmark; the input has one feature, so that its product is cheap."""
     torch = bench.torch
     cell = {"vanilla": torch.nn.RNN, "lstm": torch.nn.LSTM, "gru": torch.nn.GRU}[row["cell"]]
     x = bench.random_normal(row["timesteps"], row["batch"], 1, dtype=row["dtype"])
@@ -701,7 +707,7 @@ _BUILDERS: Mapping[str, Callable[[DeviceBench, Mapping[str, Any]], list[KernelCa
 
 
 def import_torch() -> Any:
-    """Import torch; the SpecError raised without it says how to install it."""
+    """Import torch; raise a SpecError that says how to install torch if the import fails."""
     try:
         import torch
     except ImportError:
@@ -710,28 +716,26 @@ def import_torch() -> Any:
 
 
 def make_bench(text: str, name: str | None, date: str) -> DeviceBench:
-    """Build the object that runs and times kernels on a device.
-
-    ``name`` is its catalog name, where what CUDA calls it is no alias of any.
+    """Create the benchmark runner of a device that torch sees.
 
     Parameters
     ----------
     text : str
-        What torch calls it: ``cuda:0``, …, or ``cpu`` for tests.
+        Device in torch's notation: ``cuda:0``, …, or ``cpu`` for tests.
     name : str, optional
-        Its catalog name, where what CUDA calls it is no alias of any.
+        Catalog name of the device, needed if the name that CUDA reports is unknown to the catalog.
     date : str
-        Date that rows carry.
+        Date written into table rows (YYYY-MM-DD).
 
     Returns
     -------
     DeviceBench
-        Object that runs kernels and returns their times [s].
+        Runner that times kernels on the device.
 
     Raises
     ------
     SpecError
-        If there is no such device, or the catalog does not know it.
+        If torch sees no such device, or the catalog does not know the device.
     """
     torch = import_torch()
     try:
@@ -765,14 +769,14 @@ def make_bench(text: str, name: str | None, date: str) -> DeviceBench:
 
 
 def catalog_name(reported: str, name: str | None) -> str:
-    """Look up the catalog name of a device.
+    """Look up the catalog name of a device from the name that CUDA reports or that the user gives.
 
     Parameters
     ----------
     reported : str
-        What CUDA calls it.
+        Name that CUDA reports.
     name : str, optional
-        What the user calls it.
+        Name that the user gives; takes precedence.
 
     Returns
     -------
@@ -782,7 +786,7 @@ def catalog_name(reported: str, name: str | None) -> str:
     Raises
     ------
     SpecError
-        If the catalog knows neither; asks for ``--name``.
+        If the catalog knows no device of that name; the message asks for ``--name``.
     """
     try:
         return find_device(name or reported).name
@@ -803,26 +807,29 @@ def _nvidia_smi(query: str) -> str:
 
 
 def _sustained_clock(torch: Any, device: Any) -> str:
-    """Return the clock of the multiprocessors right after a measurement [MHz], or '' where nothing tells it."""
+    """Return the clock of the multiprocessors right after a measurement [MHz] as text; '' if unknown."""
     with suppress(Exception):  # needs pynvml, and a driver that answers
         return str(torch.cuda.clock_rate(device))
     return _nvidia_smi("clocks.sm")
 
 
 class MeasurementFolder:
-    """CSV files in a folder that grow row by row; what is there already is not measured again."""
+    """Folder of CSV files to which benchmark results are appended.
+
+    Benchmarks that a file already holds are not repeated.
+    """
 
     def __init__(self, folder: Path, device: str, library: str) -> None:
         self.folder, self.device, self.library = folder, device, library
         self._done: dict[str, set[str]] = {}
 
     def path(self, table: str) -> Path:
-        """Return the file of a table.
+        """Return the path of the CSV file of one kind of table.
 
         Parameters
         ----------
         table : str
-            Name of the table.
+            Kind of the table, such as ``gemm``.
 
         Returns
         -------
@@ -832,12 +839,12 @@ class MeasurementFolder:
         return self.folder / f"{self.device}.{table}.csv"
 
     def is_measured(self, point: BenchmarkPoint) -> bool:
-        """Return True if the table has a time of this benchmark with this library.
+        """Return True if the folder already has a time of a benchmark with this library version.
 
         Parameters
         ----------
         point : BenchmarkPoint
-            The point.
+            Benchmark to look up.
 
         Returns
         -------
@@ -849,14 +856,14 @@ class MeasurementFolder:
         return self._key(point.row) in self._done[point.table]
 
     def append(self, point: BenchmarkPoint, row: Mapping[str, Any]) -> None:
-        """Write a row at the end of its table; the first row of a new table brings the header.
+        """Append a measured row to the CSV file of its table; the header of a new file comes from its first row.
 
         Parameters
         ----------
         point : BenchmarkPoint
-            The point.
+            Benchmark that was measured.
         row : mapping of str to object
-            Its row.
+            Table row with the measured time.
         """
         path = self.path(point.table)
         names = self._header(path) or list(row)
@@ -865,7 +872,7 @@ class MeasurementFolder:
         self._done[point.table].add(self._key(point.row))
 
     def files(self) -> list[Path]:
-        """List the CSV files of this device in the folder, sorted."""
+        """List the CSV files of the benchmarked device in the folder, sorted."""
         return sorted(self.folder.glob(f"{self.device}.*.csv"))
 
     def _header(self, path: Path) -> list[str] | None:
@@ -906,20 +913,20 @@ def measure_all(
     Parameters
     ----------
     measured : DeviceBench
-        What measures.
+        Runner that times kernels on the device.
     points : sequence of BenchmarkPoint
-        The points in order.
-    tables : Tables
-        Where rows are written.
+        Benchmarks in the order in which they run.
+    tables : MeasurementFolder
+        Folder to which rows are written.
     budget : float
-        Time [s].
+        Time after which no further benchmark starts [s].
     report : callable, default lambda point: None
-        Called with each point as it starts.
+        Called with each benchmark as it starts.
 
     Returns
     -------
     tuple of (int, list of str)
-        Rows written, and what failed and why.
+        (number of rows written, descriptions of failed benchmarks with the error).
     """
     start, written, failed = time.perf_counter(), 0, list[str]()
     for point in points:
@@ -944,27 +951,25 @@ def measure_all(
 def measure_collectives(
     torch: Any, device_type: str, system: str, date: str, points_of: Callable[[int, int], list[BenchmarkPoint]]
 ) -> Iterator[tuple[BenchmarkPoint, dict[str, Any]]]:
-    """Measure collectives among the processes that ``torchrun`` started.
-
-    ``points_of`` gives the points of a job of so many ranks, so many of them in a node.
+    """Benchmark collectives among the processes that ``torchrun`` started.
 
     Parameters
     ----------
     torch : object
-        The library.
+        The torch module.
     device_type : str
         ``cuda`` or ``cpu``.
     system : str
         Catalog name of the system.
     date : str
-        Date that results carry.
+        Date written into rows (YYYY-MM-DD).
     points_of : callable
-        Gives the points of a job of so many ranks, so many of them in a node.
+        Function of (ranks, ranks per node) that lists the benchmarks, such as `collective_benchmarks`.
 
     Yields
     ------
-    tuple of (Point, dict of str to object)
-        Points with their rows, on the first rank; nothing on others.
+    tuple of (BenchmarkPoint, dict of str to object)
+        Benchmarks with their table rows, on rank 0; nothing on other ranks.
     """
     distributed, on_cuda = torch.distributed, device_type == "cuda"
     distributed.init_process_group("nccl" if on_cuda else "gloo")
@@ -988,7 +993,10 @@ def measure_collectives(
 
 
 def _collective_time(torch: Any, device: Any, team: Any, row: Mapping[str, Any], member: bool) -> float | None:
-    """Time a collective in a loop, as nccl-tests does [mean, s]; None where the backend has no such collective."""
+    """Measure the mean time of a collective in a loop, as nccl-tests does [s].
+
+    None for ranks outside the group, or if the backend lacks the collective.
+    """
     if not member:
         return None
     elements = max(row["ranks"], row["bytes"] // BYTES_PER_ELEMENT[row["dtype"]] // row["ranks"] * row["ranks"])

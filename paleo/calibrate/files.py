@@ -1,8 +1,8 @@
-"""From measured tables to calibration files: fit every family of every device, and write one YAML for each.
+"""From measured tables to calibration files: fits of every kernel family of every device, one YAML file per device.
 
-The rows of one subject, family and way of timing are fitted together (its variants share all but the launch); kinds of
-tables say where a search sets out and what their rows cannot tell (``KernelTable.fit_plan``). Everything is
-deterministic, so that the same tables give the same files.
+A kernel family is a timing formula with its parameters. Rows of one device or system, family and timing method are
+fitted together; variants of a timing method share all parameters but launch costs. Kinds of tables choose start values
+and fixed parameters (``KernelTable.fit_settings``). Fits are deterministic: the same tables give the same files.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ YAML_COMMENT = (
 
 @dataclass(frozen=True)
 class FitJob:
-    """Rows fitted together: rows of one device or system, kernel family and way of timing (stack)."""
+    """One fit to run: rows of one device or system (``subject``), kernel family (timing formula) and timing method."""
 
     table_kind: KernelTable[Any]
     file: str
@@ -68,37 +68,37 @@ class FitJob:
 
     @property
     def label(self) -> str:
-        """Title in messages: device or system, family, way of timing and the number of rows."""
+        """Title of a kernel fit in progress messages: device or system, family, timing method and number of rows."""
         return f"{self.subject} {self.family} {self.timing_method} ({count_rows(self.rows)} rows)"
 
 
 @dataclass(frozen=True)
 class SubjectEntry:
-    """Calibration entry of one kernel family, and the subject (device or system) that it belongs to."""
+    """Calibration entry of one kernel family, with the device or system (``subject``) whose file holds the entry."""
 
     subject: str
     entry: CalibrationEntry
 
 
 def kernel_fit_jobs(files: Iterable[str | Path], only: Sequence[str] = ()) -> list[FitJob]:
-    """List the fits that measured tables allow, in the order in which they run.
+    """List the fits of kernel families that measured tables allow, in the order in which the fits run.
 
     Parameters
     ----------
     files : iterable of str or Path
         Measured tables.
     only : sequence of str, default ()
-        Subjects; all of the tables where none is named.
+        Names of devices or systems to fit; all of the tables if empty.
 
     Returns
     -------
     list of FitJob
-        One job per device or system, kernel family and way of timing.
+        One job per device or system, kernel family and timing method.
 
     Raises
     ------
     SpecError
-        If the tables have no rows of a subject.
+        If the tables have no rows of a named device or system.
     """
     fitted = [job for file in files if has_kernel_families(file) for job in _table_jobs(file)]
     subjects = {job.subject for job in fitted}
@@ -111,7 +111,7 @@ def kernel_fit_jobs(files: Iterable[str | Path], only: Sequence[str] = ()) -> li
 
 
 def has_kernel_families(file: str | Path) -> bool:
-    """Return True if kernel families can be fitted to tables of a kind.
+    """Return True if parameters of kernel families (timing formulas) can be fitted to a measured table.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ def has_kernel_families(file: str | Path) -> bool:
     Returns
     -------
     bool
-        True for a table of kernels or collectives.
+        True for a table of kernels or collectives that is used for fitting.
 
     Raises
     ------
@@ -133,7 +133,7 @@ def has_kernel_families(file: str | Path) -> bool:
 
 
 def table_kind_name(file: str | Path) -> str:
-    """Return the name of a table's kind; '' if it is of none.
+    """Return the name of the kind of table that a file holds; '' for unknown columns.
 
     Parameters
     ----------
@@ -171,25 +171,26 @@ def _table_jobs(file: str | Path) -> Iterator[FitJob]:
 
 
 def is_only_option(subject: str, only: Sequence[str], free: Sequence[str]) -> bool:
-    """Return True if ``--only`` names a fit that is run by itself.
+    """Return True if option ``--only`` names a special fit (``intervals``, ``arithmetic``, …), which must stand alone.
 
     Parameters
     ----------
     subject : str
-        Name of that fit.
+        Name of the special fit.
     only : sequence of str
-        Names of ``--only``.
+        Values of option ``--only``.
     free : sequence of str
-        Names of ``--free``.
+        Values of option ``--free``.
 
     Returns
     -------
     bool
+        True if ``only`` names the special fit.
 
     Raises
     ------
     SpecError
-        If other names, or numbers to free, stand beside it.
+        If ``--only`` names anything else as well, or if ``--free`` is used.
     """
     if subject not in only:
         return False
@@ -202,26 +203,26 @@ def is_only_option(subject: str, only: Sequence[str], free: Sequence[str]) -> bo
 
 
 def read_step_table(file: str | Path, purpose: str, report: Callable[[str], object]) -> tuple[RunTable, pd.DataFrame]:
-    """Read a table of steps.
+    """Read the usable rows of a table of runs (such as training steps) for a fit.
 
     Parameters
     ----------
     file : str or Path
         A measured table.
     purpose : str
-        What needs such a table, for the error.
+        Words for the error message on why such a table is needed.
     report : callable
-        Called with the name of the table.
+        Called with the name of the table and its number of rows, to show progress.
 
     Returns
     -------
     tuple of (RunTable, DataFrame)
-        The kind and its rows.
+        (kind of table, its usable rows).
 
     Raises
     ------
     SpecError
-        If the table holds no steps.
+        If the rows of the table are not runs.
     """
     frame = usable_rows_of_table(file)
     table = find_table_kind(frame.columns)
@@ -232,7 +233,7 @@ def read_step_table(file: str | Path, purpose: str, report: Callable[[str], obje
 
 
 def _sound_rows(file: str | Path) -> pd.DataFrame:
-    """Return the rows that `paleo validate` predicts and compares, too; others are no reason to fit nothing."""
+    """Read the rows of a measured table that have both a time and a prediction, as ``paleo validate`` uses."""
     frame = usable_rows_of_table(file)
     measured, predictions = measure_and_predict(table_kind_of_file(file, frame), frame)
     sound: pd.DataFrame = frame[(predictions.failure_reasons == "") & np.isfinite(measured)]
@@ -240,7 +241,7 @@ def _sound_rows(file: str | Path) -> pd.DataFrame:
 
 
 def count_unusable_rows(files: Iterable[str | Path]) -> int:
-    """Count the rows of the tables to be fitted that cannot be used.
+    """Count the rows of kernel tables that no fit can use, because they have no measured time or no prediction.
 
     Parameters
     ----------
@@ -258,23 +259,23 @@ def count_unusable_rows(files: Iterable[str | Path]) -> int:
 def fit_jobs(
     work: Sequence[FitJob], date: str, report: Callable[[FitJob], object] = lambda job: None
 ) -> Iterator[list[SubjectEntry]]:
-    """Yield the fitted entries of each job; later jobs may start from earlier results.
+    """Run fits and yield the calibration entries of each; later fits may start from earlier results.
 
-    Jobs that do not wait for each other run side by side, in half as many processes as there are processors.
+    Fits that do not depend on each other run in parallel, in half as many processes as there are processors.
 
     Parameters
     ----------
     work : sequence of FitJob
-        What there is to fit (`kernel_fit_jobs`).
+        Fits to run (`kernel_fit_jobs`).
     date : str
-        Date that entries carry.
+        Date written into the entries (YYYY-MM-DD).
     report : callable
         Called with each job as it starts.
 
     Yields
     ------
     list of SubjectEntry
-        The entries of one job, one a stack, in the order of the jobs.
+        Entries of one job, one per timing method, in the order of the jobs.
     """
     processes = min((os.cpu_count() or 1) // 2, len(work))
     solved = _fit_in_parallel(work, processes, report) if processes > 1 else _fit_serially(work, report)
@@ -300,7 +301,10 @@ def _fit_serially(work: Sequence[FitJob], report: Callable[[FitJob], object]) ->
 def _fit_in_parallel(
     work: Sequence[FitJob], processes: int, report: Callable[[FitJob], object]
 ) -> Iterator[FitResult[Any]]:
-    """Yield results in the order of the jobs; a job starts once those that it may set out from are finished."""
+    """Run fits in parallel and yield their results in the order of the jobs.
+
+    A job starts when all jobs that it depends on are finished.
+    """
     fitted: dict[tuple[str, str, str], Any] = {}
     waiting, results = list(range(len(work))), dict[int, FitResult[Any]]()
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
@@ -322,8 +326,10 @@ def _fit_in_parallel(
 
 
 def _depends_on(work: Sequence[FitJob], place: int, other: int) -> bool:
-    """Return True if a job may start from the result of another: of the same table, an earlier way of timing or an
-    earlier family of the same subject."""
+    """Return True if a kernel fit may start from the parameters of an earlier fit.
+
+    Both are of the same table, and differ in timing method or are of the same device or system.
+    """
     job, earlier = work[place], work[other]
     return (
         other < place
@@ -337,14 +343,14 @@ def _parameters_by_key(job: FitJob, result: FitResult[Any]) -> dict[tuple[str, s
 
 
 def make_fit(job: FitJob, fitted: FittedParameters) -> Fit[Any]:
-    """Set up the fit of a job.
+    """Set up the fit of a job, with the settings that its kind of table chooses.
 
     Parameters
     ----------
     job : FitJob
         Rows that are fitted together.
     fitted : mapping
-        Parameters of earlier jobs by subject, family and stack.
+        Parameters of earlier jobs by (subject, family, timing method), as start values.
 
     Returns
     -------
@@ -368,7 +374,7 @@ def make_fit(job: FitJob, fitted: FittedParameters) -> Fit[Any]:
 def _calibration_entry(
     family: str, stack: str, file: str, frame: pd.DataFrame, result: FitResult[Any], date: str
 ) -> CalibrationEntry:
-    """Write down a fit of one family and stack.
+    """Build the calibration entry of a fitted kernel family and timing method.
 
     Parameters
     ----------
@@ -379,14 +385,14 @@ def _calibration_entry(
     frame : DataFrame
         Rows that were fitted; their columns ``source`` and ``library`` are cited.
     result : FitResult
-        The fit.
+        Result of the fit.
     date : str
-        Date that the entry carries.
+        Date written into the entry (YYYY-MM-DD).
 
     Returns
     -------
-    Entry
-        Numbers rounded to `DIGITS` and `ERROR_DIGITS` significant digits.
+    CalibrationEntry
+        Entry for the calibration file, with numbers rounded to `DIGITS` and `ERROR_DIGITS` significant digits.
     """
     residual, tested = result.residual_by_stack[stack], result.rows_held_out > 0
     libraries = text_column(frame, "library")  # the most frequent first
@@ -427,20 +433,20 @@ def whole_step_entry(
     family : str
         Key of the entry.
     parameters : dataclass
-        The constants.
+        Fitted constants.
     source : str
-        Tables and their sources.
+        Citation of the measured tables.
     date : str
-        Date that results carry.
+        Date written into the entry (YYYY-MM-DD).
     ratios : ndarray, optional
-        Predicted over measured times of rows that are compared.
+        Predicted over measured step times, for the entry's residual.
     **more
         Further fields of the entry.
 
     Returns
     -------
-    Entry
-        Its residual has no total error, as no sum of seconds is known.
+    CalibrationEntry
+        Entry for the calibration file. The residual has no total error, as ratios do not tell sums of times.
     """
     if ratios is not None:
         errors = rounded_residual(residual_errors(ratios, np.ones_like(ratios)))
@@ -456,14 +462,14 @@ def whole_step_entry(
 
 
 def table_citation(files: Sequence[str], sources: int) -> str:
-    """Return a citation of the measured tables of a fit, with the number of sources.
+    """Format a citation of the measured tables of a fit, with the number of sources.
 
     Parameters
     ----------
     files : sequence of str
         Measured tables.
     sources : int
-        How many sources they have.
+        Number of sources of the rows.
 
     Returns
     -------
@@ -474,7 +480,7 @@ def table_citation(files: Sequence[str], sources: int) -> str:
 
 
 def rounded_residual(errors: ResidualErrors) -> dict[str, float]:
-    """Round errors for YAML to `ERROR_DIGITS` significant digits.
+    """Round the errors of a fit to `ERROR_DIGITS` significant digits, for a calibration file.
 
     Parameters
     ----------
@@ -484,7 +490,7 @@ def rounded_residual(errors: ResidualErrors) -> dict[str, float]:
     Returns
     -------
     dict of str to float
-        Fields of `paleo.specs.calibration.Residual`.
+        Fields of `paleo.specs.calibration.HeldOutErrors`.
     """
     return {
         name: value if name == "rows" else round_to_digits(value, ERROR_DIGITS)
@@ -493,32 +499,33 @@ def rounded_residual(errors: ResidualErrors) -> dict[str, float]:
 
 
 def round_to_digits(value: float, digits: int = DIGITS) -> float:
-    """Round a number to some significant digits.
+    """Round a number to some significant digits, for a calibration file.
 
     Parameters
     ----------
     value : float
         A number.
     digits : int, default DIGITS
-        How many digits.
+        Number of significant digits.
 
     Returns
     -------
     float
+        The rounded number.
     """
     return float(f"{value:.{digits}g}")
 
 
 def calibrations_by_subject(fits: Sequence[SubjectEntry], folder: Path | None = None) -> dict[str, Calibration]:
-    """Collect fitted entries into one calibration per device or system.
+    """Collect fitted entries into one calibration per device or system, merged with existing files.
 
     Parameters
     ----------
     fits : sequence of SubjectEntry
         Fitted entries.
     folder : Path, optional
-        Folder of existing calibration files. Their entries of other families and stacks are kept, and so are the notes
-        that people wrote on entries.
+        Folder of existing calibration files. Entries of other families and timing methods are kept, and so are
+        handwritten notes on entries.
 
     Returns
     -------
@@ -545,7 +552,7 @@ def _existing_entries(path: Path) -> dict[tuple[str, str], CalibrationEntry]:
 
 
 def yaml_text(calibration: Calibration) -> str:
-    """Write a calibration as the text of its file.
+    """Format a calibration as the YAML text of its file.
 
     Parameters
     ----------
@@ -555,7 +562,7 @@ def yaml_text(calibration: Calibration) -> str:
     Returns
     -------
     str
-        YAML.
+        YAML text with a comment on its origin.
     """
     entries = [entry.model_dump(exclude_defaults=True, mode="json") for entry in calibration.entries]
     body = yaml.safe_dump(
@@ -573,26 +580,26 @@ def _run_key(row: Row) -> str:
 
 
 def fit_board_power(files: Sequence[str], only: Sequence[str], date: str) -> list[SubjectEntry]:
-    """Fit the board power of each device (`paleo.pricing.power`) to measured power [W].
+    """Fit the parameters of GPU board power (`paleo.pricing.power`) of each device to measured power [W].
 
     Parameters
     ----------
     files : sequence of str
         Tables of kind ``power``.
     only : sequence of str
-        Devices; all of the tables where none is named.
+        Names of devices to fit; all of the tables if empty.
     date : str
-        Date that entries carry.
+        Date written into the entries (YYYY-MM-DD).
 
     Returns
     -------
     list of SubjectEntry
-        One entry a device, of the rows whose runs can be predicted.
+        One entry per device, fitted to the rows whose runs can be predicted.
 
     Raises
     ------
     SpecError
-        If a device of `only` has no rows, or no row can be fitted.
+        If a device of ``only`` has no rows, or no row can be fitted.
     """
     frame, runs = _predicted_rows(pd.concat([usable_rows_of_table(file) for file in files], ignore_index=True))
     devices = sorted({str(name) for name in frame["device"]})
@@ -618,7 +625,10 @@ def fit_board_power(files: Sequence[str], only: Sequence[str], date: str) -> lis
 
 
 def _predicted_rows(frame: pd.DataFrame) -> tuple[pd.DataFrame, Mapping[str, Prediction | None]]:
-    """Return the rows whose runs can be predicted and that have watts, times and a limit, with the predictions."""
+    """Select power measurements that can be fitted: (rows, predictions of their runs by run key).
+
+    Rows need a predictable run, a measured power and a power limit.
+    """
     table, runs, sound = PowerTable(), dict[str, Prediction | None](), []
     for row in row_dicts(frame):
         name = _run_key(row)

@@ -1,9 +1,9 @@
-"""Robust fits of a pricing family to measured rows, with held-out residuals and a conformal interval.
+"""Robust fits of a timing formula's parameters to measured rows, with held-out errors and a conformal interval.
 
-Parameters are searched in log space within their bounds, by least squares on log(predicted / measured) under a soft-L1
-loss, so that a few odd rows do not steer the fit. Rows are divided by *configuration* into three parts: one to fit,
-one to set the interval, one to report. The interval is split conformal (Papadopoulos et al., 2002; Lei et al.,
-2018): order statistics of measured / predicted on rows that the fit did not see.
+Parameters are searched in log space within their bounds, by least squares on log(predicted / measured). A soft-L1 loss
+keeps a few outliers from deciding the fit. Rows are split by *configuration* into three parts: to fit, to set the
+interval, and to report errors. The interval is split conformal (Papadopoulos et al., 2002; Lei et al., 2018): order
+statistics of measured / predicted on rows that the fit did not see.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ _UNTESTED_FACTORS = (0.8, 1.25)
 
 
 class TimePredictor(Protocol):
-    """Interface of a table kind that a fit uses."""
+    """Interface through which a fit predicts the times of measured rows with trial parameters."""
 
     @property
     def configuration_columns(self) -> tuple[str, ...]:
         """Names of the table columns that together identify a measured configuration."""
 
     def predict_times(self, frame: pd.DataFrame, figures: Any, parameters: Any) -> Array:
-        """Predict the time of rows that share datasheet values and parameters.
+        """Predict the time of measured rows that share datasheet values and parameters.
 
         Parameters
         ----------
         frame : DataFrame
             Measured rows.
         figures : object
-            Datasheet values of the device or system, or what else predictions start from.
+            Datasheet values of the device or system, or other fixed inputs of the prediction (a profile, a system).
         parameters : object
             Trial parameters of the fit.
 
@@ -75,10 +75,10 @@ class TimePredictor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRows:
-    """Measured rows of one device or system, number format, family and stack (way of timing).
+    """Measured rows that one call of a timing formula predicts: same device or system, number format and timing method.
 
-    ``datasheet`` are the datasheet values from which they are predicted; ``measured_times`` are their times [s], shape
-    (rows,).
+    ``datasheet`` holds the datasheet values (or other fixed inputs) of their prediction. ``measured_times`` are the
+    measured times [s], shape (rows,).
     """
 
     frame: pd.DataFrame
@@ -87,7 +87,7 @@ class MeasuredRows:
     measured_times: Array
 
     def take(self, mask: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> MeasuredRows:
-        """Return some of these rows.
+        """Select some of the measured rows, by mask or by position.
 
         Parameters
         ----------
@@ -97,7 +97,7 @@ class MeasuredRows:
         Returns
         -------
         MeasuredRows
-            The kept rows, with the same figures and stack.
+            The kept rows, with the same datasheet and timing method.
         """
         return MeasuredRows(
             self.frame.iloc[np.arange(len(self.frame))[mask]],
@@ -108,7 +108,7 @@ class MeasuredRows:
 
 
 def count_rows(rows: Iterable[MeasuredRows]) -> int:
-    """Count the rows of several groups.
+    """Count the measured rows of several groups together.
 
     Parameters
     ----------
@@ -118,14 +118,14 @@ def count_rows(rows: Iterable[MeasuredRows]) -> int:
     Returns
     -------
     int
-        Number of rows of all groups together.
+        Number of rows.
     """
     return sum(len(group.measured_times) for group in rows)
 
 
 @dataclass(frozen=True, slots=True)
 class FittedIntervalBin:
-    """Ends of the 90 % interval as factors on the prediction, for predicted times up to ``up_to_s`` seconds."""
+    """Bin of a 90 % interval: factors ``low`` and ``high`` on predicted times up to ``up_to_s`` [s]."""
 
     up_to_s: float
     low: float
@@ -134,11 +134,11 @@ class FittedIntervalBin:
 
 @dataclass(frozen=True, slots=True)
 class FitResult(Generic[Parameters]):
-    """Result of a fit.
+    """Result of a fit of a timing formula's parameters to measured rows.
 
-    ``parameters``: fitted values by stack. ``uncertainty``: standard deviation of each parameter's logarithm.
-    ``residual``: errors on held-out rows, of all stacks and by stack. ``interval_bins``: 90 % factors by predicted
-    time, of all stacks and by stack.
+    ``parameters``: fitted values by stack (timing method or architecture). ``uncertainty``: standard deviation of each
+    parameter's logarithm. ``residual``: errors on held-out rows, of all stacks and by stack. ``interval_bins``: 90 %
+    factors by predicted time, of all stacks and by stack.
     """
 
     parameters: Mapping[str, Parameters]
@@ -152,7 +152,7 @@ class FitResult(Generic[Parameters]):
 
 
 def conformal_factors(ratio: Array, level: float = 0.9) -> tuple[float, float]:
-    """Return factors on a prediction between which a new measurement lies with a given probability.
+    """Compute the factors on a prediction between which a new measurement lies with a given probability.
 
     They are the order statistics ceil((n + 1)(1 ± level) / 2) of n exchangeable ratios; the extremes if rows are few.
 
@@ -161,7 +161,7 @@ def conformal_factors(ratio: Array, level: float = 0.9) -> tuple[float, float]:
     ratio : ndarray, shape (n,)
         Measured over predicted times [-].
     level : float, default 0.9
-        Probability.
+        Probability that a new measurement lies between the factors.
 
     Returns
     -------
@@ -181,7 +181,7 @@ def conformal_factors(ratio: Array, level: float = 0.9) -> tuple[float, float]:
 def conformal_bins(
     predicted: Array, measured: Array, *, most: int = 4, least_rows: int = 150
 ) -> tuple[FittedIntervalBin, ...]:
-    """Return conformal factors for bins of predicted time that hold equally many rows.
+    """Compute 90 % interval factors (conformal) for bins of predicted time that hold equally many rows.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ def conformal_bins(
     Returns
     -------
     tuple of FittedIntervalBin
-        In rising order of time.
+        Bins in rising order of predicted time.
     """
     bins = max(1, min(most, len(predicted) // least_rows))
     edges = np.quantile(predicted, np.arange(1, bins) / bins)
@@ -208,9 +208,9 @@ def conformal_bins(
 def split_by_configuration(
     frame: pd.DataFrame, configuration: Sequence[str], *, seed: int = 0
 ) -> npt.NDArray[np.int64]:
-    """Divide rows into a part to fit, one to set the interval and one that is held out.
+    """Split measured rows into a part to fit, a part to set the interval and a held-out part.
 
-    The part depends on nothing but the configuration's values and the seed, not on the other rows of the table.
+    The part of a row depends only on the values of its configuration and the seed, not on other rows of the table.
 
     Parameters
     ----------
@@ -219,7 +219,7 @@ def split_by_configuration(
     configuration : sequence of str
         Columns that define a configuration.
     seed : int, default 0
-        Seed of the division.
+        Seed of the split.
 
     Returns
     -------
@@ -240,7 +240,7 @@ def split_by_configuration(
 
 
 def join_cells(frame: pd.DataFrame, columns: Sequence[str]) -> pd.Series[str]:
-    """Join the cells of some columns into one text per row; all empty cells count as equal.
+    """Join the cells of some columns into one text per row, to identify configurations; all empty cells count as equal.
 
     Parameters
     ----------
@@ -258,14 +258,14 @@ def join_cells(frame: pd.DataFrame, columns: Sequence[str]) -> pd.Series[str]:
 
 
 def sample_rows(rows: Sequence[MeasuredRows], limit: int, seed: int) -> list[MeasuredRows]:
-    """Draw rows at random, the same number from each group (or all that it has).
+    """Draw a random sample of measured rows for a fit, the same number from each group (or all rows of a small group).
 
     Parameters
     ----------
     rows : sequence of MeasuredRows
         Groups of measured rows.
     limit : int
-        The most rows in all.
+        Largest number of rows altogether.
     seed : int
         Seed of the draw.
 
@@ -283,7 +283,7 @@ def sample_rows(rows: Sequence[MeasuredRows], limit: int, seed: int) -> list[Mea
 
 
 class _LogVector(Generic[Parameters]):
-    """Conversion between parameters and one vector of logarithms, on which the search runs.
+    """Conversion between a fit's parameters and one vector of their logarithms, in which the optimizer searches.
 
     Shared parameters occur once in the vector, those of ``parameters_per_stack`` once for each stack.
     """
@@ -308,12 +308,12 @@ class _LogVector(Generic[Parameters]):
         self.centre = self.move_inside_bounds(self.to_log_vector(start))
 
     def to_log_vector(self, point: Parameters) -> Array:
-        """Return the vector of a set of parameters.
+        """Convert parameters to the vector of logarithms in which the optimizer searches.
 
         Parameters
         ----------
         point : Parameters
-            Parameters of one software stack, all positive.
+            Parameters of one stack (timing method), all positive.
 
         Returns
         -------
@@ -323,7 +323,7 @@ class _LogVector(Generic[Parameters]):
         return np.log([getattr(point, name) for name, _ in self.keys])
 
     def move_inside_bounds(self, vector: Array) -> Array:
-        """Return the vector with entries at a bound moved slightly inside, where a search may start.
+        """Move entries of a log vector that lie at a bound slightly inside, so that a search may start there.
 
         Parameters
         ----------
@@ -347,12 +347,12 @@ class _LogVector(Generic[Parameters]):
         return out
 
     def parameter_label(self, key: tuple[str, str | None]) -> str:
-        """Return the label of one entry of the vector.
+        """Return the name of one entry of the log vector, as key of the fit's uncertainty.
 
         Parameters
         ----------
         key : tuple of str and (str or None)
-            Parameter and software stack of the entry; None for a parameter that all stacks share.
+            Parameter and stack (timing method) of the entry; None for a parameter that all stacks share.
 
         Returns
         -------
@@ -363,12 +363,12 @@ class _LogVector(Generic[Parameters]):
 
 
 def log_errors(kind: TimePredictor, rows: Sequence[MeasuredRows], parameters: Mapping[str, Any]) -> Array:
-    """Compute log(predicted / measured) of all rows, group after group.
+    """Compute the log errors of predicted times, log(predicted / measured), over all groups of measured rows.
 
     Parameters
     ----------
     kind : TimePredictor
-        Table kind that predicts the rows.
+        Predictor of the rows' times.
     rows : sequence of MeasuredRows
         Groups of measured rows.
     parameters : mapping of str to object
@@ -377,7 +377,7 @@ def log_errors(kind: TimePredictor, rows: Sequence[MeasuredRows], parameters: Ma
     Returns
     -------
     ndarray, shape (rows,)
-        Natural logarithms.
+        Natural logarithms of predicted over measured time.
     """
     filled = [group for group in rows if len(group.measured_times)]
     parts = [
@@ -389,12 +389,12 @@ def log_errors(kind: TimePredictor, rows: Sequence[MeasuredRows], parameters: Ma
 def predicted_and_measured(
     kind: TimePredictor, rows: Sequence[MeasuredRows], parameters: Mapping[str, Any]
 ) -> tuple[Array, Array]:
-    """Predict the times of all rows, group after group.
+    """Predict the times of all measured rows with given parameters, and return them with the measured times.
 
     Parameters
     ----------
     kind : TimePredictor
-        Table kind that predicts the rows.
+        Predictor of the rows' times.
     rows : sequence of MeasuredRows
         Groups of measured rows.
     parameters : mapping of str to object
@@ -411,42 +411,42 @@ def predicted_and_measured(
 
 @dataclass(frozen=True)
 class Fit(Generic[Parameters]):
-    """A robust fit of bounded parameters to measured rows.
+    """Robust fit of bounded parameters to measured rows, run by `run`.
 
-    Every fit of this package is one of these. Fits of kernels, boards, links, software and the waiting of hosts differ
-    in their rows, their parameters and the formula that predicts a row.
+    All fits of kernels, board power, links, software and host waiting use this class. They differ in their rows, their
+    parameters and the formula that predicts a row.
 
     Parameters
     ----------
     predictor : TimePredictor
-        Table kind that predicts the rows, and names the columns of a configuration.
+        Predictor of the rows' times, which also names the columns of a configuration.
     rows : sequence of MeasuredRows
         Measured rows, perhaps of several devices, formats and stacks.
     start_values : dataclass
         Parameters at which the search starts; their fields state the bounds (`paleo.specs.calibration.parameter`).
     alternative_starts : sequence of dataclass
-        Further starts, for parameters that are all but discrete (tile sizes).
+        Further starts of searches, for nearly discrete parameters (tile sizes).
     parameters_per_stack, fixed_parameters, released_parameters : sequence of str
-        Parameters with a value for each stack (launch costs), that stay at `start_values`, and that are released
-        although they are not fitted as a rule.
+        Names of parameters with one value per stack (launch costs), and of parameters that stay at `start_values`.
+        Released parameters are fitted although by default they are not.
     max_training_rows : int
-        The most rows that a search sees.
+        Largest number of rows that a search uses.
     search_count : int
-        Searches, from `start_values` and from random points near it.
+        Number of searches: the first from `start_values`, the others from random points nearby.
     prior_precision : float
-        Inverse width, in log units, of a normal prior round `start_values`, which counts as one row per parameter and
-        settles what the rows leave open.
+        Inverse width, in log units, of a normal prior around `start_values`. The prior counts as one row per parameter
+        and decides parameters that the rows do not determine.
     overestimate_weight : float
-        Weight of an error above the measured time, against one of those below: above 1 for rows that often hold more
-        than the kernel (a compilation), whose fastest tell its time.
+        Weight of an error above the measured time relative to an error below. It is above 1 for rows that often include
+        more than the kernel (a compilation).
     weight_power : float
-        Power of the measured time that weights a row: long rows decide what a whole step takes.
+        Exponent of the measured time in the weight of a row, as long kernels dominate a training step.
     max_evaluations : int
-        The most evaluations of a search.
+        Largest number of evaluations of the formula in a search.
     seed : int
         Seed of the split and of the starts.
     holds_out : bool
-        False fits all rows, for tables of a handful: residuals are those of fitted rows, the interval is
+        False fits all rows, for tables with few rows: residuals are then those of fitted rows, and the interval is
         ``_UNTESTED_FACTORS``.
     """
 
@@ -468,7 +468,7 @@ class Fit(Generic[Parameters]):
 
     @property
     def split_rows(self) -> tuple[list[MeasuredRows], list[MeasuredRows], list[MeasuredRows]]:
-        """Rows divided by configuration: (rows to fit, rows that set the interval, rows held out for the residual)."""
+        """Measured rows split by configuration: (to fit, to set the interval, held out for the residual)."""
         parts = [
             split_by_configuration(group.frame, self.predictor.configuration_columns, seed=self.seed)
             if self.holds_out
@@ -482,7 +482,10 @@ class Fit(Generic[Parameters]):
         return sample_rows(to_fit, self.max_training_rows, self.seed), between, kept
 
     def run(self) -> FitResult[Parameters]:
-        """Run the fit and return its result; raise SpecError if no row is left to fit."""
+        """Fit the parameters to the measured rows, and compute held-out errors and intervals.
+
+        Raise SpecError if no row is left to fit.
+        """
         train, between, held_out = self.split_rows
         if not train:
             raise SpecError("no rows to fit: every configuration fell into the held-out parts, or the table is empty")
@@ -516,7 +519,7 @@ class Fit(Generic[Parameters]):
         )
 
     def _search(self, rows: Sequence[MeasuredRows], packing: _LogVector[Parameters]) -> OptimizeResult:
-        """Return the best of several least-squares runs, the first from the start values."""
+        """Run several bounded least-squares searches, the first from the start values, and return the best result."""
         measured = np.concatenate([group.measured_times for group in rows])
         weights = np.clip((measured / np.median(measured)) ** self.weight_power, 0.5, 3.0)
 
@@ -542,8 +545,7 @@ class Fit(Generic[Parameters]):
 
 
 def _log_sigma(run: OptimizeResult) -> Array:
-    """Compute one standard deviation of each log parameter, sqrt(diag(s² (JᵀJ)⁻¹)), from the Jacobian at the
-    optimum."""
+    """Compute the standard deviation of each log parameter, sqrt(diag(s² (JᵀJ)⁻¹)), from the Jacobian J."""
     jacobian = np.asarray(run.jac)
     spread = 1.4826 * np.median(np.abs(run.fun))
     variance: Array = np.diag(np.linalg.pinv(jacobian.T @ jacobian))
@@ -555,7 +557,7 @@ def _log_sigma(run: OptimizeResult) -> Array:
 
 @dataclass(frozen=True)
 class SourceRows:
-    """Base of arrays over measured steps from several sources; the first axis of each field has one entry per step.
+    """Base class of arrays over measured steps from several sources, with one entry per step on the first axis.
 
     ``sources`` names the source of each step, shape (rows,).
     """
@@ -563,7 +565,7 @@ class SourceRows:
     sources: StringArray
 
     def select(self, rows: BoolArray) -> Self:
-        """Return these arrays for some of the rows.
+        """Select some of the measured steps in all arrays.
 
         Parameters
         ----------
@@ -580,13 +582,13 @@ class SourceRows:
 
     @property
     def weights(self) -> Array:
-        """Weight of each row: every source has the same total weight, except that small sources weigh less."""
+        """Weight of each row in a fit, shape (rows,): sources have equal total weight, small sources less."""
         _, place, counts = np.unique(self.sources, return_inverse=True, return_counts=True)
         shares = np.minimum(counts / MIN_SOURCE_ROWS, 1.0)
         return np.asarray((shares / counts / shares.sum())[place])
 
     def leave_one_out(self, least: int = 1) -> Iterator[tuple[str, Self, Self]]:
-        """Yield each source with its own rows and with the rows of all other sources.
+        """Yield each source with its rows and with the rows of all other sources, for leave-one-source-out tests.
 
         Parameters
         ----------
@@ -605,13 +607,13 @@ class SourceRows:
 
 
 def minimise_loss(loss: Callable[[Array], float], start: Array, bounds: Sequence[tuple[float, float]]) -> list[float]:
-    """Minimise a loss over positive constants, in log space.
+    """Minimise a loss over positive constants in log space, within bounds (L-BFGS-B).
 
     Parameters
     ----------
     loss : callable
         Function of the logarithms of the constants that returns the loss.
-    start : ndarray
+    start : ndarray, shape (constants,)
         Logarithms of the start values.
     bounds : sequence of tuple of float
         Smallest and largest value of each constant (not logarithms).
@@ -628,12 +630,12 @@ def minimise_loss(loss: Callable[[Array], float], start: Array, bounds: Sequence
 
 
 def scipy_optimizer(name: str) -> Any:
-    """Import a function of scipy.optimize.
+    """Import an optimizer of scipy.optimize, or say how to install scipy.
 
     Parameters
     ----------
     name : str
-        Such as ``least_squares``.
+        Name of the function, such as ``least_squares``.
 
     Returns
     -------
@@ -643,7 +645,7 @@ def scipy_optimizer(name: str) -> Any:
     Raises
     ------
     SpecError
-        Says how to install scipy where it is not.
+        If scipy is not installed; the message says how to install scipy.
     """
     try:
         from scipy import optimize
@@ -653,7 +655,7 @@ def scipy_optimizer(name: str) -> Any:
 
 
 def bounded_parameter(default: float, low: float, high: float, *, fitted: bool = True) -> Any:
-    """Declare a parameter of a fit to whole steps, as a field of a dataclass.
+    """Declare a parameter of a fit to whole steps as a dataclass field with search bounds.
 
     Parameters
     ----------
@@ -671,14 +673,14 @@ def bounded_parameter(default: float, low: float, high: float, *, fitted: bool =
 
 
 class StepTimePredictor:
-    """Interface through which a fit predicts the rows of a table of steps.
+    """Predictor through which a fit computes the times of training steps with trial parameters (a `TimePredictor`).
 
     Parameters
     ----------
     configuration_columns : sequence of str
         Columns that define a configuration.
     seconds : callable
-        Function of (figures, parameters) that returns a function from a row to its predicted time [s].
+        Function of (fixed inputs, parameters) that returns a function from a row to its predicted time [s].
     """
 
     def __init__(
@@ -687,14 +689,14 @@ class StepTimePredictor:
         self.configuration_columns, self._seconds = tuple(configuration_columns), seconds
 
     def predict_times(self, frame: pd.DataFrame, figures: Any, parameters: Any) -> Array:
-        """Predict the time of each row with trial parameters.
+        """Predict the time of each measured run with trial parameters of a fit.
 
         Parameters
         ----------
         frame : DataFrame
             Measured rows.
         figures : object
-            What predictions start from beside the parameters, such as a system or profile.
+            Fixed inputs of the prediction, such as a system or a software profile.
         parameters : object
             Trial parameters of the fit.
 

@@ -1,10 +1,12 @@
-"""``paleo calibrate --fit … --only intervals``: what whole steps add to the intervals of their kernels and links.
+"""Interval constants: ``paleo calibrate --fit … --only intervals`` fits the width of the 90 % intervals of step times.
 
-`paleo.step.interval.Spreads` are fitted to the errors of measured steps, and tested on sources that were left out of
-the fit. It is a quantile regression (Koenker and Bassett, Regression Quantiles, Econometrica 46(1), 1978) of a row's
-error in logarithms, so that wide and narrow intervals count alike, with the smooth loss of Zheng (Gradient Descent
-Algorithms for Quantile Regression, Int. J. of Machine Learning and Cybernetics 2, 2011). Rows of a source err together,
-so each source weighs as much as another.
+The constants (`paleo.step.interval.IntervalParameters`) say what whole steps add to the uncertainty of kernels and
+links. They are fitted to the errors of measured steps, and tested on sources that were left out of the fit.
+
+The fit is a quantile regression of a row's log error (Koenker and Bassett, Regression Quantiles, Econometrica 46(1),
+1978). Wide and narrow intervals count alike. The smooth loss is from Zheng (Gradient Descent Algorithms for Quantile
+Regression, Int. J. of Machine Learning and Cybernetics 2, 2011). Rows of a source err together, so each source weighs
+the same.
 """
 
 from __future__ import annotations
@@ -48,13 +50,13 @@ UNCERTAINTY_FIELDS = tuple(
 
 @dataclass(frozen=True)
 class StepErrors(SourceRows):
-    """Errors log(predicted / measured) of measured steps, with their sources and the parts of their intervals."""
+    """Log errors log(predicted / measured) of measured steps, with their sources and the parts of their intervals."""
 
     log_errors: Array
     uncertainty: Uncertainty
 
     def half_widths(self, spreads: IntervalParameters) -> Array:
-        """Return the half-width of each row's interval, on the side on which its error lies.
+        """Compute the half-width of each step time's 90 % interval, on the side of the measured value.
 
         Parameters
         ----------
@@ -70,7 +72,7 @@ class StepErrors(SourceRows):
         return np.asarray(np.where(self.log_errors > 0, low, high))
 
     def select(self, rows: BoolArray) -> StepErrors:
-        """Return the errors and intervals of some of the rows.
+        """Select the errors and intervals of some of the measured steps.
 
         Parameters
         ----------
@@ -87,7 +89,7 @@ class StepErrors(SourceRows):
 
 
 def step_errors(files: Sequence[str], report: ProgressCallback = str) -> StepErrors:
-    """Collect the prediction errors of measured steps that have an interval of their own.
+    """Collect the prediction errors of measured steps whose prediction has a 90 % interval.
 
     Rows of MLPerf tasks are left out: they are fitted together with the task's code.
 
@@ -127,14 +129,14 @@ def _rows(file: str, report: ProgressCallback) -> Iterator[tuple[str, float, Unc
 
 
 def fit_interval_constants(evidence: StepErrors, level: float = _TARGET_COVERAGE) -> IntervalParameters:
-    """Fit the constants of intervals so that they hold a given share of the rows and are as narrow as possible.
+    """Fit the constants of step-time intervals: as narrow as possible while they contain a given share of the rows.
 
     Parameters
     ----------
     evidence : StepErrors
         Errors of measured steps.
     level : float, default _TARGET_COVERAGE
-        Share of rows that intervals should hold, averaged over sources.
+        Share of rows that intervals should contain, averaged over sources [-].
 
     Returns
     -------
@@ -154,24 +156,26 @@ def fit_interval_constants(evidence: StepErrors, level: float = _TARGET_COVERAGE
 
 
 def cross_validated_coverage(known: StepErrors, level: float = _TARGET_COVERAGE) -> pd.DataFrame:
-    """Test the intervals on each source of `MIN_SOURCE_ROWS` rows or more, with constants fitted to all other sources.
+    """Test step-time intervals on each source, with constants fitted to all other sources.
+
+    Sources have `MIN_SOURCE_ROWS` rows or more.
 
     Parameters
     ----------
     known : StepErrors
         Errors of measured steps.
     level : float, default _TARGET_COVERAGE
-        Share of rows that intervals should hold.
+        Share of rows that intervals should contain [-].
 
     Returns
     -------
     DataFrame
-        One line per source: the columns of `coverage`, and the fitted constants.
+        One line per source: the columns of `source_coverage`, and the fitted constants.
 
     Raises
     ------
     SpecError
-        If there is no other source.
+        If the rows come from a single source.
     """
     names = np.unique(known.sources)
     if len(names) < 2:
@@ -184,7 +188,7 @@ def cross_validated_coverage(known: StepErrors, level: float = _TARGET_COVERAGE)
 
 
 def source_coverage(rows: StepErrors, spreads: IntervalParameters) -> dict[str, str | float]:
-    """Summarise how often a source's rows lie inside their 90 % intervals.
+    """Compute the coverage of a source: the share of its rows inside their 90 % intervals, and the mean half-width.
 
     Parameters
     ----------
@@ -206,7 +210,7 @@ def source_coverage(rows: StepErrors, spreads: IntervalParameters) -> dict[str, 
 
 @dataclass(frozen=True)
 class IntervalConstantsFit:
-    """Fitted constants of step intervals (``spreads``), and the share of each source's rows inside the intervals.
+    """Result of the fit of step-time intervals: constants (``spreads``), and the share of each source's rows inside.
 
     ``measured_steps`` holds the measured steps. ``fitted_coverage`` gives these shares with the constants fitted to all
     rows. ``left_out_coverage`` gives them with each source left out of the fit (`cross_validated_coverage`).
@@ -218,9 +222,9 @@ class IntervalConstantsFit:
     left_out_coverage: pd.DataFrame
 
     def entry(self, files: Sequence[str], date: str) -> CalibrationEntry:
-        """Build the calibration entry of the fitted constants.
+        """Build the calibration entry of the fitted constants of step-time intervals.
 
-        The entry's own interval is for a step of which nothing is known: conformal factors over all rows. Its residual
+        The entry's interval holds for a step of which nothing is known: conformal factors over all rows. The residual
         is the error of predictions relative to the measurements.
 
         Parameters
@@ -232,7 +236,7 @@ class IntervalConstantsFit:
 
         Returns
         -------
-        Entry
+        CalibrationEntry
             Entry to write into a calibration file.
         """
         low, high = conformal_factors(np.exp(-self.measured_steps.log_errors))
@@ -251,18 +255,18 @@ class IntervalConstantsFit:
         )  # fmt: skip
 
     def _sigma(self, name: str) -> float:
-        """Return the standard deviation of the logarithm of a constant, by a jackknife over sources (Tukey, 1958)."""
+        """Compute the standard deviation of an interval constant's logarithm (jackknife over sources; Tukey, 1958)."""
         logs = np.log(self.left_out_coverage[name].to_numpy(dtype=np.float64))
         return float(np.sqrt((len(logs) - 1) / len(logs) * np.square(logs - logs.mean()).sum()))
 
 
 def coverage_verdict(sources: pd.DataFrame) -> str:
-    """Say in a sentence how many sources have about 90 % of their rows inside the intervals.
+    """Summarise in a sentence how many sources have about 90 % of their rows inside the intervals.
 
     Parameters
     ----------
     sources : DataFrame
-        One line per source, as `coverage` returns them.
+        One line per source, as `source_coverage` returns them.
 
     Returns
     -------
@@ -291,7 +295,7 @@ def fit_spreads(
     report : ProgressCallback, default str
         Called with a label when each part of the work starts, to show progress.
     level : float, default _TARGET_COVERAGE
-        Share of rows that an interval is to hold.
+        Share of rows that an interval should contain [-].
 
     Returns
     -------

@@ -1,9 +1,10 @@
-"""Parameters of links from whole steps: ``paleo calibrate --fit --only fabric`` on tables of training iterations.
+"""Link parameters from training steps: ``paleo calibrate --fit --only fabric`` on tables of training iterations.
 
-Where nobody ran nccl-tests, steps tell what share of a link collectives reach and how long they take to start. Six
-numbers of a system are searched by the robust log-error least squares of kernels, with kernels and software as they
-are: share and latency of rings inside a node, of exchanges there, and of all that crosses nodes. Only rows whose step
-depends on a link speak for it, and a number that they leave open is not written: one sigma must be below `LOOSEST`.
+If no nccl-tests results exist, step times tell what share of a link collectives reach and how long they take to start.
+Six parameters of a system are fitted by the same robust least squares of log errors as kernels. They are bandwidth
+share and latency of rings inside a node, of pairwise exchanges there, and of traffic between nodes. Kernel and software
+parameters stay as they are. A parameter is fitted to rows whose step depends on the link, and written only if its
+standard deviation (log) is below `LOOSEST`.
 """
 
 from __future__ import annotations
@@ -66,7 +67,11 @@ DERIVATIVE, AT_BOUND = 0.05, 0.02
 
 @dataclass(frozen=True, slots=True)
 class LinkParameters:
-    """Fitted parameters of a system's links (`LINK_PARAMETERS`): shares of the bandwidth and latencies [s]."""
+    """Fitted parameters of a system's links (`LINK_PARAMETERS`): shares of the bandwidth [-] and latencies [s].
+
+    ``inside`` is for rings inside a node, ``exchange`` for pairwise exchanges inside a node, ``between`` for traffic
+    between nodes.
+    """
 
     inside_share: float = bounded_parameter(1.0, 0.05, 1.0)
     inside_latency: float = bounded_parameter(1.0, 1 * MICROSECOND, 200 * MICROSECOND)
@@ -77,7 +82,7 @@ class LinkParameters:
 
 
 class FittableLinkParameter(NamedTuple):
-    """Link parameter that can be fitted: the field ``field_name`` of the calibration ``family``.
+    """Link parameter that can be fitted to step times: field ``field_name`` of the link family (formula) ``family``.
 
     Fields in ``scaled_fields`` are scaled by the same factor; ``meaning`` describes the parameter.
     """
@@ -116,7 +121,7 @@ LINK_PARAMETERS: Mapping[str, FittableLinkParameter] = {
 
 
 class _LinkFitInputs(NamedTuple):
-    """Start of a link fit: kind of table, system, and its parameters before the fit by family."""
+    """Fixed inputs of a link fit: kind of table, system, and the link parameters before the fit, by family."""
 
     table: RunTable
     system: System
@@ -124,7 +129,7 @@ class _LinkFitInputs(NamedTuple):
 
 
 def _time_predictor(moving: Sequence[str]) -> StepTimePredictor:
-    """Return the interface through which a fit of the parameters named ``moving`` predicts the rows of step tables."""
+    """Build the predictor of step times for a fit of the link parameters named ``moving``."""
 
     def priced(figures: _LinkFitInputs, parameters: LinkParameters) -> Callable[[dict[str, Any]], float]:
         changed = link_entries(figures.parameters_before, parameters, moving)
@@ -136,7 +141,7 @@ def _time_predictor(moving: Sequence[str]) -> StepTimePredictor:
 
 @dataclass(frozen=True, slots=True)
 class LinkJob:
-    """Measured steps of one system in all tables, from which its links are fitted.
+    """One link fit to run: the measured steps of one system, to which its link parameters are fitted.
 
     ``dependent_rows`` is, for each fitted parameter, a mask of the rows whose predicted step time depends on it.
     ``skipped_rows`` counts rows that cannot be predicted.
@@ -156,28 +161,28 @@ class LinkJob:
 
     @property
     def step_count(self) -> int:
-        """Number of rows whose step time depends on a fitted link parameter."""
+        """Number of measured steps whose time depends on a fitted link parameter."""
         return count_rows(self.rows)
 
     @property
     def label(self) -> str:
-        """Title in messages: system and number of rows."""
+        """Title of a link fit in progress messages: system and number of steps."""
         return f"links of {self.system.name} ({self.step_count} steps)"
 
     @property
     def parameters_before(self) -> Mapping[str, SourcedParameters[Any]]:
-        """Parameters before the fit, by name of the link family (such as NCCL inside a node)."""
+        """Link parameters before the fit, by family (such as ``collective.nccl``, NCCL inside a node)."""
         figures: _LinkFitInputs = self.rows[0].datasheet
         return figures.parameters_before
 
     @property
     def held_out_mask(self) -> Flags:
-        """Mask of the rows that no fit sees, over the rows of all tables."""
+        """Mask of the measured steps that the link fit does not see, over all rows of the job, shape (rows,)."""
         return np.concatenate([split_by_configuration(part.frame, _CONFIGURATION_COLUMN) > 0 for part in self.rows])
 
     @property
     def training_rows(self) -> list[MeasuredRows]:
-        """Rows that are fitted (without those held out), one entry per table."""
+        """Sample of the measured steps to which link parameters are fitted, one group per table."""
         return sample_rows(
             [part.take(split_by_configuration(part.frame, _CONFIGURATION_COLUMN) == 0) for part in self.rows],
             TRAINING_ROWS,
@@ -187,7 +192,7 @@ class LinkJob:
 
 @dataclass(frozen=True, slots=True)
 class LinkFit:
-    """Result of a fit of link parameters to whole steps.
+    """Result of a fit of a system's link parameters to training steps.
 
     ``parameters`` are the fitted values; ``log_standard_deviations`` is the standard deviation of the logarithm of each
     parameter that the rows determine; ``unfitted_reasons`` says why the others were not fitted. ``errors_before`` and
@@ -205,17 +210,17 @@ class LinkFit:
 
     @property
     def reduces_error(self) -> bool:
-        """True if the fit has reduced the mean error on held-out rows."""
+        """True if the link fit has reduced the mean error on held-out steps."""
         return self.errors_after.mape < self.errors_before.mape
 
     @property
     def subject_entries(self) -> list[SubjectEntry]:
-        """The fitted entries in the form that calibration files are written from."""
+        """Fitted calibration entries, each with the system whose calibration file will hold the entry."""
         return [SubjectEntry(self.job.system.name, entry) for entry in self.entries]
 
 
 def wants_link_fit(file: str | Path, only: Sequence[str]) -> bool:
-    """Return True if option ``--only`` asks for a fit of links to a table of steps, of all systems or of some.
+    """Return True if option ``--only`` asks for a fit of link parameters to a table of steps.
 
     Parameters
     ----------
@@ -227,12 +232,12 @@ def wants_link_fit(file: str | Path, only: Sequence[str]) -> bool:
     Returns
     -------
     bool
-        True for tables of steps and names of systems, or for the name that means all of them.
+        True for a table of steps if ``only`` names systems or `ONLY_ALL_LINKS`.
 
     Raises
     ------
     SpecError
-        If it names profiles, too.
+        If ``only`` names software profiles, too.
     """
     frame = read_table(file)
     table = find_table_kind(frame.columns)
@@ -246,16 +251,16 @@ def wants_link_fit(file: str | Path, only: Sequence[str]) -> bool:
 
 
 def link_jobs(files: Sequence[str | Path], only: Sequence[str], free: Sequence[str] = ()) -> list[LinkJob]:
-    """List the link fits that the tables allow, one job per system.
+    """List the link fits that tables of steps allow, one job per system.
 
     Parameters
     ----------
     files : sequence of str or Path
         Measured tables.
     only : sequence of str
-        Systems, or `ONLY_ALL_LINKS` one with rows enough.
+        Names of systems, or `ONLY_ALL_LINKS` for all systems of the tables.
     free : sequence of str, default ()
-        Numbers that the user asks for; the usual ones where it is empty.
+        Names of the link parameters to fit; all of `LINK_PARAMETERS` if empty.
 
     Returns
     -------
@@ -265,7 +270,7 @@ def link_jobs(files: Sequence[str | Path], only: Sequence[str], free: Sequence[s
     Raises
     ------
     SpecError
-        If a name is no number, or a system has no rows of several devices.
+        If a name is no link parameter, or a system has no rows on several devices.
     """
     for name in free:
         if name not in LINK_PARAMETERS:
@@ -284,8 +289,9 @@ def link_jobs(files: Sequence[str | Path], only: Sequence[str], free: Sequence[s
 
 
 class _PredictedRows(NamedTuple):
-    """Rows of one system in one table with their predicted times [s]; ``skipped_rows`` counts unpredictable
-    rows.
+    """Measured steps of one system in one table with their predicted times [s], for a link fit.
+
+    ``skipped_rows`` counts rows that cannot be predicted.
     """
 
     rows: MeasuredRows
@@ -294,7 +300,7 @@ class _PredictedRows(NamedTuple):
 
 
 def _rows_by_system(file: Path, only: Sequence[str]) -> dict[str, _PredictedRows]:
-    """Group the rows of one table that ran on several devices by the name of their system."""
+    """Group the multi-device runs of one table by the name of their system, with predictions, for link fits."""
     frame = usable_rows_of_table(file)
     table = find_table_kind(frame.columns)
     if not isinstance(table, RunTable) or not table.used_for_fitting:
@@ -315,7 +321,7 @@ def _rows_by_system(file: Path, only: Sequence[str]) -> dict[str, _PredictedRows
 
 
 def _system_of(table: RunTable, row: Mapping[str, Any]) -> System | None:
-    """Return the system of a row that ran on several devices; None for one device or an unknown system."""
+    """Return the system of a measured run on several devices; None for one device or an unknown system."""
     try:
         return table.system(row) if integer_cell(row, "n_gpus", 1) > 1 else None
     except PaleoError:
@@ -323,7 +329,9 @@ def _system_of(table: RunTable, row: Mapping[str, Any]) -> System | None:
 
 
 def configuration_labels(frame: pd.DataFrame) -> pd.Series[str]:
-    """Label each row's configuration, without data-parallel degree and global batch.
+    """Label the configuration of each measured run, without data-parallel degree and global batch.
+
+    Rows with equal labels lie on the same side of the split into fitted and held-out rows.
 
     Parameters
     ----------
@@ -333,7 +341,7 @@ def configuration_labels(frame: pd.DataFrame) -> pd.Series[str]:
     Returns
     -------
     Series of str
-        One word a row.
+        One label per row.
     """
     columns = [name for name in CONFIGURATION_COLUMNS if name in frame.columns]
     return join_cells(frame, columns)
@@ -365,7 +373,7 @@ def _job(groups: Sequence[_PredictedRows], names: Sequence[str]) -> LinkJob:
 
 
 def _dependent_rows(group: _PredictedRows, start: LinkParameters, name: str) -> Flags:
-    """Return a mask of the rows whose predicted step gets longer when parameter ``name`` is made worse."""
+    """Return a mask of rows whose predicted step time grows by `MOVED` if parameter ``name`` is `WORSE` times worse."""
     value = getattr(start, name)
     worse = dataclasses.replace(start, **{name: value / WORSE if name.endswith("share") else value * WORSE})
     slower = _time_predictor([name]).predict_times(group.rows.frame, group.rows.datasheet, worse)
@@ -382,7 +390,7 @@ def fit_links(job: LinkJob, date: str, free: Sequence[str] = ()) -> LinkFit:
     date : str
         Date written into results (YYYY-MM-DD).
     free : sequence of str, default ()
-        Names of the parameters to fit; the usual ones if empty.
+        Names of the parameters to fit; all if empty.
 
     Returns
     -------
@@ -392,7 +400,7 @@ def fit_links(job: LinkJob, date: str, free: Sequence[str] = ()) -> LinkFit:
     Raises
     ------
     SpecError
-        If `free` names a number that the rows leave open, or there are too few configurations.
+        If ``free`` names a parameter that the rows do not determine, or there are too few configurations.
     """
     held_out, name = job.held_out_mask, job.system.name
     if held_out.all() or not held_out.any():
@@ -409,9 +417,10 @@ def fit_links(job: LinkJob, date: str, free: Sequence[str] = ()) -> LinkFit:
 
 
 def _fit_determined(job: LinkJob, moving: list[str], left: dict[str, str]) -> tuple[LinkParameters, dict[str, float]]:
-    """Fit the parameters ``moving`` and drop those that the rows do not determine, until none is left to drop.
+    """Fit link parameters; drop the least determined one and repeat until the rows determine all the others.
 
-    Reasons of dropped parameters are added to ``left``. Returns (parameters, standard deviation of each logarithm).
+    ``moving`` names the parameters; reasons of dropped parameters are added to ``left``. Returns (parameters, standard
+    deviation of each logarithm).
     """
     parameters = job.start_parameters
     while moving:
@@ -434,9 +443,10 @@ def _fit_determined(job: LinkJob, moving: list[str], left: dict[str, str]) -> tu
 
 
 def log_sigmas(job: LinkJob, parameters: LinkParameters, moving: Sequence[str]) -> dict[str, float]:
-    """Compute the standard deviation of the logarithm of each fitted parameter.
+    """Compute the standard deviation of the logarithm of each fitted link parameter.
 
-    It is sqrt(diag(s² (JᵀJ)⁻¹)), where s is the spread of the rows, at least `REPEATED`.
+    The formula is sqrt(diag(s² (JᵀJ)⁻¹)), with the Jacobian J of log errors and the spread s of the rows, at least
+    `REPEATED`.
 
     Parameters
     ----------
@@ -471,7 +481,7 @@ def log_sigmas(job: LinkJob, parameters: LinkParameters, moving: Sequence[str]) 
 
 
 def _reached_bound(parameters: LinkParameters, name: str) -> float | None:
-    """Return the bound of a parameter's range at which a search has ended; None if it is inside."""
+    """Return the bound of a link parameter's range at which a search has ended; None if it ended inside."""
     (parameter,) = [field for field in dataclasses.fields(LinkParameters) if field.name == name]
     value = getattr(parameters, name)
     ends = [parameter.metadata[end] for end in ("low", "high")]
@@ -540,13 +550,13 @@ def link_entries(
     before : mapping of str to SourcedParameters[Any]
         Parameters before the fit, by family.
     parameters : LinkParameters
-        Fitted numbers.
+        Fitted link parameters.
     moving : sequence of str
-        Names of those that move.
+        Names of the parameters that were fitted.
 
     Yields
     ------
-    Entry
+    CalibrationEntry
         One entry per link family, with the fitted values and those that scale along.
     """
     for family in dict.fromkeys(LINK_PARAMETERS[name].family for name in moving):
@@ -567,20 +577,20 @@ def link_entries(
 
 
 def _clipped(measured: SourcedParameters[Any], name: str, value: float) -> float:
-    """Return a parameter limited to the range of its family."""
+    """Limit the value of a link parameter to the allowed range of its calibration field."""
     (parameter,) = [field for field in dataclasses.fields(measured.parameters) if field.name == name]
     return float(min(max(value, parameter.metadata["low"]), parameter.metadata["high"]))
 
 
 def system_calibration(system: System, fitted: Iterator[CalibrationEntry] | Sequence[CalibrationEntry]) -> Calibration:
-    """Build a system's calibration from fitted entries.
+    """Build the calibration of a system from fitted entries of its link families, to predict steps with them.
 
     Parameters
     ----------
     system : System
         Machine: its devices, nodes and links.
-    fitted : iterator of Entry or sequence of Entry
-        Entries of its link families.
+    fitted : iterator of CalibrationEntry or sequence of CalibrationEntry
+        Entries of the system's link families.
 
     Returns
     -------
@@ -591,7 +601,7 @@ def system_calibration(system: System, fitted: Iterator[CalibrationEntry] | Sequ
 
 
 def fitted_parameter_rows(result: LinkFit) -> Iterator[tuple[str, ...]]:
-    """Yield the lines of the report on fitted link parameters, as texts.
+    """Yield the rows of the terminal report on fitted link parameters, as texts.
 
     Parameters
     ----------

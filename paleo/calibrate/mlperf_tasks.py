@@ -1,11 +1,11 @@
-"""``paleo calibrate --fit`` on tables of reference points and of submissions: writes them into task files.
+"""Fit of MLPerf training tasks: ``paleo calibrate --fit`` on MLPerf tables writes the fitted values into task files.
 
-Tables of reference convergence points give laws of samples. Submissions tell how a task's code runs beside the step
-model, how many samples it needs over the law, what an evaluation costs.
+Tables of reference convergence points give laws of samples to target by batch. Tables of submissions give three
+corrections of a task: measured over predicted step time, samples over the law, and the cost of an evaluation.
 
-How well tasks foretell a round that they were not fitted to is shown with every round left out in turn: a row is
-predicted by its task as fitted to all other rounds of that task; errors come by benchmark, apart for steps, samples and
-minutes, beside the best of three baselines (`paleo.tables.kinds._mlperf_training`).
+Cross-validation leaves out each round in turn: a submission is predicted by its task fitted to all other rounds. Errors
+of steps, samples and minutes are reported by benchmark, beside the best of three baselines
+(`paleo.tables.kinds._mlperf_training`).
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ LAW_SOURCE_TEMPLATE = "reference convergence points of MLPerf Training (mlcommon
 
 
 def is_convergence_table(columns: Iterable[str]) -> bool:
-    """Return True if a table holds reference convergence points.
+    """Return True if a table holds MLPerf reference convergence points, by its column names.
 
     Parameters
     ----------
     columns : iterable of str
-        Its columns.
+        Column names of the table.
 
     Returns
     -------
@@ -74,16 +74,16 @@ def is_convergence_table(columns: Iterable[str]) -> bool:
 
 
 def reference_points_of(task: TrainingTask, table: pd.DataFrame) -> pd.DataFrame:
-    """Select a task's reference convergence points: for each global batch, the points of the latest round.
+    """Select the MLPerf reference convergence points of a task: for each global batch, the point of the latest round.
 
     Rounds before the first one that has reference points use the points of that first round.
 
     Parameters
     ----------
     task : TrainingTask
-        The task.
+        Training task with its benchmarks and rounds.
     table : DataFrame
-        Reference points.
+        Reference convergence points of all benchmarks.
 
     Returns
     -------
@@ -102,7 +102,7 @@ def reference_points_of(task: TrainingTask, table: pd.DataFrame) -> pd.DataFrame
 
 
 def _in_listed_rounds(points: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Return a mask of points whose benchmark and round some task of the catalog lists as its own."""
+    """Return a mask of reference points whose benchmark and round belong to a catalog task that lists its rounds."""
     tasks = [load_task(name) for name in entry_files("tasks")]
     listed = {(benchmark, name) for task in tasks for benchmark in task.benchmarks for name in task.rounds}
     pairs = zip(points["benchmark"], points["round"], strict=True)
@@ -131,12 +131,12 @@ def fit_law(points: pd.DataFrame) -> ReferencePointsLaw:
 
 
 def law_text(law: ReferencePointsLaw) -> str:
-    """Write a law as the ``law:`` block of a task file (YAML text).
+    """Format a law of samples to target as the ``law:`` block of a task file (YAML text).
 
     Parameters
     ----------
     law : ReferencePointsLaw
-        The law.
+        Fitted law of samples to target.
 
     Returns
     -------
@@ -161,14 +161,14 @@ def law_text(law: ReferencePointsLaw) -> str:
 
 
 def replace_law(text: str, block: str) -> str:
-    """Replace the ``law:`` block in the text of a task file; all else stays as it is.
+    """Replace the ``law:`` block in the text of a task file; other blocks are unchanged.
 
     Parameters
     ----------
     text : str
-        Text of the file.
+        Text of the task file.
     block : str
-        The new block.
+        New block as YAML text, from `law_text`.
 
     Returns
     -------
@@ -179,7 +179,7 @@ def replace_law(text: str, block: str) -> str:
 
 
 def _write_laws(table: pd.DataFrame, folder: Path) -> list[Path]:
-    """Fit the law of each task with enough points and write it into the task files of a folder; return these files."""
+    """Fit the law of samples to target of each task with enough points; write and return the task files."""
     written = []
     for name, source in entry_files("tasks").items():
         points = reference_points_of(load_task(name), table)
@@ -209,10 +209,10 @@ _LEAST_SPREAD = 0.02
 class SubmissionRow:
     """One MLPerf submission with its prediction before the fit (``predicted_target``) and its measured values.
 
-    Times are in seconds: ``step_time``, ``evaluation_time`` (all together), ``time_to_target`` (to target),
+    Times are in seconds: ``step_time``, ``evaluation_time`` (all evaluations together), ``time_to_target``,
     ``other_time`` (neither steps nor evaluations). ``samples`` counts samples to target, ``evaluation_count``
-    evaluations, ``averaged_runs`` averaged runs. ``has_exact_configuration`` is True if the table marks its
-    configuration as certain.
+    evaluations, ``averaged_runs`` the runs that the submission averages. Unknown values are nan.
+    ``has_exact_configuration`` is True if the table marks the submission's configuration as certain.
     """
 
     row_index: int
@@ -229,12 +229,12 @@ class SubmissionRow:
 
     @property
     def task(self) -> str:
-        """The name of its task."""
+        """Name of the submission's training task in the catalog."""
         return self.predicted_target.task.name
 
 
 def predicted_submissions(frame: pd.DataFrame) -> list[SubmissionRow]:
-    """Predict the rows of a table of MLPerf submissions, without copies of the same log.
+    """Predict the time to target of all rows of a table of MLPerf submissions, except copies of the same log.
 
     Parameters
     ----------
@@ -244,7 +244,7 @@ def predicted_submissions(frame: pd.DataFrame) -> list[SubmissionRow]:
     Returns
     -------
     list of SubmissionRow
-        Rows that can be predicted.
+        Measured and predicted values of the rows that can be predicted.
     """
     alone = ~repeated_rows(frame)
     rows = []
@@ -285,16 +285,16 @@ _LEAST_TRAINING = 0.1
 
 
 def _separates_evaluation(cells: dict[str, Any], point: TargetTime) -> bool:
-    """Return True if a row without logged steps separates training from evaluation; logs of TPUs do not always."""
+    """Return True if the log of a submission separates training time from evaluation time; logs of TPUs may not."""
     if point.prediction.system.device.kind != "tpu" or not has_value(cells, "train_s"):
         return True
     return float(cells["train_s"]) > _LEAST_TRAINING * float(cells["minutes_to_target"]) * MINUTE
 
 
 def _evaluation_time(cells: dict[str, Any], point: TargetTime) -> float:
-    """Return the time of a run that is evaluation [s]; nan if not known.
+    """Return the measured time of all evaluations of a submission [s]; nan if not known.
 
-    Logs of TPUs divide the minutes otherwise: for them it is all time without logged steps.
+    Logs of TPUs do not state this time; for them it is the time to target minus the logged steps.
     """
     stated = float(cells["evaluation_s"]) if has_value(cells, "evaluation_s") else float("nan")
     if point.prediction.system.device.kind != "tpu":
@@ -306,7 +306,7 @@ def _evaluation_time(cells: dict[str, Any], point: TargetTime) -> float:
 
 
 def _implied_step(cells: dict[str, Any], point: TargetTime) -> float:
-    """Return the step time of a row that logs none [s]: training time over number of steps; nan if not known."""
+    """Derive the step time [s] of a submission that logs none: training time over number of steps; nan if not known."""
     names = ("minutes_to_target", "evaluation_s")
     if not all(has_value(cells, name) for name in (*names, "samples_to_target")) or not _separates_evaluation(
         cells, point
@@ -318,17 +318,18 @@ def _implied_step(cells: dict[str, Any], point: TargetTime) -> float:
 
 
 def _weights(rows: list[SubmissionRow], rounds: list[str], towards: str) -> Array:
-    """Return the weight of each row in a fit for round ``towards``.
+    """Compute the weight of each submission in a fit for round ``towards``, shape (rows,).
 
-    Rounds nearer to it weigh more, rows with an uncertain configuration half.
+    The weight falls with the distance in rounds; an uncertain configuration halves the weight.
     """
     return np.asarray(_ROUND_DISCOUNT ** _rounds_apart(rows, rounds, towards) * _configuration_weights(rows))
 
 
 def _weights_by_device(rows: list[SubmissionRow], rounds: list[str], towards: str) -> Array:
-    """Return weights like those of `_weights`, but the nearest round of each device has full weight.
+    """Compute weights like those of `_weights`, with full weight for the nearest round of each device, shape (rows,).
 
-    The last rows of a device that nobody submits any more are as informative for it as the first rows of a new one.
+    The last rows of a device that is no longer submitted are as informative for that device as the first rows of a new
+    one.
     """
     apart = _rounds_apart(rows, rounds, towards)
     devices = np.array([row.predicted_target.prediction.system.device.name for row in rows])
@@ -386,7 +387,7 @@ def fit_step_time_ratio(rows: list[SubmissionRow], rounds: list[str], towards: s
 
 
 def _fitted_start_time(rows: list[SubmissionRow], rounds: list[str], towards: str) -> float:
-    """Return the time of a run that is neither steps nor evaluations [s]: weighted median of the rows that log it."""
+    """Estimate the time of a run that is neither steps nor evaluations [s], as a weighted median over submissions."""
     timed = [row for row in rows if row.other_time >= 0]
     if len(timed) < MIN_ROWS:
         return 0.0
@@ -415,7 +416,7 @@ def _design_row(row: SubmissionRow, architectures: list[str], devices: list[str]
 
 
 def _robust_least_squares(design: Array, target: Array, weights: Array, pulls: Array) -> Array:
-    """Solve weighted least squares with pulls to zero; rows beyond two spreads get less weight (Huber)."""
+    """Solve weighted least squares with pulls (ridge penalties) to zero; rows beyond two spreads weigh less (Huber)."""
     used, beta = weights, np.zeros(design.shape[1])
     for _ in range(8):
         normal = design.T @ (design * used[:, None]) + np.diag(np.maximum(pulls, 1e-12))
@@ -434,7 +435,7 @@ def _with_ratios(
     rows: list[SubmissionRow],
     reference: float,
 ) -> TrainingCode:
-    """Return the code section of a task with the fitted ratios and trend (``beta``: the solution of the fit)."""
+    """Write the solution of the step-time fit (``beta``) into a task's code section, by architecture and device."""
     of_architecture = dict(zip(architectures, beta[1 : 1 + len(architectures)], strict=True))
     of_device = dict(zip(devices, beta[1 + len(architectures) : -2], strict=True))
     home = {
@@ -455,7 +456,7 @@ def _with_ratios(
 
 
 def fit_sample_ratio(rows: list[SubmissionRow], rounds: list[str], towards: str) -> SubmissionSamples | None:
-    """Fit the samples to target of submissions relative to the reference law.
+    """Fit the ratio of submissions' samples to target to the reference law of their task.
 
     Parameters
     ----------
@@ -464,7 +465,7 @@ def fit_sample_ratio(rows: list[SubmissionRow], rounds: list[str], towards: str)
     rounds : list of str
         All rounds of MLPerf, in order.
     towards : str
-        Round near which rows weigh most.
+        Round to predict; rows of nearby rounds weigh most.
 
     Returns
     -------
@@ -490,7 +491,9 @@ def fit_sample_ratio(rows: list[SubmissionRow], rounds: list[str], towards: str)
 
 
 def fit_evaluation(rows: list[SubmissionRow], code: TrainingCode, rounds: list[str], towards: str) -> QualityEvaluation:
-    """Fit the time of one evaluation as a multiple of its forward passes plus a constant time, by weighted medians.
+    """Fit the time of one quality evaluation: a multiple of its forward passes plus a constant time.
+
+    Both come from weighted medians over submissions.
 
     Parameters
     ----------
@@ -501,7 +504,7 @@ def fit_evaluation(rows: list[SubmissionRow], code: TrainingCode, rounds: list[s
     rounds : list of str
         All rounds of MLPerf, in order.
     towards : str
-        Round near which rows weigh most.
+        Round to predict; rows of nearby rounds weigh most.
 
     Returns
     -------
@@ -536,7 +539,7 @@ FORWARD_SHARES, TINY = (0.0, 0.25, 0.5, 0.75, 1.0), 1e-12
 
 
 def _weighted_median(values: Array, weights: Array) -> float:
-    """Return the value that half of the weight lies below.
+    """Compute the weighted median: the value below which half of the weight lies.
 
     Examples
     --------
@@ -549,7 +552,7 @@ def _weighted_median(values: Array, weights: Array) -> float:
 
 
 def _retimed(row: SubmissionRow, task: TrainingTask) -> TargetTime:
-    """Return a submission's predicted time to target under other parameters of its task (code, evaluation, samples)."""
+    """Predict a submission's time to target again under other parameters of its task (code, evaluation, samples)."""
     runs = row.averaged_runs if row.averaged_runs > 0 else 1.0
     return time_from_prediction(
         task,
@@ -563,7 +566,7 @@ def _retimed(row: SubmissionRow, task: TrainingTask) -> TargetTime:
 def _by_platform(
     task: TrainingTask, rows: list[SubmissionRow], change: Callable[[TrainingTask, list[SubmissionRow]], TrainingTask]
 ) -> TrainingTask:
-    """Apply a fit (``change``) to a task with its GPU rows, and to each other platform with that platform's rows."""
+    """Apply a fit (``change``) to a training task with its GPU submissions, and to its TPU platforms with theirs."""
     kinds = [row.predicted_target.prediction.system.device.kind for row in rows]
     apart = {name: [row for row, kind in zip(rows, kinds, strict=True) if kind == name] for name in task.platforms}
     base = change(task, [row for row, kind in zip(rows, kinds, strict=True) if kind not in apart])
@@ -574,25 +577,27 @@ def _by_platform(
 
 
 def _platform(task: TrainingTask, base: TrainingTask) -> PlatformDifferences:
-    """Return the section of a task for one kind of device, with what differs from the base task."""
+    """Return the section of a training task for one kind of device (TPU): what differs from the GPU task."""
     evaluation = None if task.evaluation == base.evaluation else task.evaluation
     submissions = None if task.submissions == base.submissions else task.submissions
     return PlatformDifferences(code=task.code, evaluation=evaluation, submissions=submissions)
 
 
 def fitted_task(task: TrainingTask, rows: list[SubmissionRow], rounds: list[str], towards: str) -> TrainingTask:
-    """Fit a task's code, samples and evaluation to submissions, for each kind of device.
+    """Fit a training task's step-time ratios, sample ratio and evaluation cost to MLPerf submissions.
+
+    GPUs and each other kind of device (TPU) are fitted apart.
 
     Parameters
     ----------
     task : TrainingTask
-        The task.
+        Training task before the fit.
     rows : list of SubmissionRow
         Submissions of the task.
     rounds : list of str
         All rounds of MLPerf, in order.
     towards : str
-        Round that is to be predicted; rows near it weigh most.
+        Round to predict; rows of nearby rounds weigh most.
 
     Returns
     -------
@@ -616,7 +621,9 @@ def _fitted(task: TrainingTask, rows: list[SubmissionRow], rounds: list[str], to
 
 
 def step_residual(rows: list[SubmissionRow], rounds: list[str]) -> float:
-    """Return the rms of log(measured / predicted step), each round predicted by a fit to the other rounds.
+    """Compute the cross-validated error of a task's step times: rms of log(measured / predicted).
+
+    Each round is predicted by a fit to the other rounds.
 
     Parameters
     ----------
@@ -628,7 +635,8 @@ def step_residual(rows: list[SubmissionRow], rounds: list[str]) -> float:
     Returns
     -------
     float
-        The rms in log units; with a single round that of the fit itself, with too few rows 0.
+        The rms in log units; with a single round that of the fit itself and at least ``_ONE_ROUND``, with too few rows
+        0.
     """
     known = [row for row in rows if row.step_time > 0]
     if len(known) < MIN_ROWS:
@@ -660,12 +668,12 @@ BLOCK_FIELDS = {
 
 
 def is_task_table(columns: Iterable[str]) -> bool:
-    """Return True if a table holds reference points or submissions.
+    """Return True if a table holds MLPerf reference convergence points or submissions, by its column names.
 
     Parameters
     ----------
     columns : iterable of str
-        Its columns.
+        Column names of the table.
 
     Returns
     -------
@@ -677,16 +685,17 @@ def is_task_table(columns: Iterable[str]) -> bool:
 
 
 def fit_tasks(files: Sequence[str], output_dir: str | None, date: str) -> int:
-    """Fit task files to MLPerf tables and write them.
+    """Fit training tasks to MLPerf tables and write their task files.
 
-    Reference points give the laws of samples; submissions give code, samples and evaluation.
+    Reference convergence points give laws of samples to target; submissions give step-time ratios, sample ratios and
+    evaluation costs.
 
     Parameters
     ----------
     files : sequence of str
         Measured tables.
     output_dir : str, optional
-        Folder of the task files; the catalog's by default.
+        Folder to write task files to; the catalog's folder by default.
     date : str
         Date written into results (YYYY-MM-DD).
 
@@ -698,7 +707,7 @@ def fit_tasks(files: Sequence[str], output_dir: str | None, date: str) -> int:
     Raises
     ------
     SpecError
-        If the folder is not there.
+        If the folder does not exist.
     """
     folder = Path(output_dir) if output_dir is not None else catalog_root() / CATALOG_FOLDERS["tasks"]
     if not is_folder(folder):
@@ -712,7 +721,7 @@ def fit_tasks(files: Sequence[str], output_dir: str | None, date: str) -> int:
 
 
 def _write_submissions(table: pd.DataFrame, folder: Path, date: str) -> list[Path]:
-    """Fit tasks to submissions for the last round, write the task files of a folder, and return these files."""
+    """Fit tasks to submissions for the last round and write their task files; return the written files."""
     rows, rounds = predicted_submissions(table), sorted(set(table["round"].astype(str)))
     written = []
     for name in entry_files("tasks"):
@@ -728,7 +737,7 @@ def _write_submissions(table: pd.DataFrame, folder: Path, date: str) -> list[Pat
 
 
 def _with_provenance(task: TrainingTask, rows: list[SubmissionRow], *, rounds: list[str], date: str) -> TrainingTask:
-    """Return a task fitted for the last round of its rows, with its residual and a text on its source."""
+    """Fit a task for the last round of its rows, with its cross-validated residual and a citation of sources."""
     if len(rows) < MIN_ROWS:
         return task
     seen = sorted({row.round_name for row in rows})
@@ -739,12 +748,12 @@ def _with_provenance(task: TrainingTask, rows: list[SubmissionRow], *, rounds: l
 
 
 def replace_task_blocks(text: str, task: TrainingTask) -> str:
-    """Replace the blocks code, evaluation, submissions and platforms in the text of a task file.
+    """Replace the fitted blocks (code, evaluation, submissions, platforms) in the text of a task file.
 
     Parameters
     ----------
     text : str
-        Text of the file.
+        Text of the task file.
     task : TrainingTask
         Fitted task.
 
@@ -770,7 +779,7 @@ FIELD_UNIT_SUFFIXES = {"fixed": " s", "start": " s"}
 
 
 def _block(name: str, fields: Spec | None) -> str:
-    """Write a section of a task as a YAML block with the given name; '' if ``fields`` is None."""
+    """Format a section of a task as a YAML block with the given name; '' if ``fields`` is None."""
     if fields is None:
         return ""
     values = fields.model_dump(exclude_defaults=True)
@@ -803,7 +812,7 @@ ROUND_HEADINGS = ("benchmark", "rows", "step", "samples", "minutes", "best basel
 
 
 def leave_one_round_out(rows: list[SubmissionRow], rounds: list[str]) -> Iterator[tuple[SubmissionRow, TargetTime]]:
-    """Predict each submission by its task fitted to all other rounds.
+    """Predict the time to target of each submission by its task fitted to all other MLPerf rounds (cross-validation).
 
     Parameters
     ----------
@@ -814,7 +823,7 @@ def leave_one_round_out(rows: list[SubmissionRow], rounds: list[str]) -> Iterato
 
     Yields
     ------
-    tuple of (Row, TargetTime)
+    tuple of (SubmissionRow, TargetTime)
         Submission and prediction. Tasks with a single round are used without any fit.
     """
 
@@ -846,7 +855,7 @@ def _unfitted(code: TrainingCode) -> TrainingCode:
 
 
 def cross_validated_submissions(table: pd.DataFrame) -> pd.DataFrame:
-    """Predict each submission of a table by tasks fitted to the other rounds, and compare.
+    """Predict each MLPerf submission of a table by tasks fitted to the other rounds, and compute its errors.
 
     Parameters
     ----------
@@ -887,7 +896,7 @@ def cross_validated_submissions(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def round_errors(submissions: pd.DataFrame) -> pd.DataFrame:
-    """Average the relative errors of submissions by benchmark.
+    """Average the cross-validated errors of MLPerf submissions by benchmark and kind of device.
 
     Parameters
     ----------
@@ -921,7 +930,7 @@ def round_errors(submissions: pd.DataFrame) -> pd.DataFrame:
 
 
 def error_table_rows(submissions: pd.DataFrame) -> list[tuple[str, ...]]:
-    """Format the table of `round_errors` as lines of text, for the columns `ROUND_HEADINGS`.
+    """Format the errors of `round_errors` as text cells, for columns `ROUND_HEADINGS`.
 
     Parameters
     ----------
@@ -940,9 +949,9 @@ def error_table_rows(submissions: pd.DataFrame) -> list[tuple[str, ...]]:
 
 
 def rank_agreement(submissions: pd.DataFrame) -> tuple[float, int]:
-    """Return the share of pairs of submissions on different GPUs that are predicted in the right order of time.
+    """Compute how often the prediction ranks two GPU models in the right order of time to target.
 
-    Pairs agree in benchmark, round and number of GPUs.
+    The two submissions of a pair agree in benchmark, round and number of GPUs.
 
     Parameters
     ----------

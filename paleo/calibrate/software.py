@@ -1,13 +1,13 @@
-"""Software parameters from whole steps: ``paleo calibrate --fit`` on tables of training iterations.
+"""Software parameters from training steps: ``paleo calibrate --fit`` on tables of training iterations.
 
-A profile has few numbers that no kernel table can tell: what an operation costs the host, what collectives beside
-computation cost, how much slower an old attention kernel is. They are fitted to the steps of one profile by the same
-robust log-error least squares as kernels, on the rows of half the configurations, and tested on rows of others.
+A software profile has parameters that no kernel table can tell. These are the host time of an operation, the cost of
+collectives beside computation, and the slow-down of an old attention kernel. They are fitted to the steps of one
+profile by the same robust least squares of log errors as kernels. Held-out configurations test the fit.
 
-``--only waiting`` fits how device and host add up where the host waits for counts of tokens, `HostTime.waiting_power`,
-to measured steps of mixtures, one power for all profiles; sources named with ``--hold-out`` are kept back. Few
-configurations of mixtures are measured, and rows of a source err together: rows are held out by source, each tested
-with what the others give.
+``--only waiting`` fits how GPU and CPU time add up in MoE steps where the CPU waits for token counts
+(`HostTime.waiting_power`). All profiles share one exponent; sources named with ``--hold-out`` are not fitted. Few MoE
+configurations are measured, and rows of a source err together. Each source is therefore tested with the exponent of the
+others.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class SoftwareParameters:
 
     @classmethod
     def from_profile(cls, profile: SoftwareProfile, architecture: str) -> SoftwareParameters:
-        """Return the current values of the fitted parameters in a software profile.
+        """Read the current values of the parameters to fit from a software profile.
 
         Parameters
         ----------
@@ -91,7 +91,7 @@ class SoftwareParameters:
 
 
 class _ProfileFitInputs(NamedTuple):
-    """Start of a software fit: kind of table, and the software profile before the fit."""
+    """Fixed inputs of a software fit: kind of table, and the software profile before the fit."""
 
     table: RunTable
     profile: SoftwareProfile
@@ -113,10 +113,10 @@ def _row_time_predictor(
 
 @dataclass(frozen=True, slots=True)
 class SoftwareJob:
-    """Measured steps of one software profile in one table, grouped by GPU architecture.
+    """One software fit to run: the measured steps of one software profile in one table, grouped by GPU architecture.
 
-    ``skipped_rows`` counts rows that cannot be predicted or that only substitute this profile for another
-    software.
+    ``skipped_rows`` counts rows that cannot be predicted, and rows of other software for which the profile is only a
+    substitute.
     """
 
     profile: SoftwareProfile
@@ -127,26 +127,26 @@ class SoftwareJob:
 
     @property
     def name(self) -> str:
-        """Name of the profile."""
+        """Name of the software profile."""
         return self.profile.name
 
     @property
     def step_count(self) -> int:
-        """Number of rows to fit and to test on."""
+        """Number of measured steps to fit and to test on."""
         return count_rows(self.rows)
 
     @property
     def table_and_sources(self) -> str:
-        """Name of the table, with the architectures of its rows."""
+        """Citation of the fitted rows: name of the table and sources of its rows."""
         return f"{self.file} ({self.source})"
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """Architectures of the devices that ran the steps."""
+        """GPU architectures of the devices that ran the measured steps."""
         return tuple(group.timing_method for group in self.rows)
 
     def make_fit(self, fixed: Sequence[str] = (), per_stack: Sequence[str] = ()) -> Fit[SoftwareParameters]:
-        """Set up the fit of the profile's parameters to these rows; `Fit.run` runs it.
+        """Set up the fit of the software profile's parameters to its measured steps; `Fit.run` runs the fit.
 
         Parameters
         ----------
@@ -170,19 +170,19 @@ class SoftwareJob:
 
     @property
     def label(self) -> str:
-        """Name of the profile with its number of measured steps, for messages."""
+        """Title of a software fit in progress messages: profile and number of steps."""
         return f"{self.profile.name} ({self.step_count} steps)"
 
 
 @dataclass(frozen=True, slots=True)
 class SoftwareFitResult:
-    """Software profile after a fit (``profile_after``), and the same profile before it (``profile_before``)."""
+    """Software profile before and after a fit of its parameters to measured steps."""
 
     profile_before: SoftwareProfile
     profile_after: SoftwareProfile
 
     def changed_values(self) -> Iterator[tuple[str, tuple[str, str]]]:
-        """Yield (name, (value before, value after)) as texts, for each parameter that the fit may have changed."""
+        """Yield (parameter, (value before, value after)) as texts, for all parameters that a fit may change."""
         for name in ("forward", "backward"):
             values = [
                 getattr(profile.host, name) / MICROSECOND for profile in (self.profile_before, self.profile_after)
@@ -195,7 +195,7 @@ class SoftwareFitResult:
 
 
 def software_jobs(file: str | Path, only: Sequence[str] = ()) -> list[SoftwareJob]:
-    """List the software profiles that can be fitted to a table of steps.
+    """List the fits of software profiles that a table of steps allows.
 
     Parameters
     ----------
@@ -251,7 +251,7 @@ def fit_software(job: SoftwareJob, date: str, free: Sequence[str] = ()) -> Softw
     date : str
         Date written into results (YYYY-MM-DD).
     free : sequence of str, default ()
-        Names of the parameters to fit; by default those to which the profile gives an effect.
+        Names of the parameters to fit; by default those whose value in the profile has an effect.
 
     Returns
     -------
@@ -261,7 +261,7 @@ def fit_software(job: SoftwareJob, date: str, free: Sequence[str] = ()) -> Softw
     Raises
     ------
     SpecError
-        If there is no number to fit, or none of that name.
+        If there is no parameter to fit, or none of a name in ``free``.
     """
     profile = job.profile
     at_work = {
@@ -325,7 +325,7 @@ UNIT_OF_DIMENSION = {"time": ("us", MICROSECOND), "bytes": ("MiB", MEBIBYTE), "b
 
 
 def software_text(profile: SoftwareProfile) -> str:
-    """Write a software profile as the text of its YAML file, with times in us, memory in MiB and rates in GB/s.
+    """Format a software profile as the text of its YAML file, with times in us, memory in MiB and rates in GB/s.
 
     Parameters
     ----------
@@ -345,7 +345,7 @@ def software_text(profile: SoftwareProfile) -> str:
 
 
 def _with_unit(group: Spec, name: str, value: Any) -> Any:
-    """Convert a field's SI value to the text with unit that a YAML file holds."""
+    """Convert a field's SI value to the text with unit that the YAML file of a software profile holds."""
     field = type(group).model_fields[name]
     optional = (each for choice in get_args(field.annotation) for each in getattr(choice, "__metadata__", ()))
     quantities = (each for each in (*field.metadata, *optional) if isinstance(each, Quantity))
@@ -367,16 +367,17 @@ EXPONENT_TIME_COLUMNS = [f"seconds at {1.0 / inverse:.3g}" for inverse in _INVER
 
 @dataclass(frozen=True, slots=True)
 class WaitingParameters:
-    """Fitted exponent ``exponent`` (`HostTime.waiting_power`) with which CPU and GPU time of MoE steps are combined.
+    """Parameter of the fit of host waiting: exponent with which CPU and GPU time of MoE steps are combined.
 
-    1 adds the two times, as if CPU and GPU took turns; large values take nearly the longer one.
+    ``exponent`` is `HostTime.waiting_power`. 1 adds the two times, as if CPU and GPU took turns; large values take
+    nearly the longer one.
     """
 
     exponent: float = bounded_parameter(HOST_AHEAD_EXPONENT, 1.0, 2.0 * HOST_AHEAD_EXPONENT)
 
 
 def _exponent_time_predictor(figures: Any, parameters: WaitingParameters) -> Callable[[dict[str, Any]], float]:
-    """Return a function that predicts a row's step time [s], by interpolation between stored exponents."""
+    """Return a function from a row to its predicted step time [s], interpolated between stored exponents."""
     inverse = 1.0 / parameters.exponent
     return lambda row: float(
         np.exp(np.interp(inverse, _INVERSE_EXPONENTS, np.log([row[name] for name in EXPONENT_TIME_COLUMNS])))
@@ -426,7 +427,10 @@ def moe_waiting_steps(files: Sequence[str], report: ProgressCallback = str) -> l
 
 
 def _dependent_rows(table: RunTable, frame: pd.DataFrame, name: str) -> MeasuredRows:
-    """Return the rows of one profile whose step depends on the waiting exponent, with predictions at several."""
+    """Return the measured steps of one software profile whose time depends on the waiting exponent.
+
+    Predictions at several exponents are added as columns.
+    """
     known = frame[np.isfinite(measure_and_predict(table, frame)[1].values)]
     profile = load_software(name)
     for column, inverse in zip(EXPONENT_TIME_COLUMNS, _INVERSE_EXPONENTS, strict=True):
@@ -437,7 +441,7 @@ def _dependent_rows(table: RunTable, frame: pd.DataFrame, name: str) -> Measured
 
 
 def fit_waiting_exponent(rows: Sequence[MeasuredRows]) -> FitResult[WaitingParameters]:
-    """Fit one waiting exponent to the MoE steps of all profiles.
+    """Fit the waiting exponent (how CPU and GPU time add up in MoE steps) to the steps of all profiles.
 
     Parameters
     ----------
@@ -476,13 +480,13 @@ def predict_with_exponent(rows: Sequence[MeasuredRows], power: float) -> tuple[A
 
 
 def _of_sources(rows: Sequence[MeasuredRows], sources: Sequence[str], *, without: bool = False) -> list[MeasuredRows]:
-    """Return the rows that come from the named sources, or with ``without`` all other rows."""
+    """Select the measured steps that come from the named sources, or with ``without`` those of all other sources."""
     return [group.take(np.isin(text_column(group.frame, "source"), sources) != without) for group in rows]
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOutSource:
-    """Test of the waiting exponent on one source that was left out of its fit.
+    """Test of the waiting exponent on one source of MoE steps that was left out of the fit.
 
     ``exponent`` is the exponent fitted to all other sources; ``predicted`` and ``measured`` are the step times of the
     source's rows [s], shape (rows,).
@@ -495,19 +499,19 @@ class LeftOutSource:
 
     @property
     def errors(self) -> ResidualErrors:
-        """Relative errors of the rows of the source that was left out."""
+        """Errors of the predicted step times of the source that was left out."""
         return residual_errors(self.predicted, self.measured)
 
 
 def leave_one_source_out(rows: Sequence[MeasuredRows], kept_back: Sequence[str] = ()) -> list[LeftOutSource]:
-    """Predict the rows of each source with the waiting exponent fitted to all other sources.
+    """Predict the MoE steps of each source with the waiting exponent fitted to all other sources.
 
     Parameters
     ----------
     rows : sequence of MeasuredRows
         Groups of rows from `moe_waiting_steps`.
     kept_back : sequence of str
-        Sources that no fit sees.
+        Sources that no fit uses.
 
     Returns
     -------
@@ -543,7 +547,8 @@ class WaitExponentFit:
 
     ``exponent`` is the fitted exponent, ``log_standard_deviation`` the standard deviation of its logarithm.
     ``left_out_tests`` predicts each source with the exponent of all others (`leave_one_source_out`).
-    ``held_out_sources`` are sources that no fit saw. ``profiles_before`` are the catalog profiles of the rows.
+    ``held_out_sources`` are sources that no fit used. ``profiles_before`` are the catalog's software profiles of the
+    rows.
     """
 
     exponent: float
@@ -555,13 +560,13 @@ class WaitExponentFit:
 
     @property
     def residual(self) -> ResidualErrors:
-        """Errors of all rows, each predicted with the exponent fitted to the other sources."""
+        """Errors of the step times of all rows, each predicted with the exponent fitted to the other sources."""
         parts = [(test.predicted, test.measured) for test in self.left_out_tests]
         predicted, measured = (np.concatenate(each) for each in zip(*parts, strict=True))
         return residual_errors(predicted, measured)
 
     def fitted_profiles(self, files: Sequence[str], date: str) -> list[SoftwareProfile]:
-        """Return the software profiles with the fitted waiting exponent.
+        """Return the software profiles, with the fitted waiting exponent, to write into profile files.
 
         Parameters
         ----------
@@ -596,7 +601,7 @@ def fit_waiting(files: Sequence[str], kept_back: Sequence[str] = (), report: Pro
     files : sequence of str
         Tables of steps.
     kept_back : sequence of str
-        Sources that are not fitted.
+        Sources that are not fitted, only tested.
     report : callable
         Called with a label when each part of the work starts, to show progress.
 
@@ -608,7 +613,7 @@ def fit_waiting(files: Sequence[str], kept_back: Sequence[str] = (), report: Pro
     Raises
     ------
     SpecError
-        If a source of `held_out_sources` has no row, or there is nothing to fit.
+        If a source of ``kept_back`` has no row, or there is nothing to fit.
     """
     rows = moe_waiting_steps(files, report)
     for name in kept_back:

@@ -1,8 +1,10 @@
-"""``paleo calibrate --fit … --only arithmetic``: what sustained arithmetic costs in whole steps.
+"""Energy factors: ``paleo calibrate --fit … --only arithmetic`` fits the energy of sustained arithmetic in training
+steps.
 
-`SustainedEnergyParameters` are fitted to dense steps of all sources together, each source weighing as much as another.
-Each source is also left out once, and predicted with what the others give. Predictions are made at a few values of the
-factor; between them logarithms of seconds are interpolated, since a step depends on the factor of one device alone.
+`SustainedEnergyParameters` (one factor per GPU architecture) multiply the energy per FLOP, which sets the clock at the
+power limit. They are fitted to training steps of dense networks from all sources, each source with the same weight.
+Each source is also left out once and predicted with the factors of the others. Predictions are made at a few values of
+the factor. Between them, log times are interpolated, since a step depends on the factor of one architecture only.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ class DenseSteps(SourceRows):
     predicted_times: Array
 
     def log_errors(self, factors: SustainedEnergyParameters) -> Array:
-        """Return the log error of the predicted step time of each row at trial energy factors.
+        """Compute the log error of each row's predicted step time at trial energy factors.
 
         Parameters
         ----------
@@ -111,7 +113,7 @@ def dense_steps(files: Sequence[str], report: Callable[[str], object] = str) -> 
 
 
 def _kernel_bound_rows(table: RunTable, frame: pd.DataFrame) -> pd.DataFrame:
-    """Select rows whose step time is nearly all kernel time.
+    """Select rows whose step time is nearly all kernel time, so that energy factors can be fitted to them.
 
     These are dense networks on one node without offload, with software that fuses passes and launches kernels without
     waiting. At most `_MOST` rows of each source are kept, evenly spaced.
@@ -132,7 +134,7 @@ def _kernel_bound_rows(table: RunTable, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _predicted_times(table: RunTable, frame: pd.DataFrame, factor: float) -> Array:
-    """Predict each row's step time with one energy factor for all architectures [s]; nan where impossible."""
+    """Predict the step time of measured runs with one energy factor for all architectures [s]; nan where impossible."""
     tried = trial_calibration(SustainedEnergyParameters(*(factor,) * len(fields(SustainedEnergyParameters))))
     changed = table.with_calibration(tried)
     return np.array(
@@ -141,7 +143,7 @@ def _predicted_times(table: RunTable, frame: pd.DataFrame, factor: float) -> Arr
 
 
 def trial_calibration(factors: SustainedEnergyParameters) -> Calibration:
-    """Wrap trial energy factors into a calibration of whole steps, for use in predictions.
+    """Wrap trial energy factors into a calibration of whole steps, so that predictions use them.
 
     Parameters
     ----------
@@ -158,7 +160,9 @@ def trial_calibration(factors: SustainedEnergyParameters) -> Calibration:
 
 
 def fitted_arithmetic_factors(known: DenseSteps) -> SustainedEnergyParameters:
-    """Fit the energy factor of each architecture that has rows from two or more sources; others stay 1.
+    """Fit the energy factor of sustained arithmetic of each architecture with two or more sources.
+
+    Other architectures keep the default.
 
     Parameters
     ----------
@@ -189,10 +193,10 @@ def fitted_arithmetic_factors(known: DenseSteps) -> SustainedEnergyParameters:
 
 @dataclass(frozen=True)
 class SustainedEnergyFit:
-    """Fitted energy factors of sustained arithmetic, with the errors of each source.
+    """Result of the fit of energy factors of sustained arithmetic, with the errors of each source.
 
-    ``errors_by_source`` has one row per source: errors by the factors of all sources (``fitted``), and by those of all
-    other sources (``tested``).
+    ``errors_by_source`` has one row per source: bias and MAPE without factors (``before``), with the factors of all
+    sources (``fitted``), and with those of all other sources (``left out``).
     """
 
     dense_step_rows: DenseSteps
@@ -200,7 +204,7 @@ class SustainedEnergyFit:
     errors_by_source: pd.DataFrame
 
     def entry(self, files: Sequence[str], date: str) -> CalibrationEntry:
-        """Build the calibration entry, with the residual measured on sources that were left out of the fit.
+        """Build the calibration entry of the fitted energy factors, with the residual on sources left out of the fit.
 
         Parameters
         ----------
@@ -211,7 +215,7 @@ class SustainedEnergyFit:
 
         Returns
         -------
-        Entry
+        CalibrationEntry
             Factors with source, date, numbers of rows and residual.
         """
         tested = np.concatenate(self.errors_by_source["errors"].to_list())

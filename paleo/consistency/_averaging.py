@@ -23,7 +23,9 @@ from paleo.step.waiting import Numeric, averaged_noise, waiting_share
 
 
 def ring_spectral_gap(workers: Numeric) -> Array:
-    """Compute the spectral gap of averaging with both neighbours of a ring with weights 1/3: (2/3)(1 − cos 2π/n).
+    """Compute the spectral gap of gossip on a ring, which sets how fast workers agree: (2/3)(1 − cos 2π/n).
+
+    Each of n workers averages with both neighbours with weights 1/3.
 
     >>> float(ring_spectral_gap(4.0).round(4))
     0.6667
@@ -32,16 +34,17 @@ def ring_spectral_gap(workers: Numeric) -> Array:
 
 
 def exponential_graph_spectral_gap(workers: Numeric) -> Array:
-    """Compute the spectral gap of the static exponential graph: 2 / (1 + ⌈log₂ n⌉).
+    """Compute the spectral gap of gossip on the static exponential graph of n workers: 2 / (1 + ⌈log₂ n⌉).
 
-    Reference: Ying et al., Exponential graph is provably efficient for decentralized deep training, NeurIPS 2021.
+    The gap sets how fast workers agree. Reference: Ying et al., Exponential graph is provably efficient for
+    decentralized deep training, NeurIPS 2021.
     """
     return np.asarray(2.0 / (1.0 + np.ceil(np.log2(np.maximum(workers, 2.0)))))
 
 
 @dataclass(frozen=True, slots=True)
 class GossipTopology:
-    """Graph of gossip: the neighbours with which a worker averages in each step.
+    """Communication graph of gossip: the neighbours with which a worker averages parameters in each step.
 
     ``kind`` is ``ring`` (2 neighbours), ``exp`` (⌈log₂ N⌉) or ``one-peer`` (1).
     """
@@ -50,13 +53,13 @@ class GossipTopology:
     reference: str
 
     def degree(self, workers: Numeric) -> Array:
-        """Return the number of neighbours in each step, shape (configurations,)."""
+        """Return the number of neighbours that a worker averages with in each step, shape (configurations,)."""
         n = np.asarray(workers, dtype=np.float64)
         most = {"ring": 2.0 + 0.0 * n, "one-peer": 1.0 + 0.0 * n, "exp": np.ceil(np.log2(np.maximum(n, 1.0)))}
         return np.asarray(np.minimum(most[self.kind], n - 1.0))
 
     def mixing_steps(self, workers: Numeric) -> Array:
-        """Return the number of steps after which a difference between workers has fallen to 1/e.
+        """Compute the number of gossip steps after which a difference between workers has fallen to 1/e.
 
         One-peer exponential graphs over powers of two reach exact consensus after ⌈log₂ N⌉ steps.
         """
@@ -76,11 +79,11 @@ _TOPOLOGIES = {
 
 @dataclass(frozen=True, slots=True)
 class Gossip:
-    """Gossip averaging: each worker averages its parameters with d neighbours in each step.
+    """Gossip consistency model: each worker averages its parameters with d neighbours in each step.
 
-    The step time is compute (1 + W of d + 1 workers) + max(0, d · neighbour − compute), where W is the share of waiting
-    for the slowest. The averaged parameters are those at the start of the step, so their exchange overlaps with the
-    whole step and not only with its backward pass (Lian et al., 2017, section 4).
+    The step time is compute (1 + W) + max(0, d · neighbour exchange − compute), where W is the share of waiting for the
+    slowest of d + 1 workers. The averaged parameters are those at the start of the step. Their exchange therefore
+    overlaps with the whole step, not only with the backward pass (Lian et al., 2017, section 4).
     """
 
     kind: str
@@ -89,12 +92,12 @@ class Gossip:
 
     @property
     def summary(self) -> str:
-        """Description of the method in a few words."""
+        """Description of the consistency model in a few words."""
         return f"each worker averages with its neighbours ({self.kind})"
 
     @property
     def reference(self) -> str:
-        """Source of the topology."""
+        """Paper that describes the gossip topology."""
         return _TOPOLOGIES[self.kind].reference
 
     def evaluate(self, workload: Workload) -> ConsistencyResult:
@@ -113,7 +116,7 @@ class Gossip:
 
 @CONSISTENCY.register("gossip")
 def gossip(argument: str) -> ConsistencyModel:
-    """Build a gossip model from its argument: ``gossip:ring``, ``gossip:exp2``, ``gossip:one-peer``."""
+    """Build a gossip consistency model from its topology: ``gossip:ring``, ``gossip:exp2``, ``gossip:one-peer``."""
     if argument not in _TOPOLOGIES:
         raise PlanError(
             f"consistency gossip:{argument}: unknown topology {argument!r}; {suggest_names(argument, _TOPOLOGIES)}"
@@ -125,9 +128,9 @@ def gossip(argument: str) -> ConsistencyModel:
 
 
 def _local_step(workload: Workload, steps: Numeric, synchronisation: Numeric) -> Array:
-    """Return the mean time of a local step with its share of the synchronisation [s], shape (configurations,).
+    """Compute the mean time of a local SGD step [s] with its share of the synchronisation, shape (configurations,).
 
-    ``synchronisation`` is the time [s] of one average after ``steps`` local steps.
+    ``synchronisation`` is the time [s] of one average of parameters after ``steps`` local steps.
     """
     noise = waiting_share(workload.workers, averaged_noise(workload.jitter, steps), workload.persistent_jitter)
     return np.asarray(workload.compute_time * (1.0 + noise) + synchronisation / steps)
@@ -135,10 +138,11 @@ def _local_step(workload: Workload, steps: Numeric, synchronisation: Numeric) ->
 
 @dataclass(frozen=True, slots=True)
 class PeriodicAveraging:
-    """Local SGD and relatives: workers make ``steps`` local steps, then average their parameters.
+    """Consistency model of local SGD and its variants: workers average parameters after every ``steps`` local steps.
 
     ``extra_parameter_copies`` is the number of further fp32 copies of the parameters that a worker stores. The
-    parameters are sent in ``fragments`` parts, one after another, each overlapped with the steps up to the next part.
+    parameters are sent in ``fragments`` parts, one after another. With ``overlaps_fragments``, each is overlapped with
+    the steps up to the next part.
     """
 
     name: str
@@ -151,7 +155,7 @@ class PeriodicAveraging:
 
     @property
     def summary(self) -> str:
-        """Description of the method in a few words."""
+        """Description of the consistency model in a few words."""
         return f"workers average every {self.steps} steps"
 
     @property
@@ -179,24 +183,30 @@ class PeriodicAveraging:
 
 @CONSISTENCY.register("local")
 def local(argument: str) -> ConsistencyModel:
-    """Build ``local:H``; it also describes post-local SGD after its synchronous phase, and model averaging."""
+    """Build the consistency model ``local:H`` (local SGD): workers average their parameters after every H local steps.
+
+    The model also describes model averaging, and post-local SGD after its synchronous phase.
+    """
     steps = count_argument("local", argument, "local steps between two averages")
     return PeriodicAveraging("local", steps, 0.0, "Stich, Local SGD, ICLR 2019; Lin et al., Post-local SGD, ICLR 2020")
 
 
 @CONSISTENCY.register("easgd")
 def easgd(argument: str) -> ConsistencyModel:
-    """Build ``easgd:H``, elastic averaging: a worker stores the centre besides its own parameters."""
+    """Build the consistency model ``easgd:H`` (elastic averaging): workers pull to a centre after every H local steps.
+
+    A worker stores the centre besides its own parameters.
+    """
     steps = count_argument("easgd", argument, "local steps between two pulls to the centre")
     return PeriodicAveraging("easgd", steps, 1.0, "Zhang, Choromanska and LeCun, Elastic averaging SGD, NIPS 2015")
 
 
 @CONSISTENCY.register("diloco")
 def diloco(argument: str) -> ConsistencyModel:
-    """Build DiLoCo from the text ``H`` or ``H/F``: workers average their parameters after every H local steps.
+    """Build the consistency model ``diloco:H`` or ``diloco:H/F``: workers average parameters every H steps.
 
     Each worker keeps an outer copy of the parameters and an outer momentum in fp32. Parameters are divided into F
-    fragments (1 if not stated), each of which is exchanged during the steps up to the next one (streaming).
+    fragments (1 by default), each of which is exchanged during the steps up to the next one (streaming).
     """
     steps, _, fragments = argument.partition("/")
     number = count_argument("diloco", steps, "inner steps between two outer steps")
@@ -209,10 +219,11 @@ def diloco(argument: str) -> ConsistencyModel:
 
 @dataclass(frozen=True, slots=True)
 class FederatedAveraging:
-    """Federated averaging: rounds of ``steps`` local steps at clients with links of their own.
+    """Federated-averaging consistency model: rounds of ``steps`` local steps at clients with separate links.
 
-    Clients pull and push the model each round. The time per step is μ (1 + c e_N / √H + e_N persistent) + 2 neighbour /
-    H, with mean compute time μ, H = ``steps``, noise c of a step and e_N the expected largest of N normal deviates.
+    Clients pull and push the model each round. The time per step is μ (1 + c e_N / √H + e_N persistent) + 2 exchange /
+    H. Here μ is the mean compute time, H = ``steps``, c the noise of a step, and e_N the expected maximum of N normal
+    deviates. The exchange is the time of one transfer of the model.
     """
 
     steps: int
@@ -229,5 +240,5 @@ class FederatedAveraging:
 
 @CONSISTENCY.register("federated")
 def federated(argument: str) -> ConsistencyModel:
-    """Build the federated model ``federated:H``."""
+    """Build the consistency model ``federated:H``: clients send their model after every H local steps."""
     return FederatedAveraging(count_argument("federated", argument, "local steps a round"))

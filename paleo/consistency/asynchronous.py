@@ -1,9 +1,9 @@
 """Asynchronous and stale-synchronous workers with parameter servers (Downpour, Hogwild, SSP).
 
 Each asynchronous worker pushes its gradient and pulls parameters without waiting for the others. Workers and server
-form a closed queueing network: a worker computes (its think time), then waits for the busy server. It is solved by
-mean-value analysis of one delay station and one queue for equal workers, and by Schweitzer's approximation for classes
-of workers.
+form a closed queueing network: a worker computes (its think time), then waits for the busy server. Equal workers are
+solved by mean-value analysis of one delay station and one queue. Classes of unequal workers are solved by Schweitzer's
+approximation.
 
 References: Reiser and Lavenberg, Mean-value analysis of closed multichain queuing networks, JACM 27(2), 1980;
 Schweitzer, Approximate analysis of multiclass closed networks of queues, 1979.
@@ -38,10 +38,11 @@ _ITERATIONS = 200
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """State of a parameter server as a queue.
+    """State of a parameter server, modelled as a queue of workers; arrays of one shape.
 
-    ``throughput`` [1/s] counts all workers. ``response`` [s] is the time of one visit including queueing. ``knee`` is
-    the number of workers above which the server limits the throughput.
+    ``throughput`` [1/s] counts all workers. ``response`` [s] is the time of one visit including queueing.
+    ``utilization`` [-] is the busy fraction of the server. ``knee`` is the number of workers above which the server
+    limits the throughput.
     """
 
     throughput: Array
@@ -51,7 +52,7 @@ class QueueState:
 
 
 def closed_queue(customers: Numeric, think: Numeric, service: Numeric, variation: float = DETERMINISTIC) -> QueueState:
-    """Solve a closed queue: one server and n equal customers, who think between two visits.
+    """Solve a closed queue of one server (a parameter server) and n equal customers (workers) who think between visits.
 
     Parameters
     ----------
@@ -105,7 +106,11 @@ def _throughput(customers: Numeric, think: Array, service: Array, response: Arra
 
 
 def _schweitzer_response(customers: Array, think: Array, service: Array, variation: float) -> Array:
-    """Solve R² + p R + q = 0, the mean-value equation if the queue of n − 1 customers is proportional to n."""
+    """Compute the response time of a closed queue [s] by Schweitzer's approximation.
+
+    The queue that n − 1 customers see is taken to be proportional to that of n. The response is the positive root of
+    the mean-value equation R² + p R + q = 0.
+    """
     others = customers - 1.0
     p = think - service - service * others
     q = service**2 * others * (1.0 - variation) / 2.0 - service * think
@@ -114,7 +119,7 @@ def _schweitzer_response(customers: Array, think: Array, service: Array, variati
 
 
 def class_throughputs(counts: Array, think: Array, service: Array, variation: float = DETERMINISTIC) -> Array:
-    """Return the throughput of each class of customers who share one server.
+    """Compute the throughput of each class of customers (workers of one speed) who share one parameter server.
 
     A customer of class c finds Q − Q_c / n_c others in the queue (Schweitzer). If all classes are equal, it agrees with
     `closed_queue` within 3 % for 4 customers or more.
@@ -122,7 +127,7 @@ def class_throughputs(counts: Array, think: Array, service: Array, variation: fl
     Parameters
     ----------
     counts : ndarray, shape (classes,)
-        Customers.
+        Number of customers in each class.
     think : ndarray, shape (classes,)
         Seconds between a customer's requests.
     service : ndarray, shape (classes,)
@@ -133,7 +138,7 @@ def class_throughputs(counts: Array, think: Array, service: Array, variation: fl
     Returns
     -------
     ndarray, shape (classes,)
-        Customers served a second.
+        Requests served per second, by class.
 
     Examples
     --------
@@ -153,7 +158,7 @@ def class_throughputs(counts: Array, think: Array, service: Array, variation: fl
 
 
 def service_time(payload: Numeric, tensors: Numeric, server: ParameterServers) -> Array:
-    """Return the seconds that the fullest server is busy with one push and pull.
+    """Compute the time that the fullest parameter server is busy with one push and pull of a worker.
 
     Parameters
     ----------
@@ -167,7 +172,7 @@ def service_time(payload: Numeric, tensors: Numeric, server: ParameterServers) -
     Returns
     -------
     ndarray
-        Its share of (call · tensors + bytes / rate).
+        Time [s]: the server's share of (seconds per tensor · tensors + payload / bandwidth).
 
     Examples
     --------
@@ -180,11 +185,12 @@ def service_time(payload: Numeric, tensors: Numeric, server: ParameterServers) -
 
 @dataclass(frozen=True, slots=True)
 class Asynchronous:
-    """Closed queue of N workers, with a mean staleness of N − 1.
+    """Asynchronous consistency model: N workers form a closed queue around parameter servers.
 
-    After each update of a worker, every other worker makes one before the same worker updates again. The standard
-    deviation of the staleness is √((c Z X (N − 1) / N)² + (N − 1)(1 − U) min(1, 1.13 c)), which agrees with a discrete
-    simulation within 5 % on average.
+    The mean staleness is N − 1: after each update of a worker, every other worker makes one before the same worker
+    updates again. The standard deviation of the staleness is √((c Z X (N − 1) / N)² + (N − 1)(1 − U) min(1, 1.13 c)),
+    within 5 % of a discrete simulation on average. Here c is the jitter, Z the think time, X the throughput and U the
+    utilization of the server.
     """
 
     summary = "workers push and pull at parameter servers, waiting for nobody"
@@ -193,7 +199,7 @@ class Asynchronous:
     uses_servers = True
 
     def evaluate(self, workload: Workload) -> ConsistencyResult:
-        """Compute seconds, updates and staleness of workers that never wait for each other.
+        """Compute step time, update rate and staleness of workers that never wait for each other.
 
         Parameters
         ----------
@@ -228,7 +234,7 @@ class Asynchronous:
 def staleness(
     workers: Numeric, think: Numeric, throughput: Numeric, utilization: Numeric, jitter: Numeric
 ) -> tuple[Array, Array]:
-    """Return how many updates other workers make between a worker's pull and its push.
+    """Compute the staleness of asynchronous updates: updates by others between a worker's pull and push.
 
     Parameters
     ----------
@@ -256,12 +262,12 @@ def staleness(
 
 @CONSISTENCY.register("async")
 def asynchronous(argument: str) -> Asynchronous:
-    """Build the asynchronous model: workers push and pull without waiting for each other.
+    """Build the consistency model ``async``: workers push and pull without waiting for each other.
 
     Parameters
     ----------
     argument : str
-        Text after the colon of the name, or empty.
+        Text after the colon of the model's name; must be empty.
 
     Returns
     -------
@@ -279,7 +285,7 @@ _ABSORPTION = 0.6
 
 
 def windowed_waiting_share(workers: Numeric, jitter: Numeric, window: Numeric) -> Array:
-    """Return the fraction of a mean step that is spent waiting if ranks may be several steps apart.
+    """Compute the fraction of a mean step spent waiting for slower workers if workers may be several steps apart (SSP).
 
     It is W / (1 + s W / (0.6 c² ln N)), where W is the fraction that a synchronous step waits.
 
@@ -295,7 +301,7 @@ def windowed_waiting_share(workers: Numeric, jitter: Numeric, window: Numeric) -
     Returns
     -------
     ndarray
-        0 without noise or without others.
+        Fraction [-]; 0 without noise or with one worker.
 
     Examples
     --------
@@ -310,16 +316,17 @@ def windowed_waiting_share(workers: Numeric, jitter: Numeric, window: Numeric) -
 
 @dataclass(frozen=True, slots=True)
 class StaleSynchronous:
-    """Stale-synchronous workers, which may be a window of steps apart.
+    """Stale-synchronous consistency model (SSP): workers may be at most ``window`` steps apart.
 
-    T = μ (1 + windowed waiting + e_N persistent) + exposed exchange. The window absorbs independent noise, but it does
-    not help against a worker that is always slow. Staleness is at most the window, and less where independent noise
-    does not spread the workers so far.
+    Step time T = μ (1 + windowed waiting + e_N persistent) + exposed exchange, with mean compute time μ, persistent
+    noise, and the expected maximum e_N of N normal deviates. The window absorbs independent noise, but it does not help
+    against a worker that is always slow. Staleness is at most the window, and less where independent noise does not
+    spread the workers so far.
 
-    With parameter servers (`Workload.server`) the workers form the closed queue of `Asynchronous` with this step as
-    think time, and N − 1 updates of others fall between a worker's read and its write. With a window of 0 all workers
-    push at once. Compared with simulations (4 to 32 workers, noise to 0.6, service to 0.3 of a step) the step is 2 %
-    off on average and 11 % at worst, and 5 and 21 % with a window of 0.
+    With parameter servers (`Workload.server`) the workers form the closed queue of `Asynchronous`, with this step as
+    think time. N − 1 updates of others then fall between a worker's read and its write. With a window of 0 all workers
+    push at once. Simulations had 4 to 32 workers, noise to 0.6 and service to 0.3 of a step. Step times differ from
+    them by 2 % on average and 11 % at worst; with a window of 0, by 5 and 21 %.
     """
 
     window: int
@@ -329,7 +336,7 @@ class StaleSynchronous:
     uses_servers = True
 
     def evaluate(self, workload: Workload) -> ConsistencyResult:
-        """Compute seconds, updates and staleness where ranks may be several steps apart.
+        """Compute step time, update rate and staleness of workers that may be several steps apart.
 
         Parameters
         ----------
@@ -357,7 +364,7 @@ class StaleSynchronous:
         )
 
     def _served(self, workload: Workload, pace: Array, server: ParameterServers) -> ConsistencyResult:
-        """Return the steps of workers that compute for ``pace`` seconds and then wait for busy servers."""
+        """Predict stale-synchronous workers that compute for ``pace`` seconds, then queue at parameter servers."""
         service = service_time(workload.payload, workload.tensors, server)
         think, other_workers = pace + workload.round_trip, np.asarray(workload.workers) - 1.0
         station = closed_queue(workload.workers, think, service)
@@ -379,12 +386,12 @@ class StaleSynchronous:
 
 @CONSISTENCY.register("ssp")
 def ssp(argument: str) -> StaleSynchronous:
-    """Build the stale-synchronous model of ``ssp:S``: ranks may be S steps apart.
+    """Build the consistency model ``ssp:S`` (stale-synchronous): workers may be S steps apart.
 
     Parameters
     ----------
     argument : str
-        Text after the colon of the name, or empty.
+        Text after the colon of the model's name: the number S.
 
     Returns
     -------
@@ -394,6 +401,6 @@ def ssp(argument: str) -> StaleSynchronous:
     Raises
     ------
     PlanError
-        If S is no whole number.
+        If S is no whole number of zero or more.
     """
     return StaleSynchronous(count_argument("ssp", argument, "the steps that workers may be apart", least=0))

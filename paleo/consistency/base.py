@@ -35,7 +35,7 @@ FP32_BYTES = 4.0
 
 @dataclass(frozen=True, slots=True)
 class ParameterServers:
-    """Parameter servers that take in gradients, apply them and send parameters.
+    """Parameter servers that receive gradients from workers, apply them and send parameters back.
 
     ``seconds_per_tensor`` [s] is the software time for each tensor that is pushed and pulled. ``bandwidth`` [byte/s] is
     the rate of one server for all three tasks together; ``count`` servers hold equal parts of the parameters.
@@ -47,13 +47,13 @@ class ParameterServers:
 
     @property
     def fullest_server_share(self) -> float:
-        """Fraction of a push that the fullest server receives."""
+        """Fraction of a worker's gradients that the most loaded parameter server receives."""
         return 1.0 / self.count
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Work of one of several equal workers, in seconds and bytes.
+    """Work of one of several equal data-parallel workers, in seconds and bytes: the input of a consistency model.
 
     ``compute_time`` is the time of a worker's step without any exchange between workers, including its optimizer.
     ``all_reduce_time`` is the time in which all workers sum their gradients or average their parameters.
@@ -62,7 +62,8 @@ class Workload:
     sends its payload to one other worker. ``payload`` is the bytes of gradients that a worker sends in a step,
     ``parameters`` the elements that it holds, and ``tensors`` their number of tensors. ``jitter`` and
     ``persistent_jitter`` are the independent and the persistent noise of a worker's step, as fractions of its mean
-    (`paleo.step.waiting`). ``round_trip`` is the time of a message to the server and back, for each tensor.
+    (`paleo.step.waiting`). ``round_trip`` is the time of a step's messages to the server and back [s]. ``server`` holds
+    the parameter servers, None without any.
     """
 
     workers: Numeric
@@ -80,13 +81,13 @@ class Workload:
 
     @property
     def waiting_share(self) -> Array:
-        """Fraction of a mean step that a synchronous step waits for the slowest worker."""
+        """Fraction of a mean step that workers of a synchronous step wait for the slowest worker."""
         return waiting_share(self.workers, self.jitter, self.persistent_jitter)
 
 
 @dataclass(frozen=True, slots=True)
 class ConsistencyResult:
-    """Speed and staleness of a workload under a consistency model; each field broadcasts over configurations.
+    """Speed and gradient staleness of a workload under a consistency model, as arrays over configurations.
 
     ``step_time`` is the time between two steps of one worker, including exchange and waiting. ``updates_per_s`` counts
     updates of the shared model: synchronous models count a step of all workers as one, asynchronous ones count each
@@ -165,7 +166,7 @@ class ConsistencyModel(Protocol):
 
     @property
     def reference(self) -> str:
-        """The paper that describes the model."""
+        """Paper that describes the consistency model."""
 
     @property
     def matches_synchronous(self) -> bool:
@@ -173,10 +174,10 @@ class ConsistencyModel(Protocol):
 
     @property
     def uses_servers(self) -> bool:
-        """True if workers exchange through parameter servers when the run states some (`Workload.server`)."""
+        """True if workers exchange through parameter servers when a run has some (`Workload.server`)."""
 
     def evaluate(self, workload: Workload) -> ConsistencyResult:
-        """Compute one cycle of this consistency model: its seconds, its updates, and the staleness of their gradients.
+        """Compute step time, update rate and gradient staleness of a workload under this consistency model.
 
         Parameters
         ----------
@@ -195,7 +196,7 @@ CONSISTENCY: Registry[Callable[[str], ConsistencyModel]] = Registry("consistency
 
 
 def parse_consistency(text: str) -> ConsistencyModel:
-    """Build the consistency model that a text names.
+    """Build the consistency model that option ``--consistency`` names.
 
     Parameters
     ----------
@@ -210,7 +211,7 @@ def parse_consistency(text: str) -> ConsistencyModel:
     Raises
     ------
     PlanError
-        If its argument is wrong.
+        If the model's argument is wrong.
 
     Examples
     --------
@@ -222,7 +223,7 @@ def parse_consistency(text: str) -> ConsistencyModel:
 
 
 def unused_server_warnings(run: Run) -> list[str]:
-    """Warn of parameter servers that a run states and its consistency model does not use.
+    """Warn of parameter servers that a run specifies but its consistency model does not use.
 
     Parameters
     ----------
@@ -251,7 +252,7 @@ def unused_server_warnings(run: Run) -> list[str]:
 
 
 def count_argument(name: str, argument: str, meaning: str, least: int = 1, most: int = 10**7) -> int:
-    """Parse the whole number after the colon of a consistency model's name.
+    """Parse the whole number after the colon of a consistency model's name, such as 4 in ``ssp:4``.
 
     Parameters
     ----------
@@ -274,7 +275,7 @@ def count_argument(name: str, argument: str, meaning: str, least: int = 1, most:
     Raises
     ------
     PlanError
-        If it is no such number; says what it stands for.
+        If the text is no such number; the message says what the number means.
     """
     if not argument.isascii() or not argument.isdigit() or len(argument) > len(str(most)):
         raise PlanError(f"consistency {name}:{argument}: expected {name}:N, with N {meaning}, from {least} to {most}")
@@ -285,19 +286,19 @@ def count_argument(name: str, argument: str, meaning: str, least: int = 1, most:
 
 
 def check_no_argument(name: str, argument: str) -> None:
-    """Check that a model without arguments has none.
+    """Check that a consistency model without arguments (``bsp``, ``async``) is given none.
 
     Parameters
     ----------
     name : str
-        The model.
+        Name of the consistency model.
     argument : str
         Text after the colon of the name, or empty.
 
     Raises
     ------
     PlanError
-        If it has one.
+        If ``argument`` is not empty.
     """
     if argument:
         raise PlanError(f"consistency {name}:{argument}: {name} takes no argument")
@@ -305,7 +306,11 @@ def check_no_argument(name: str, argument: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BulkSynchronous:
-    """Bulk-synchronous workers: T = μ (1 + W) + exposed all-reduce, with the wait W for the slowest of N workers."""
+    """Bulk-synchronous consistency model (BSP): every step waits for all workers and sums their gradients.
+
+    Step time T = μ (1 + W) + exposed all-reduce, with mean compute time μ and the waiting share W for the slowest of N
+    workers.
+    """
 
     summary = "every step waits for all workers and sums their gradients"
     reference = "Valiant, A bridging model for parallel computation, CACM 33(8), 1990"
@@ -313,7 +318,7 @@ class BulkSynchronous:
     uses_servers = False
 
     def evaluate(self, workload: Workload) -> ConsistencyResult:
-        """Compute seconds and updates of a step that waits for all ranks.
+        """Compute step time and update rate of workers that all wait for each other in every step.
 
         Parameters
         ----------
@@ -332,12 +337,12 @@ class BulkSynchronous:
 
 @CONSISTENCY.register("bsp")
 def bsp(argument: str) -> BulkSynchronous:
-    """Build the bulk-synchronous model: every step waits for all ranks.
+    """Build the consistency model ``bsp`` (bulk-synchronous): every step waits for all workers.
 
     Parameters
     ----------
     argument : str
-        Text after the colon of the name, or empty.
+        Text after the colon of the model's name; must be empty.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Readers of the logs of training frameworks: what a line says about a step."""
+"""Readers of the logs of training frameworks: which values a line gives for a step."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""Training logs of any framework: step times and what else the log says.
+"""Readers of training logs (Megatron-LM, NeMo, torchtitan, …) and of nccl-tests logs.
 
-A module of this folder reads one kind of log::
+A module of this folder registers the reader of one kind of log::
 
     READERS.register("torchtitan")(Reader(...))
 
-A reader returns what a line states; the lines of one step are joined to a record. Values are in SI units.
-
-The logs of nccl-tests have one line for each payload, with out-of-place and in-place times.
+A reader extracts values from single lines; the lines of one step are joined to a `StepRecord`. Values are in SI units.
+Logs of nccl-tests have one line for each payload, with out-of-place and in-place times.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One training step as a log states it; values that the log does not state are None or empty.
+    """Values that a training log gives for one step; values that the log does not give are None or empty.
 
     ``seconds`` is the step time [s], ``tokens_per_s`` the throughput of one GPU, ``global_batch`` the samples of the
-    step, and ``memory`` the peak of allocated memory [byte]. ``slowest_rank_parts`` holds the time of parts of the
-    step (compute, exchange, optimizer) on the slowest rank [s], ``fastest_rank_parts`` the same on the fastest rank.
+    step, and ``memory`` the peak of allocated memory [byte]. ``slowest_rank_parts`` holds the time of parts of the step
+    (compute, exchange, optimizer) on the slowest rank [s], ``fastest_rank_parts`` the same on the fastest rank.
     """
 
     seconds: float | None = None
@@ -66,9 +65,9 @@ READERS: Registry[Reader] = Registry("kind of log", "paleo.logs")
 
 @dataclass(frozen=True, slots=True)
 class TrainingLog:
-    """Steps of a training log in order, and the kind of log (the framework).
+    """Content of a training log: its steps in order and the framework that wrote the log (``kind``).
 
-    ``remarks`` are sentences about signs that the steps are not of one undisturbed run.
+    ``remarks`` are warnings that the steps may not come from one undisturbed run.
     """
 
     kind: str
@@ -77,7 +76,7 @@ class TrainingLog:
 
 
 def read_log_lines(path: str | Path) -> list[str]:
-    """Read the lines of a log; very long ones are truncated.
+    """Read the lines of a log file without terminal colours; very long lines are truncated, very long files are cut.
 
     Parameters
     ----------
@@ -92,7 +91,7 @@ def read_log_lines(path: str | Path) -> list[str]:
     Raises
     ------
     SpecError
-        If it cannot be read as text.
+        If the file cannot be read as text.
     """
     place = Path(path)
     try:
@@ -118,7 +117,7 @@ def _first_lines(stream: TextIO) -> Iterator[str]:
 
 
 def read_log(path: str | Path) -> TrainingLog:
-    """Read the steps of a training log of any registered kind.
+    """Read the steps of a training log of any registered framework, which is recognised by its lines.
 
     Parameters
     ----------
@@ -133,7 +132,7 @@ def read_log(path: str | Path) -> TrainingLog:
     Raises
     ------
     SpecError
-        If no kind finds `FEWEST_STEPS` steps.
+        If no registered reader finds `FEWEST_STEPS` steps.
     """
     lines = read_log_lines(path)
     logs = [TrainingLog(kind, tuple(_records(reader, lines))) for kind, reader in READERS.items()]
@@ -155,7 +154,7 @@ _NO_NUMBER = re.compile(r"\b(?:loss|grad_norm|grad norm)\b\W{1,4}(?:nan|[-+]?inf
 
 
 def _remarks(lines: list[str]) -> Iterator[str]:
-    """Yield a sentence if steps were lost, or if step numbers go back, as after a restart."""
+    """Yield warnings if a log reports skipped or NaN steps, or if step numbers go back as after a restart."""
     lost = sum(_LOST.search(line) is not None or _NO_NUMBER.search(line) is not None for line in lines)
     if lost:
         yield f"{lost} of {with_noun(len(lines), 'record')} report skipped steps or values that are not a number (NaN)"
@@ -167,7 +166,10 @@ def _remarks(lines: list[str]) -> Iterator[str]:
 
 
 def _records(reader: Reader, lines: list[str]) -> Iterator[StepRecord]:
-    """Yield one record per step: the values of the line that begins it and of the lines up to the next one."""
+    """Yield one record per step of a log.
+
+    It holds the values of the line that begins the step and of the lines up to the next step.
+    """
     current: dict[str, object] | None = None
     for line in lines:
         if reader.step_pattern.search(line):
@@ -190,7 +192,7 @@ def _mapping(value: object) -> Mapping[str, float]:
 
 
 def number_after(pattern: re.Pattern[str], line: str, unit: float = 1.0) -> float | None:
-    """Return the number that a pattern finds in a line, if it is positive.
+    """Extract the number that a pattern finds in a line of a log, if the number is positive.
 
     Parameters
     ----------
@@ -199,31 +201,31 @@ def number_after(pattern: re.Pattern[str], line: str, unit: float = 1.0) -> floa
     line : str
         Line of the log.
     unit : float, optional
-        Factor on the number.
+        SI value of the number's unit, by which the number is multiplied.
 
     Returns
     -------
     float, optional
-        The number; None if the pattern is not found.
+        The number in SI units; None if the pattern finds none above zero.
     """
     match = pattern.search(line)
     return None if match is None else parse_positive_number(match.group(1), unit)
 
 
 def parse_positive_number(text: str, unit: float = 1.0) -> float | None:
-    """Parse a positive number.
+    """Parse a positive number of a log and convert it to SI units.
 
     Parameters
     ----------
     text : str
         The text, with or without commas between thousands.
     unit : float, optional
-        Factor on the number.
+        SI value of the number's unit, by which the number is multiplied.
 
     Returns
     -------
     float, optional
-        The number; None if the text is no positive finite number.
+        The number in SI units; None if the text is no positive finite number.
     """
     try:
         value = float(text.replace(",", "")) * unit
@@ -233,12 +235,12 @@ def parse_positive_number(text: str, unit: float = 1.0) -> float | None:
 
 
 def without_none(**values: float | None) -> dict[str, object]:
-    """Return those keyword arguments that are not None, as a dict.
+    """Collect the values that a log line gives, as a dict: all keyword arguments that are not None.
 
     Parameters
     ----------
     **values : float, optional
-        Fields of `StepRecord`; None for those that it lacks.
+        Fields of `StepRecord`; None for values that the line lacks.
 
     Returns
     -------
@@ -266,7 +268,7 @@ _PROGRAM = re.compile(rf"\b({'|'.join(NCCL_TESTS_PROGRAMS)})\b")
 
 @dataclass(frozen=True, slots=True)
 class NcclTestsLog:
-    """Log of nccl-tests: payloads [byte], and for each the shorter of its two times, in and out of place [s].
+    """Content of an nccl-tests log: payloads [byte], and the shorter of the in-place and out-of-place times [s].
 
     ``operation`` and ``ranks`` are None if the log does not state them. ``run_count`` is the number of runs in the log.
     """
@@ -308,10 +310,7 @@ def read_nccl_tests_log(path: str | Path) -> NcclTestsLog | None:
 
 
 def _parse_row(row: re.Match[str]) -> tuple[float, float] | None:
-    """Return (payload [byte], time [s]) of a line of nccl-tests; None if a number is missing or not above 0.
-
-    The time is the shorter of the two in the line.
-    """
+    """Parse a line of nccl-tests: (payload [byte], shorter of its two times [s]); None if a number is missing or 0."""
     payload, out_of_place, in_place = (
         parse_positive_number(row[1]),
         parse_positive_number(row[2], MICROSECOND),
@@ -323,7 +322,7 @@ def _parse_row(row: re.Match[str]) -> tuple[float, float] | None:
 
 
 def logged_collective(log: NcclTestsLog, stated: str | None) -> str:
-    """Return the collective operation that a log of nccl-tests measures, such as ``all_reduce``.
+    """Return the collective operation that an nccl-tests log measures, such as ``all_reduce``.
 
     Parameters
     ----------
@@ -335,12 +334,12 @@ def logged_collective(log: NcclTestsLog, stated: str | None) -> str:
     Returns
     -------
     str
-        For example ``all_reduce``.
+        Name of the collective.
 
     Raises
     ------
     SpecError
-        If none is known.
+        If neither the log nor the user names a collective, or the name is unknown.
     """
     if stated is None and log.operation is None:
         raise SpecError(

@@ -1,6 +1,7 @@
-"""What all kinds of measured tables share: their columns, their predictions, a user's calibration.
+"""Shared base of all measured tables: columns, predictions of rows, error summaries, use of a user's calibration.
 
-Errors say how far predictions are from measured times.
+A measured table is a CSV file with one measurement per row, such as a kernel time or a step time. Error summaries say
+how far predictions are from the measurements.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class ResidualErrors:
-    """Errors of predicted against measured values, all but ``rows`` as fractions (0.1 is 10 %).
+    """Summary of the errors of predicted against measured values, all but ``rows`` as fractions (0.1 is 10 %).
 
     ``rows`` is the number of rows compared. ``ape`` is the absolute relative error of a row: ``median_ape``, ``mape``
     (mean) and ``p90_ape`` (90th percentile). ``bias`` is the mean of log(predicted / measured). ``total_error`` is the
@@ -84,9 +85,9 @@ EFFICIENCY_ERROR_GOAL = 8.0
 class EfficiencyPoint:
     """Measured and predicted scaling efficiency of one configuration on ``gpus`` devices.
 
-    ``base_gpus`` is the smallest device count of the same curve, where the efficiency is 1. ``measured_efficiency`` and
-    ``predicted_efficiency`` are fractions: step time on ``base_gpus`` devices over step time on ``gpus`` devices.
-    ``configuration_columns`` names the curve.
+    The efficiency is a fraction: step time on ``base_gpus`` devices over step time on ``gpus`` devices. ``base_gpus``
+    is the smallest device count of the configuration's scaling curve. ``configuration`` names the curve by the values
+    that its runs share.
     """
 
     configuration: str
@@ -119,14 +120,18 @@ class EfficiencyErrors:
 
 
 def efficiency_points(curves: pd.DataFrame, *, measured: Array, predicted: Array) -> list[EfficiencyPoint]:
-    """Collect measured and predicted scaling efficiencies of all curves of a table.
+    """Compute measured and predicted scaling efficiencies of all scaling curves of a table.
+
+    A curve is one configuration measured on several GPU counts. The efficiency is the step time on its smallest count
+    over the step time on ``gpus`` devices.
 
     Repeated measurements are averaged. Rows without a device count or a prediction (nan) are left out.
 
     Parameters
     ----------
     curves : DataFrame
-        Column ``gpus`` (device count of each row), and columns whose values are equal within a curve.
+        Column ``gpus`` (device count of each row), and columns whose values are equal within a curve; shape (rows,
+        columns).
     measured : ndarray, shape (rows,)
         Measured step times [s].
     predicted : ndarray, shape (rows,)
@@ -157,7 +162,7 @@ def efficiency_points(curves: pd.DataFrame, *, measured: Array, predicted: Array
 
 
 def summarise_efficiencies(points: Sequence[EfficiencyPoint]) -> EfficiencyErrors:
-    """Summarise the errors of scaling efficiencies.
+    """Summarise the errors of predicted scaling efficiencies over all points of all curves.
 
     Parameters
     ----------
@@ -166,7 +171,7 @@ def summarise_efficiencies(points: Sequence[EfficiencyPoint]) -> EfficiencyError
 
     Returns
     -------
-    Scaling
+    EfficiencyErrors
         Errors in percentage points; None without points.
 
     Examples
@@ -190,13 +195,15 @@ TextArray = npt.NDArray[np.object_]
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """Predictions for the rows of a table: arrays of shape (rows,). A row without a prediction has nan and a reason.
+    """Predictions for the rows of a measured table, as arrays of shape (rows,).
+
+    A row without a prediction has nan and a reason.
 
     ``values`` is the predicted time; ``low`` and ``high`` are the ends of its 90 % interval. ``baseline`` is the
     roofline time at the datasheet's peaks; the report divides it by one constant efficiency per device.
     ``failure_reasons`` says why a row has no prediction, '' if it has one. ``subjects`` names the device or system in
-    the catalog. ``parameter_origins`` says where the calibrated parameters come from. Tables that measure something
-    else hold SI values of that quantity in place of seconds (memory: bytes).
+    the catalog. ``parameter_origins`` says where the calibrated parameters come from. Tables of other quantities than
+    times have SI values of that quantity (memory: bytes).
     """
 
     values: Array
@@ -209,7 +216,7 @@ class Predictions:
 
     @classmethod
     def all_missing(cls, rows: int) -> Predictions:
-        """Return predictions of a table in which no row is predicted yet.
+        """Create empty predictions for a table: nan values and '' texts, to be filled row by row.
 
         Parameters
         ----------
@@ -219,7 +226,7 @@ class Predictions:
         Returns
         -------
         Predictions
-            Predictions that are all nan.
+            Arrays of shape (rows,), nan or ''.
         """
         times = [np.full(rows, np.nan) for _ in range(4)]
         words = [np.full(rows, "", dtype=object) for _ in range(3)]
@@ -229,8 +236,9 @@ class Predictions:
 class MeasuredTable(ABC):
     """Abstract base of all kinds of measured tables that ``paleo validate`` reads.
 
-    A subclass states the columns of its CSV files and predicts what each row measured. ``calibration`` is a user's own
-    calibration; it is used for rows of the device or system that it was fitted on. None: the catalog's calibrations.
+    A kind of table is a CSV layout, such as GEMM times or training steps. A subclass declares its columns and predicts
+    the measured quantity of each row. ``calibration`` is a user's calibration, used for rows of the device or system
+    that it was fitted on. None: the catalog's calibrations.
     """
 
     #: Registry name, also the ``kind`` that ``paleo validate --json`` prints.
@@ -254,7 +262,7 @@ class MeasuredTable(ABC):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of all columns that this kind of table reads; the columns that identify it come first."""
+        """Names of all columns that this kind of table reads, identifying columns first."""
         known = (
             *sorted(self.identifying_columns),
             *parse_column_names(self.optional_columns),
@@ -268,7 +276,7 @@ class MeasuredTable(ABC):
         return self.configuration_columns
 
     def with_calibration(self, calibration: Calibration | None) -> Self:
-        """Return the same kind of table, whose predictions use a user's calibration.
+        """Create the same kind of table with a user's calibration, which its predictions then use.
 
         Parameters
         ----------
@@ -284,7 +292,7 @@ class MeasuredTable(ABC):
 
     @abstractmethod
     def measured_values(self, frame: pd.DataFrame) -> Array:
-        """Return the measured value of each row of this table.
+        """Return the measured value (time, memory, …) of each row of this kind of table in SI units.
 
         Parameters
         ----------
@@ -299,7 +307,7 @@ class MeasuredTable(ABC):
 
     @abstractmethod
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Predict the measured quantity for each row of this table.
+        """Predict what each row of this kind of table measured, with a 90 % interval.
 
         Parameters
         ----------
@@ -313,7 +321,7 @@ class MeasuredTable(ABC):
         """
 
     def further_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
-        """Return predicted and measured quantities of each row besides the one in the measured column.
+        """Predict further measured quantities of each row besides the main one, such as latencies beside throughput.
 
         Parameters
         ----------
@@ -328,12 +336,14 @@ class MeasuredTable(ABC):
         return {}
 
     def scaling_curves(self, frame: pd.DataFrame) -> pd.DataFrame | None:
-        """Return the device count of each row and the columns that tell scaling curves apart.
+        """Return the device count of each row and the columns that distinguish scaling curves.
+
+        The result is used to compare scaling efficiencies. A curve is one configuration on several device counts.
 
         Parameters
         ----------
         frame : DataFrame
-            The table.
+            Rows of this table.
 
         Returns
         -------

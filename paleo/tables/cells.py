@@ -1,4 +1,4 @@
-"""Reading of measured tables: files, columns of words and numbers."""
+"""Reading of measured tables from CSV files, and of their columns as text or numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_TABLE_BYTES = 64_000_000
 def read_table(path: str | Path) -> pd.DataFrame:
     """Read a measured table from a CSV or CSV.gz file; empty cells of text columns hold ''.
 
-    ``attrs["path"]`` of the table is its file, for kinds that read a second table beside it.
+    ``attrs["path"]`` of the table holds the path of the file, for kinds of tables that read a second file beside it.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def read_table(path: str | Path) -> pd.DataFrame:
 
 
 def word_codes(frame: pd.DataFrame, column: str, default: str = "") -> tuple[npt.NDArray[np.integer[Any]], list[str]]:
-    """Encode a text column as integer codes into a list of its distinct words (as ``pandas.factorize`` does).
+    """Encode a text column of a measured table as integer codes into a list of its distinct words (`pandas.factorize`).
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def word_codes(frame: pd.DataFrame, column: str, default: str = "") -> tuple[npt
 
 
 def text_column(frame: pd.DataFrame, column: str, default: str = "") -> pd.Series[str]:
-    """Return a column as text without surrounding spaces.
+    """Read a column of a measured table as text without surrounding spaces.
 
     Parameters
     ----------
@@ -113,14 +113,14 @@ def text_column(frame: pd.DataFrame, column: str, default: str = "") -> pd.Serie
     Returns
     -------
     Series[str]
-        One text a row.
+        One text per row.
     """
     codes, words = word_codes(frame, column, default)
     return pd.Series(np.array(words, dtype=object)[codes], index=frame.index, dtype=object)
 
 
 def map_words(frame: pd.DataFrame, columns: Sequence[str], function: Callable[..., Any], dtype: Any = object) -> Any:
-    """Apply a function to the text of some columns; it is called once for each distinct combination of texts.
+    """Apply a function to text columns of a table, with one call for each distinct combination of texts.
 
     Parameters
     ----------
@@ -155,7 +155,7 @@ def map_words(frame: pd.DataFrame, columns: Sequence[str], function: Callable[..
 
 
 def parse_release(version: str) -> tuple[int, ...]:
-    """Parse a version string into numbers, for comparison with other releases; parts such as ``0rc5`` are left out.
+    """Parse a library version into numbers, to compare releases; parts such as ``0rc5`` are left out.
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ def parse_release(version: str) -> tuple[int, ...]:
 def combine_codes(
     coded_columns: Sequence[tuple[npt.NDArray[np.integer[Any]], list[str]]],
 ) -> tuple[npt.NDArray[np.intp], list[tuple[str, ...]]]:
-    """Encode combinations of several text columns as one integer per row.
+    """Encode the combination of several text columns as one integer per row, to group rows by it.
 
     Parameters
     ----------
@@ -209,7 +209,7 @@ def combine_codes(
 
 
 class UnreadableRowsError(SpecError):
-    """Error for a table with wrong cells in some ``rows`` (indices); the other rows can be read."""
+    """Error for wrong cells in some rows of a table; ``rows`` holds their index labels, the other rows can be read."""
 
     def __init__(self, reason: str, rows: pd.Index[Any]) -> None:
         super().__init__(reason)
@@ -217,7 +217,7 @@ class UnreadableRowsError(SpecError):
 
 
 def number_column(frame: pd.DataFrame, column: str, default: float | None = None) -> Array:
-    """Return a column as floats.
+    """Read a column of a measured table as floats; raise an error for cells that are no finite number.
 
     Parameters
     ----------
@@ -237,7 +237,7 @@ def number_column(frame: pd.DataFrame, column: str, default: float | None = None
     ------
     SpecError
         If the column is missing and there is no default.
-    RowsError
+    UnreadableRowsError
         If a cell is no finite number.
     """
     if column not in frame.columns:
@@ -260,14 +260,14 @@ def number_column(frame: pd.DataFrame, column: str, default: float | None = None
 
 
 def number_or_nan(frame: pd.DataFrame, column: str) -> Array:
-    """Return a column as floats, nan for what is no finite number.
+    """Read a column of a measured table as floats; nan for cells that are no finite number.
 
     Parameters
     ----------
     frame : DataFrame
         The table.
     column : str
-        Name of the column; a missing one is all nan.
+        Name of the column; a missing column gives nan.
 
     Returns
     -------

@@ -1,8 +1,8 @@
 """Columns of measured tables: name, type, unit, range and meaning of every column that some kind of table reads.
 
-A kind of table names the columns that identify it (``header``) and those that it reads beside them (``reads``); what
-the cells of a column may hold stands here, once. ``unusable_cell_reasons`` refuses a cell that is text where a number
-is expected, infinite, negative or beyond the range of its column, and a word that is none of the column's.
+A kind of table names its identifying and its optional columns; what their cells may hold is declared here, once.
+`unusable_cell_reasons` refuses text where a number is expected, infinite or negative numbers, and numbers beyond the
+column's range. It also refuses words that a column of words does not allow.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from paleo.errors import SpecError, suggest_names
 
 
 class NumberRange(NamedTuple):
-    """Range of numbers that a column may hold: ``minimum`` to ``maximum``, in ``unit``; integers only if
-    ``integers_only``.
+    """Range of numbers that a column of a measured table may hold.
+
+    ``minimum`` to ``maximum`` are in ``unit``; only integers are allowed if ``integers_only``.
     """
 
     minimum: float
@@ -33,7 +34,7 @@ class NumberRange(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> NumberRange:
-        """Parse a range such as ``0..1e12 s`` or ``whole 1..64``.
+        """Parse the range of a table column, such as ``0..1e12 s`` or ``whole 1..64``.
 
         Parameters
         ----------
@@ -59,12 +60,12 @@ class NumberRange(NamedTuple):
 
         Parameters
         ----------
-        values : ndarray
+        values : ndarray, shape (rows,)
             Numbers; nan lies in no range.
 
         Returns
         -------
-        ndarray
+        ndarray, shape (rows,)
             True for numbers in the range.
         """
         with np.errstate(invalid="ignore"):
@@ -90,18 +91,18 @@ BOOLEAN_WORDS = ("0", "1", "true", "false", "on", "off", "yes", "no", "0.0", "1.
 
 @dataclass(frozen=True)
 class Column:
-    """One column of measured tables.
+    """Declaration of one column of measured tables: name, type, allowed words and meaning.
 
     Parameters
     ----------
     name : str
         Header of the column.
     type : str
-        ``text``, ``flag``, ``word``, ``allowed_words`` (joined by ``+``) or a key of `RANGE_OF_TYPE`.
+        ``text``, ``flag`` (yes or no), ``word``, ``words`` (several, joined by ``+``) or a key of `RANGE_OF_TYPE`.
     allowed_words : tuple of str
-        The words that a cell may hold, of columns of words.
+        Words that a cell may hold; empty if any text or number of the type is allowed.
     meaning : str
-        What the column says, for people.
+        Description of the column for documentation.
     """
 
     name: str
@@ -116,7 +117,7 @@ class Column:
 
     @cached_property
     def expected_text(self) -> str:
-        """Description of the values that a cell may hold, for messages.
+        """Description of the values that a cell of this column may hold, for error messages.
 
         >>> COLUMNS["iteration_ms"].expected_text, COLUMNS["trans_a"].expected_text
         ('a number from 1e-09 to 1e+15 ms', 'one of n, t')
@@ -142,7 +143,7 @@ class Column:
         return words | {"description": self.meaning}
 
     def invalid_cell_reasons(self, cells: pd.Series[Any]) -> npt.NDArray[np.object_]:
-        """Explain for each cell of this column why it cannot be used.
+        """Explain for each cell of this table column why it cannot be used (wrong type, out of range, unknown word).
 
         Parameters
         ----------
@@ -161,7 +162,7 @@ class Column:
         return out
 
     def _wrong(self, cells: pd.Series[Any]) -> npt.NDArray[np.bool_]:
-        """Return True for cells that cannot be used."""
+        """Return a mask of the cells of this column that cannot be used, shape (rows,)."""
         if self.type == "text":
             # True for cells that hold a control character, such as a NUL, which numpy drops from names.
             if cells.dtype.kind in "ifb":
@@ -179,7 +180,7 @@ class Column:
 
 
 def blank_cells(cells: pd.Series[Any]) -> npt.NDArray[np.bool_]:
-    """Return a mask of the empty cells of a column.
+    """Return a mask of the empty cells of a table column.
 
     Parameters
     ----------
@@ -196,14 +197,14 @@ def blank_cells(cells: pd.Series[Any]) -> npt.NDArray[np.bool_]:
 
 
 def _numbers(cells: pd.Series[Any]) -> npt.NDArray[np.float64]:
-    """Convert a column to floats; nan where a cell is no number."""
+    """Convert a table column to floats; nan where a cell is no number."""
     if isinstance(cells.dtype, pd.CategoricalDtype):
         cells = cells.astype(object)
     return pd.to_numeric(cells, errors="coerce").to_numpy(dtype=np.float64)
 
 
 def unusable_cell_reasons(frame: pd.DataFrame, names: Iterable[str]) -> npt.NDArray[np.object_]:
-    """Explain for each row of a table which cell cannot be used, and why.
+    """Explain for each row of a measured table which cell cannot be used, and why.
 
     Parameters
     ----------
@@ -215,7 +216,7 @@ def unusable_cell_reasons(frame: pd.DataFrame, names: Iterable[str]) -> npt.NDAr
     Returns
     -------
     array of str, shape (rows,)
-        The reason of the first wrong cell of a row, empty where all can be used.
+        Reason of the first wrong cell of each row; '' if all cells can be used.
     """
     reasons = np.full(len(frame), "", dtype=object)
     for name in names:
@@ -225,7 +226,7 @@ def unusable_cell_reasons(frame: pd.DataFrame, names: Iterable[str]) -> npt.NDAr
 
 
 def with_numeric_columns(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
-    """Convert numeric columns that pandas read as text back to numbers.
+    """Convert columns of a measured table that pandas read as text back to numbers.
 
     A single cell that is no number makes pandas read the whole column as text.
 
@@ -251,7 +252,7 @@ def with_numeric_columns(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFr
 
 
 def row_schema(kind: str, header: Iterable[str], names: Iterable[str]) -> dict[str, Any]:
-    """Describe one row of a kind of table as JSON Schema.
+    """Build the JSON Schema that describes one row of a kind of measured table.
 
     Parameters
     ----------
@@ -278,7 +279,7 @@ def row_schema(kind: str, header: Iterable[str], names: Iterable[str]) -> dict[s
 
 
 def unread_columns(columns: Iterable[str], names: Iterable[str]) -> list[str]:
-    """List the columns of a table that its kind does not read and that are not descriptive either (source, notes, …).
+    """List the columns of a measured table that its kind does not read, except descriptive columns (source, notes, …).
 
     Parameters
     ----------
@@ -299,7 +300,7 @@ def unread_columns(columns: Iterable[str], names: Iterable[str]) -> list[str]:
 def best_matching_kind(
     columns: Iterable[str], headers: Mapping[str, frozenset[str]], read: Mapping[str, frozenset[str]]
 ) -> str:
-    """Find the kind of table whose identifying columns are all present in a header.
+    """Find the kind of measured table to which a CSV header belongs: all identifying columns of that kind are present.
 
     Parameters
     ----------
@@ -319,7 +320,8 @@ def best_matching_kind(
     Raises
     ------
     SpecError
-        No header is there in full; the message names the nearest kind and what it lacks.
+        If no kind has all its identifying columns in the header; the message names the nearest kind and what is
+        missing.
     """
     present = {str(column).strip() for column in columns}
     fitting = [name for name, header in headers.items() if header <= present]
@@ -335,7 +337,7 @@ def best_matching_kind(
 
 
 def _lacking(column: str, present: Iterable[str]) -> str:
-    """Word a missing column for an error message, with a similarly spelt column of the table as a suggestion."""
+    """Describe a missing column for an error message, with a similarly spelt column of the table as a suggestion."""
     close = get_close_matches(column, {name.lower(): name for name in present}, n=1, cutoff=0.75)
     meant = next((name for name in present if close and name.lower() == close[0]), None)
     if meant is None:
@@ -357,13 +359,15 @@ COLUMNS: dict[str, Column] = {}
 
 
 def declare_columns(lines: str) -> None:
-    """Add columns to `COLUMNS`, for the module of a kind of table whose columns no other kind has.
+    """Add columns to `COLUMNS`, the register of all columns that measured tables may have.
+
+    Called by the module of a kind of table for columns that no other kind has.
 
     Parameters
     ----------
     lines : str
-        One line for columns of one type: their names, the type (with its words behind it) and the meaning, between
-        bars: ``decode_ms | ms | time of one core for an image``.
+        One line for columns of one type: names, type (followed by its allowed words) and meaning, separated by bars:
+        ``decode_ms | ms | time of one core for an image``.
     """
     for line in lines.strip().splitlines():
         names, kind, meaning = (part.strip() for part in line.split("|"))
@@ -375,7 +379,7 @@ declare_columns((Path(__file__).parent / "columns.txt").read_text(encoding="utf-
 
 
 def parse_column_names(names: str) -> tuple[str, ...]:
-    """Split a string of column names at spaces, and check that each name is declared in `COLUMNS`.
+    """Split a string of column names at spaces; raise SpecError for a name that is not declared in `COLUMNS`.
 
     Parameters
     ----------

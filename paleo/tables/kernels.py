@@ -1,10 +1,10 @@
-"""What a kind of measured table is: how to recognise it, and how its rows become the arguments of a pricing family.
+"""Base of tables of timed kernels and collectives: each row becomes the arguments of a timing formula.
 
-A module of this folder makes one object of a subclass of ``KernelTable`` and registers it::
+A module in ``paleo/tables/kinds`` registers one object of a subclass of `KernelTable`::
 
-    KINDS.register("gemm")(GemmTable())
+    KERNEL_TABLES.register("gemm")(GemmTable())
 
-Times in a table are microseconds (``time_us``); everything that a method returns is SI.
+Times in a table are microseconds (``time_us``); everything that a method returns is in SI units.
 """
 
 from __future__ import annotations
@@ -46,14 +46,15 @@ MAX_SIZE = 2.0**53
 
 @dataclass(frozen=True, slots=True)
 class FitSettings:
-    """Settings of the fit of one family's parameters to rows of a table.
+    """Settings of the fit of one family's parameters (of one timing formula) to rows of a kernel table.
 
-    ``start_values`` holds the start values (a dataclass of parameters); searches also begin at each of
-    ``alternative_starts`` and at ``random_starts`` random points. Parameters named in ``fixed_parameters`` keep their
-    start value, because the rows do not determine them. Those named in ``parameters_per_stack`` get one value per stack
-    (way of timing); all others are shared by the stacks that are fitted together. At most ``max_training_rows`` rows
-    are used. ``prior_precision`` is the inverse width, in log units, of the penalty for leaving the start values;
-    ``overestimate_weight`` is the weight of errors above the measured time (see ``paleo.calibrate.fit.Fit``).
+    ``start_values`` holds the start values (a dataclass of parameters). Searches also begin at each of
+    ``alternative_starts`` and at ``random_starts`` - 1 random points near the start values. Parameters named in
+    ``fixed_parameters`` keep their start value, because the rows do not determine them. Those named in
+    ``parameters_per_stack`` get one value per stack (way of timing); all others are shared by the stacks that are
+    fitted together. At most ``max_training_rows`` rows are used. ``prior_precision`` is the inverse width, in log
+    units, of the penalty for leaving the start values; ``overestimate_weight`` is the weight of errors above the
+    measured time (see ``paleo.calibrate.fit.Fit``).
     """
 
     start_values: Any
@@ -89,9 +90,9 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
     measured_unit_in_si = MICROSECOND
 
     def prepare_rows(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Return the rows of this table with corrected or added columns, before they are predicted.
+        """Correct or add columns of this table's rows before their prediction; by default nothing changes.
 
-        A kind of table overrides this, for example to replace the device that a source names wrongly.
+        A kind of table overrides this method, for example to replace a device that a source names wrongly.
 
         Parameters
         ----------
@@ -107,7 +108,7 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
 
     @abstractmethod
     def unsupported_reasons(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Explain for each row of this table why it cannot be modelled.
+        """Explain for each timed kernel why no formula can model it; '' for kernels that can be modelled.
 
         Parameters
         ----------
@@ -121,11 +122,11 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         """
 
     def timing_method(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Name how each row of this table was timed: in a CUDA graph, eagerly, …; launch costs are fitted per such key.
+        """Name how each kernel of this table was timed (CUDA graph, eager, …).
 
-        Keys are ``graph``, ``kernel``, ``eager``, ``back-to-back``, or one that a kind of table defines.
-        ``key/variant`` marks rows that share all but the host parameters with other variants of ``key``. The default is
-        ``graph``, as engines and frameworks replay captured graphs.
+        Launch costs are fitted per timing method. Keys are ``graph``, ``kernel``, ``eager``, ``back-to-back``, or one
+        that a kind of table defines. A key ``key/variant`` marks rows that share all parameters with other variants of
+        ``key``, except host parameters. The default is ``graph``, as engines and frameworks replay captured graphs.
 
         Parameters
         ----------
@@ -140,7 +141,9 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         return pd.Series("graph", index=frame.index, dtype=object)
 
     def start_values(self, family: str, figures: Datasheet) -> Sequence[Any]:
-        """Return start values for the fit of a family's parameters; the first is also the centre of the fit's prior.
+        """Return start values for the fit of a family's parameters to measured times.
+
+        The first is also the centre of the fit's prior. A family is a timing formula with its calibrated parameters.
 
         Parameters
         ----------
@@ -159,7 +162,7 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
     def fit_settings(
         self, subject: str, family: str, stack: str, figures: Datasheet, fitted: FittedParameters
     ) -> FitSettings:
-        """Return the settings with which a family's parameters are fitted to rows of this table.
+        """Choose the settings of the fit of a family's parameters (of one timing formula) to rows of this table.
 
         Parameters
         ----------
@@ -183,7 +186,7 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         return FitSettings(start, tuple(alternatives))
 
     def load_datasheet(self, subject: str, dtype: str, compute: str) -> Datasheet:
-        """Load the datasheet values (peak FLOP/s, bandwidth [byte/s], …) that predict the rows of one device or system.
+        """Load the datasheet values (peak FLOP/s, bandwidth [byte/s], …) of the measured device or system.
 
         Parameters
         ----------
@@ -207,7 +210,7 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         return device_datasheet(find_device(subject), dtype.partition("->")[0], compute or None)  # type: ignore[return-value]
 
     def calibration_keys(self, figures: Datasheet) -> tuple[str, str, str]:
-        """Return the keys by which a calibration is looked up for a device or system.
+        """Return the keys by which calibrated parameters are looked up in the catalog for a device or system.
 
         Parameters
         ----------
@@ -222,7 +225,7 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         return figures.name, figures.architecture, figures.memory_kind  # type: ignore[attr-defined]
 
     def measured_values(self, frame: pd.DataFrame) -> Array:
-        """Return the measured time of each row of this table.
+        """Return the measured time of each kernel or collective of this table.
 
         Parameters
         ----------
@@ -243,7 +246,7 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
 
     @abstractmethod
     def kernel_family(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return the family of each row of this table, which chooses the timing formula and its parameters.
+        """Return the family of each row of this table: the key of its timing formula and calibrated parameters.
 
         Parameters
         ----------
@@ -257,7 +260,7 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         """
 
     def arithmetic_unit(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return the arithmetic unit that each row of this table asks for.
+        """Return the arithmetic unit (tensor or vector cores) on which each timed kernel ran.
 
         Parameters
         ----------
@@ -273,7 +276,7 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
 
     @abstractmethod
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """Count the FLOP and the least memory traffic of each row of this table, for the roofline baseline.
+        """Count the FLOP and the least memory traffic of each timed kernel, for the roofline baseline.
 
         Parameters
         ----------
@@ -287,7 +290,7 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         """
 
     def ideal_time(self, frame: pd.DataFrame, figures: Datasheet) -> Array:
-        """Compute the roofline time of each row of this table at the peaks of the datasheet.
+        """Compute the roofline time of each timed kernel at the peaks of the datasheet, as a baseline.
 
         Parameters
         ----------
@@ -305,7 +308,9 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
 
     @abstractmethod
     def predict_times(self, frame: pd.DataFrame, figures: Datasheet, parameters: Any) -> Array:
-        """Predict the time of rows of this table that share device or system, number format, family and way of timing.
+        """Predict the time of timed kernels or collectives with one timing formula.
+
+        The rows share device or system, number format, family (timing formula) and timing method.
 
         Parameters
         ----------
@@ -329,9 +334,10 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         return tuple(dict.fromkeys((*first, *self.configuration_columns, "direction")))
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Predict the time of each row of this table.
+        """Predict the time of each kernel or collective of this table, with a 90 % interval.
 
-        Rows are predicted in groups that share subject, family, stack, dtype and arithmetic unit.
+        Rows are predicted in groups that share device or system, family (timing formula), timing method, dtype and
+        arithmetic unit.
 
         Parameters
         ----------
@@ -360,7 +366,10 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         return out
 
     def _supported(self, frame: pd.DataFrame, out: Predictions) -> pd.DataFrame:
-        """Write into ``out`` why rows cannot be modelled, and return the rows whose cells can be read."""
+        """Drop rows whose cells cannot be read, and write the reasons of rows that cannot be modelled into ``out``.
+
+        Returns the readable rows.
+        """
         while len(frame):
             try:
                 out.failure_reasons[frame.index] = self.unsupported_reasons(frame).to_numpy()
@@ -371,10 +380,10 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         return frame
 
     def _predict_readable(self, group: RowGroup, out: Predictions) -> None:
-        """Predict the times of a group of rows and write them into ``out``.
+        """Predict the times of a group of timed kernels and write them into ``out``.
 
-        Rows whose cells cannot be read get a reason and the others are tried again; any other error is the reason of
-        the whole group.
+        Rows whose cells cannot be read get a reason and the prediction is repeated without them. Any other error
+        becomes the reason of the whole group.
         """
         while len(group.frame):
             try:
@@ -406,7 +415,9 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         )
 
     def calibrated_parameters(self, group: RowGroup, figures: Any) -> SourcedParameters[Any]:
-        """Look up the calibrated parameters for a group of rows; the user's calibration comes before the catalog's.
+        """Look up the calibrated parameters of the timing formula of a group of rows.
+
+        The user's calibration is used before the catalog's.
 
         Parameters
         ----------
@@ -418,7 +429,7 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         Returns
         -------
         SourcedParameters[Any]
-            Parameters of the family, with the entry that they come from.
+            Parameters of the family, with the calibration entry that they come from.
         """
         subject, architecture, memory_kind = self.calibration_keys(figures)
         calibration = self.calibration if self.calibration is not None and self.calibration.subject == subject else None
@@ -433,7 +444,11 @@ KERNEL_TABLES: Registry[KernelTable[Any]] = Registry("table kind", "paleo.tables
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows of a table that share device or system, family, way of timing, number format and arithmetic unit."""
+    """Rows of a kernel table that one call of a timing formula predicts.
+
+    They share device or system (``subject``), family (timing formula), timing method, number format and arithmetic
+    unit.
+    """
 
     subject: str
     family: str
@@ -444,16 +459,16 @@ class RowGroup:
 
     @property
     def measured_times(self) -> Array:
-        """Measured time of each row of the group [s]."""
+        """Measured time of each row of the group [s], shape (rows,)."""
         return measured_time(self.frame)
 
 
 def row_groups(
     kind: KernelTable[Any], frame: pd.DataFrame, checked: npt.NDArray[np.bool_] | None = None
 ) -> Iterator[RowGroup]:
-    """Divide the rows of a table that can be modelled into groups.
+    """Group the rows of a kernel table that can be modelled, so that one call of a timing formula predicts a group.
 
-    Rows of a group share device or system, family, way of timing (stack), number format and arithmetic unit.
+    Rows of a group share device or system, family (timing formula), timing method, number format and arithmetic unit.
 
     Parameters
     ----------
@@ -462,7 +477,7 @@ def row_groups(
     frame : DataFrame
         Rows of the table; groups keep its index.
     checked : ndarray of bool, shape (rows,), optional
-        True for rows that can be modelled, if the caller knows; by default ``kind.unsupported`` is asked.
+        True for rows that can be modelled, if the caller knows; by default ``kind.unsupported_reasons`` decides.
 
     Yields
     ------
@@ -488,7 +503,7 @@ def row_groups(
 
 
 def rowwise(method: Callable[..., str]) -> Callable[[Any, pd.DataFrame], pd.Series[str]]:
-    """Decorate a method that takes texts of one row, so that it takes a whole table and returns one text per row.
+    """Decorate a method of one row's texts, so that it takes a whole table and returns one text per row.
 
     Parameters
     ----------
@@ -512,33 +527,35 @@ def rowwise(method: Callable[..., str]) -> Callable[[Any, pd.DataFrame], pd.Seri
 def map_by_arithmetic_unit(
     frame: pd.DataFrame, compute: pd.Series[str], function: Callable[[str, str, str], str]
 ) -> pd.Series[str]:
-    """Apply a function to device, dtype and arithmetic unit of each row.
+    """Apply a function of device, dtype and arithmetic unit to each table row (to choose a kernel family).
 
     Parameters
     ----------
     frame : DataFrame
-        The table.
+        The table, with columns ``device`` and ``dtype``.
     compute : Series[str]
         Arithmetic unit of each row.
     function : Callable[[str, str, str], str]
-        Function of the three texts.
+        Function of device, dtype and arithmetic unit.
 
     Returns
     -------
     Series[str]
-        One result a row.
+        One result per row.
     """
     words = map_words(frame.assign(compute=compute), ("device", "dtype", "compute"), function)
     return pd.Series(words, index=frame.index, dtype=object)
 
 
 def arithmetic_unit_of(frame: pd.DataFrame) -> pd.Series[str]:
-    """Return the arithmetic unit that each row names; DeepBench's fp16 rows that name none ran on ordinary cores.
+    """Return the arithmetic unit (tensor or vector cores) on which each row of a kernel table ran.
+
+    Rows name the unit in column ``compute``; DeepBench's fp16 rows that name none ran on vector cores.
 
     Parameters
     ----------
     frame : DataFrame
-        The table, with columns ``compute_unit``, ``source`` and ``dtype``.
+        The table, with columns ``compute``, ``source`` and ``dtype``.
 
     Returns
     -------
@@ -552,7 +569,7 @@ def arithmetic_unit_of(frame: pd.DataFrame) -> pd.Series[str]:
 
 @cache
 def unsupported_reason(device: str, dtype: str, compute: str, dtypes: frozenset[str]) -> str:
-    """Explain why kernels of a number format cannot be predicted on a device.
+    """Explain why kernels of a number format cannot be predicted on a device; '' if they can.
 
     Parameters
     ----------
@@ -563,7 +580,7 @@ def unsupported_reason(device: str, dtype: str, compute: str, dtypes: frozenset[
     compute : str
         Arithmetic unit; empty for the usual one.
     dtypes : frozenset of str
-        Formats that the kind of table knows.
+        Formats that the kind of table models.
 
     Returns
     -------
@@ -580,7 +597,7 @@ def unsupported_reason(device: str, dtype: str, compute: str, dtypes: frozenset[
 
 
 def timing_methods(frame: pd.DataFrame, usual: pd.Series[str]) -> pd.Series[str]:
-    """Return how each row was timed: the text of column ``timing``, or the default where that is empty.
+    """Return how each row of a kernel table was timed: the text of column ``timing``, or the default for empty cells.
 
     Parameters
     ----------
@@ -592,7 +609,7 @@ def timing_methods(frame: pd.DataFrame, usual: pd.Series[str]) -> pd.Series[str]
     Returns
     -------
     Series[str]
-        One key per row, as `KernelTable.stack` returns them.
+        One key per row, as `KernelTable.timing_method` returns them.
     """
     if "timing" not in frame.columns:
         return usual
@@ -626,16 +643,16 @@ def measured_time(frame: pd.DataFrame) -> Array:
 
 
 def roofline_time(flops: Array, bytes_moved: Array, figures: DeviceDatasheet) -> Array:
-    """Return the roofline time at the peaks of the datasheet: max(FLOP / peak, bytes / bandwidth).
+    """Compute the roofline time of kernels at the peaks of the datasheet: max(FLOP / peak, bytes / bandwidth).
 
     Parameters
     ----------
     flops : ndarray, shape (rows,)
-        FLOP.
+        FLOP of each kernel.
     bytes_moved : ndarray, shape (rows,)
-        Compulsory bytes.
+        Least memory traffic of each kernel [byte].
     figures : DeviceDatasheet
-        Peak and bandwidth of the device.
+        Peak [FLOP/s] and memory bandwidth [byte/s] of the device.
 
     Returns
     -------
@@ -650,10 +667,10 @@ def roofline_time(flops: Array, bytes_moved: Array, figures: DeviceDatasheet) ->
 
 
 def best_constant_efficiency(roofline: Array, measured: Array) -> float:
-    """Return the constant efficiency e with the least mean of |roofline / e / measured - 1| over all rows.
+    """Find the constant efficiency e with the least mean error |roofline / e / measured - 1| over all rows.
 
-    This is Paleo's "percent of peak" chosen after the fact, a favourable baseline. The minimum lies at a weighted
-    median of the ratios roofline / measured.
+    Dividing rooflines by e gives the best "percent of peak" model, a favourable baseline to compare predictions with.
+    The minimum lies at a weighted median of the ratios roofline / measured.
 
     Parameters
     ----------
@@ -679,7 +696,7 @@ def best_constant_efficiency(roofline: Array, measured: Array) -> float:
 
 
 def _categorised(frame: pd.DataFrame, numbers: Iterable[str]) -> pd.DataFrame:
-    """Convert the text columns of a table to categories, so that what depends on words is worked out once a word."""
+    """Convert the text columns of a table to pandas categories, so that functions of words run once a distinct word."""
     numeric = {*numbers, *(name for name, kind in frame.dtypes.items() if pd.api.types.is_numeric_dtype(kind))}
     words = {name: frame[name].astype("category") for name in frame.columns if name not in numeric}
     return frame.assign(**words)

@@ -1,7 +1,7 @@
-"""Tables of whole steps: each row becomes a run, and the run a prediction.
+"""Base of tables with one run per row (a training step, a served workload, …), and readers of their cells.
 
-The system of a row is found in the catalog by its own name, by what its device usually comes in, and by the nodes and
-the network that the row states. Kernels are predicted by their pricing families, whole steps by the prediction.
+Each row becomes a `Run` on a system, which Paleo predicts. The system comes from the catalog: by the row's name of the
+system, or by the usual server of the row's device. The row's nodes and network are then applied.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ NVIDIA_EXAMPLE_SOURCES = ("DeepLearningExamples",)
 
 
 def software_of(row: Row, default: str = "pytorch-eager") -> str:
-    """Return the name of the software profile (framework and version in the catalog) with which a row is predicted.
+    """Choose the software profile (how a framework's release drives the device) with which a table row is predicted.
 
-    The row's ``software`` cell is used if the catalog has it, else the nearest profile by what the row says of its
-    framework. TPU rows always use the XLA profile.
+    The row's ``software`` cell is used if the catalog has that profile. Otherwise the words of the row's framework
+    choose the nearest profile. TPU rows always use the XLA profile.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def software_of(row: Row, default: str = "pytorch-eager") -> str:
 
 
 def is_substitute_profile(row: Row) -> bool:
-    """Return True if the software that a row names is not in the catalog, so that another profile stands in for it.
+    """Return True if the catalog lacks the software of a measured run, so that a substitute profile is used.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ def is_substitute_profile(row: Row) -> bool:
 
 
 def row_dicts(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a table as dicts.
+    """Convert the rows of a measured table to dicts, one per row.
 
     Parameters
     ----------
@@ -145,13 +145,13 @@ def row_dicts(frame: pd.DataFrame) -> list[dict[str, Any]]:
     Returns
     -------
     list[dict[str, Any]]
-        Cells by column, one dict a row.
+        Cells by column name, one dict per row.
     """
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
 
 def has_value(row: Row, key: str) -> bool:
-    """Return True if a row has the column and its cell is not empty.
+    """Return True if a table row has a column and its cell is not empty.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ def has_value(row: Row, key: str) -> bool:
 
 
 def profile_at_release(row: Row, name: str) -> str:
-    """Return the name of a software profile in the version that was current when a row was measured.
+    """Choose the version of a software profile that was current when a run was measured.
 
     The date is taken from the row's release, from a version of its framework, or from its source.
 
@@ -184,7 +184,7 @@ def profile_at_release(row: Row, name: str) -> str:
     Returns
     -------
     str
-        ``name``, or ``name@version`` if the profile was different then.
+        ``name``, or ``name@version`` if the profile differed at that release.
     """
     software = load_software(name)
     for version in _versions(row) if software.earlier else ():
@@ -211,7 +211,10 @@ DIARY_DATES = {
 
 
 def _versions(row: Row) -> Iterator[str]:
-    """Yield texts that may state the release or date of a row's software, the most reliable first."""
+    """Yield release versions and dates in the texts of a table row, the most reliable first.
+
+    The texts are the row's release, framework and source.
+    """
     texts = [str(row[key]).lower() for key in ("release", "framework", "source") if has_value(row, key)]
     line = re.search(r"([^/]+)#L(\d+)$", str(row.get("url_or_path", "")))
     days = DIARY_DATES.get(line[1], ()) if line else ()
@@ -225,7 +228,7 @@ def _versions(row: Row) -> Iterator[str]:
 
 
 def integer_cell(row: Row, key: str, default: int | None = None) -> int:
-    """Return a cell as a whole number of zero or more.
+    """Read a cell of a table row as a whole number of zero or more.
 
     Parameters
     ----------
@@ -260,7 +263,7 @@ def integer_cell(row: Row, key: str, default: int | None = None) -> int:
 
 
 def ran_out_of_memory(row: Row) -> bool:
-    """Return True if a row says in words (columns ``kind``, ``what``, ``notes``) that its run ran out of memory.
+    """Return True if a measured run reports an out-of-memory error in column ``kind``, ``what`` or ``notes``.
 
     Parameters
     ----------
@@ -270,7 +273,7 @@ def ran_out_of_memory(row: Row) -> bool:
     Returns
     -------
     bool
-        True if the words say so.
+        True if the text has "OOM" or "out of memory".
 
     Examples
     --------
@@ -283,7 +286,7 @@ def ran_out_of_memory(row: Row) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RowPrediction:
-    """Prediction for one row of a table: the value with its 90 % interval, in SI units.
+    """Prediction for one measured run (a table row): the value with its 90 % interval, in SI units.
 
     ``value`` is the predicted quantity (mostly a step time [s]), ``low`` and ``high`` the ends of the interval.
     ``roofline`` is the baseline value at the datasheet's peaks. ``subject`` names the device, ``origin`` the software
@@ -300,7 +303,7 @@ class RowPrediction:
 
 
 def peak_step_time(prediction: Prediction) -> float:
-    """Compute the time in which all devices at peak FLOP/s would compute the model FLOP of a run's step.
+    """Compute the ideal step time of a run: model FLOP over the peak FLOP/s of all its devices.
 
     Parameters
     ----------
@@ -310,25 +313,26 @@ def peak_step_time(prediction: Prediction) -> float:
     Returns
     -------
     float
-        Time of a step at peak [s].
+        Step time at 100 % MFU [s].
     """
     peak = prediction.system.device.peak_flops_per_s(prediction.plan.dtype)
     return prediction.flops / (peak * prediction.plan.gpus)
 
 
 class RunTable(MeasuredTable):
-    """Abstract base of tables in which each row is a run (of training or serving), by default with its step time.
+    """Abstract base of tables in which each row is a run of training or serving.
 
-    Subclasses translate a row into a `Run` and predict it in `predict_row`.
+    The usual measured value is the step time. Subclasses convert a row to a `Run` and predict the measured value in
+    `predict_row`.
     """
 
     measured_column = "iteration_ms"
     measured_unit_in_si = MILLISECOND
 
     def without_values_from(self, source: str) -> RunTable:
-        """Return this kind of table with predictions that use no fitted value taken from one source.
+        """Create this kind of table with predictions that use no fitted value taken from one source.
 
-        Used to test predictions on a source whose rows suggested a fact in the catalog.
+        Leave-one-source-out validation uses the result to test predictions on rows that the catalog has not seen.
 
         Parameters
         ----------
@@ -338,12 +342,12 @@ class RunTable(MeasuredTable):
         Returns
         -------
         RunTable
-            The table; by default itself, as its predictions use no such value.
+            The table; by default the same object, whose predictions use no such value.
         """
         return self
 
     def calibration_of(self, system: System) -> Calibration | None:
-        """Return the user's calibration of this table if it applies to a system.
+        """Return the user's calibration if its parameters or intervals apply to runs on a system, else None.
 
         Parameters
         ----------
@@ -361,7 +365,7 @@ class RunTable(MeasuredTable):
         return self.calibration if applies else None
 
     def system(self, row: Row) -> System:
-        """Return the system (devices and network) on which a row of this table ran.
+        """Build the system (devices and network) on which a measured run ran.
 
         Parameters
         ----------
@@ -376,13 +380,13 @@ class RunTable(MeasuredTable):
         Raises
         ------
         PaleoError
-            With the reason, if it is not known.
+            If the system is not known; the message says why.
         """
         raise SpecError(f"rows of {self.name} name no system")
 
     @abstractmethod
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the measured quantity of one row of this table, mostly the step time.
+        """Predict what one run of this table measured, usually the step time.
 
         Parameters
         ----------
@@ -399,11 +403,11 @@ class RunTable(MeasuredTable):
         Raises
         ------
         PaleoError
-            With the reason, if the row cannot be modelled.
+            If the row cannot be modelled; the message says why.
         """
 
     def measured_values(self, frame: pd.DataFrame) -> Array:
-        """Return the measured value of each row of this table.
+        """Return the measured value of each run of this table in SI units.
 
         Parameters
         ----------
@@ -418,7 +422,7 @@ class RunTable(MeasuredTable):
         return number_or_nan(frame, self.measured_column) * self.measured_unit_in_si
 
     def unmeasured_reason(self, row: Mapping[Any, Any]) -> str:
-        """Explain why a row of this table has no measured value.
+        """Explain why a run of this table has no measured value to compare with.
 
         Parameters
         ----------
@@ -444,7 +448,7 @@ class RunTable(MeasuredTable):
             return OUT_OF_MEMORY_REASON.format(f"is not modelled ({error})")
 
     def predict_memory(self, row: Row) -> Footprint:
-        """Predict the memory that the run of one row needs on its fullest GPU.
+        """Predict the memory that a measured run needs on its fullest GPU.
 
         Parameters
         ----------
@@ -459,12 +463,12 @@ class RunTable(MeasuredTable):
         Raises
         ------
         PaleoError
-            If the kind of table does not say enough.
+            If this kind of table has no columns from which memory can be predicted.
         """
         raise SpecError(f"rows of {self.name} do not say enough of memory")
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Predict the measured quantity of each row of this table; equal rows are predicted once.
+        """Predict the measured value of each run of this table; equal rows are predicted once.
 
         Parameters
         ----------
@@ -492,7 +496,7 @@ class RunTable(MeasuredTable):
         return out
 
     def predict_rows(self, frame: pd.DataFrame) -> Iterator[RowPrediction | str]:
-        """Predict the rows of this table one by one.
+        """Predict the runs of this table one by one, or explain why a run has no prediction.
 
         Parameters
         ----------
@@ -516,7 +520,7 @@ class RunTable(MeasuredTable):
             yield known[key]
 
     def software_profile(self, row: Row) -> str:
-        """Return the name of the software profile with which a row of this table is predicted.
+        """Return the name of the software profile with which a measured run is predicted.
 
         Parameters
         ----------
@@ -545,7 +549,7 @@ class RunTable(MeasuredTable):
 
 
 class QuantityTable(RunTable):
-    """Abstract base of tables whose rows measure another quantity than step time (memory, power, loss, …).
+    """Abstract base of tables whose runs measure another quantity than step time (memory, power, loss, …).
 
     Measured values are in SI units already. Software profiles and links are not fitted to such tables.
     """
@@ -562,7 +566,10 @@ def _above_zero(cell: object) -> bool:
 
 
 def _reason(error: Exception, row: Row) -> str:
-    """Word an error as the reason why a row cannot be predicted; re-raise errors that its cells did not cause."""
+    """Convert an error into the reason why a measured run cannot be predicted.
+
+    A KeyError for a column that the row has is raised again, as the row's cells did not cause that error.
+    """
     if isinstance(error, PaleoError):
         return str(error)
     if isinstance(error, KeyError):
@@ -573,14 +580,14 @@ def _reason(error: Exception, row: Row) -> str:
 
 
 def row_prediction(prediction: Prediction, seconds: float | None = None) -> RowPrediction:
-    """Make the predicted value of a table row from the prediction of its run, with the same relative interval.
+    """Convert the prediction of a run to that of its table row, with the same relative 90 % interval.
 
     Parameters
     ----------
     prediction : Prediction
         Prediction of the row's run.
     seconds : float, optional
-        Time to use instead of the step time [s].
+        Predicted time [s] to use instead of the step time.
 
     Returns
     -------
@@ -609,7 +616,7 @@ TCP, ROCE = ("ethernet-10g-tcp", 10.0), ("ethernet-100g-roce", 100.0)
 
 @cache
 def default_system(device: str) -> str:
-    """Return the name of the system that rows of several devices of one kind most likely ran on.
+    """Return the name of a device's usual server, on which runs with several such devices most likely ran.
 
     Parameters
     ----------
@@ -628,7 +635,7 @@ def default_system(device: str) -> str:
 
 
 def with_row_device(system: System, row: Row) -> System:
-    """Return the system with exactly the device that the row names (a server is sold with 16 GB and with 32 GB cards).
+    """Replace a system's device by the exact variant of a measured run (16 GB or 32 GB cards in the same server).
 
     Parameters
     ----------
@@ -652,10 +659,10 @@ def with_row_device(system: System, row: Row) -> System:
 
 
 def system_of(row: Row) -> System:
-    """Return the system on which a row ran, with the row's devices per node and its network between nodes.
+    """Build the system on which a measured run ran, with the row's devices per node and its network between nodes.
 
-    The system comes from the row's column ``system``, else it is the usual server of the row's device, else the device
-    itself.
+    The system comes from the row's column ``system``. Otherwise it is the usual server of the row's device, or the
+    device alone for one GPU.
 
     Parameters
     ----------
@@ -680,7 +687,7 @@ def system_of(row: Row) -> System:
 
 
 def with_devices_per_node(system: System, devices: int) -> System:
-    """Return the system with fewer devices per node (for rows that ran on half a server).
+    """Reduce the devices per node of a system, for measured runs that used part of a server.
 
     Parameters
     ----------
@@ -706,7 +713,7 @@ def with_devices_per_node(system: System, devices: int) -> System:
 
 
 def with_row_network(system: System, row: Row) -> System:
-    """Return the system with the Ethernet between nodes that the row names, one port per node.
+    """Replace the network between a system's nodes by the Ethernet of a measured run, with one port per node.
 
     Parameters
     ----------
@@ -740,7 +747,7 @@ RUN_TABLES: Registry[MeasuredTable] = Registry("step table", "paleo.tables.kinds
 
 
 def table_kinds(calibration: Calibration | None = None) -> Mapping[str, MeasuredTable]:
-    """Return all registered kinds of tables.
+    """Return all registered kinds of measured tables, of kernels and of runs, by name.
 
     Parameters
     ----------
@@ -757,7 +764,7 @@ def table_kinds(calibration: Calibration | None = None) -> Mapping[str, Measured
 
 
 def find_table_kind(columns: Iterable[str], calibration: Calibration | None = None) -> MeasuredTable:
-    """Find the kind of table to which a header belongs.
+    """Find the kind of measured table to which a CSV header belongs.
 
     Parameters
     ----------
@@ -774,7 +781,8 @@ def find_table_kind(columns: Iterable[str], calibration: Calibration | None = No
     Raises
     ------
     SpecError
-        If no header is complete; the message names the nearest kind and what it lacks.
+        If no kind has all its identifying columns in the header; the message names the nearest kind and what is
+        missing.
     """
     present = {str(column).strip() for column in columns}
     for header, kind in DESCRIPTION_TABLES.items():

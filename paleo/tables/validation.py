@@ -1,4 +1,4 @@
-"""From measured tables to errors: predictions of all rows, compared by device and by source, beside a baseline."""
+"""Validation of predictions against measured tables: errors by device and by source, beside a roofline baseline."""
 
 from __future__ import annotations
 
@@ -68,7 +68,10 @@ class ErrorSummary:
 
 @dataclass(frozen=True, slots=True)
 class _Worst:
-    """One row with a large error: measured and predicted value (SI), description ``what`` and likely ``reason``."""
+    """Row of a validated table with a large error: measured and predicted value (SI units), and the likely reason.
+
+    ``what`` describes the configuration of the row.
+    """
 
     row: int
     subject: str
@@ -80,11 +83,11 @@ class _Worst:
 
 @dataclass(frozen=True)
 class FileReport:
-    """Result of validating one table: predictions and measurements of its rows.
+    """Result of validating predictions against one measured table: predictions and measurements of its rows.
 
     ``measured`` and ``baseline`` have shape (rows,), in SI units, nan where there is none. ``baseline`` is the roofline
     time divided by the best constant efficiency of the row's device (``device_efficiencies``). ``readable_rows`` holds
-    the positions of rows whose cells all can be used; the other rows have a reason in ``predictions``.
+    the positions of rows whose cells can all be used; the other rows have a reason in ``predictions``.
     """
 
     file: str
@@ -103,7 +106,7 @@ class FileReport:
 
     @property
     def was_predicted(self) -> Flags:
-        """True for rows that were predicted."""
+        """Mask of the table rows that have a prediction, shape (rows,)."""
         return np.asarray(self.predictions.failure_reasons == "")
 
     @property
@@ -114,11 +117,11 @@ class FileReport:
 
     @property
     def row_sources(self) -> TextArray:
-        """Source of each row; '' where the table does not say."""
+        """Source (paper, benchmark page, …) of each table row; '' where the table does not say."""
         return text_column(self.frame, "source").to_numpy()
 
     def errors(self, chosen: Flags | None = None) -> ErrorSummary:
-        """Summarise the errors of the predicted rows.
+        """Summarise the errors of the predicted rows of a validated table.
 
         Parameters
         ----------
@@ -141,7 +144,7 @@ class FileReport:
         )
 
     def errors_by_word(self, words: TextArray) -> dict[str, ErrorSummary]:
-        """Summarise the errors of the predicted rows for each value of a text column, such as the device.
+        """Summarise the errors of the predicted rows for each value of a text column, such as the device or the source.
 
         Parameters
         ----------
@@ -158,9 +161,9 @@ class FileReport:
 
     @property
     def further_errors(self) -> dict[str, ResidualErrors]:
-        """Errors of the further quantities that a row may state besides its main one, by name of the quantity.
+        """Errors of quantities that a table measures besides its main one, such as evaluation time, by name.
 
-        Each is taken over the rows that state the quantity (`MeasuredTable.further_quantities`).
+        Errors are taken over the rows that have the quantity (`MeasuredTable.further_quantities`).
         """
         errors_of_parts = {}
         for name, (predicted, measured) in self.table.further_quantities(self._sound).items():
@@ -175,7 +178,7 @@ class FileReport:
         return errors_of_parts
 
     def worst_rows(self, most: int = 10) -> list[_Worst]:
-        """List the rows with the largest errors, one per configuration, with the likely reason of each.
+        """List the table rows with the largest errors, one per configuration, with the likely reason of each.
 
         Parameters
         ----------
@@ -211,7 +214,7 @@ class FileReport:
 
     @property
     def _sound(self) -> pd.DataFrame:
-        """Rows of this table whose cells all can be used."""
+        """Rows of the validated table whose cells can all be used."""
         return (
             self.frame
             if len(self.readable_rows) == len(self.frame)
@@ -228,9 +231,10 @@ class FileReport:
         return _Worst(row, str(predictions.subjects[row]), measured, predicted, configuration, reason)
 
     def _scatter(self) -> Array:
-        """Return the relative spread of repeated measurements: largest over smallest value, minus 1, shape (rows,).
+        """Compute the relative spread of repeated measurements in a table, shape (rows,).
 
-        Repeats are rows that agree in all columns but the measured ones.
+        It is the largest over the smallest value, minus 1. Repeats are rows that agree in all columns except the
+        measured ones.
         """
         columns = [name for name in self.frame.columns if name not in MEASURED_COLUMNS]
         grouped = pd.Series(self.measured).groupby([self.frame[name].to_numpy() for name in columns], dropna=False)
@@ -239,7 +243,7 @@ class FileReport:
 
 
 def explain_miss(measured: float, predicted: float, ideal: float, spread: float, origin: str) -> str:
-    """Guess why a prediction misses the measured time, in a phrase for the report.
+    """Guess why a predicted time differs from the measured time, as a phrase for the list of worst rows.
 
     Parameters
     ----------
@@ -250,7 +254,7 @@ def explain_miss(measured: float, predicted: float, ideal: float, spread: float,
     ideal : float
         Roofline time at the datasheet's peaks [s].
     spread : float
-        Largest over smallest of repeated measurements, minus 1 [-].
+        Relative spread of repeated measurements: largest over smallest time, minus 1 [-].
     origin : str
         Where the calibrated parameters come from, such as ``measured`` or ``inherited``.
 
@@ -288,7 +292,7 @@ MEASURED_COLUMNS = frozenset(
 
 
 def summarise_errors(predicted: Array, measured: Array, low: Array, high: Array, baseline: Array) -> ErrorSummary:
-    """Summarise the errors of predictions with their intervals and a baseline.
+    """Summarise the errors of predictions, the coverage of their 90 % intervals and the error of a roofline baseline.
 
     Parameters
     ----------
@@ -344,7 +348,7 @@ def validate_file(path: str | Path, calibration: Calibration | None = None) -> F
     Raises
     ------
     SpecError
-        If the file cannot be read; the message names it.
+        If the file cannot be read.
     """
     frame = read_table(path)
     return validate_frame(str(path), frame, table_kind_of_file(path, frame, calibration))
@@ -356,7 +360,7 @@ def table_kind_of_file(path: str | Path, frame: pd.DataFrame, calibration: Calib
     Parameters
     ----------
     path : str | Path
-        The file; error messages name it.
+        Path of the file, for error messages.
     frame : DataFrame
         Rows of the file, as `read_table` returns them.
     calibration : Calibration, optional
@@ -370,7 +374,7 @@ def table_kind_of_file(path: str | Path, frame: pd.DataFrame, calibration: Calib
     Raises
     ------
     SpecError
-        If no kind fits.
+        If no kind of table has these columns.
     """
     try:
         return find_table_kind(frame.columns, calibration)
@@ -418,7 +422,7 @@ def validate_frame(name: str, frame: pd.DataFrame, table: MeasuredTable) -> File
 
 
 def usable_rows_of_table(path: str | Path) -> pd.DataFrame:
-    """Read a measured table for a fit, without the rows that have an unusable cell.
+    """Read a measured table for a fit, without rows that have an unusable cell.
 
     Parameters
     ----------
@@ -433,7 +437,7 @@ def usable_rows_of_table(path: str | Path) -> pd.DataFrame:
     Raises
     ------
     SpecError
-        The file cannot be read, or none of its rows can be used.
+        If the file cannot be read, or none of its rows can be used.
     """
     frame = read_table(path).reset_index(drop=True)
     try:
@@ -447,7 +451,7 @@ def usable_rows_of_table(path: str | Path) -> pd.DataFrame:
 
 
 def select_rows(frame: pd.DataFrame, rows: npt.NDArray[np.intp], table: MeasuredTable) -> pd.DataFrame:
-    """Select some rows of a table, with a new index from 0 and numeric columns converted to numbers.
+    """Select some rows of a measured table, with a new index from 0 and numeric columns converted to numbers.
 
     Parameters
     ----------
@@ -469,7 +473,7 @@ def select_rows(frame: pd.DataFrame, rows: npt.NDArray[np.intp], table: Measured
 
 
 def _complete(predictions: Predictions, measured: Array, table: MeasuredTable) -> None:
-    """Give each row without a measured value or a prediction its reason."""
+    """Write a reason into ``predictions`` for each table row that has no measured value or no predicted value."""
     missing = (predictions.failure_reasons == "") & ~np.isfinite(measured)
     predictions.failure_reasons[missing] = f"{table.measured_column} is missing, not a number, or not above zero"
     failed = (predictions.failure_reasons == "") & ~np.isfinite(predictions.values)
@@ -477,7 +481,7 @@ def _complete(predictions: Predictions, measured: Array, table: MeasuredTable) -
 
 
 def measure_and_predict(table: MeasuredTable, frame: pd.DataFrame) -> tuple[Array, Predictions]:
-    """Compute measured values and predictions of rows; a row that fails gets a reason and does not stop the others.
+    """Compute measured and predicted values of table rows; a row that fails gets a reason and does not stop the others.
 
     numpy warnings count as errors. If a set of rows fails, it is halved until each failing row is alone. An error that
     is the same for every row (a wrong column, say) is raised.
@@ -517,7 +521,7 @@ def measure_and_predict(table: MeasuredTable, frame: pd.DataFrame) -> tuple[Arra
 
 
 def describe_row(frame: pd.DataFrame, row: int, table: MeasuredTable) -> str:
-    """Describe the configuration of one row as text.
+    """Describe the configuration of one table row as text for reports.
 
     Parameters
     ----------
@@ -542,7 +546,7 @@ def _cell(value: object) -> str:
 
 
 def with_predictions(reports: Sequence[FileReport]) -> pd.DataFrame:
-    """Return the rows of all files with columns ``was_predicted``, ``low``, ``high`` and ``unsupported`` added.
+    """Combine the rows of validated files, with columns ``predicted``, ``low``, ``high`` and ``unsupported`` added.
 
     Parameters
     ----------
@@ -552,7 +556,7 @@ def with_predictions(reports: Sequence[FileReport]) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        All rows. ``was_predicted`` and the 90 % interval ``low`` to ``high`` are in the unit of the table's measured
+        All rows. ``predicted`` and the 90 % interval ``low`` to ``high`` are in the unit of the table's measured
         column; ``unsupported`` is the reason of rows without a prediction. With several files, column ``file`` names
         each.
     """

@@ -1,4 +1,4 @@
-"""How validation is shown: one JSON document, tables on a terminal, and predicted-against-measured plots."""
+"""Reports of ``paleo validate``: a JSON document, terminal tables, and plots of predicted against measured values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MAX_PLOT_POINTS = 4000
 
 
 def document(reports: Sequence[FileReport]) -> dict[str, Any]:
-    """Return the JSON document that ``paleo validate --json`` prints.
+    """Build the JSON document that ``paleo validate --json`` prints: errors of predictions against measured tables.
 
     Parameters
     ----------
@@ -83,7 +83,10 @@ def _file(report: FileReport) -> dict[str, Any]:
 
 
 def _parts(report: FileReport) -> dict[str, Any]:
-    """Return errors by benchmark and those of `MeasuredTable.further_quantities`; {} if the table has none."""
+    """Summarise errors by benchmark, and errors of further quantities that rows measure; {} if the table has none.
+
+    Further quantities are those of `MeasuredTable.further_quantities`, such as evaluation time beside time to target.
+    """
     parts = {name: dataclasses.asdict(errors) for name, errors in report.further_errors.items()}
     if not parts:
         return {}
@@ -92,7 +95,7 @@ def _parts(report: FileReport) -> dict[str, Any]:
 
 
 def console(*, markup: bool = True) -> Console:
-    """Return the rich console on which tables are printed: as wide as the terminal, or 120 columns if there is none.
+    """Create the rich console that prints report tables, as wide as the terminal, or 120 columns without a terminal.
 
     Parameters
     ----------
@@ -110,14 +113,14 @@ def console(*, markup: bool = True) -> Console:
 
 
 def terminal_renderables(report: FileReport, *, worst: int = 5) -> list[RenderableType]:
-    """Lay out one validated file for a terminal: errors by device and source, rows left out, and the worst rows.
+    """Build the terminal report of one validated table: errors by device and source, rows left out, and the worst rows.
 
     Parameters
     ----------
     report : FileReport
         The validated file.
     worst : int, optional
-        Number of worst rows.
+        Number of rows with the largest errors to print.
 
     Returns
     -------
@@ -175,7 +178,7 @@ def _suspect_unit(report: FileReport) -> str:
 
 
 def _scaling_line(errors: EfficiencyErrors) -> str:
-    """Word the errors of scaling efficiencies as one line of the report."""
+    """Format the errors of scaling efficiencies as one line of the report."""
     left = (
         f"; {errors.impossible} more contradict each other (efficiency above {IMPOSSIBLE_EFFICIENCY})"
         if errors.impossible
@@ -230,7 +233,7 @@ def _amount(report: FileReport, value: float) -> str:
 
 
 def prediction_plot(reports: Sequence[FileReport]) -> Figure:
-    """Plot predicted against measured values, one panel a file and one colour a device, with lines at 1/2, 1 and 2.
+    """Plot predicted against measured values: one panel per file, one colour per device, lines at ratios 1/2, 1 and 2.
 
     Parameters
     ----------
@@ -280,7 +283,7 @@ def _panel(axes: Axes, report: FileReport) -> None:
 
 
 def _draw_axes(axes: Axes, report: FileReport) -> None:
-    """Draw equal logarithmic axes and the lines where predicted is equal to measured, twice it, and half."""
+    """Draw equal logarithmic axes, and lines where predicted is the measured value, twice that value, and half."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     if not report.was_predicted.any():
@@ -301,7 +304,7 @@ def _draw_axes(axes: Axes, report: FileReport) -> None:
 
 
 def write_predictions(path: Path, reports: Sequence[FileReport]) -> None:
-    """Write the rows of all files with their predictions as one CSV file; the same rows always give the same bytes.
+    """Write the rows of validated files with their predictions to one CSV file; equal rows always give equal bytes.
 
     Parameters
     ----------
@@ -316,7 +319,7 @@ def write_predictions(path: Path, reports: Sequence[FileReport]) -> None:
 
 
 def escape_formulas(rows: pd.DataFrame) -> pd.DataFrame:
-    """Escape cells that a spreadsheet would take for formulas.
+    """Escape text cells and headers that a spreadsheet would run as formulas (CSV injection).
 
     Parameters
     ----------
@@ -326,7 +329,7 @@ def escape_formulas(rows: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A copy.
+        A copy with escaped text.
     """
     words = [name for name in rows.columns if not pd.api.types.is_numeric_dtype(rows[name])]
     texts = {name: rows[name].map(escape_csv_cell) for name in words}

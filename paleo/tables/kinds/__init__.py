@@ -1,1 +1,1 @@
-"""Kinds of measured tables: one module each, found by folder and told apart by their headers."""
+"""Kinds of measured tables, one module for each; a CSV file's column names decide to which kind the file belongs."""

@@ -1,4 +1,4 @@
-"""Kinds of tables of attention kernels."""
+"""Tables of measured attention kernels: fused attention, and sparse attention over selected keys."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ from paleo.tables.kernels import (
 
 
 class AttentionSizes(NamedTuple):
-    """Sizes of the attention in a network's config.json, for attention over selected keys.
+    """Sizes of a network's sparse attention (each query attends to selected keys), as in its config.json.
 
-    ``hidden`` is the model width; ``q_rank`` the rank of the compressed queries; ``query_dim`` and ``value_dim`` the
-    entries per head of queries and values; ``index_heads`` the heads of the indexer; ``top_k`` the keys that each query
-    selects; ``heads`` all attention heads; ``output_groups`` the groups of the output projection.
+    ``hidden`` is the model width and ``q_rank`` the rank of the compressed queries. ``query_dim`` and ``value_dim`` are
+    the entries per head of queries and values. ``index_heads`` is the number of heads of the indexer, ``top_k`` the
+    number of keys that each query selects. ``heads`` counts all attention heads, ``output_groups`` the groups of the
+    output projection.
     """
 
     hidden: float
@@ -78,8 +79,8 @@ LIBRARIES = ("trtllm", "sglang", "vllm")
 class SparseAttentionTable(KernelTable[DeviceDatasheet]):
     """Table of sparse attention (each query attends to the top-k keys of an indexer), one timed layer per row.
 
-    A row times the whole layer of one rank (part ``module``) or one part: ``attention``, ``indexer_logits`` or
-    ``topk``.
+    A row has the time of a whole layer on one rank (part ``module``) or of one part: ``attention``, ``indexer_logits``
+    or ``topk``.
     """
 
     name = "sparse_attention"
@@ -99,25 +100,34 @@ class SparseAttentionTable(KernelTable[DeviceDatasheet]):
     host_parameters = ("launch_time",)
 
     def prepare_rows(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Add column ``dtype`` = bf16 to the rows of this table, as the attention itself runs in 16 bits."""
+        """Add column ``dtype`` = bf16 to measured rows of sparse attention, as the attention itself runs in 16 bits."""
         return frame.assign(dtype="bf16")
 
     @rowwise
     def unsupported_reasons(self, device: str, model: str, kind: str, part: str, phase: str, library: str) -> str:
-        """Return why a row of this table cannot be modelled (unknown network, part, kind or library), or ''."""
+        """Explain why a timed sparse-attention layer cannot be modelled; '' if it can.
+
+        Reasons are an unknown network, part, kind or library.
+        """
         if f"sparse.{kind}.{part}.{phase}.{library}" not in self.families or _sizes_of(model) is None:
             return f"kind {kind!r}, part {part!r}, model {model!r}, library {library!r}: not modelled"
         return unsupported_reason(device, "bf16", "", frozenset({"bf16"}))
 
     @rowwise
     def kernel_family(self, kind: str, part: str, phase: str, library: str) -> str:
-        """Return the family ``sparse.<kind>.<part>.<phase>.<library>`` of a row of this table."""
+        """Return the key of the calibrated parameters that predict a timed sparse-attention layer.
+
+        The key is ``sparse.<kind>.<part>.<phase>.<library>``.
+        """
         return f"sparse.{kind}.{part}.{phase}.{library}"
 
     def fit_settings(
         self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
     ) -> FitSettings:
-        """Return the settings of a fit; parameters that the rows of one part do not determine stay fixed."""
+        """Choose how sparse-attention parameters are fitted to measured times: start values and fixed parameters.
+
+        Rows of one part of a layer do not determine the parameters of the other parts, which stay fixed.
+        """
         part = family.split(".")[2]
         of_weights = ("fp8_launch_time", "fp4_launch_time", "indexer_launch_time", "dense_launch_time")
         absent = {
@@ -154,7 +164,10 @@ class SparseAttentionTable(KernelTable[DeviceDatasheet]):
         )  # fmt: skip
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """Count (FLOP, bytes) of the rows of this table: FLOP of all parts; weights, index, scores and tokens once."""
+        """Count (FLOP, bytes) of measured sparse-attention layers, for the roofline baseline.
+
+        Weights, index, scores and tokens are moved once.
+        """
         work = _work(frame)
         flops = work.projection_flops + work.score_flops + work.attention_flops
         return flops, work.weight_bytes + work.index_bytes + work.score_bytes + work.pass_bytes + 1.0
@@ -162,7 +175,10 @@ class SparseAttentionTable(KernelTable[DeviceDatasheet]):
     def predict_times(
         self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: SparseAttentionParameters
     ) -> Array:
-        """Predict the time [s] of rows of this table that share device, kind, part, phase and library."""
+        """Predict the time [s] of measured sparse-attention layers with given parameters.
+
+        The rows share device, kind, part, phase and library.
+        """
         return sparse_attention_time(_work(frame), figures, parameters)
 
 
@@ -175,11 +191,11 @@ Flags = npt.NDArray[np.bool_]
 
 
 class GatheringKernel(NamedTuple):
-    """Properties of the kernel that gathers the selected keys in each row; arrays of shape (rows,).
+    """Properties of the sparse-attention kernel that gathers the selected keys in each row; arrays of shape (rows,).
 
     ``computed_heads``: heads that the kernel computes, at least those of the rank. ``computes_empty_slots``: True if
-    it also multiplies slots of a selection that hold no key. ``reads_8_bit_cache``: True if it reads a KV cache in 8
-    bits.
+    the kernel also multiplies slots of a selection without a key. ``reads_8_bit_cache``: True if the kernel reads a KV
+    cache in 8 bits.
     """
 
     computed_heads: Array
@@ -190,12 +206,12 @@ class GatheringKernel(NamedTuple):
 def _gathering(
     frame: pd.DataFrame, heads: Array, latent: Flags, context: Flags, dense: Flags, stored: Flags
 ) -> GatheringKernel:
-    """Return the kernel of each row by engine, release and device; ``stored`` is True for a cache in 8 bits.
+    """Determine which gathering kernel ran each row of sparse attention, by engine, release and device.
 
-    FlashMLA computes 64 heads at once on Hopper, 128 on Blackwell. vLLM runs it on Hopper; on Blackwell it does so from
-    17 heads or with a cache in 8 bits, unless a row names FlashInfer. With a cache in 8 bits and fewer than 32 heads,
-    vLLM prefills by the kernel of decoding. That kernel, and all of them before vLLM 0.24, multiply empty slots of a
-    selection, as TensorRT-LLM's does on Hopper.
+    ``stored`` is True for a cache in 8 bits. FlashMLA computes 64 heads at once on Hopper, 128 on Blackwell. vLLM runs
+    it on Hopper. On Blackwell vLLM runs it with more than 16 heads or an 8-bit cache, unless a row names FlashInfer.
+    With an 8-bit cache and fewer than 32 heads, vLLM prefills by the decode kernel. That kernel, and all of them before
+    vLLM 0.24, multiply empty slots of a selection, as TensorRT-LLM's does on Hopper.
 
     References: vLLM, v1/attention/backends/mla/flashmla_sparse.py (padding, MIN_HEADS_FOR_BF16_PREFILL).
     """
@@ -215,12 +231,15 @@ def _gathering(
 
 
 def _has(frame: pd.DataFrame, word: str) -> Flags:
-    """Return a mask of the rows whose kernel name (column ``kernel_source``) contains ``word``."""
+    """Return a mask of the table rows whose kernel name (column ``kernel_source``) contains ``word``, shape (rows,)."""
     return text_column(frame, "kernel_source").str.contains(word, case=False, regex=False).to_numpy(dtype=bool)
 
 
 def _layer_weights(sizes: Array, kind: npt.NDArray[Any], heads: Array, key_heads: Array) -> tuple[Array, Array]:
-    """Count the weights of a layer on one rank: (of the attention, of the indexer), shape (rows,) each."""
+    """Count the weights of sparse-attention layers on one rank: (weights of the attention, weights of the indexer).
+
+    Both arrays have shape (rows,).
+    """
     hidden, q_rank, query, value, index_heads, _, all_heads, groups = sizes
     up, grouped = q_rank * heads * query, kind == "msa"
     attended = np.select(
@@ -237,7 +256,10 @@ def _layer_weights(sizes: Array, kind: npt.NDArray[Any], heads: Array, key_heads
 
 
 def _work(frame: pd.DataFrame) -> SparseWork:
-    """Return FLOP and bytes of each row from the sizes of its network; a row of one part has only that part's."""
+    """Count FLOP and bytes of sparse-attention layers from the sizes of their networks, one layer per row.
+
+    A row that times one part of a layer has only the FLOP and bytes of that part.
+    """
     named = [_sizes_of(model) or SIZES_OF_NETWORK["V3.2"] for model in text_column(frame, "model")]
     sizes = np.array(named, dtype=np.float64).T
     hidden, q_rank, query, value, index_heads, top_k, all_heads, _ = sizes
@@ -333,9 +355,9 @@ L2_BYTES_PER_CLOCK = (40.0, 8.0)
 
 
 class AttentionTable(KernelTable[DeviceDatasheet]):
-    """Table of fused attention kernels, one timed call per row.
+    """Table of fused attention kernels (prefill, encoder, decode), one timed call per row.
 
-    Families are ``attention.<kernel>.<phase>``.
+    Families (keys of calibrated parameters) are ``attention.<kernel>.<phase>``.
     """
 
     name = "attention"
@@ -353,10 +375,10 @@ class AttentionTable(KernelTable[DeviceDatasheet]):
     def fit_settings(
         self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
     ) -> FitSettings:
-        """Return start values of a fit and its fixed parameters, those that rows of this table do not determine.
+        """Choose how attention parameters are fitted to measured times: start values and fixed parameters.
 
         Energies and the share of traffic that L2 serves follow from the silicon. Prefill is fitted after decode of the
-        same kernel and takes the L2 share from it.
+        same kernel and takes the L2 share from that fit.
         """
         _, kernel, phase = family.split(".")
         share, decode = l2_surviving_share(figures), fitted.get((subject, f"attention.{kernel}.decode", stack))
@@ -433,7 +455,7 @@ def _kernel(frame: pd.DataFrame) -> pd.Series[str]:
 
 
 def _phase(frame: pd.DataFrame) -> pd.Series[str]:
-    """Return the phase of each row: ``decode``, ``encoder`` or ``prefill``.
+    """Return the phase of each timed attention call: ``decode``, ``encoder`` or ``prefill``.
 
     A causal context with a single query token runs the decode kernel.
     """

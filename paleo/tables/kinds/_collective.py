@@ -1,4 +1,4 @@
-"""Measured collectives: operation, ranks, ranks per node and bytes as nccl-tests counts them."""
+"""Tables of measured collectives (sizes as in nccl-tests) and of measured MoE token exchanges."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ MAX_CUSTOM_PAYLOAD = {"vllm": 2.0**22, "sglang": 2.0**23, "sglang-0.5.14": 2.0**
 
 
 class CollectiveTable(KernelTable[System]):
-    """Table of collective operations (NCCL and custom kernels), one timed operation per row.
+    """Table of measured collective operations (NCCL and custom kernels), one timed operation per row.
 
-    ``op`` runs over ``ranks`` ranks, ``ranks_per_node`` of them on each node; ``bytes`` is the size that nccl-tests
-    prints (the full tensor).
+    Column ``op`` is the operation, ``ranks`` its group size and ``ranks_per_node`` the ranks on each node. ``bytes`` is
+    the size that nccl-tests prints (the full tensor).
     """
 
     name = "collective"
@@ -85,9 +85,9 @@ class CollectiveTable(KernelTable[System]):
     def start_and_fixed_names(
         self, family: str, stack: str, figures: System
     ) -> tuple[NcclParameters | ExchangeParameters | FabricParameters | CustomAllReduceParameters, tuple[str, ...]]:
-        """Return (start values, names of fixed parameters) of a fit of a family to rows of this table.
+        """Choose (start values, names of fixed parameters) to fit a collective's timing formula to measured times.
 
-        Parameters stay fixed if these rows do not determine them.
+        Parameters that the measured times do not determine stay fixed.
         """
         if family == "collective.custom":
             engine, _, mode = stack.rpartition("-")
@@ -117,10 +117,10 @@ class CollectiveTable(KernelTable[System]):
     def fit_settings(
         self, subject: str, family: str, stack: str, figures: System, fitted: FittedParameters
     ) -> FitSettings:
-        """Return the settings of a fit, with the start values and fixed parameters of `start`.
+        """Choose how parameters of collectives are fitted to measured times: start values and fixed parameters.
 
-        Stacks with few rows (`FITTED_PARAMETER`) fit one parameter; all others keep the values fitted to back-to-back
-        rows.
+        Stacks (timing methods) with few rows fit one parameter (`FITTED_PARAMETER`); all others keep the values fitted
+        to back-to-back rows.
         """
         if stack in FITTED_PARAMETER:
             plain = fitted.get(
@@ -140,15 +140,18 @@ class CollectiveTable(KernelTable[System]):
         return FitSettings(start, fixed_parameters=fixed)
 
     def load_datasheet(self, subject: str, dtype: str, compute: str) -> System:
-        """Return the catalog's system named ``subject``; collectives are predicted from its links."""
+        """Load the catalog's system named ``subject``, from whose links the times of collectives are predicted."""
         return load_system(subject)
 
     def calibration_keys(self, figures: System) -> tuple[str, str, str]:
-        """Return the keys of a calibration: (system, architecture of its devices, kind of link within a node)."""
+        """Return the keys by which parameters of collectives are looked up for a system.
+
+        They are (system, architecture of its devices, kind of link within a node).
+        """
         return figures.name, figures.device.architecture, link_kind(figures)
 
     def prepare_rows(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Correct the system of rows whose measured times show that another system than the stated one ran them."""
+        """Correct the system of measured collectives whose times show that another system ran them."""
         systems = text_column(frame, "system")
         libraries = text_column(frame, "library")
         for (system, library), other in CORRECTED_SYSTEMS.items():
@@ -156,9 +159,9 @@ class CollectiveTable(KernelTable[System]):
         return frame.assign(system=systems)
 
     def unsupported_reasons(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return for each row of this table why it cannot be modelled, or ''.
+        """Explain for each measured collective why it cannot be modelled; '' if it can.
 
-        Reasons are an unknown operation or system, and more ranks than the system can hold.
+        Reasons are an unknown operation or system, and more ranks than the system can have.
         """
         rows = list(
             zip(
@@ -174,10 +177,10 @@ class CollectiveTable(KernelTable[System]):
         return pd.Series([_reason(*row[:4], row[4] > 0, row[5]) for row in rows], index=frame.index, dtype=object)
 
     def timing_method(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return for each row of this table how it was timed.
+        """Return how each collective of this table was timed, as launch costs are fitted per timing method.
 
-        NCCL: ``kernel`` (duration on rank 0), ``back-to-back``, or ``back-to-back/eager`` if an engine calls it outside
-        a graph. Custom kernels: ``<engine>-graph`` or ``<engine>-eager``. vidur's multi-node rows are
+        NCCL: ``kernel`` (duration on rank 0), ``back-to-back``, or ``back-to-back/eager`` for calls of an engine
+        outside a graph. Custom kernels: ``<engine>-graph`` or ``<engine>-eager``. vidur's multi-node rows are
         ``kernel-unknown-fabric``, because the network between its nodes is not documented.
         """
         algorithm, library = text_column(frame, "algo"), text_column(frame, "library")
@@ -193,10 +196,11 @@ class CollectiveTable(KernelTable[System]):
         return plain.where(~self._custom(frame), engine + "-" + mode)
 
     def kernel_family(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return for each row of this table its family.
+        """Return the family of each measured collective: the key of its timing formula and calibrated parameters.
 
-        It is ``collective.custom`` for an engine's own kernels and ``collective.fabric`` for NCCL across nodes. Within
-        a node, NCCL's all-to-all and the like are ``collective.exchange``, all other operations ``collective.nccl``.
+        It is ``collective.custom`` for an engine's custom kernels and ``collective.fabric`` for NCCL across nodes.
+        Within a node, it is ``collective.exchange`` for pairwise operations such as all-to-all, else
+        ``collective.nccl``.
         """
         crosses = self._crosses(frame)
         inside = np.where(text_column(frame, "op").isin(PAIRWISE_OPERATIONS), "collective.exchange", "collective.nccl")
@@ -204,7 +208,7 @@ class CollectiveTable(KernelTable[System]):
         return pd.Series(np.where(self._custom(frame), "collective.custom", plain), index=frame.index, dtype=object)
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """Count (FLOP, bytes) of the rows of this table: no FLOP, and the bytes that each rank sends."""
+        """Count (FLOP, bytes) of measured collectives: no FLOP, and the bytes that each rank sends."""
         factor = np.zeros(len(frame))
         operations, ranks = text_column(frame, "op").to_numpy(), number_column(frame, "ranks")
         for operation in COLLECTIVE_OPERATIONS:
@@ -213,7 +217,10 @@ class CollectiveTable(KernelTable[System]):
         return np.zeros(len(frame)), factor * number_column(frame, "bytes")
 
     def ideal_time(self, frame: pd.DataFrame, figures: System) -> Array:
-        """Compute the time [s] of each row's bytes at datasheet bandwidth of the slowest link level, no latency."""
+        """Compute the bandwidth-only time [s] of measured collectives, as a baseline.
+
+        It is the bytes that a rank sends over the datasheet bandwidth of the slowest link level.
+        """
         links = self._links(frame, figures)
         slowest = np.full(len(frame), np.inf)
         for level in links.levels:
@@ -221,7 +228,10 @@ class CollectiveTable(KernelTable[System]):
         return np.asarray(self.flops_and_bytes(frame)[1] / slowest)
 
     def predict_times(self, frame: pd.DataFrame, figures: System, parameters: Any) -> Array:
-        """Predict the time [s] of rows of this table that share system, dtype, family and stack."""
+        """Predict the time [s] of measured collectives that share system, dtype, family and timing method.
+
+        Each row takes the fastest algorithm that its NCCL version has, or the engine's custom kernel.
+        """
         operations, payload = text_column(frame, "op").to_numpy(), number_column(frame, "bytes")
         adds = ~text_column(frame, "dtype").isin(SWITCH_UNSUPPORTED_DTYPES).to_numpy()
         recent = ~text_column(frame, "library").str.startswith(EARLY_LIBRARIES).to_numpy()
@@ -244,17 +254,17 @@ class CollectiveTable(KernelTable[System]):
         return seconds
 
     def _custom(self, frame: pd.DataFrame) -> pd.Series[bool]:
-        """Return True for rows that an engine's own collective kernels ran.
+        """Return True for measured collectives that an engine's custom kernels ran.
 
-        These kernels read the memory of other devices. Where that is impossible, or over PCIe with many ranks, NCCL
-        runs.
+        Custom kernels read the memory of other devices. Without such access, or over PCIe with many ranks, NCCL runs
+        instead.
         """
         ranks = zip(text_column(frame, "system"), number_column(frame, "ranks", 0.0), strict=True)
         reachable = pd.Series([count <= _most_ranks(name) for name, count in ranks], index=frame.index, dtype=bool)
         return text_column(frame, "algo").str.lower().str.startswith("custom") & reachable
 
     def _crosses(self, frame: pd.DataFrame) -> pd.Series[bool]:
-        """Return True for rows whose group spans nodes; machines of one NVLink domain count as one node."""
+        """Return True for measured collectives whose group spans nodes; an NVLink domain counts as one node."""
         neighbours = number_column(frame, "ranks_per_node", np.inf)
         pairs = zip(text_column(frame, "system"), neighbours, strict=True)
         inside = pd.Series([_neighbours(name, count) for name, count in pairs], index=frame.index, dtype=np.float64)
@@ -268,7 +278,10 @@ class CollectiveTable(KernelTable[System]):
 
 
 def _largest(engine: str, system: System) -> float:
-    """Return the largest payload for which an engine uses its own kernels [byte]; TensorRT-LLM's is lower on Ampere."""
+    """Return the largest payload for which an engine uses its custom all-reduce [byte].
+
+    TensorRT-LLM's limit is lower on Ampere.
+    """
     if engine == "trtllm" and system.device.architecture == "Ampere":
         return 2.0**20
     return MAX_CUSTOM_PAYLOAD.get(engine, 2.0**23)
@@ -276,7 +289,7 @@ def _largest(engine: str, system: System) -> float:
 
 @cache
 def _most_ranks(system: str) -> float:
-    """Return the largest number of ranks for which an engine uses its own kernels on a system; inf without a limit."""
+    """Return the largest group for which engines use custom collective kernels on a system; inf without a limit."""
     try:
         joined = link_kind(load_system(system))
     except PaleoError:
@@ -295,13 +308,13 @@ def _neighbours(system: str, ranks_per_node: float) -> float:
 
 @cache
 def _engine(library: str) -> str:
-    """Name the engine of a custom kernel; SGLang has other kernels from 0.5.14 on."""
+    """Return the inference engine of a custom kernel, by library name; SGLang has other kernels from 0.5.14 on."""
     name, _, version = library.lower().partition(" ")
     return "sglang-0.5.14" if name == "sglang" and parse_release(version) >= (0, 5, 14) else name or "custom"
 
 
 def _nccl(parameters: NcclParameters | ExchangeParameters | FabricParameters) -> Nccl:
-    """Return the NCCL model with the given parameters of one family, and defaults for the other families."""
+    """Build the NCCL model with the given parameters of one family (such as inter-node), else with defaults."""
     if isinstance(parameters, NcclParameters):
         return Nccl(intra_node=parameters)
     return (
@@ -360,35 +373,35 @@ class ExpertExchangeTable(KernelTable[DeviceDatasheet]):
     host_parameters = ("launch_time",)
 
     def prepare_rows(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Move the rows' ``dtype`` (format of tokens on the wire) to column ``wire``, and set ``dtype`` to bf16."""
+        """Move column ``dtype`` (format of tokens on the wire) to column ``wire``, and set ``dtype`` to bf16."""
         return frame.assign(wire=text_column(frame, "dtype"), dtype="bf16")
 
     @rowwise
     def unsupported_reasons(self, device: str, mode: str, step: str) -> str:
-        """Return why a row of this table cannot be modelled (unknown server, mode or step), or ''."""
+        """Explain why a measured MoE token exchange cannot be modelled (unknown server, mode or step); '' if it can."""
         if device not in SYSTEMS:
             return f"device {device!r}: its server is not known; expected {', '.join(SYSTEMS)}"
         return "" if step in EXCHANGE_DIRECTIONS.get(mode, ()) else f"mode {mode!r}, step {step!r}: not modelled"
 
     @rowwise
     def timing_method(self, version: str) -> str:
-        """Return ``graph/nodes`` for multi-node DeepEP rows of this table, else ``graph``.
+        """Return ``graph/nodes`` for multi-node DeepEP exchanges, else ``graph``.
 
-        These are two clusters, whose launch costs are fitted apart.
+        The rows come from two clusters, whose launch costs are fitted apart.
         """
         return "graph/nodes" if version == "0.5.0" else "graph"
 
     @rowwise
     def kernel_family(self, mode: str, step: str) -> str:
-        """Return the family ``exchange.<mode>.<step>`` of a row of this table."""
+        """Return the key ``exchange.<mode>.<step>`` of the calibrated parameters of a MoE token exchange."""
         return f"exchange.{mode}.{step}"
 
     def fit_settings(
         self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
     ) -> FitSettings:
-        """Return the settings of a fit; parameters that a server's rows do not determine stay fixed.
+        """Choose how parameters of MoE token exchanges are fitted to measured times: start values and fixed parameters.
 
-        Network parameters are fitted only where rows span nodes. ``prepare`` steps send token counts alone, and
+        Network parameters are fitted only where exchanges span nodes. ``prepare`` steps send token counts alone; they
         determine the time per token but no bandwidth.
         """
         nodes = (
@@ -406,11 +419,14 @@ class ExpertExchangeTable(KernelTable[DeviceDatasheet]):
         )
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """Count (FLOP, bytes) of the rows of this table: no FLOP, and the bytes that one rank sends."""
+        """Count (FLOP, bytes) of measured MoE token exchanges: no FLOP, and the bytes that one rank sends."""
         return np.zeros(len(frame)), _sent(frame)["inside"] + _sent(frame)["across"]
 
     def ideal_time(self, frame: pd.DataFrame, figures: DeviceDatasheet) -> Array:
-        """Compute the time [s] of each row's bytes at datasheet bandwidth: the slower of links and NIC, no latency."""
+        """Compute the bandwidth-only time [s] of MoE token exchanges, as a baseline.
+
+        It is the slower of links and NIC at datasheet bandwidth.
+        """
         sent, links = _sent(frame), _links(figures.name)
         wire = np.maximum(sent["linked"] / links.link_bandwidth, sent["across"] / links.nic_bandwidth)
         return np.maximum(wire, np.finfo(np.float64).tiny)
@@ -418,7 +434,7 @@ class ExpertExchangeTable(KernelTable[DeviceDatasheet]):
     def predict_times(
         self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: TokenExchangeParameters
     ) -> Array:
-        """Predict the time [s] of rows of this table that share device, mode and step."""
+        """Predict the time [s] of measured MoE token exchanges that share device, mode and step."""
         copying = np.where(
             text_column(frame, "step") == "dispatch",
             number_column(frame, "dispatch_sms", DEEPEP_MULTIPROCESSORS),
@@ -441,9 +457,10 @@ def _nodes(frame: pd.DataFrame) -> Array:
 
 
 def _sent(frame: pd.DataFrame) -> dict[str, Array]:
-    """Count the bytes that one rank sends in each row, by destination (``inside``, ``linked``, ``across``).
+    """Count the bytes that one rank sends in each MoE token exchange, by destination.
 
-    Steps that exchange token counts alone send none.
+    ``inside`` is sent within the node, ``linked`` is the part of that over links to other devices, ``across`` goes to
+    other nodes. Steps that exchange token counts alone send no bytes.
     """
     step = text_column(frame, "step").to_numpy(dtype=object)
     stated = (

@@ -1,7 +1,7 @@
-"""Rows of training with compressed gradients or parameters, and the dense runs beside them.
+"""Table of training with compressed gradients or parameters, and of the uncompressed (dense) runs beside them.
 
-A row's measured column is whichever is filled: seconds of a step, FLOP/s of a GPU, speed-up over one GPU, or time over
-that of the dense run. Links are stated; what computes is predicted, or follows from the rate that dense rows have.
+A row's measured value is its first filled column: step time, FLOP/s of a GPU, speed-up over one GPU, or time over that
+of the dense run. Links are stated by the row. Compute time is predicted, or follows from the measured dense run.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ FUSION_BUFFER = 64.0 * MEBIBYTE
 
 @dataclass(frozen=True, slots=True)
 class _Cluster:
-    """GPUs of a row's run: their number, GPUs per node, bandwidths [byte/s], and latency of a ring step [s].
+    """Cluster of a measured run: number of GPUs, GPUs per node, bandwidths [byte/s], and latency of a ring step [s].
 
-    ``link_bandwidth`` is the bandwidth of a node's link, ``node_bandwidth`` that within a node, ``memory_bandwidth``
-    that of a GPU's memory. ``ring_step_seconds`` is the time of each ring step beside its bytes.
+    ``link_bandwidth`` is the bandwidth of a node's network link, ``node_bandwidth`` that within a node,
+    ``memory_bandwidth`` that of a GPU's memory. ``ring_step_seconds`` is the fixed time of each ring step.
     """
 
     gpus: float
@@ -112,9 +112,9 @@ class _Cluster:
         return max(1.0, self.gpus / self.gpus_per_node)
 
     def message_time(self, message: Message) -> float:
-        """Compute the time of one collective message [s]: a ring over the nodes' links, or an all-to-all.
+        """Compute the time of one collective on the cluster [s]: a ring over the nodes' links, or an all-to-all.
 
-        In an all-to-all only the part of a rank's own node stays inside the node.
+        In an all-to-all, only the part for ranks of the same node stays inside the node.
         """
         payload = float(np.asarray(message.payload))
         if self.gpus <= 1:
@@ -128,13 +128,16 @@ class _Cluster:
         return max(inner, leaving * payload / self.link_bandwidth) + steps * self.ring_step_seconds
 
     def coding_time(self, coding: CodingWork) -> float:
-        """Compute the time of compressing and decompressing [s]: memory passes, and a call per singly coded tensor."""
+        """Compute the time of compressing or decompressing gradients [s].
+
+        It has memory passes, and a call per separately coded tensor.
+        """
         call = load_software("pytorch-eager").gradients.compression_call
         return float(coding.bytes) / self.memory_bandwidth + float(coding.tensor_calls) * call
 
 
 class CompressionTable(QuantityTable):
-    """Table of training runs with compressed gradients, one per row; measured is what the first filled column holds.
+    """Table of training runs with compressed gradients, one per row; the first filled column is the measured value.
 
     Columns are those of `MEASURED_COLUMN_UNITS`: step time, FLOP/s of a GPU, speed-up over one GPU, or ratio to the
     dense run.
@@ -155,15 +158,19 @@ class CompressionTable(QuantityTable):
     measured_columns = tuple(MEASURED_COLUMN_UNITS)
 
     def measured_values(self, frame: pd.DataFrame) -> Array:
-        """Return for each row of this table the first filled column of `MEASURED_COLUMN_UNITS`, in SI units; nan if
-        none is.
+        """Return what each run with compressed gradients measured, in SI units.
+
+        It is the first filled column of `MEASURED_COLUMN_UNITS`; nan if all are empty.
         """
         stated = [(text_column(frame, name) != "").to_numpy() for name in MEASURED_COLUMN_UNITS]
         values = [number_or_nan(frame, name) * unit for name, unit in MEASURED_COLUMN_UNITS.items()]
         return np.asarray(np.select(stated, values, np.nan), dtype=np.float64)
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Predict the rows of this table; multi-node runs take their compute time from the dense run on one node."""
+        """Predict runs with compressed gradients.
+
+        Multi-node runs take their compute time from the measured dense run on one node.
+        """
         known: dict[tuple[str, ...], float] = {}
         for row in row_dicts(frame):
             if row["compressor"] == "none":
@@ -173,11 +180,14 @@ class CompressionTable(QuantityTable):
         return super().predict(frame)
 
     def system(self, row: Row) -> System:
-        """Return a system that consists of one GPU of the row's device."""
+        """Load a system that consists of one GPU, of the model that ran the measured training."""
         return load_system(str(row["device"]))
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the quantity that a row of this table measured: step time, FLOP/s, speed-up or a ratio."""
+        """Predict what one run with compressed gradients measured.
+
+        It is step time, FLOP/s, speed-up over one GPU, or time relative to the dense run.
+        """
         cluster = _Cluster.from_row(row)
         if has_value(row, "tflops_per_gpu"):
             return _sharded(row)
@@ -196,7 +206,7 @@ class CompressionTable(QuantityTable):
         )
 
     def _compute(self, row: Row) -> float:
-        """Return the time of a step on one GPU, without gradient exchange [s]."""
+        """Predict the step time of a measured network on one GPU, without gradient exchange [s]."""
         named = (str(row["model_slug"]), {}) if has_value(row, "model_slug") else NETWORKS.get(str(row["model"]))
         if named is None:
             raise SpecError(f"model {row['model']!r} is not in the catalog")
@@ -209,15 +219,15 @@ class CompressionTable(QuantityTable):
 
 
 def _run_key(row: Row) -> tuple[str, ...]:
-    """Return the cells that identify runs of one network on one cluster; they share the compute time of one node."""
+    """Return the cells of a table row that identify its network and cluster, which decide its compute time."""
     return tuple(str(row.get(name)) for name in ("source", "model", "batch_per_gpu", "link_bytes_per_s"))
 
 
 def _computed(row: Row) -> dict[tuple[str, ...], float]:
-    """Return the compute time [s] of a single-node run, keyed by `_run_key`; {} if the row does not tell it.
+    """Derive the compute time of a step [s] from a measured dense run, keyed by `_run_key`; {} if it cannot be derived.
 
-    It is the step time minus the exchange. If only a rate is stated, the part of the exchange that backward does not
-    hide is subtracted instead.
+    It is the single-node step time minus the gradient exchange. For a run with only a rate, it is the step time at that
+    rate minus the exposed exchange.
     """
     if has_value(row, "step_s") and row["gpus"] == row["gpus_per_node"]:
         return {_run_key(row): float(row["step_s"]) - _seconds(row, _Cluster.from_row(row), 0.0)}
@@ -233,7 +243,7 @@ def _computed(row: Row) -> dict[tuple[str, ...], float]:
 
 
 def _matrices(row: Row) -> float:
-    """Count the tensors of two or more dimensions in a row's network: these are compressed, vectors are not."""
+    """Count the parameter tensors of two or more dimensions in a measured network; only these are compressed by DGC."""
     if not has_value(row, "model_slug"):
         return 1.0
     run = Run(gpus=1, batch=1, forward_only=True)
@@ -249,12 +259,14 @@ def _matrices(row: Row) -> float:
 
 
 def _seconds(row: Row, cluster: _Cluster, compute: float) -> float:
-    """Predict the step time of a row's run [s]; backward hides the exchange if the software has hooks, but not coding.
+    """Predict the step time of a training run with compressed gradients [s]: compute, exposed exchange, and coding.
+
+    Backward hides part of the exchange if the software overlaps them; coding is never hidden.
 
     Parameters
     ----------
     row : Row
-        Row of a table: its cells by column name.
+        Table row of the run: its cells by column name.
     cluster : _Cluster
         GPUs and links of the run.
     compute : float
@@ -263,7 +275,7 @@ def _seconds(row: Row, cluster: _Cluster, compute: float) -> float:
     Returns
     -------
     float
-        Time [s].
+        Step time [s].
     """
     gradient = SummedGradient(
         elements=_positive(row, "parameters"), tensors=1.0,
@@ -288,7 +300,7 @@ def _dtype(row: Row) -> str:
 
 
 def _sharded(row: Row) -> RowPrediction:
-    """Predict the model FLOP/s per GPU of a row with a language model under ZeRO-3 or ZeRO++, as the row's value.
+    """Predict the model FLOP/s per GPU of a language model trained under ZeRO-3 or ZeRO++ (compressed collectives).
 
     Activations are recomputed, as in DeepSpeed's example scripts.
     """
@@ -317,7 +329,7 @@ def _sharded(row: Row) -> RowPrediction:
 
 
 def counted_flops(parameters: float, tokens: int) -> float:
-    """Count the FLOP of a training step of one sequence as Megatron-DeepSpeed does.
+    """Count the FLOP of one sequence's training step with Megatron-DeepSpeed's formula, to predict its reported FLOP/s.
 
     ``parameters`` is the number of parameters, ``tokens`` the length of the sequence.
 
@@ -330,7 +342,7 @@ def counted_flops(parameters: float, tokens: int) -> float:
 
 
 def _positive(row: Row, key: str) -> float:
-    """Read a cell as a number above zero; raise SpecError where it is none."""
+    """Read a cell of a table row as a number above zero; raise SpecError for other cells."""
     try:
         value = float(row[key])
     except (TypeError, ValueError):

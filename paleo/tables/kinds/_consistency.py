@@ -1,7 +1,7 @@
-"""Rows of steps under a consistency model: bulk-synchronous, asynchronous servers, local steps, gossip.
+"""Table of data-parallel steps under a consistency model: bulk-synchronous, asynchronous servers, local steps, gossip.
 
-A row states its link and, mostly, the step of one worker alone; what is predicted is what exchange and waiting add.
-Without a stated step the network itself is predicted.
+A row states its link and usually the step time of one worker alone; predicted is what exchange and waiting add. Without
+a stated step time, the step of the row's network is predicted.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class ConsistencyTable(QuantityTable):
     measured_columns = ("updates_per_s", "step_s")
 
     def measured_values(self, frame: pd.DataFrame) -> Array:
-        """Return the measured step time of each row of this table [s].
+        """Return the measured step time of each data-parallel run [s].
 
-        For asynchronous rows that state a rate of updates it is the time between updates.
+        For asynchronous runs with a measured update rate, the value is the time between updates.
         """
         steps, rates = (number_or_nan(frame, name) for name in ("step_s", "updates_per_s"))
         by_rate = (
@@ -87,7 +87,10 @@ class ConsistencyTable(QuantityTable):
         return np.where(by_rate, 1.0 / np.where(rates > 0, rates, np.nan), steps)
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Predict the rows of this table; a row with several kinds of workers takes step times from other rows."""
+        """Predict data-parallel steps under consistency models, one run per row.
+
+        A run with several kinds of workers takes single-worker step times from other rows.
+        """
         steps = number_or_nan(frame, "one_worker_step_s")
         models, devices = (text_column(frame, "model"), text_column(frame, "device"))
         known = np.isfinite(steps) & (devices != "").to_numpy()
@@ -95,11 +98,11 @@ class ConsistencyTable(QuantityTable):
         return super().predict(frame)
 
     def system(self, row: Row) -> System:
-        """Return the system that consists of one worker's device."""
+        """Load a system that consists of one worker's device."""
         return load_system(find_device(str(row["device"])).name)
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the step time under a row's consistency model, or the time between updates [s]."""
+        """Predict the step time of a run under its consistency model [s]; if asynchronous, time between updates."""
         if has_value(row, "worker_devices"):
             # Predict the seconds between updates of workers of several kinds around one server.
             kinds = re.findall(r"(\d+) x ([\w-]+)", str(row["worker_devices"]))
@@ -144,7 +147,7 @@ class ConsistencyTable(QuantityTable):
         return replace(work, all_reduce_time=exchange, hidden_time=hidden, neighbour_exchange_time=neighbour)
 
     def _compute(self, row: Row) -> float:
-        """Return the time of a worker's step without exchange [s]: as stated, or predicted for known networks."""
+        """Return the step time of one worker without gradient exchange [s]: as stated, else predicted."""
         for column in ("one_worker_step_s", "compute_s"):
             if has_value(row, column):
                 return _number(row, column)
@@ -155,14 +158,16 @@ class ConsistencyTable(QuantityTable):
 
 
 def _row_prediction(seconds: float, ideal: float, subject: str) -> RowPrediction:
-    """Wrap a predicted time [s] with its 90 % interval: 9 of 10 rows that were not fitted were within 20 %.
+    """Build the prediction of a measured run from a time, with a 90 % interval of a factor 1.2 either way.
+
+    Of measured runs that were not fitted, 9 of 10 lie within this interval.
 
     Parameters
     ----------
     seconds : float
         Predicted time [s].
     ideal : float
-        Baseline time [s].
+        Baseline: compute time without exchange and waiting [s].
     subject : str
         Name of the device.
 
@@ -179,7 +184,7 @@ def _asynchronous(row: Row) -> bool:
 
 
 def _model_name(row: Row) -> str:
-    """Return the row's consistency model, such as ``local:8``, with the measured steps per synchronisation."""
+    """Return the consistency model of a measured run, such as ``local:8`` (8 local steps per synchronisation)."""
     stated = str(row["consistency"])
     name, _, _ = stated.partition(":")
     if name in ("local", "diloco") and has_value(row, "steps_measured") and has_value(row, "synchronisations"):
@@ -217,16 +222,17 @@ def _node_rate(row: Row) -> float:
 
 
 def _exchange(row: Row, workers: float, payload: float, tensors: float, alone: float) -> tuple[float, float]:
-    """Return (time of one exchange of all gradients, part of it that a backward pass can hide) [s].
+    """Compute the gradient exchange of a data-parallel run: (total time, part that the backward pass can hide) [s].
 
     A ring sends 2 (P - 1) / P of the payload through each node's link; a server on each node sends twice the payload.
     Within a node the ring runs over NVLink or, without peer-to-peer access, through host memory. Each tensor is one
-    call, or each bucket where gradients are merged. Merging by a schedule leaves only a small last call.
+    call, or each bucket if gradients are merged. With a merging schedule, backward can hide the whole exchange;
+    otherwise the last call follows the backward pass.
 
     Parameters
     ----------
     row : Row
-        Row of a table: its cells by column name.
+        Table row of the run: its cells by column name.
     workers : float
         Number of workers.
     payload : float
@@ -258,7 +264,7 @@ def _exchange(row: Row, workers: float, payload: float, tensors: float, alone: f
 
 
 def _round_trip_seconds(row: Row) -> float:
-    """Compute the mean time [s] that a worker waits for messages to and from a server in another region."""
+    """Compute the mean time [s] of a step's messages between workers and a parameter server in another cloud region."""
     places = re.findall(r"(\d+) (\w+)", str(row.get("worker_regions") or ""))
     counts = [(int(count), REGION_SECONDS.get(place, 0.0)) for count, place in places]
     total = sum(count for count, _ in counts)
@@ -266,11 +272,11 @@ def _round_trip_seconds(row: Row) -> float:
 
 
 def _neighbour_seconds(row: Row, workers: float, payload: float) -> float:
-    """Compute the time [s] in which a worker sends its parameters to its peer of a gossip step.
+    """Compute the time [s] in which a worker sends its parameters to one peer in a gossip step.
 
     One worker of a node at a time has its peer on another node: BlueFog's benchmark takes inner-outer graphs on several
-    nodes (topology_util, by memory), and eight messages at once would take longer than the measured steps. If a node
-    averages its parameters first, also one message leaves it. 0 if all workers are on one node.
+    nodes (topology_util, by memory), and eight messages at once would take longer than the measured steps. A node that
+    averages its parameters first also sends one message. 0 if all workers are on one node.
     """
     if workers <= max(1, integer_cell(row, "gpus_per_node", 1)):
         return 0.0

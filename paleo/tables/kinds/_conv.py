@@ -1,4 +1,4 @@
-"""Measured convolutions: NCHW extents, filters, pads, strides, and one of three directions."""
+"""Tables of measured convolutions (NCHW extents, filters, pads, strides, direction) and of layers of CNNs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ SCATTER_REASON = (
 
 
 class ConvolutionTable(KernelTable[DeviceDatasheet]):
-    """Table of convolution kernel calls, one per row; the library's algorithm is not read but predicted."""
+    """Table of convolution kernel calls, one timed call per row; the algorithm that cuDNN chooses is predicted."""
 
     name = "conv"
     identifying_columns = frozenset(parse_column_names("source device dtype n c h w k r s direction time_us"))
@@ -76,10 +76,10 @@ class ConvolutionTable(KernelTable[DeviceDatasheet]):
     host_parameters = ("launch_time",)
 
     def unsupported_reasons(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return for each row of this table why it cannot be modelled, or ''.
+        """Explain for each timed convolution why it cannot be modelled; '' if it can.
 
-        Reasons are an unknown dtype or direction, a device without a peak for the dtype, an empty output, and a
-        convolution for which the library falls back to another kernel.
+        Reasons are an unknown dtype or direction, a device without a peak for the dtype, and an empty output. A strided
+        fp16 data gradient without tensor cores is not modelled either.
         """
         dtypes = frozenset(ELEMENT_BYTES)
         out = map_by_arithmetic_unit(
@@ -101,13 +101,13 @@ class ConvolutionTable(KernelTable[DeviceDatasheet]):
         return out.mask((out == "") & small, "an extent is below 1, or the filter exceeds the padded image")
 
     def timing_method(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return how each row of this table was timed, ``eager`` or ``back-to-back``, by its source."""
+        """Return how each convolution was timed, ``eager`` or ``back-to-back``, by the source of the measurement."""
         return timing_methods(
             frame, text_column(frame, "source").map(lambda source: TIMING_METHODS.get(source, "back-to-back"))
         )
 
     def kernel_family(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return the family of each row of this table.
+        """Return the family of each timed convolution: the key of its timing formula and calibrated parameters.
 
         It is ``conv.int8`` for integers, ``conv.tensor`` on tensor cores, ``conv.half`` for fp16 without them, else
         ``conv.vector``.
@@ -115,23 +115,26 @@ class ConvolutionTable(KernelTable[DeviceDatasheet]):
         return map_by_arithmetic_unit(frame, self.arithmetic_unit(frame), _family)
 
     def arithmetic_unit(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return the arithmetic unit of each row; DeepBench's fp16 rows that name none ran on ordinary cores."""
+        """Return the arithmetic unit (tensor or vector) on which each timed convolution ran.
+
+        DeepBench's fp16 rows that name no unit ran on vector units.
+        """
         return arithmetic_unit_of(frame)
 
     def start_values(self, family: str, figures: DeviceDatasheet) -> Sequence[ConvolutionParameters]:
-        """Return the start values of a fit: the defaults, with the energy per FLOP of the device's architecture."""
+        """Return start values for a fit of convolution parameters: defaults, with the device's energy per FLOP."""
         default = ConvolutionParameters()
         energy = PICOJOULES_PER_FLOP.get(figures.architecture, default.energy_per_flop)
         energy = energy / INT8_PRODUCTS_PER_FP32 if family == "conv.int8" else energy
         return (dataclasses.replace(default, energy_per_flop=energy),)
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """Count (FLOP, bytes) of the rows of this table: FLOP of direct convolution, and each tensor moved once."""
+        """Count (FLOP, bytes) of timed convolutions: FLOP of direct convolution, and each tensor moved once."""
         shape = table_shape(frame)
         return shape.flops, shape.elements * element_bytes(frame)
 
     def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: ConvolutionParameters) -> Array:
-        """Predict the time [s] of rows of this table that share device, dtype, family and stack.
+        """Predict the time [s] of convolutions that share device, dtype, family and timing method.
 
         The fastest algorithm that the row's cuDNN version offers is taken.
         """
@@ -145,7 +148,7 @@ class ConvolutionTable(KernelTable[DeviceDatasheet]):
 
 
 def table_shape(frame: pd.DataFrame) -> ConvolutionShape:
-    """Return the convolution shapes of all rows; strides, dilation and groups default to 1 and pads to 0."""
+    """Read the convolution shapes of all table rows; strides, dilation and groups default to 1, pads to 0."""
     columns = (
         "n",
         "c",
@@ -180,12 +183,12 @@ def table_shape(frame: pd.DataFrame) -> ConvolutionShape:
 
 
 def element_bytes(frame: pd.DataFrame) -> Array:
-    """Return the bytes of one stored element in each row, shape (rows,); nan for unknown formats."""
+    """Return the bytes of one stored tensor element in each table row, shape (rows,); nan for unknown formats."""
     return text_column(frame, "dtype").map(lambda dtype: ELEMENT_BYTES.get(dtype, np.nan)).to_numpy(dtype=np.float64)
 
 
 def library_version(library: pd.Series[str]) -> Array:
-    """Return the cuDNN version that each text names, as major.minor; a recent one if it names none.
+    """Parse the cuDNN version (major.minor) from the library names of measured rows; a recent version if none is named.
 
     >>> library_version(pd.Series(["cuDNN 7.6.2.24 (CUDA 10.1.243)", "PyTorch 2.1.0+cu121 (cuDNN 8.9.2)", ""])).tolist()
     [7.6, 8.9, 9.0]
@@ -223,9 +226,9 @@ STREAM_BANDWIDTH_FRACTION: Mapping[str, float] = {"GDDR": 0.76, "HBM": 0.88}
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionLibrary:
-    """Algorithms of convolutions that a framework uses, and its cuDNN version.
+    """Convolution algorithms of a deep-learning framework, and its cuDNN version.
 
-    ``image_by_image`` is True if it calls a kernel for each image of a batch.
+    ``image_by_image`` is True if the framework calls a kernel for each image of a batch.
     """
 
     algorithms: Collection[str]
@@ -244,7 +247,10 @@ LIBRARY_OF_FRAMEWORK: Mapping[str, ConvolutionLibrary] = {
 
 
 class CnnLayersTable(KernelTable[DeviceDatasheet]):
-    """Table of layers of convolutional networks, one per row; the measured value is forward plus backward time."""
+    """Table of layers of convolutional networks, one timed layer per row.
+
+    The measured value is forward plus backward time.
+    """
 
     name = "cnn_layers"
     identifying_columns = frozenset(
@@ -259,16 +265,16 @@ class CnnLayersTable(KernelTable[DeviceDatasheet]):
     measured_unit_in_si = MILLISECOND
 
     def measured_values(self, frame: pd.DataFrame) -> Array:
-        """Return the measured forward plus backward time of each row of this table [s]; nan unless above zero."""
+        """Return the measured forward plus backward time of each network layer [s]; nan unless above zero."""
         total = number_column(frame, "forward_ms", 0.0) + number_column(frame, "backward_ms", 0.0)
         return np.where(total > 0, total, np.nan) * MILLISECOND
 
     def load_datasheet(self, subject: str, dtype: str, compute: str) -> DeviceDatasheet:
-        """Return the datasheet values of a device for fp32, the format of all rows of this table."""
+        """Load the datasheet values of a device for fp32, the format of all rows of this table."""
         return device_datasheet(find_device(subject), "fp32")
 
     def unsupported_reasons(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return for each row of this table why it cannot be modelled, or ''.
+        """Explain for each timed network layer why it cannot be modelled; '' if it can.
 
         Reasons are layers without work, unknown layer types, shapes or frameworks, and other formats than fp32.
         """
@@ -289,15 +295,15 @@ class CnnLayersTable(KernelTable[DeviceDatasheet]):
         return out.mask((out == "") & (text_column(frame, "dtype", "fp32") != "fp32"), "only fp32 is modelled")
 
     def timing_method(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return ``back-to-back`` for all rows of this table: each was timed in a loop of one layer."""
+        """Return ``back-to-back`` for all timed network layers: each was timed in a loop of one layer."""
         return pd.Series("back-to-back", index=frame.index, dtype=object)
 
     def kernel_family(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return ``conv.vector`` for all rows; memory-bound layers use its share of the bandwidth, too."""
+        """Return ``conv.vector`` (key of calibrated parameters) for all network layers, memory-bound ones too."""
         return pd.Series("conv.vector", index=frame.index, dtype=object)
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """Count (FLOP, bytes) of the rows of this table, for the forward pass and both gradients.
+        """Count (FLOP, bytes) of the forward pass and both gradients of timed network layers.
 
         FLOP are those of direct convolution; each pass moves each of its tensors once.
         """
@@ -308,7 +314,7 @@ class CnnLayersTable(KernelTable[DeviceDatasheet]):
         return np.where(products, 3.0 * shape.flops, 0.0), moved * element_bytes(frame)
 
     def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: ConvolutionParameters) -> Array:
-        """Predict the forward plus backward time [s] of rows of this table that share a device."""
+        """Predict the forward plus backward time [s] of network layers on one device."""
         forward, backward = _moved(frame)
         rate = (
             STREAM_BANDWIDTH_FRACTION["GDDR" if figures.memory_kind.startswith("GDDR") else "HBM"]
@@ -327,7 +333,10 @@ class CnnLayersTable(KernelTable[DeviceDatasheet]):
 
 
 def framework_of(frame: pd.DataFrame) -> pd.Series[str]:
-    """Return each row's key of `LIBRARY_OF_FRAMEWORK`, from its framework and cuDNN columns; '' if none matches."""
+    """Identify the convolution library of each timed layer, a key of `LIBRARY_OF_FRAMEWORK`; '' if none matches.
+
+    The columns ``framework`` and ``cudnn`` decide.
+    """
     framework, cudnn = text_column(frame, "framework").str.lower(), text_column(frame, "cudnn").str.lower()
     out = pd.Series("", index=frame.index, dtype=object)
     out = out.mask(framework.isin(["caffe", "torch-7", "theano"]) | framework.str.contains("convolutionmm"), "im2col")
@@ -339,7 +348,7 @@ def framework_of(frame: pd.DataFrame) -> pd.Series[str]:
 def convolution_layer_time(
     frame: pd.DataFrame, framework: ConvolutionLibrary, figures: DeviceDatasheet, parameters: ConvolutionParameters
 ) -> Array:
-    """Predict the time [s] of forward, data gradient and filter gradient together, for rows of one framework.
+    """Predict the time [s] of forward, data gradient and filter gradient of convolutional layers in one framework.
 
     Parameters
     ----------
@@ -370,7 +379,7 @@ def convolution_layer_time(
 
 
 def layer_shape(frame: pd.DataFrame, direction: Direction, calls: Array | float = 1.0) -> ConvolutionShape:
-    """Return the convolution shapes of the rows, each with its batch divided by ``calls``.
+    """Convert rows of network layers to convolution shapes, each with its batch divided by ``calls``.
 
     A fully connected layer is a 1 x 1 convolution over the batch.
     """
@@ -402,7 +411,7 @@ def _extents(frame: pd.DataFrame, column: str) -> Array:
 
 
 def _moved(frame: pd.DataFrame) -> tuple[Array, Array]:
-    """Count the elements that a memory-bound layer moves: (forward, backward), shape (rows,) each.
+    """Count the elements that a memory-bound layer reads and writes: (forward, backward), shape (rows,) each.
 
     ReLU reads input and writes output; backward reads input and output gradient. Concat copies each way. Pooling
     forward reads each row of a window anew (kernel / stride), and writes the output and the position of the maximum.

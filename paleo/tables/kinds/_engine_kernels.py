@@ -1,6 +1,6 @@
-"""Kernels as inference engines run them: products in narrow formats, the experts of a rank, latent attention.
+"""Tables of kernels of inference engines (low-precision GEMM, MoE experts, latent attention) and of training steps.
 
-Kernels of training steps are products, products of experts by stage, and attention forward and backward.
+Kernels of training steps are GEMMs, grouped GEMMs of experts by stage, and attention forward and backward.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _UNTUNED_VLLM, _TUNED_EXPERTS, _TUNED_WIDTH = "0.14.0", 8, 8192
 
 
 class CapturedKernelTable(KernelTable[DeviceDatasheet]):
-    """Kernels that are timed in captured graphs, a family for each library and format."""
+    """Abstract base of tables of inference-engine kernels timed in CUDA graphs, a family per library and format."""
 
     element_bytes: ClassVar[Mapping[str, float]]
     #: Parameters that the kind's formula does not have.
@@ -68,13 +68,17 @@ class CapturedKernelTable(KernelTable[DeviceDatasheet]):
 
     @rowwise
     def unsupported_reasons(self, device: str, dtype: str) -> str:
-        """Name formats that the kind does not price or the device does not have."""
+        """Explain why a timed kernel cannot be modelled: an unsupported number format; '' if it can be modelled."""
         return unsupported_reason(device, dtype, "", frozenset(self.element_bytes))
 
     def fit_settings(
         self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
     ) -> FitSettings:
-        """Fit what a call shows: graphs hide the host, and a host that issues calls one by one hides their launch."""
+        """Choose how parameters of inference-engine kernels are fitted: start values and fixed parameters.
+
+        CUDA graphs hide the host time of a call, and eager calls hide the launch cost behind the host; hidden
+        parameters stay fixed.
+        """
         eager = stack == "eager"
         start = (
             EngineGemmParameters(host_time=150 * MICROSECOND, launch_time=5 * MICROSECOND)
@@ -91,7 +95,7 @@ class CapturedKernelTable(KernelTable[DeviceDatasheet]):
 
 
 class QuantisedGemmTable(CapturedKernelTable):
-    """C[m,n] = A[m,k] B[k,n] in fp8 or NVFP4, the activations quantised on the way."""
+    """Table of matrix products C[m,n] = A[m,k] B[k,n] in fp8 or NVFP4, with quantisation of the activations A."""
 
     name = "gemm_lowbit"
     identifying_columns = frozenset({"scaling", "m", "n", "k", "dtype", "time_us"})
@@ -108,8 +112,11 @@ class QuantisedGemmTable(CapturedKernelTable):
 
     @rowwise
     def timing_method(self, library: str, version: str, dtype: str, scaling: str) -> str:
-        """Name the variant of a library. vLLM from release 0.20 on, and its builds between releases, issue products
-        with block scales one by one; TensorRT-LLM's first DeepGEMM has a slow quantisation pass."""
+        """Return how a low-precision GEMM was timed: ``eager``, ``graph``, or ``graph/first``.
+
+        vLLM from release 0.20 on and its development builds launch fp8 products eagerly. TensorRT-LLM 1.2's first
+        DeepGEMM (``graph/first``) has a slow quantisation pass.
+        """
         release = parse_release(version)[:2]
         if library == "vllm" and dtype == "fp8" and (release >= (0, 20) or "dev" in version):
             return "eager"
@@ -118,25 +125,28 @@ class QuantisedGemmTable(CapturedKernelTable):
 
     @rowwise
     def kernel_family(self, library: str, scaling: str, dtype: str) -> str:
-        """Name the family by library, format and size of the blocks that share a scale."""
+        """Return the key of the calibrated parameters that predict a low-precision GEMM.
+
+        The key is ``narrow.<scaling><bits>.<library>``, with scaling per tensor or per block.
+        """
         blocks = "tensor" if scaling.startswith("tensor") else "block"
         return f"narrow.{blocks}{dtype.removeprefix('fp')}.{'vllm' if library == 'vllm' else 'trtllm'}"
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """Count 2 m n k FLOP, and the bytes of each operand once."""
+        """Count (FLOP, bytes) of low-precision GEMMs: 2 m n k FLOP, and each operand moved once."""
         m, n, k = (number_column(frame, name) for name in self.configuration_columns)
         element = _element_bytes(frame)
         return 2.0 * m * n * k, (m + n) * k * element + 2.0 * m * n
 
     def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: EngineGemmParameters) -> Array:
-        """Predict the seconds of rows of one device, format, family and stack."""
+        """Predict the time [s] of low-precision GEMMs that share device, format, family and timing method."""
         m, n, k = (number_column(frame, name) for name in self.configuration_columns)
         element = SCALED_ELEMENT_BYTES[str(frame["dtype"].iloc[0])] if len(frame) else 1.0
         return low_precision_gemm_time(m=m, n=n, k=k, element_bytes=element, device=figures, parameters=parameters)
 
 
 class ExpertKernelTable(CapturedKernelTable):
-    """The experts of one rank, forward, from the router's choice to the combined tokens."""
+    """Table of the MoE expert computation of one rank, forward: from the router's choice to the combined tokens."""
 
     name = "moe"
     identifying_columns = frozenset(
@@ -158,7 +168,10 @@ class ExpertKernelTable(CapturedKernelTable):
     def fit_settings(
         self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
     ) -> FitSettings:
-        """Fit what Triton's kernels lose where they cannot read vectors, setting out from a load for each element."""
+        """Choose how parameters of MoE expert kernels are fitted to measured times: start values and fixed parameters.
+
+        Triton kernels also fit the cost of unaligned loads, which starts at one load per element.
+        """
         plan = super().fit_settings(subject, family, stack, figures, fitted)
         if "triton" not in family:
             return plan
@@ -172,8 +185,10 @@ class ExpertKernelTable(CapturedKernelTable):
 
     @rowwise
     def kernel_family(self, library: str, kernel_source: str, scaling: str, dtype: str) -> str:
-        """Name the family by kernel and scaling: Triton's of each engine, CUTLASS by TensorRT-LLM or FlashInfer, and
-        others."""
+        """Return the key of the calibrated parameters that predict a timed MoE expert computation.
+
+        The key is ``experts.<kernel>.<scaling>``. Kernels are Triton's (by engine), CUTLASS, FlashInfer, and others.
+        """
         words = ("triton", "cutedsl", "deepgemm", "flashinfer_cutlass", "cutlass", "trtllm", "min_latency")
         word = next((word for word in words if word in kernel_source), "cutlass")
         if word == "triton" or kernel_source.endswith("fused_moe"):
@@ -183,8 +198,10 @@ class ExpertKernelTable(CapturedKernelTable):
         return f"experts.{word}.{blocks + dtype[2:] if dtype.startswith('fp') and dtype != 'fp16' else 'bf16'}"
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """Count the FLOP of both products of the rank's tokens, and the bytes of its experts' weights once and its
-        tokens twice."""
+        """Count (FLOP, bytes) of MoE expert computations on one rank.
+
+        FLOP are those of the rank's tokens. Expert weights are read once; tokens are read and written.
+        """
         tokens, hidden, inner, top_k, experts, tp, ep = (
             number_column(frame, name) for name in self.configuration_columns
         )
@@ -194,7 +211,7 @@ class ExpertKernelTable(CapturedKernelTable):
         return 2.0 * rows * weights, weights_read + 4.0 * rows * hidden
 
     def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: EngineGemmParameters) -> Array:
-        """Predict the seconds of rows of one device, format, family and stack."""
+        """Predict the time [s] of MoE expert computations that share device, format, family and timing method."""
         tokens, hidden, inner, top_k, experts, tp, ep = (
             number_column(frame, name) for name in self.configuration_columns
         )
@@ -224,7 +241,7 @@ class ExpertKernelTable(CapturedKernelTable):
 
 
 class LatentAttentionTable(CapturedKernelTable):
-    """The core of multi-head latent attention, of prompts and of single tokens."""
+    """Table of multi-head latent attention (MLA) kernels, for prompts (context) and single tokens (generation)."""
 
     name = "mla"
     identifying_columns = frozenset(
@@ -243,14 +260,20 @@ class LatentAttentionTable(CapturedKernelTable):
 
     @rowwise
     def kernel_family(self, library: str, phase: str, kv_dtype: str) -> str:
-        """Name the family by library, phase and bits of the cache."""
+        """Return the key of the calibrated parameters that predict a timed MLA kernel.
+
+        The key is ``latent.<library>.<phase><bits>``, with the bits of the KV cache.
+        """
         kernel = library if library in ("sglang", "vllm") else "trtllm"
         return f"latent.{kernel}.{'token' if phase == 'generation' else 'prompt'}{8 if kv_dtype == 'fp8' else 16}"
 
     @rowwise
     def timing_method(self, library: str, version: str, phase: str) -> str:
-        """Name the variant of a library: TensorRT-LLM 1.2 passes once more over a token's queries, SGLang before 0.5.14
-        over those of prompts."""
+        """Return how an MLA kernel was timed: ``graph``, or ``graph/first`` for early releases.
+
+        Early releases have an additional pass over the queries: TensorRT-LLM 1.2 in generation and SGLang before 0.5.14
+        in context.
+        """
         release = parse_release(version)
         tokens_again = (library, phase) == ("trtllm", "generation") and release[:2] == (1, 2)
         prompts_again = (library, phase) == ("sglang", "context") and release < (0, 5, 14)
@@ -259,7 +282,10 @@ class LatentAttentionTable(CapturedKernelTable):
     def fit_settings(
         self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
     ) -> FitSettings:
-        """Set out from caches in one part, and in many."""
+        """Choose how MLA parameters are fitted to measured times: start values and fixed parameters.
+
+        Generation kernels start from an unsplit KV cache and from one split in four.
+        """
         vllm, token = "vllm" in family, "token" in family
         start = LatentAttentionParameters(host_time=200 * MICROSECOND) if vllm else LatentAttentionParameters()
         starts = tuple(replace(start, max_splits=splits) for splits in (1.02, 4.0)) if token else ()
@@ -274,7 +300,7 @@ class LatentAttentionTable(CapturedKernelTable):
         )
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """Count the FLOP over whole keys, causal for prompts, and the bytes of queries, keys and values once."""
+        """Count (FLOP, bytes) of MLA kernels: full keys (causal for prompts); queries, keys and values moved once."""
         heads, batch, queries, keys = (number_column(frame, name) for name in self.configuration_columns)
         seen = np.where(text_column(frame, "phase") == "generation", keys, keys - queries / 2.0)
         flop = 2.0 * batch * heads * queries * seen * (QUERY + VALUE)
@@ -283,7 +309,7 @@ class LatentAttentionTable(CapturedKernelTable):
     def predict_times(
         self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: LatentAttentionParameters
     ) -> Array:
-        """Predict the seconds of rows of one device, format, family and stack."""
+        """Predict the time [s] of MLA kernels that share device, format, family and timing method."""
         heads, batch, queries, keys = (number_column(frame, name) for name in self.configuration_columns)
         return latent_attention_time(
             heads=heads, batch=batch, queries=queries, keys=keys,
@@ -295,8 +321,7 @@ class LatentAttentionTable(CapturedKernelTable):
 
 
 def _visits_single_rank(library: str, version: str) -> float:
-    """Return 1 if a release is timed with all visits on one rank where they are so few that all loads round to
-    none."""
+    """Return 1.0 for benchmark releases that send all tokens to one rank if too few tokens visit each expert."""
     return float(library == "trtllm" or version in _SINGLE_RANK_RELEASES.get(library, ()))
 
 
@@ -311,8 +336,10 @@ _RELEASE_FACTS: tuple[Callable[..., float], ...] = (
 
 
 def _untuned(frame: pd.DataFrame, width: Array) -> Array:
-    """Return 1 where Triton's kernel has one tile: in SGLang and early releases of vLLM, but for Mixtral's experts,
-    whose tuned tiles both ship."""
+    """Return 1.0 for MoE rows whose Triton kernel uses one untuned tile size, shape (rows,).
+
+    These are SGLang and early vLLM, except for Mixtral's experts, for which both ship tuned tiles.
+    """
     tuned = (number_column(frame, "num_experts") == _TUNED_EXPERTS) & (number_column(frame, "moe_ep_size") == 1.0)
     library, version = text_column(frame, "library"), text_column(frame, "version")
     single = ((library == "sglang") | ((library == "vllm") & (version == _UNTUNED_VLLM))).to_numpy(dtype=bool)
@@ -320,7 +347,7 @@ def _untuned(frame: pd.DataFrame, width: Array) -> Array:
 
 
 def _gated(frame: pd.DataFrame) -> Array:
-    """Return 1 where experts have a gate, which is assumed where a table does not say."""
+    """Return 1.0 for MoE rows whose experts have a gate projection (assumed if not stated), shape (rows,)."""
     return number_column(frame, "gated", 1.0)
 
 
@@ -348,7 +375,7 @@ DEFAULT_ATTENTION_TOKENS = 4096.0
 
 
 class TrainingKernelTable(KernelTable[DeviceDatasheet]):
-    """Kernels that a framework's training step calls, timed one by one."""
+    """Table of kernels of a training step (GEMM, grouped GEMM of experts, attention), one timed call per row."""
 
     name = "training_kernels"
     identifying_columns = frozenset(
@@ -368,13 +395,16 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
     host_parameters = ("launch_time",)
 
     def prepare_rows(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Add the number format, bf16 where rows name none, and the columns of a configuration that are not there."""
+        """Complete the rows of timed training kernels: number format (bf16 if empty) and missing columns."""
         stated = text_column(frame, "dtype")
         absent = dict.fromkeys(set(self.configuration_columns) - set(frame.columns), "")
         return frame.assign(dtype=stated.where(stated != "", "bf16"), **absent)
 
     def unsupported_reasons(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Name operations that are unknown, formats that the device lacks, and rows without work."""
+        """Explain for each timed training kernel why it cannot be modelled; '' if it can.
+
+        Reasons are an unknown operation, an unsupported format, or no FLOP.
+        """
         reason = self._unsupported_reason(frame)
         reason[(reason == "") & ~(self.flops_and_bytes(frame)[0] > 0)] = "size is missing or not above zero"
         return reason
@@ -387,7 +417,10 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
 
     @rowwise
     def kernel_family(self, device: str, op: str) -> str:
-        """Name the family of a row: products, experts, or attention by the usual kernel of the device."""
+        """Return the key of the calibrated parameters of a training kernel, by its operation.
+
+        Operations are GEMM, grouped GEMM of experts, or attention by the usual kernel of the device.
+        """
         name = f"training.{FAMILY_OF_OPERATION[op]}"
         if not name.endswith("attention"):
             return name
@@ -397,7 +430,10 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
     def fit_settings(
         self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
     ) -> FitSettings:
-        """Fit what the rows of a family tell."""
+        """Choose how parameters of training kernels are fitted to measured times: start values and fixed parameters.
+
+        Parameters that the rows of a family do not determine stay fixed.
+        """
         return FitSettings(
             TrainingKernelParameters(),
             fixed_parameters=UNDETERMINED_PARAMETERS[family.split(".")[1]],
@@ -405,7 +441,7 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
         )
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """Count the FLOP of products and of visible scores, and the bytes of operands and results once."""
+        """Count (FLOP, bytes) of training kernels: GEMMs and attention scores, operands and results moved once."""
         rows, columns, length, count = _product(frame)
         heads, tokens = number_column(frame, "head_num", 0.0), number_column(frame, "seq_len", DEFAULT_ATTENTION_TOKENS)
         widths = number_column(frame, "qk_head_dim", 0.0) + number_column(frame, "v_head_dim", 0.0)
@@ -417,7 +453,7 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
     def predict_times(
         self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: TrainingKernelParameters
     ) -> Array:
-        """Predict the seconds of rows of one device and family."""
+        """Predict the time [s] of training kernels that share device and family."""
         if frame.empty:
             return np.zeros(0)
         op, products = str(frame["op"].iloc[0]), _shipped(GemmParameters, "gemm.tensor", figures)
@@ -460,7 +496,10 @@ def _attention(frame: pd.DataFrame, figures: DeviceDatasheet, p: TrainingKernelP
 
 
 def _product(frame: pd.DataFrame) -> tuple[Array, Array, Array, Array]:
-    """Return rows, columns, length of the sum and count of products; zeros for attention."""
+    """Read the GEMM sizes of training kernels: (rows m, columns n, inner dimension k, number of GEMMs).
+
+    Each array has shape (rows,); sizes are 0 for attention.
+    """
     m, n, k, groups = (number_column(frame, name, 0.0) for name in ("group_m", "group_n", "group_k", "groups"))
     stage = text_column(frame, "stage").to_numpy(dtype=object)
     weights, forward = stage == "bwd_grad_w", stage == "fwd"
@@ -472,7 +511,10 @@ def _product(frame: pd.DataFrame) -> tuple[Array, Array, Array, Array]:
 
 
 def _written(frame: pd.DataFrame) -> Array:
-    """Return the bytes for each element of a result: written once, or read and written where it is added to a sum."""
+    """Return the bytes moved per result element of training GEMMs, shape (rows,).
+
+    Accumulated gradients are read and written, so that they count twice.
+    """
     stated = text_column(frame, "main_grad_dtype").where(
         number_column(frame, "groups", 0.0) > 0, text_column(frame, "out_dtype")
     )

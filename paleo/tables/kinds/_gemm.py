@@ -1,4 +1,4 @@
-"""Measured matrix products: ``m, n, k, batch``, operand layout and how they were timed."""
+"""Tables of measured matrix products (``m, n, k, batch``, operand layout, way of timing) and recurrent layers."""
 
 from __future__ import annotations
 
@@ -92,7 +92,11 @@ NARROW_TILE_MIN_ROWS: Mapping[tuple[str, str], float] = {("Pascal", "HBM2"): 32.
 
 
 class ReferenceFit(NamedTuple):
-    """The fit (subject, stack) from which fits to few rows start, its prior, and parameters that are fixed."""
+    """Earlier fit whose parameters start the fit of a device with few rows, such as DeepBench's.
+
+    ``subject`` and ``stack`` (timing method) name the earlier fit; ``launch_time`` [s] replaces its launch cost.
+    ``prior_precision`` is the weight of the penalty for leaving the start; ``fixed_parameters`` are not fitted.
+    """
 
     subject: str
     stack: str
@@ -113,7 +117,7 @@ REFERENCE_FITS: Mapping[tuple[str, str], ReferenceFit] = {
 
 
 class GemmTable(KernelTable[DeviceDatasheet]):
-    """C[m,n] = A[m,k] B[k,n], ``batch`` of them."""
+    """Table of batched matrix products C[m,n] = A[m,k] B[k,n], one timed call per row."""
 
     name = "gemm"
     identifying_columns = frozenset({"source", "device", "dtype", "m", "n", "k", "batch", "time_us"})
@@ -131,24 +135,32 @@ class GemmTable(KernelTable[DeviceDatasheet]):
 
     @rowwise
     def unsupported_reasons(self, device: str, dtype: str, compute: str, source: str) -> str:
-        """Return why rows are refused: no formula for the dtype, or no peak of it on the device."""
+        """Explain why a timed GEMM cannot be modelled; '' if it can.
+
+        Reasons are a dtype without a formula, or without a peak on the device.
+        """
         return unsupported_reason(device, dtype, _unit(dtype, compute, source), frozenset(OPERAND_BYTES))
 
     def timing_method(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Name how each row was timed, by source: graph, kernel, eager, eager/linear (costs the host more) or back-to-
-        back."""
+        """Return how each GEMM was timed: graph, kernel, eager, eager/linear (higher host cost) or back-to-back."""
         columns = ("source", "timing", "library")
         linear, batched = (map_words(frame, columns, partial(_stack, batched=many)) for many in (False, True))
         return pd.Series(np.where(number_column(frame, "batch") > 1, batched, linear), index=frame.index, dtype=object)
 
     @rowwise
     def kernel_family(self, device: str, dtype: str, compute: str, source: str) -> str:
-        """Name the family, gemm.fp8, .fp4, .int8, .tensor or .simt, by format and the unit that the rows run on."""
+        """Return the key of the calibrated parameters that predict a timed GEMM.
+
+        Number format and arithmetic unit decide: ``gemm.fp8``, ``gemm.fp4``, ``gemm.int8``, ``gemm.tensor`` or
+        ``gemm.simt``.
+        """
         return _family(device, dtype, _unit(dtype, compute, source))
 
     def start_values(self, family: str, figures: DeviceDatasheet) -> Sequence[GemmParameters]:
-        """Return starts of a fit: energy by process, tile by library; for ordinary cores the tile sizes of all
-        generations."""
+        """Return start values for a fit of GEMM parameters: energy by process node, tile size by library generation.
+
+        Vector units try the smallest tile sizes of all cuBLAS generations.
+        """
         energies, tile = energy_per_flop(figures), SMALLEST_TILE.get(figures.architecture, TILE_AREAS[2])
         share = l2_surviving_share(figures)
         if family == "gemm.tensor":
@@ -186,8 +198,10 @@ class GemmTable(KernelTable[DeviceDatasheet]):
     def fit_settings(
         self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
     ) -> FitSettings:
-        """Plan a fit. DeepBench has few rows a device: they start from the silicon of a device with many, and stay near
-        it."""
+        """Choose how GEMM parameters are fitted to measured times: start values and fixed parameters.
+
+        Devices with few rows (DeepBench) start from a well-measured device and stay near its values.
+        """
         first, *other_starts = self.start_values(family, figures)
         alike = ALIKE_ON_TENSOR_CORES if figures.tensor_cores else ALIKE_ON_ORDINARY_CORES
         teacher = REFERENCE_FITS.get((figures.architecture, family))
@@ -212,19 +226,23 @@ class GemmTable(KernelTable[DeviceDatasheet]):
 
     @rowwise
     def arithmetic_unit(self, dtype: str, compute: str, source: str) -> str:
-        """Return the arithmetic that the row states; DeepBench's fp16 without a word is half precision on ordinary
-        cores."""
+        """Return the arithmetic unit (tensor or vector) on which a timed GEMM ran.
+
+        DeepBench's fp16 rows that name no unit ran on vector units.
+        """
         return _unit(dtype, compute, source)
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """Count 2 m n k batch FLOP, and the bytes of each operand once."""
+        """Count (FLOP, bytes) of timed GEMMs: 2 m n k batch FLOP, and each operand moved once."""
         m, n, k, batch = (number_column(frame, name) for name in self.configuration_columns)
         element, result = _bytes(frame, OPERAND_BYTES), _bytes(frame, RESULT_BYTES)
         return 2.0 * m * n * k * batch, batch * ((m * k + k * n) * element + m * n * result)
 
     def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: GemmParameters) -> Array:
-        """Predict the seconds of rows of one device, dtype, family and stack; fp8 rows include quantising the
-        activations."""
+        """Predict the time [s] of GEMMs that share device, dtype, family and timing method.
+
+        fp8 and fp4 rows include the quantisation of the activations.
+        """
         if frame.empty:
             return np.zeros(0)
         stack, dtype = str(self.timing_method(frame.iloc[:1]).iloc[0]), str(frame["dtype"].iloc[0]).strip()
@@ -277,7 +295,10 @@ def _family(device: str, dtype: str, compute: str) -> str:
 
 
 def _weight_copies(stack: str, weight_bytes: Array, l2_bytes: float) -> Array:
-    """Count the B matrices [of weight_bytes each] that take turns in a stack's harness."""
+    """Count the B matrices that a GEMM benchmark cycles through, so that weights do not stay in L2.
+
+    ``weight_bytes`` is the size of one matrix [byte].
+    """
     if stack == "graph":
         return np.clip(np.ceil(l2_bytes / weight_bytes), 1.0, MAX_WEIGHT_COPIES)
     return np.full(weight_bytes.shape, WEIGHT_COPIES.get(stack, 1.0))
@@ -301,7 +322,7 @@ DIRECTIONS: Mapping[str, RnnDirection] = {
 
 
 class RnnTable(KernelTable[DeviceDatasheet]):
-    """Table of recurrent layers over ``timesteps`` steps, one per row."""
+    """Table of recurrent layers (vanilla, LSTM, GRU) over ``timesteps`` steps, one timed call per row."""
 
     name = "rnn"
     identifying_columns = frozenset(
@@ -318,8 +339,10 @@ class RnnTable(KernelTable[DeviceDatasheet]):
     host_parameters = ("launch_time", "step_launch_time", "early_step_time")
 
     def unsupported_reasons(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return why rows are refused: an unknown dtype, cell or direction, no peak on the device, or an extent below
-        1."""
+        """Explain for each timed recurrent layer why it cannot be modelled; '' if it can.
+
+        Reasons are an unknown dtype, cell or direction, no peak on the device, or an extent below 1.
+        """
         dtypes = frozenset(ELEMENT_BYTES)
         out = map_by_arithmetic_unit(
             frame, self.arithmetic_unit(frame), lambda *columns: unsupported_reason(*columns, dtypes)
@@ -332,25 +355,35 @@ class RnnTable(KernelTable[DeviceDatasheet]):
         return out.mask((out == "") & small, "an extent is below 1")
 
     def timing_method(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return back-to-back, as all known rows were launched."""
+        """Return how each recurrent layer was timed: ``back-to-back`` unless column ``timing`` says otherwise."""
         return timing_methods(frame, pd.Series("back-to-back", index=frame.index, dtype=object))
 
     def kernel_family(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Name the family: rnn.tensor on tensor cores, rnn.half for half-precision storage without them; else
-        rnn.vector."""
+        """Return the family of each timed recurrent layer: the key of its calibrated parameters.
+
+        It is ``rnn.tensor`` on tensor cores, ``rnn.half`` for 16-bit formats without them, else ``rnn.vector``.
+        """
         return map_by_arithmetic_unit(frame, self.arithmetic_unit(frame), _rnn_family)
 
     def arithmetic_unit(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return the arithmetic that the row states; DeepBench's fp16 without a word is half precision on ordinary
-        cores."""
+        """Return the arithmetic unit (tensor or vector) on which each timed recurrent layer ran.
+
+        DeepBench's fp16 rows that name no unit ran on vector units.
+        """
         return arithmetic_unit_of(frame)
 
     def start_values(self, family: str, figures: DeviceDatasheet) -> Sequence[RnnParameters]:
-        """Return the starts of a fit: the defaults, and a kernel that hides little of its latency."""
+        """Return start values for a fit of recurrent-layer parameters.
+
+        They are the defaults, and a kernel that hides little latency.
+        """
         return (RnnParameters(), RnnParameters(cycles_per_summed_element=150.0))
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """FLOP of the products; bytes of the weights once a step (once for the filter gradient), and of the states."""
+        """Count (FLOP, bytes) of the recurrent products of timed recurrent layers.
+
+        Weights are read every step (once for the filter gradient), states are moved once.
+        """
         hidden, batch, steps = (number_column(frame, name) for name in ("hidden", "batch", "timesteps"))
         gate_count, element, direction = _gates(frame), element_bytes(frame), _ways(frame)
         products = gate_count * hidden**2
@@ -360,7 +393,10 @@ class RnnTable(KernelTable[DeviceDatasheet]):
         return 2.0 * products * batch * steps * gradients, (products * reads + states) * element
 
     def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: RnnParameters) -> Array:
-        """Seconds of rows of one device, dtype, family and stack, by the standard (not persistent) kernels."""
+        """Predict the time [s] of recurrent layers that share device, dtype, family and timing method.
+
+        Kernels are the standard ones, not persistent kernels.
+        """
         hidden, batch, steps = (number_column(frame, name) for name in ("hidden", "batch", "timesteps"))
         return rnn_time(
             gate_count=_gates(frame), hidden=hidden, batch=batch, timesteps=steps, direction=_ways(frame),
@@ -370,7 +406,7 @@ class RnnTable(KernelTable[DeviceDatasheet]):
 
 
 def _products(figures: DeviceDatasheet) -> GemmParameters:
-    """Return the device's calibration of plain products, measured or inherited."""
+    """Look up the calibrated GEMM parameters of a device, measured or inherited."""
     return find_parameters(
         GemmParameters,
         subject=figures.name,

@@ -1,6 +1,8 @@
-"""Tables of learning: final loss by parameters, tokens, batch and learning rate; final accuracy of asynchronous runs by
-the workers that made their updates; reference convergence points, samples to a target at a batch, each predicted from
-the other points of its task."""
+"""Tables of learning: final loss, final accuracy of asynchronous training, and MLPerf reference convergence points.
+
+Losses follow scaling laws of parameters, tokens, batch and learning rate. Accuracy follows the staleness of updates.
+Each convergence point (samples to target at a batch) is predicted from the other points of its task.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,11 @@ if TYPE_CHECKING:
 
 
 def loss_of_row(row: Row) -> tuple[float, float, str]:
-    """Return (final loss [nat per token], residual of the loss law [-], name of the law) for a row's training run.
+    """Predict the final loss of a measured training run by a scaling law.
 
-    Rows that state batch and learning rate follow Step Law, all others Chinchilla; the constants of one do not hold for
-    the other's data. Raises SpecError if the learning rate is outside the law's range.
+    Returns (loss [nat per token], relative residual of the law [-], name of the law). Runs with batch and learning rate
+    follow Step Law, all others Chinchilla; constants of one law do not hold for data of the other. Raises SpecError if
+    the learning rate is outside the law's range.
     """
     size, tokens = float(row["parameters"]), float(row["tokens"])
     if not (has_value(row, "batch_tokens") and has_value(row, "learning_rate")):
@@ -42,7 +45,7 @@ def loss_of_row(row: Row) -> tuple[float, float, str]:
 
 
 class LossTable(QuantityTable):
-    """Table of training runs, one per row; the measured value is the final loss in nats per token."""
+    """Table of language-model training runs, one per row; the measured value is the final loss in nats per token."""
 
     name = "learning"
     identifying_columns = frozenset({"parameters", "tokens", "loss_nats"})
@@ -51,7 +54,10 @@ class LossTable(QuantityTable):
     measured_column = "loss_nats"
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the final loss of a row by its law [nat per token]; the baseline is one constant per law."""
+        """Predict the final loss of a training run by a scaling law [nat per token].
+
+        The baseline is one constant per law.
+        """
         loss, residual, law = loss_of_row(row)
         spread = 2.0 * residual * loss
         return RowPrediction(loss, loss - spread, loss + spread, 1.0, law, law)
@@ -74,9 +80,9 @@ class StalenessTable(QuantityTable):
     measured_column = "final_accuracy"
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the final accuracy of a row by the law of its network [-].
+        """Predict the final accuracy of an asynchronous training run by the staleness law of its network [-].
 
-        With equal workers, an update is as many updates stale as there are other workers.
+        With equal workers, the staleness of an update is the number of other workers.
         """
         law, network = RESNET32_STALENESS, f"{row['model']} on {row['dataset']}"
         if network != law.model or row["consistency"] != "async":
@@ -106,7 +112,7 @@ CONVERGENCE_POINT_COLUMNS = ["benchmark", "global_batch_size", "samples_mean"]
 
 
 class ConvergenceTable(QuantityTable):
-    """Table of MLPerf reference convergence points, one per row; measured are mean samples to the target."""
+    """Table of MLPerf reference convergence points, one per row; the measured value is mean samples to target."""
 
     name = "convergence"
     identifying_columns = frozenset({"benchmark", "round", "global_batch_size", "samples_mean", "samples_std", "n"})
@@ -115,7 +121,10 @@ class ConvergenceTable(QuantityTable):
     measured_column = "samples_mean"
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Predict the rows of this table; a point that a later round repeats is predicted once."""
+        """Predict MLPerf reference convergence points (samples to target).
+
+        A point that several rounds repeat is predicted once.
+        """
         predictions = super().predict(frame)
         repeats = frame.duplicated(CONVERGENCE_POINT_COLUMNS).to_numpy()
         predictions.values[repeats] = math.nan
@@ -123,10 +132,7 @@ class ConvergenceTable(QuantityTable):
         return predictions
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the samples to the target of a row by the law of its task.
-
-        If the row's point is one of those that define the law, the law is taken without it.
-        """
+        """Predict the samples to target of a reference convergence point by a law fitted to the task's other points."""
         task, batch = benchmark_task(str(row["benchmark"]), str(row["round"])), float(row["global_batch_size"])
         if task is None:
             raise SpecError(f"benchmark {row['benchmark']!r} has no task in the catalog")

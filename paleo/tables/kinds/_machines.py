@@ -1,4 +1,4 @@
-"""Kinds of tables of machines: goodput, power, storage."""
+"""Tables of measured machines: goodput, stragglers, power, storage, checkpoints and boot times."""
 
 from __future__ import annotations
 
@@ -55,10 +55,9 @@ CHECKPOINT_PAUSE = 10.0
 
 
 def mtbf_of(row: Row) -> float:
-    """Return the mean time between failures of a row's run [s].
+    """Return the mean time between failures of a measured training run [s].
 
-    Taken from the row's cell, else from its period and number of failures, else from its nodes at the usual failure
-    rate.
+    It is the row's cell, else its period over its number of failures, else that of its nodes at the usual failure rate.
     """
     if has_value(row, "mtbf_s"):
         return float(row["mtbf_s"])
@@ -75,9 +74,10 @@ def mtbf_of(row: Row) -> float:
 
 
 def restart_time_of(row: Row) -> float:
-    """Return the time from a failure to the first new training step after it [s].
+    """Return the time from a failure of a measured run to the first new training step [s].
 
-    Taken from the row's cell; hours if its notes tell of a restart by hand; else the usual restart with its load time.
+    It is the row's cell, else `HOURS_BY_HAND` if its notes tell of a manual restart, else the usual restart plus load
+    time.
     """
     words = f"{row.get('run', '')} {row.get('notes', '')}".lower()
     if has_value(row, "restart_s"):
@@ -97,7 +97,7 @@ class GoodputTable(QuantityTable):
     measured_column = "goodput"
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the goodput of a row's run [-]; the interval spans the usual range of failure rates."""
+        """Predict the goodput of a measured training run [-]; the interval spans the usual range of failure rates."""
         if REPEATED_RUN_NOTE in str(row.get("notes", "")):
             raise SpecError("the run of another row by another count")
         mtbf, restart, save = (
@@ -127,10 +127,10 @@ RUN_TABLES.register("goodput")(GoodputTable())
 
 
 def rank_mean_times(*, ranks: int, mean: float, slowest: float, deviation: float) -> list[float]:
-    """Return mean times of ``ranks`` ranks that agree with a known average, slowest rank and standard deviation.
+    """Construct mean step times of ranks that match a given average, slowest rank and standard deviation.
 
-    The slowest rank is one of them. The others are spread like a normal sample whose deviation makes up the rest. Times
-    are in the unit of ``mean``.
+    The slowest rank is the first entry. The others are normal quantiles whose spread makes up the rest of the
+    deviation. Times are in the unit of ``mean``.
     """
     if ranks == 1:
         return [slowest]
@@ -142,9 +142,9 @@ def rank_mean_times(*, ranks: int, mean: float, slowest: float, deviation: float
 
 
 class StageTimeTable(QuantityTable):
-    """Table of pipeline stages of traced jobs, one per row.
+    """Table of pipeline stages with stragglers, from traces of training jobs, one stage per row.
 
-    The measured value is the mean over steps of the slowest rank's compute time [s].
+    The measured value is the compute time of the slowest rank, averaged over steps [s].
     """
 
     name = "stragglers"
@@ -154,7 +154,10 @@ class StageTimeTable(QuantityTable):
     measured_column = "compute_max_s"
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the expected maximum of compute time over a row's ranks [s]; the baseline is their mean."""
+        """Predict the compute time of a stage's slowest rank [s], as the expected maximum over its ranks.
+
+        The baseline is the mean over ranks.
+        """
         if not has_value(row, "ranks"):
             raise SpecError("ranks is not stated")
         ranks, mean = integer_cell(row, "ranks"), float(row["compute_mean_s"])
@@ -173,7 +176,7 @@ RUN_TABLES.register("stragglers")(StageTimeTable())
 
 
 class MeasuredNetwork(NamedTuple):
-    """Network that a row measured: catalog name, sizes that differ from the catalog's, and samples of an epoch.
+    """Network that a power row measured: catalog name, sizes that differ from the catalog's, and samples of an epoch.
 
     ``samples`` is needed for rows that state only the time of an epoch; None otherwise.
     """
@@ -198,7 +201,10 @@ NETWORKS = {
 
 
 def network_of(row: Row) -> MeasuredNetwork:
-    """Return the catalog's network for a row's ``model`` and ``dataset``; raise SpecError if it has none."""
+    """Return the network of a measured power run: the catalog's for columns ``model`` and ``dataset``.
+
+    Raise SpecError if the catalog has none.
+    """
     key = (str(row["model"]).strip().lower(), str(row.get("dataset", "")).strip().lower())
     if key not in NETWORKS:
         known = [" on ".join(pair) for pair in NETWORKS]
@@ -207,7 +213,7 @@ def network_of(row: Row) -> MeasuredNetwork:
 
 
 def step_time_of(row: Row) -> float | None:
-    """Return the measured time of a training step of a row [s]: as stated, or from the time of an epoch; else None."""
+    """Return the measured step time of a power run [s], as stated or from its time per epoch, or else None."""
     if has_value(row, "iteration_ms"):
         return _stated(row, "iteration_ms") * MILLISECOND
     samples = network_of(row).samples
@@ -217,7 +223,7 @@ def step_time_of(row: Row) -> float | None:
 
 
 def _stated(row: Row, key: str) -> float:
-    """Read a cell as a number above zero; raise SpecError where it is none."""
+    """Read a cell of a table row as a number above zero; raise SpecError for other cells."""
     try:
         value = float(row[key])
     except (TypeError, ValueError):
@@ -228,23 +234,23 @@ def _stated(row: Row, key: str) -> float:
 
 
 def predict_board_power(row: Row, prediction: Prediction, figures: PowerParameters | None = None) -> Power:
-    """Predict the power that a board draws in a row's run, under the row's power limit.
+    """Predict the power that a GPU board draws in a measured training run, under the run's power limit.
 
-    If the row states a longer step time than predicted, the board idles for the rest (it waits for data).
+    If the measured step time is longer than predicted, the board idles for the rest (it waits for data).
 
     Parameters
     ----------
     row : Row
-        Row of a table: its cells by column name.
+        Table row of the run: its cells by column name.
     prediction : Prediction
-        Prediction of the row's step at the design power of its device.
+        Prediction of the run's step at the design power of its device.
     figures : PowerParameters, optional
         Power parameters to use instead of those of the device.
 
     Returns
     -------
     Power
-        Power of the step, under the limit and spread over the row's step time.
+        Power of the step under the limit, averaged over the measured step time [W].
     """
     device = prediction.system.device
     unlimited = power(prediction, figures)
@@ -260,8 +266,8 @@ def predict_board_power(row: Row, prediction: Prediction, figures: PowerParamete
 class PowerTable(QuantityTable):
     """Table of training runs, one per row; the measured value is the mean power of a board over an epoch [W].
 
-    If a row states its step time and that is longer than predicted, the board is taken to wait for data in the rest.
-    The baseline is the row's power limit times one constant per device.
+    A board waits for data during the part of a stated step time that exceeds the predicted one. The baseline is the
+    row's power limit times one constant per device.
     """
 
     name = "power"
@@ -273,11 +279,11 @@ class PowerTable(QuantityTable):
     measured_column = "average_power_w"
 
     def system(self, row: Row) -> System:
-        """Return a system that consists of the row's device alone."""
+        """Load a system that consists of the measured device alone."""
         return load_system(str(row["device"]))
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the mean power of a board in a row's run under its power limit [W]."""
+        """Predict the mean power of a GPU board in a measured training run under its power limit [W]."""
         prediction = self.predict_unlimited(row, software)
         watts, limit = predict_board_power(row, prediction), float(row["power_limit_w"])
         device = prediction.system.device
@@ -287,7 +293,7 @@ class PowerTable(QuantityTable):
         )
 
     def predict_unlimited(self, row: Row, software: SoftwareProfile | None) -> Prediction:
-        """Predict the step of a row's run without its power limit, at the design power of the device."""
+        """Predict the training step of a measured power run without a power limit, at the device's design power."""
         network = network_of(row)
         system, stated = self.system(row), str(row.get("optimizer", "")).strip().lower()
         fp32 = re.search(r"\bfp32\b", str(row.get("notes", "")))
@@ -306,7 +312,10 @@ class PowerTable(QuantityTable):
 
 @lru_cache(maxsize=16)
 def _predicted(model: str, system: str, run: str) -> Prediction:
-    """Predict a step from the names of model and system and the run as JSON; cached for rows that differ in limit."""
+    """Predict a training step from names of model and system and the run as JSON.
+
+    The cache serves rows that differ only in power limit.
+    """
     return predict(load_model(model), load_system(system), Run.model_validate_json(run))
 
 
@@ -331,7 +340,7 @@ STEADY_SAMPLE_RATIO = 0.98
 
 
 def workload_of(row: Row) -> tuple[str, str]:
-    """Return (workload, emulated accelerator) that a row of MLPerf Storage names; raise SpecError if it names none."""
+    """Return (workload, emulated accelerator) of an MLPerf Storage run; raise SpecError if either is unknown."""
     words = " ".join(str(row.get(key, "")) for key in ("workload", "emulated_device", "url_or_path")).lower()
     network = re.search("unet3d|resnet50|cosmoflow", words)
     device = re.search("h100|a100", words)
@@ -343,11 +352,11 @@ def workload_of(row: Row) -> tuple[str, str]:
 def accelerator_sample_rate(
     *, workload: str, device: str, accelerators: float, read_rate: float | None = None
 ) -> float:
-    """Return the samples per second that emulated accelerators of MLPerf Storage take, bounded by what storage reads.
+    """Estimate the samples per second that emulated accelerators of MLPerf Storage consume, limited by the read rate.
 
-    An accelerator must be busy for at least a stated share of time, and submitters add accelerators as long as it is.
-    So the share that was reached lies between the required one and (n + 1) / n of it. The mean of both is taken, but no
-    more than the middle of the required share and 1. ``read_rate`` is the rate of storage [byte/s]; None: no bound.
+    An accelerator must be busy for a required share of time, and submitters add accelerators as long as this holds. The
+    reached share therefore lies between the required one and (n + 1) / n of it. The mean of both is taken, at most the
+    middle of the required share and 1. ``read_rate`` is the rate of storage [byte/s]; None: no limit.
 
     >>> fed = [accelerator_sample_rate(workload="unet3d", device="h100", accelerators=count) for count in (2, 10, 100)]
     >>> [round(rate / (count * 7 / 0.323), 3) for rate, count in zip(fed, (2, 10, 100))]
@@ -361,7 +370,7 @@ def accelerator_sample_rate(
 
 
 class StorageTable(QuantityTable):
-    """Table of runs that read training data from storage, one per row; the measured value is samples per second."""
+    """Table of MLPerf Storage runs, which read training data, one per row; the measured value is samples per second."""
 
     name = "storage"
     identifying_columns = frozenset({"workload", "accelerators", "utilization", "samples_per_s"})
@@ -370,7 +379,7 @@ class StorageTable(QuantityTable):
     measured_column = "samples_per_s"
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the samples per second of a row; the baseline is one constant rate per accelerator."""
+        """Predict the samples per second of an MLPerf Storage run; the baseline is a constant per accelerator."""
         workload, device = workload_of(row)
         if not has_value(row, "accelerators"):
             raise SpecError("accelerators is blank")
@@ -393,7 +402,7 @@ CHECKPOINT_MODES: dict[str, CheckpointMode] = {"sync": "sync", "async": "async",
 
 
 def checkpoint_bytes_of(row: Row) -> float:
-    """Return the size of a row's checkpoint [byte]: as stated, else parameters times the bytes of Adam's states."""
+    """Return the size of a measured checkpoint [byte]: as stated, else that of all parameters and Adam states."""
     if has_value(row, "bytes"):
         return float(row["bytes"])
     if has_value(row, "parameters"):
@@ -411,7 +420,7 @@ class CheckpointTable(QuantityTable):
     measured_column = "save_s"
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict how long the save of a row stops training [s]; the baseline is its bytes at one constant rate."""
+        """Predict how long saving a checkpoint stops training [s]; the baseline is its bytes at one constant rate."""
         total, mode = checkpoint_bytes_of(row), str(row["mode"])
         if mode not in CHECKPOINT_MODES:
             raise SpecError(f"mode {mode!r} is none of {', '.join(CHECKPOINT_MODES)}")
@@ -450,7 +459,7 @@ class BootTimeTable(QuantityTable):
     measured_column = "boot_s"
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the time to boot of a row's machine, on demand or preemptible [s]; the baseline is one constant."""
+        """Predict the boot time of a rented machine, on demand or preemptible [s]; the baseline is one constant."""
         spot = has_value(row, "preemptible") and float(row["preemptible"]) > 0
         boot = SPOT_BOOT if spot else ON_DEMAND_BOOT
         return RowPrediction(

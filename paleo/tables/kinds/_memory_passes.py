@@ -1,4 +1,4 @@
-"""Kinds of tables of kernels that memory bounds: passes over elements, scans."""
+"""Tables of memory-bound kernels: elementwise operations, norms, softmax, and recurrent scans."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ WARM_INPUT_OPERATIONS = ("add", "rmsnorm")
 
 
 class ElementwiseTable(KernelTable[DeviceDatasheet]):
-    """Table of memory-bound kernels, one timed call per row.
+    """Table of memory-bound kernels (elementwise, norm, softmax, …), one timed call per row.
 
-    Families are ``memory.<kernel>``.
+    Families (keys of calibrated parameters) are ``memory.<kernel>``.
     """
 
     name = "elementwise"
@@ -72,9 +72,9 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
     def start_and_fixed_names(
         self, family: str, stack: str, figures: DeviceDatasheet
     ) -> tuple[memory.MemoryParameters, tuple[str, ...]]:
-        """Return (start values, names of fixed parameters) of a fit of a family to rows of this table.
+        """Choose (start values, names of fixed parameters) to fit a memory-bound kernel's parameters.
 
-        Parameters stay fixed if these rows do not determine them.
+        Parameters that the measured times do not determine stay fixed.
         """
         plain, eager = family == "memory.elementwise", stack == "eager"
         streaming = streaming_fraction(
@@ -100,12 +100,15 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
     def fit_settings(
         self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
     ) -> FitSettings:
-        """Return the settings of a fit to at most 900 rows, with start values and fixed parameters of `start`."""
+        """Choose how parameters of memory-bound kernels are fitted to at most 900 measured times.
+
+        Start values and fixed parameters are those of `start_and_fixed_names`.
+        """
         start, fixed = self.start_and_fixed_names(family, stack, figures)
         return FitSettings(start, fixed_parameters=fixed, max_training_rows=900, prior_precision=0.15)
 
     def load_datasheet(self, subject: str, dtype: str, compute: str) -> DeviceDatasheet:
-        """Return the datasheet values of a device for fp32 on ordinary cores, whatever format the rows store."""
+        """Load the datasheet values of a device for fp32 on vector units, for kernels in any storage format."""
         return device_datasheet(find_device(subject), "fp32")
 
     def unsupported_reasons(self, frame: pd.DataFrame) -> pd.Series[str]:
@@ -171,7 +174,7 @@ def _input_dtype(frame: pd.DataFrame) -> pd.Series[str]:
 
 
 def _shape(frame: pd.DataFrame) -> tuple[Array, Array]:
-    """Split each row's tensor shape into (number of vectors, length of a vector), shape (rows,) each.
+    """Split the tensor shape of each timed kernel into (number of vectors, length of a vector), shape (rows,) each.
 
     The length is the last extent; the number is the product of all other extents.
     """
@@ -222,22 +225,22 @@ class ScanTable(KernelTable[DeviceDatasheet]):
     host_parameters = ("launch_time", "host_time")
 
     def prepare_rows(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Add column ``dtype`` = bf16, the format of all rows of this table."""
+        """Add column ``dtype`` = bf16 to timed scan kernels, all of which run in that format."""
         return frame.assign(dtype="bf16")
 
     @rowwise
     def unsupported_reasons(self, device: str, kernel_source: str) -> str:
-        """Return why a row of this table cannot be modelled (unknown kernel or device), or ''."""
+        """Explain why a timed scan kernel cannot be modelled (unknown kernel or device); '' if it can."""
         if kernel_source in (*scans.CHUNK_LENGTHS, *TOKEN_KERNELS) or kernel_source.startswith("causal_conv1d"):
             return unsupported_reason(device, "bf16", "", frozenset({"bf16"}))
         return f"kernel {kernel_source!r} is not modelled"
 
     @rowwise
     def timing_method(self, kernel_source: str, library: str, version: str) -> str:
-        """Return how a row of this table was timed, mostly ``graph``.
+        """Return how a scan kernel was timed, mostly in a CUDA graph (``graph``).
 
-        vLLM builds before 0.24 launch convolutions of prompts one by one. Libraries from before the Triton convolutions
-        have longer launches (``graph/early``).
+        vLLM builds before 0.24 launch convolutions of prompts one by one (``graph/eager``). Libraries from before the
+        Triton convolutions have longer launches (``graph/early``).
         """
         if not kernel_source.startswith("causal_conv1d"):
             return "graph"
@@ -252,7 +255,7 @@ class ScanTable(KernelTable[DeviceDatasheet]):
 
     @rowwise
     def kernel_family(self, kernel_source: str, library: str, version: str, phase: str) -> str:
-        """Return the family ``scan.<kernel>`` of a row of this table."""
+        """Return the key ``scan.<kernel>`` of the calibrated parameters that predict a timed scan kernel."""
         if not kernel_source.startswith("causal_conv1d"):
             return f"scan.{kernel_source}"
         if kernel_source.endswith("update"):
@@ -262,7 +265,10 @@ class ScanTable(KernelTable[DeviceDatasheet]):
     def fit_settings(
         self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
     ) -> FitSettings:
-        """Return the settings of a fit; parameters that the formula of the family does not have stay fixed."""
+        """Choose how parameters of scan kernels are fitted to measured times: start values and fixed parameters.
+
+        Parameters that the formula of the kernel does not have stay fixed.
+        """
         kernel = family.split(".")[1]
         absent = UNDETERMINED_PARAMETERS[
             "conv" if kernel == "conv" else "chunks" if kernel in scans.CHUNK_LENGTHS else "tokens"
@@ -276,7 +282,7 @@ class ScanTable(KernelTable[DeviceDatasheet]):
         )
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """Count (FLOP, bytes) of the rows of this table: FLOP of the chunks, and tokens and states moved once."""
+        """Count (FLOP, bytes) of timed scan kernels: FLOP of the chunks, and tokens and states moved once."""
         batch, length, heads, keys, values = _sizes(frame)
         convolved = text_column(frame, "kernel_source").str.startswith("causal_conv1d").to_numpy(dtype=bool)
         moved = batch * length * _token_bytes(frame) + 2.0 * scans.STATE * batch * heads * keys * values
@@ -285,7 +291,7 @@ class ScanTable(KernelTable[DeviceDatasheet]):
         return np.where(convolved, 0.0, flops), np.where(convolved, taps, moved)
 
     def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: scans.ScanParameters) -> Array:
-        """Predict the time [s] of rows of this table that share device, kernel and stack."""
+        """Predict the time [s] of scan kernels that share device, kernel and timing method."""
         if frame.empty:
             return np.zeros(0)
         batch, length, heads, keys, values = _sizes(frame)
@@ -305,9 +311,10 @@ class ScanTable(KernelTable[DeviceDatasheet]):
 
 
 def _sizes(frame: pd.DataFrame) -> tuple[Array, Array, Array, Array, Array]:
-    """Return (sequences, tokens per sequence, heads, rows of a head's state, columns of a head's state), (rows,) each.
+    """Read the sizes of timed scan kernels, arrays of shape (rows,).
 
-    Columns are read under the names of Mamba-2 or of the delta rules.
+    Returns (sequences, tokens per sequence, heads, rows of a head's state, columns of a head's state). Column names are
+    those of Mamba-2 or of the delta rules.
     """
     heads = _either(frame, "num_v_heads", "nheads")
     keys, values = _either(frame, "head_k_dim", "d_state"), _either(frame, "head_v_dim", "head_dim")
@@ -321,13 +328,16 @@ def _either(frame: pd.DataFrame, delta: str, mamba: str) -> Array:
 
 
 def _token_bytes(frame: pd.DataFrame) -> Array:
-    """Count the bytes of a token in each row: queries and keys of their groups, values and outputs of all heads."""
+    """Count the bytes per token of timed scan kernels.
+
+    They are queries and keys of their groups, values and outputs of all heads.
+    """
     _, _, heads, keys, values = _sizes(frame)
     return 2.0 * scans.ELEMENT * (_either(frame, "num_k_heads", "n_groups") * keys + heads * values)
 
 
 def _channels(frame: pd.DataFrame) -> Array:
-    """Count the channels of the causal convolution in each row: those of queries, keys and values.
+    """Count the channels of the short causal convolution of timed scan kernels: those of queries, keys and values.
 
     Gated delta nets in libraries from before the Triton kernels convolve keys alone.
     """

@@ -1,4 +1,4 @@
-"""Rows of MLPerf Inference, samples a second of a box, and of steps of reinforcement learning."""
+"""Tables of MLPerf Inference submissions (samples per second of a machine) and of reinforcement-learning steps."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class LanguageBenchmark:
 
 @dataclass(frozen=True, slots=True)
 class SinglePassBenchmark:
-    """Benchmark of MLPerf Inference without tokens.
+    """Benchmark of MLPerf Inference whose network answers with one forward pass (images, recommendation).
 
     ``model`` is the network, ``weight_dtype`` the number format of its weights, ``fused_layers`` the layers that
     submissions run as one kernel.
@@ -92,7 +92,7 @@ INTERVAL, DEGREES = (0.7, 1.4), (1, 2, 4, 8)
 
 
 def benchmark_of(row: Row) -> LanguageBenchmark | SinglePassBenchmark:
-    """Return the benchmark that a row ran; raise SpecError with the reason if it cannot be modelled."""
+    """Return the benchmark of an MLPerf Inference submission; raise SpecError if it cannot be modelled."""
     name = str(row["model"])
     if "MaxQ" in str(row.get("system_reported") or ""):
         raise SpecError("MaxQ: its power limit, below the one that is sold, is unknown")
@@ -107,11 +107,11 @@ def benchmark_of(row: Row) -> LanguageBenchmark | SinglePassBenchmark:
 
 
 def engine_and_formats(row: Row, weights: str) -> tuple[ServingEngine, Formats]:
-    """Return the engine of a row and its number formats: (engine, formats of weights and KV cache).
+    """Return (serving engine, number formats of weights and KV cache) of an MLPerf Inference submission.
 
-    vLLM serves the checkpoint in bf16, as published. Without vLLM, the engine is TensorRT-LLM with ``weight_dtype`` as
-    the format of the weights and an fp8 cache; a TensorRT engine launches its kernels from C++, in no time that shows.
-    ``weight_dtype`` is the format of the benchmark's submissions, such as ``fp8``.
+    vLLM serves the published checkpoint in bf16. Other submissions run TensorRT-LLM with weights in format ``weights``
+    (such as ``fp8``) and an fp8 cache. A TensorRT engine launches kernels from C++, so that the host's launch time is
+    0.
     """
     name, _, release = str(row.get("framework") or "").partition(" ")
     published = name.lower() == "vllm"
@@ -125,7 +125,7 @@ def engine_and_formats(row: Row, weights: str) -> tuple[ServingEngine, Formats]:
 def replica_layouts(
     model: str, device: str, engine: ServingEngine, formats: Formats, gpus: int, length: float
 ) -> tuple[ReplicaLayout, ...]:
-    """Return the replica layouts of a machine whose memory holds the network, one per degree of tensor parallelism.
+    """Build the serving replicas of a machine whose memory holds the network, one per degree of tensor parallelism.
 
     ``length`` is the number of tokens of a request that the KV cache must hold.
     """
@@ -147,7 +147,7 @@ def replica_layouts(
 
 
 def predict_samples_per_s(row: Row) -> float:
-    """Predict the samples per second of all devices of a row, with the best degree of tensor parallelism."""
+    """Predict the samples per second of an MLPerf Inference submission, with the best tensor-parallel degree."""
     benchmark, gpus = benchmark_of(row), int(float(row["n_gpus"]))
     scenario = str(row["scenario"])
     if scenario not in ("offline", "server", "interactive"):
@@ -193,9 +193,9 @@ def _best(
 
 
 def _beam_search_samples_per_s(plan: ServingPlan, beams: int, choice: float) -> float:
-    """Return the samples per second of a plan under beam search, where each sample is ``beams`` requests.
+    """Compute the samples per second of a serving plan under beam search, where each sample is ``beams`` requests.
 
-    ``choice`` is the time of choosing among beams per request [s]; each replica does so between its iterations.
+    ``choice`` is the time of choosing among beams per request [s], which each replica spends between its iterations.
 
     >>> from types import SimpleNamespace
     >>> served = SimpleNamespace(requests_per_s=80.0, layout=SimpleNamespace(replicas=2))
@@ -240,7 +240,7 @@ def _single_pass_samples_per_s(
 
 
 def padding_time(model: ModelSpec, system: System, benchmark: LanguageBenchmark) -> float:
-    """Return the time that attention over padding adds to each sample of an encoder in the server scenario [s].
+    """Compute the time that attention over padding adds to each sample of an encoder in the server scenario [s].
 
     Offline, MLPerf's rules allow sorting samples by length, so that a batch has nearly one length. In the server
     scenario samples come in any order, and a fused kernel that holds a whole sequence computes each sample as long as
@@ -286,7 +286,10 @@ class MlperfInferenceTable(RunTable):
     used_for_fitting = False
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the samples per second of a row; the baseline is the peak FLOP/s of its devices."""
+        """Predict the samples per second of an MLPerf Inference submission.
+
+        The baseline is the peak FLOP/s of its devices.
+        """
         if not has_value(row, "device") or not has_value(row, "n_gpus"):
             raise SpecError("device or n_gpus is blank")
         value, (low, high) = predict_samples_per_s(row), INTERVAL
@@ -315,7 +318,7 @@ STEP_INTERVAL = (0.7, 1.5)
 
 
 def parse_degrees(cell: object, names: tuple[str, ...]) -> dict[str, int]:
-    """Parse the parallel degrees of a layout such as ``[1,1,16,16,n/a]`` in the order of ``names``; 1 if not stated.
+    """Parse the parallel degrees of a layout such as ``[1,1,16,16,n/a]``, in the order of ``names``; ``n/a`` becomes 1.
 
     >>> parse_degrees("[2,2,16,8,n/a]", ("tp", "cp", "ep", "pp", "vpp"))
     {'tp': 2, 'cp': 2, 'ep': 16, 'pp': 8, 'vpp': 1}
@@ -345,7 +348,7 @@ class ReinforcementStepTable(RunTable):
     used_for_fitting = False
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the time of a row's step [s]; the baseline is tokens of rollouts per GPU at one constant rate."""
+        """Predict the time of a reinforcement-learning step [s]; the baseline is rollout tokens per GPU."""
         from paleo.studies.reinforcement import ReinforcementQuestion, rank_learning_steps
 
         needed = ("system", "model", "n_gpus", "max_sequence", "mean_sequence", "training_batch", "generation_batch")

@@ -1,6 +1,8 @@
-"""Submissions to MLPerf Training as runs: the task of a row's benchmark and round on the row's system, in the code of
-that round; minutes to target, with the parts of each apart. Tables of whole runs and tables of steps hold the same
-submissions."""
+"""Submissions to MLPerf Training: each row becomes a run of its benchmark's task on the row's system.
+
+Predicted are minutes to target, and step time, samples and evaluation time apart. Tables of whole runs and tables of
+steps hold the same submissions.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,10 @@ DEEPSPEED_DTYPE = "bf16"
 
 
 def task_of_row(row: Row) -> TrainingTask:
-    """Return the catalog's task for a row's benchmark and round of MLPerf; raise SpecError if it has none."""
+    """Return the training task (a network trained to a quality target) of an MLPerf submission, by benchmark and round.
+
+    Raise SpecError if the catalog has none.
+    """
     benchmark, name = str(row["benchmark"]).strip(), str(row["round"]).strip()
     task = benchmark_task(benchmark, name)
     if task is None:
@@ -64,7 +69,7 @@ def task_of_row(row: Row) -> TrainingTask:
 
 
 def system_of_row(row: Row) -> System:
-    """Return the system of a submission, with the row's device and devices per node, and a network between nodes."""
+    """Build the system of an MLPerf submission, with its device and devices per node, and a network between nodes."""
     device, gpus, nodes = str(row["device"]), integer_cell(row, "n_gpus"), integer_cell(row, "nodes", 1)
     name = str(row["system"]) if has_value(row, "system") else DEFAULT_SYSTEMS.get(device, "pcie4-8gpu")
     name = SUBSTITUTE_SYSTEMS.get(name, name)
@@ -96,11 +101,11 @@ def system_of_row(row: Row) -> System:
 
 
 def gpus_that_train(row: Row, rows: float, task: TrainingTask) -> tuple[int, dict[str, str]]:
-    """Return (number of GPUs that train, options of the run that spread a sample over GPUs).
+    """Determine how an MLPerf submission spreads its batch: (GPUs that train, `Run` options that split a sample).
 
-    If a batch has fewer input ``rows`` than there are GPUs and the row states no degrees, some GPUs share a sample. A
-    language model takes up to eight tensor-parallel ranks, a volume up to four neighbours (TPUs: up to 16, also for
-    images). Otherwise as many GPUs train as divide the batch, and the others evaluate.
+    If a batch has fewer input ``rows`` (packed sequences or images) than GPUs and no degrees are stated, several GPUs
+    share a sample. A language model takes up to eight tensor-parallel ranks, a volume up to four spatial ranks (TPUs:
+    up to 16, also for images). Otherwise as many GPUs train as divide the batch, and the others evaluate.
     """
     gpus = integer_cell(row, "n_gpus")
     if rows >= gpus or any(has_value(row, axis) for axis in ("tp", "pp", "cp")):
@@ -116,7 +121,7 @@ def gpus_that_train(row: Row, rows: float, task: TrainingTask) -> tuple[int, dic
 
 
 def on_tpu(row: Row) -> bool:
-    """Return True if a row's device is a TPU."""
+    """Return True if the device of a measured run is a TPU."""
     return str(row.get("device", "")).startswith("tpu")
 
 
@@ -134,10 +139,11 @@ PAIRS_PER_ROW = 4590101.0 / 566340.0
 
 
 def samples_of_cell(row: Row, column: str) -> float:
-    """Return a cell of samples, or of samples per batch, in the unit in which the task counts samples; nan if empty.
+    """Convert a cell of an MLPerf submission to samples as its task counts them; nan if empty.
 
-    The Transformer's batches count tokens on GPUs and packed rows on TPUs; samples fewer than an epoch count packed
-    rows, too. Recommenders' logs of v0.7 on TPUs count evaluations in place of epochs.
+    Columns are samples to target or samples per batch. The Transformer's batches count tokens on GPUs and packed rows
+    on TPUs; samples fewer than an epoch count packed rows, too. Recommenders' logs of v0.7 on TPUs count evaluations in
+    place of epochs.
     """
     value = float(row[column]) if has_value(row, column) else float("nan")
     task = task_of_row(row)
@@ -154,7 +160,7 @@ def samples_of_cell(row: Row, column: str) -> float:
 
 
 def boolean_cell(row: Row, key: str, default: bool) -> bool:
-    """Read a cell that says yes or no, in words or as a number; ``default`` if it is empty.
+    """Read a cell of a table row that says yes or no, in words or as a number; ``default`` if the cell is empty.
 
     >>> boolean_cell({"sp": "True"}, "sp", False), boolean_cell({"sp": 0.0}, "sp", True), boolean_cell({}, "sp", True)
     (True, False, True)
@@ -163,10 +169,10 @@ def boolean_cell(row: Row, key: str, default: bool) -> bool:
 
 
 def strategy_of_row(row: Row, gpus: int, software: SoftwareProfile) -> str:
-    """Return the strategy (such as ``tp=8,pp=4``) that a row states, in the form that `Run` takes.
+    """Build the strategy string (such as ``tp=8,pp=4``) of an MLPerf submission's run.
 
-    The data-parallel degree is that which the other degrees leave of ``gpus``. The row states in words whether
-    optimizer and sequences are sharded. Virtual stages are 1 unless stated.
+    The data-parallel degree is ``gpus`` over the product of the other degrees. Optimizer sharding and sequence
+    parallelism follow the row's cells, else the software's default. Virtual stages are 1 unless stated.
     """
     product = math.prod(integer_cell(row, axis, 1) for axis in ("tp", "pp", "cp"))
     if gpus % product:
@@ -178,7 +184,7 @@ def strategy_of_row(row: Row, gpus: int, software: SoftwareProfile) -> str:
 
 
 def run_options_of_row(row: Row, task: TrainingTask, gpus: int) -> dict[str, Any]:
-    """Return the options that a row states, by field of `Run`: dtype, degrees, microbatch, recomputation."""
+    """Return the `Run` options that an MLPerf submission states: dtype, strategy and microbatch, by field name."""
     options: dict[str, Any] = {}
     if on_tpu(row) or has_value(row, "dtype"):
         options["dtype"] = TPU_DTYPE if on_tpu(row) else str(row["dtype"])
@@ -197,9 +203,9 @@ PREDICTION_COLUMNS = (
 
 
 def target_of_row(row: Row, calibration: Calibration | None = None) -> TargetTime:
-    """Predict the time to target of a submission; raise PaleoError with the reason if it cannot be modelled.
+    """Predict the time to target of an MLPerf submission; raise PaleoError with the reason if it cannot be modelled.
 
-    ``calibration`` is a user's own calibration; None uses the catalog's.
+    ``calibration`` is a user's calibration; None: the catalog's calibrations.
     """
     cells = tuple((name, row[name]) for name in PREDICTION_COLUMNS if has_value(row, name))
     if not has_value(row, "dtype") and "deepspeed" in str(row.get("framework", "")).lower():
@@ -244,7 +250,7 @@ MLPERF_BENCHMARK_NAMES = {"resnet50-v1.5": "resnet", "ssd-resnet34": "ssd"}
 
 
 def submission_of(row: Row) -> Row | None:
-    """Convert a row of a table of steps to a row of a table of submissions.
+    """Convert a row of a table of training steps to a row of a table of MLPerf submissions.
 
     None if its source is no round of MLPerf Training or the catalog has no task for its network.
 
@@ -271,11 +277,11 @@ class NetworkStepTable(RunTable):
     """Abstract base of tables of training steps, some rows of which are from submissions to MLPerf Training."""
 
     def system(self, row: Row) -> System:
-        """Return the system of a row, as `system_of` finds it."""
+        """Build the system on which a measured training step ran, by `system_of`."""
         return system_of(row)
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the step time of a row: by its task if it is a submission to MLPerf, else by `network_step`."""
+        """Predict a measured training step [s]: by its task for an MLPerf submission, else by `predict_network_row`."""
         submission = submission_of(row)
         if submission is None:
             return self.predict_network_row(row, software)
@@ -290,7 +296,7 @@ class NetworkStepTable(RunTable):
 
     @abstractmethod
     def predict_network_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the step time of a row that is no submission to MLPerf."""
+        """Predict the step time [s] of a measured run that is no MLPerf submission, by its network and options."""
 
 
 #: Seconds of a minute.
@@ -318,20 +324,21 @@ class MlperfTrainingTable(RunTable):
     used_for_fitting = False
 
     def system(self, row: Row) -> System:
-        """Return the system of a submission, as `system_of_row` finds it."""
+        """Build the system of an MLPerf submission, by `system_of_row`."""
         return system_of_row(row)
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the time to target of a row [s]; the roofline is the FLOP of all samples at peak."""
+        """Predict the time to target of an MLPerf submission [s]; the baseline is all samples' model FLOP at peak."""
         point = target_of_row(row, self.calibration_of(self.system(row)))
         low, high = point.interval
         ideal = peak_step_time(point.prediction) * point.samples / point.global_batch
         return RowPrediction(point.seconds, low, high, ideal, point.prediction.system.device.name, point.task.name)
 
     def further_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
-        """Return (predicted, measured) of ``step`` [s], ``samples`` to the target and ``evaluation`` (all of them) [s].
+        """Compute (predicted, measured) step time, samples to target and evaluation time of MLPerf submissions.
 
-        Arrays have shape (rows,); nan where either value is missing.
+        Keys are ``step`` [s], ``samples`` and ``evaluation`` (all evaluations) [s]. Arrays have shape (rows,); nan
+        where either value is missing.
         """
         points = [self._point(row) for row in row_dicts(frame)]
         measured = {
@@ -355,14 +362,14 @@ class MlperfTrainingTable(RunTable):
             return None
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Predict the rows of this table; copies of another row's log are left out with that reason."""
+        """Predict the time to target of MLPerf submissions; copies of another submission's log are left out."""
         predictions = super().predict(frame)
         predictions.failure_reasons[repeated_rows(frame)] = "repeats the log of another row"
         return predictions
 
 
 def _samples(row: Row) -> float:
-    """Return a row's measured samples to the target, in the unit of its task; nan if not known."""
+    """Return the measured samples to target of an MLPerf submission, as its task counts them; nan if not known."""
     try:
         return samples_of_cell(row, "samples_to_target")
     except (PaleoError, ValueError, KeyError):
@@ -370,7 +377,10 @@ def _samples(row: Row) -> float:
 
 
 def repeated_rows(frame: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return a mask of rows that repeat an earlier row's benchmark, round, device, count, samples and minutes."""
+    """Return a mask of MLPerf submissions that repeat an earlier row's log, shape (rows,).
+
+    Such rows agree in benchmark, round, device, number of GPUs, batch, samples and minutes.
+    """
     same = ["benchmark", "round", "device", "n_gpus", "global_batch", "samples_to_target", "minutes_to_target"]
     known = [name for name in same if name in frame.columns]
     return frame.duplicated(known).to_numpy()
@@ -384,7 +394,7 @@ SCORE_DTYPE = "fp16"
 
 
 def device_peaks(devices: pd.Series[str]) -> Array:
-    """Return the peak FLOP/s (fp16, else bf16) of each row's device; nan for devices that the catalog lacks."""
+    """Look up the peak FLOP/s (fp16, else bf16) of devices by name; nan for devices that the catalog lacks."""
 
     def peak(name: str) -> float:
         try:
@@ -400,15 +410,15 @@ def device_peaks(devices: pd.Series[str]) -> Array:
 
 
 def _work(frame: pd.DataFrame) -> Array:
-    """Return minutes x GPUs x peak FLOP/s of each row, a measure of the work of its run."""
+    """Compute minutes x GPUs x peak FLOP/s of MLPerf submissions, a proxy for the work of a run, shape (rows,)."""
     minutes, gpus = (frame[name].to_numpy(dtype=np.float64) for name in ("minutes_to_target", "n_gpus"))
     return np.asarray(minutes * gpus * device_peaks(frame["device"]))
 
 
 def scaled_best_minutes(frame: pd.DataFrame, other_rounds: pd.DataFrame, last: str) -> Array:
-    """Predict minutes to target from the best submission of the round before, a baseline.
+    """Predict minutes to target from the best submission of the previous round, as a baseline.
 
-    The least minutes x GPUs x peak of that round is divided by each row's GPUs and peak.
+    The least minutes x GPUs x peak FLOP/s of that round is divided by each row's GPUs and peak.
 
     Parameters
     ----------
@@ -417,7 +427,7 @@ def scaled_best_minutes(frame: pd.DataFrame, other_rounds: pd.DataFrame, last: s
     other_rounds : DataFrame
         Rows of other rounds of the same benchmark.
     last : str
-        Name of the round before.
+        Name of the previous round.
 
     Returns
     -------
@@ -431,10 +441,10 @@ def scaled_best_minutes(frame: pd.DataFrame, other_rounds: pd.DataFrame, last: s
 
 
 def constant_utilisation_minutes(frame: pd.DataFrame, other_rounds: pd.DataFrame) -> Array:
-    """Predict minutes to target with the median utilisation of other rounds on the same device, a baseline.
+    """Predict minutes to target with the median utilisation of other rounds on the same device, as a baseline.
 
-    For a new device the median is over all devices. The median of minutes x GPUs x peak is divided by each row's GPUs
-    and peak.
+    The median of minutes x GPUs x peak FLOP/s is divided by each row's GPUs and peak. A new device takes the median
+    over all devices.
 
     Parameters
     ----------
@@ -455,9 +465,10 @@ def constant_utilisation_minutes(frame: pd.DataFrame, other_rounds: pd.DataFrame
 
 
 def nearest_submission_minutes(frame: pd.DataFrame, other_rounds: pd.DataFrame) -> Array:
-    """Predict minutes to target from the nearest submission of other rounds, scaled by GPUs and peak, a baseline.
+    """Predict minutes to target from the most similar submission of other rounds, as a baseline.
 
-    Nearest is a row of the same device, and of these the one nearest in number of GPUs.
+    Most similar is a row of the same device with the nearest number of GPUs. Its minutes are scaled by GPUs and peak
+    FLOP/s.
 
     Parameters
     ----------
@@ -487,7 +498,7 @@ OTHER_DEVICE_PENALTY = 10.0
 
 
 def left_out_baselines(frame: pd.DataFrame) -> pd.DataFrame:
-    """Predict each row by three baselines from all other rounds of its benchmark.
+    """Predict minutes to target of MLPerf submissions by three baselines, from all other rounds of their benchmarks.
 
     Parameters
     ----------
@@ -497,8 +508,7 @@ def left_out_baselines(frame: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Columns ``scaled_best_minutes``, ``constant_utilisation_minutes`` and ``nearest_submission_minutes``, in
-        minutes; nan if a benchmark has no other round.
+        Columns ``scaled_best``, ``one_utilisation`` and ``nearest``, in minutes; nan if a benchmark has no other round.
     """
     rounds = sorted(frame["round"].unique())
     parts = [pd.DataFrame(columns=["scaled_best", "one_utilisation", "nearest"], dtype=np.float64)]

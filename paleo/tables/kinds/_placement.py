@@ -1,9 +1,9 @@
-"""Rows of pipelines whose ranks lie packed, scheduled or at random on a slow network, which is described pair by pair
-in ``placement_networks.csv`` beside the table.
+"""Tables of training steps under rank placements on slow networks, and of messages on rail networks.
 
-A stage waits for its transfers, so that a microbatch takes its longest stage (computation and transfers), (m + p − 1)
-times; then gradients are summed by rings. Ranks at random are drawn a few times, and scheduled ones exchanged pair by
-pair as long as that makes the step shorter.
+Pipeline ranks are packed, scheduled or placed at random; ``placement_networks.csv`` beside the table gives the
+bandwidth of each pair of ranks. A stage waits for its transfers, so the step takes (m + p − 1) times the longest stage
+(computation and transfers). Gradient all-reduces by rings follow. Random placements are drawn a few times; scheduled
+placements are improved by swaps of two ranks.
 
 Reference: Yuan et al., Decentralized training of foundation models in heterogeneous environments, NeurIPS 2022.
 """
@@ -80,7 +80,7 @@ class PairNetwork:
 
     @classmethod
     def of(cls, rows: pd.DataFrame) -> PairNetwork:
-        """Build the network from the rows of ``placement_networks.csv`` that describe it (one pair of groups a row)."""
+        """Build the network from its rows of ``placement_networks.csv``, one pair of groups of ranks per row."""
         ranks = int((rows["first_rank_a"] + rows["ranks_a"]).max())
         rates, shared = np.zeros((ranks, ranks)), np.zeros((ranks, ranks), dtype=bool)
         group = np.arange(ranks)
@@ -93,7 +93,7 @@ class PairNetwork:
         return cls(rates, group, shared)
 
     def transfer_times(self, source: RankGrid, target: RankGrid, size: float) -> Array:
-        """Compute the times of transfers that start together.
+        """Compute the times of point-to-point transfers that start together and share links.
 
         Parameters
         ----------
@@ -119,12 +119,12 @@ class PairNetwork:
 
 @dataclass(frozen=True, slots=True)
 class _Pipelines:
-    """Pipeline-parallel run of one row.
+    """Pipeline-parallel run of a measured step: sizes and times that do not depend on the placement of ranks.
 
     ``compute_time``: time in which a stage computes a microbatch [s]. ``boundary_bytes``: activations that a rank sends
-    to the next stage [byte]. ``gradient_bytes``: gradients of a rank [byte]. ``microbatches`` and ``stages``: numbers
-    of them. ``tensor_parallel_ranks``: tensor-parallel ranks. ``waited_transfer_fraction``: share of its transfers for
-    which a stage waits [-].
+    to the next stage [byte]. ``gradient_bytes``: gradients of a rank [byte]. ``microbatches``, ``stages`` and
+    ``tensor_parallel_ranks`` are counts. ``waited_transfer_fraction``: share of its transfers for which a stage waits
+    [-].
     """
 
     compute_time: float
@@ -136,7 +136,10 @@ class _Pipelines:
     waited_transfer_fraction: float
 
     def step_time(self, network: PairNetwork, grid: RankGrid) -> float:
-        """Compute the step time [s] with ranks placed as in ``grid``, shape (stages, pipelines)."""
+        """Compute the step time [s] of a pipeline-parallel run for a placement of ranks.
+
+        ``grid`` holds the rank at each place, shape (stages, pipelines).
+        """
         waited = np.zeros(grid.shape)
         for source, target in ((grid[:-1], grid[1:]), (grid[1:], grid[:-1])):
             seconds = network.transfer_times(source.ravel(), target.ravel(), self.boundary_bytes).reshape(source.shape)
@@ -146,7 +149,7 @@ class _Pipelines:
         return (self.microbatches + self.stages - 1) * passes + self.gradient_exchange_time(network, grid)
 
     def gradient_exchange_time(self, network: PairNetwork, grid: RankGrid) -> float:
-        """Compute the time of all gradient all-reduces [s]; all stages run at once, each as a ring in rank order."""
+        """Compute the time of the gradient all-reduces [s]; all stages run at once, each by a ring in rank order."""
         pipelines = grid.shape[1] // self.tensor_parallel_ranks
         if pipelines == 1:
             return 0.0
@@ -159,14 +162,15 @@ class _Pipelines:
 
 
 def _packed(ranks: int, shape: tuple[int, int]) -> RankGrid:
-    """Return ranks in Megatron's order, (stages, pipelines); consecutive ranks belong to the same stage."""
+    """Arrange ranks in Megatron's order, shape (stages, pipelines); consecutive ranks belong to the same stage."""
     return np.arange(ranks).reshape(shape)
 
 
 def _scheduled_step_seconds(network: PairNetwork, work: _Pipelines, shape: tuple[int, int]) -> float:
-    """Compute the step time [s] after a search for a good placement.
+    """Compute the step time [s] of a pipeline-parallel run after a search for a good placement of ranks.
 
-    The search starts from the better of two orders of the ranks and keeps random swaps of two ranks that help.
+    The search starts from the better of two rank orders and keeps those random swaps of two ranks that shorten the
+    step.
     """
     random, ranks = np.random.default_rng(0), shape[0] * shape[1]
     starts = (_packed(ranks, shape), _packed(ranks, shape[::-1]).T.copy())
@@ -182,7 +186,7 @@ def _scheduled_step_seconds(network: PairNetwork, work: _Pipelines, shape: tuple
 
 
 def _random_step_seconds(network: PairNetwork, work: _Pipelines, shape: tuple[int, int]) -> float:
-    """Compute the mean step time over random placements of the ranks [s]."""
+    """Compute the mean step time [s] of a pipeline-parallel run over random placements of its ranks."""
     random, ranks = np.random.default_rng(0), shape[0] * shape[1]
     draws = [random.permutation(ranks).reshape(shape) for _ in range(DRAWS)]
     return float(np.mean([work.step_time(network, grid) for grid in draws]))
@@ -196,7 +200,7 @@ STEP_TIME_BY_ORDER: Mapping[str, Callable[[PairNetwork, _Pipelines, tuple[int, i
 
 
 class PlacementTable(QuantityTable):
-    """Table of training steps under several placements of ranks, one per row; measured is the step time [s]."""
+    """Table of training steps under rank placements, one per row; the measured value is the step time [s]."""
 
     name = "placement"
     identifying_columns = frozenset({"network", "order", "pp", "tp", "dp", "micro_batch", "step_s"})
@@ -205,7 +209,10 @@ class PlacementTable(QuantityTable):
     measured_column = "step_s"
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Predict the rows of this table, on the networks that ``placement_networks.csv`` beside it describes."""
+        """Predict training steps under rank placements.
+
+        The file ``placement_networks.csv`` in the folder of the table describes the networks.
+        """
         path = Path(str(frame.attrs.get("path", ""))).parent / NETWORKS_FILE
         described = read_table(path) if is_file(path) else pd.DataFrame({"network": []})
         self._networks = {str(name): PairNetwork.of(rows) for name, rows in described.groupby("network")}
@@ -213,11 +220,11 @@ class PlacementTable(QuantityTable):
         return super().predict(frame)
 
     def system(self, row: Row) -> System:
-        """Return the system that consists of one rank's device."""
+        """Load a system that consists of one rank's device."""
         return load_system(str(row["device"]))
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the step time of a row under its placement (``order``) of ranks [s]."""
+        """Predict the step time of a pipeline-parallel run under its rank placement (column ``order``) [s]."""
         network, order = self._networks.get(str(row["network"])), str(row["order"])
         if network is None:
             raise SpecError(f"network {row['network']!r} is not described in a {NETWORKS_FILE} beside the table")
@@ -239,10 +246,10 @@ class PlacementTable(QuantityTable):
 
 
 def _pipelines(row: Row, compute: float) -> _Pipelines:
-    """Build the pipelines of a row, with the bytes that ranks send.
+    """Build the pipeline-parallel run of a measured step: times, bytes that ranks send, microbatches and stages.
 
-    Each of two tensor-parallel ranks sends half of an activation, as Megatron scatters it. Gradients are those of the
-    first stage, with the embedding. ``compute`` is the time in which a stage computes a microbatch [s].
+    Each tensor-parallel rank sends its share of an activation, as Megatron scatters activations. Gradients are those of
+    the first stage, with the embedding. ``compute`` is the time in which a stage computes a microbatch [s].
     """
     stages, tensor, pipelines, micro = (integer_cell(row, name) for name in ("pp", "tp", "dp", "micro_batch"))
     hidden = integer_cell(row, "hidden")
@@ -263,7 +270,7 @@ def _is_megatron(row: Row) -> bool:
 
 
 def _stage_seconds(row: Row, software: SoftwareProfile | None) -> tuple[float, float]:
-    """Return the time of a microbatch on one stage (recomputation included), and that of its model FLOP at peak [s].
+    """Predict (time of a microbatch on one stage with recomputation, time of its model FLOP at peak) [s].
 
     Both are differences between a network of twice the layers of a stage and one of a stage's layers.
     """
@@ -274,7 +281,7 @@ def _stage_seconds(row: Row, software: SoftwareProfile | None) -> tuple[float, f
 
 
 def _of_layers(row: Row, layers: int, software: SoftwareProfile | None) -> Prediction:
-    """Predict a microbatch through ``layers`` layers on the ranks of one stage, without a fused attention kernel."""
+    """Predict one microbatch through ``layers`` layers on the ranks of one stage, without fused attention."""
     tensor, megatron, length = integer_cell(row, "tp"), _is_megatron(row), integer_cell(row, "seq_len")
     run = Run(
         gpus=tensor,
@@ -300,7 +307,7 @@ PEER_PATTERNS = ("rail-aligned", "cross-rail")
 
 
 class RailTable(QuantityTable):
-    """Table of messages between two nodes of a rail network, one per row; measured is a GPU's rate [byte/s]."""
+    """Table of messages between nodes of a rail network, one per row; the measured value is a GPU's rate [byte/s]."""
 
     name = "rails"
     identifying_columns = frozenset(
@@ -311,11 +318,11 @@ class RailTable(QuantityTable):
     measured_column = "bytes_per_s_per_gpu"
 
     def system(self, row: Row) -> System:
-        """Return the system that the row names."""
+        """Load the system that a row of measured messages names."""
         return load_system(str(row["system"]))
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the rate at which one GPU sends a row's message [byte/s]."""
+        """Predict the rate at which one GPU sends messages to another node of a rail network [byte/s]."""
         system, peers = self.system(row), str(row["peers"])
         if peers not in PEER_PATTERNS:
             raise SpecError(f"peers: {peers!r} is none of these; {suggest_names(peers, PEER_PATTERNS)}")
@@ -335,14 +342,14 @@ class RailTable(QuantityTable):
 
 
 def _message_time(fabric: FabricParameters, peers: str, nodes: float, wire: float) -> float:
-    """Compute the time of a message that takes ``wire`` seconds at the datasheet rate of a GPU's NICs [s].
+    """Compute the time of a message between nodes over a rail network [s], from its time at the datasheet rate.
 
     Parameters
     ----------
     fabric : FabricParameters
         Calibrated parameters of the network between nodes.
     peers : str
-        Whom each GPU sends to, such as ``rail-aligned``.
+        Peers that each GPU sends to: ``rail-aligned`` (same GPU index) or ``cross-rail`` (all).
     nodes : float
         Number of nodes.
     wire : float

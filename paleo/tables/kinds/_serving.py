@@ -1,4 +1,4 @@
-"""Rows of served language models: throughput, latency, or the time of a token, by engine, load and layout."""
+"""Table of served language models (throughput, latency, time per output token), by engine, load and layout."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ LATENCY_COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class ServingPrediction:
-    """Prediction for one row of served requests.
+    """Predicted throughput or latency of one measured serving run.
 
-    ``value`` is the measured quantity of the row (tokens per second or a time [s]); ``baseline`` is its baseline, from
-    the bandwidth of the weights. ``further_times`` holds further times by column name [s].
+    ``value`` is the quantity that the run measured (tokens per second or a time [s]). ``baseline`` is the same quantity
+    from the weights' read time alone. ``further_times`` has further latencies by column name [s].
     """
 
     value: float
@@ -77,7 +77,7 @@ class ServingPrediction:
 
 @cache
 def system_of_device(device: str) -> System:
-    """Return a system of the catalog whose nodes have this device, NVIDIA's own servers (DGX) first."""
+    """Load a catalog system whose nodes have a given device, NVIDIA's own servers (DGX) first."""
     known = systems_with_device(device)
     usual = [name for name in known if name.startswith("dgx")] or [name for name in known if "8" in name] or known
     return load_system(usual[0] if usual else device)
@@ -87,14 +87,15 @@ def system_of_device(device: str) -> System:
 def replica_iteration_tables(
     model: str, system: str, sharding: Sharding, formats: Formats, engine: ServingEngine
 ) -> IterationTables:
-    """Compute the tables of iteration times of a replica; cached, as many rows have the same layout."""
+    """Compute the tables of iteration times of a serving replica; cached, as many rows have the same layout."""
     return iteration_tables(load_model(model), load_system(system), sharding, formats, engine.kernels)
 
 
 def formats_of(row: Row) -> Formats:
-    """Return the number formats of weights and KV cache that a row states, in column ``dtype`` or in its command.
+    """Return the number formats of weights and KV cache of a measured serving run, by ``dtype`` or launch command.
 
-    TensorRT-LLM with fp8 or fp4 weights has an fp8 cache as well.
+    TensorRT-LLM with fp8 or fp4 weights has an fp8 KV cache, too; other engines with such a ``dtype`` have a bf16
+    cache.
     """
     dtype = str(row.get("dtype") or "").lower() if has_value(row, "dtype") else ""
     if dtype in ("fp8", "fp4"):
@@ -103,12 +104,12 @@ def formats_of(row: Row) -> Formats:
 
 
 def _command(row: Row) -> str:
-    """Return the launch command of a row in one line; '' if it states none."""
+    """Return the launch command of a measured serving run in one line; '' if the row has none."""
     return str(row.get("command") or "").replace("\\\n", " ") if has_value(row, "command") else ""
 
 
 def sharding_of(row: Row) -> Sharding:
-    """Return the parallel degrees of one replica, from a row's columns and its command."""
+    """Return the parallel degrees of one replica of a measured serving run, from its columns and its launch command."""
     stated = read_command(_command(row)).sharding
     tp = int(float(row["tp"])) if has_value(row, "tp") else int(float(row["n_gpus"]))
     pp = int(float(row["pp"])) if has_value(row, "pp") else 1
@@ -123,7 +124,11 @@ def sharding_of(row: Row) -> Sharding:
 
 
 def engine_of(row: Row, offline: bool) -> tuple[ServingEngine, BatchLimit | None]:
-    """Return (engine profile at the row's release, limits of its iterations that the row states or None)."""
+    """Return (engine profile, batch limits that the run sets or None) of a measured serving run.
+
+    The profile is that of the engine's release, changed by the options of the launch command. ``offline`` is True if
+    requests come without an HTTP server.
+    """
     command = read_command(_command(row))
     engine = engine_of_release(str(row["engine"]), str(row.get("engine_version") or ""))
     engine = engine.with_scheduler(command.overlapped_scheduler).without_source(str(row.get("left_out") or ""))
@@ -147,9 +152,9 @@ def _cell(row: Row, key: str) -> str | None:
 
 
 def layout_of(row: Row, offline: bool) -> ReplicaLayout:
-    """Return the replica layout that a row describes; raise SpecError with the reason if it cannot be modelled.
+    """Build the replica layout of a measured serving run: sharding, formats, engine, iteration times and memory.
 
-    ``offline`` is True if requests come without an HTTP server.
+    Raise SpecError if the run cannot be modelled. ``offline`` is True if requests come without an HTTP server.
     """
     command = str(row.get("command") or "")
     reasons = [reason for word, reason in UNMODELLED_OPTIONS.items() if word in command]
@@ -182,19 +187,19 @@ def layout_of(row: Row, offline: bool) -> ReplicaLayout:
 
 
 def predict_serving(row: Row, trace: Requests | None = None) -> ServingPrediction:
-    """Predict one row by a simulation of its requests.
+    """Predict the throughput or latency of a measured serving run by simulating its requests on its replicas.
 
     Parameters
     ----------
     row : Row
-        Row of a table: its cells by column name.
+        Table row of the serving run: its cells by column name.
     trace : Requests, optional
-        Requests of the row's trace; without it, requests are drawn by the row's lengths and load.
+        Requests of a trace; by default, requests are sampled with the run's lengths and load.
 
     Returns
     -------
     ServingPrediction
-        Predicted value of the row's measured quantity, and further times.
+        Predicted value of the measured quantity, and further latencies.
     """
     load = str(row["load"])
     offline = load == "all at once" and not has_value(row, "command")
@@ -251,7 +256,7 @@ def _requests(lengths: RequestLengths, count: int, rate: float) -> Requests:
 
 
 def _conversations(requests: Requests) -> Requests:
-    """Give requests the lengths of ShareGPT: exponential answers, cut as benchmarks cut them, same means."""
+    """Give requests the lengths of ShareGPT conversations: exponential answers, cut as in benchmarks, same means."""
     mean, random = float(requests.answer_tokens.mean()), np.random.default_rng(2)
     prompts = _cut(requests.prompt_tokens, LONGEST_PROMPT)
     answers = _cut(random.exponential(mean, len(prompts)), LONGEST - prompts)
@@ -259,7 +264,7 @@ def _conversations(requests: Requests) -> Requests:
 
 
 def _shortened(requests: Requests) -> Requests:
-    """Give requests lengths that are even from `RANDOM_RANGE` to 1 times the stated ones."""
+    """Draw request lengths uniformly between `RANDOM_RANGE` and 1 times the given lengths."""
     random, least, count = np.random.default_rng(2), RANDOM_RANGE, len(requests)
     prompts, answers = (
         np.round(length * random.uniform(least, 1.0, count))
@@ -269,7 +274,7 @@ def _shortened(requests: Requests) -> Requests:
 
 
 def _cut(lengths: Array, longest: Array | float) -> Array:
-    """Cut lengths [tokens] at ``longest`` and stretch those below it, so that the mean stays; whole numbers."""
+    """Limit lengths [tokens] to ``longest`` and rescale the others so that the mean stays; whole numbers result."""
     cut = np.minimum(lengths, longest)
     return np.asarray(np.maximum(np.round(np.minimum(cut * lengths.mean() / cut.mean(), longest)), 1.0))
 
@@ -294,7 +299,7 @@ def _simulated(layout: ReplicaLayout, requests: Requests, users: int | None = No
 
 
 def _token_time(layout: ReplicaLayout) -> float:
-    """Return the least time of a token [s]: a device reads its weights once at the datasheet's bandwidth."""
+    """Compute the least time of an output token [s]: one read of the weights at the device's memory bandwidth."""
     # The memory bandwidth of the layout's device, as its state prices imply it [byte/s].
     states = layout.iteration_tables.state_time_per_sequence
     if states > 0:
@@ -317,10 +322,10 @@ def _parts(result: SimulationResult) -> dict[str, float]:
 
 
 class ServingTable(RunTable):
-    """Table of benchmark runs of serving engines, one per row: throughput, latency, or time per output token.
+    """Table of benchmark runs of LLM serving engines, one per row: throughput, latency, or time per output token.
 
-    The measured value is output tokens per second; mean latency [s] for runs at a stated rate or of a trace; else the
-    time per output token [s].
+    The measured value is output tokens per second. For runs at a request rate or of a trace, the value is mean latency
+    [s]; without a throughput, the time per output token [s].
     """
 
     name = "serving"
@@ -344,16 +349,19 @@ class ServingTable(RunTable):
     left_out = ""
 
     def without_values_from(self, source: str) -> ServingTable:
-        """Return this kind of table, predicted with engine profiles that use no value taken from ``source``."""
+        """Create this kind of table with engine profiles that use no value taken from one source.
+
+        Leave-one-source-out validation uses the result to test predictions on that source.
+        """
         table = ServingTable()
         table.left_out = source
         return table
 
     def measured_values(self, frame: pd.DataFrame) -> Array:
-        """Return the measured value of each row of this table; nan unless above zero.
+        """Return the measured value of each serving run; nan unless above zero.
 
-        Rows with a request rate or a trace measure the mean latency [s]. Of other rows it is the output tokens per
-        second if the row has them, and the time of a token [s] if it has not.
+        Runs at a request rate or of a trace measure the mean latency [s]. Other runs measure output tokens per second,
+        or the time per output token [s] if no throughput is given.
         """
         tokens, latency, token = (number_or_nan(frame, column) for column in self.measured_columns)
         timed = frame["load"].astype(str).isin(["constant rate", "trace", "overload"]).to_numpy()
@@ -361,7 +369,7 @@ class ServingTable(RunTable):
         return np.asarray(np.where(value > 0, value, np.nan))
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the measured quantity of a row; the baseline reads the weights at datasheet bandwidth."""
+        """Predict the throughput or latency of a serving run; the baseline is one read of the weights per token."""
         if not (has_value(row, "input_tokens") and has_value(row, "output_tokens")) and str(row["load"]) != "trace":
             raise SpecError("lengths are blank")
         outcome = self._outcome(row)
@@ -383,15 +391,15 @@ class ServingTable(RunTable):
         return read_trace(folder / str(row["trace"]))
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
-        """Predict the rows of this table; files with traces of requests lie in the folder of the table."""
+        """Predict the serving runs of a table; files with request traces lie in the folder of the table."""
         folder = str(Path(str(frame.attrs.get("path", "."))).parent)
         return super().predict(frame.assign(folder=folder, left_out=self.left_out))
 
     def further_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
-        """Return (predicted, measured) latencies beside the throughput by column, shape (rows,) each [s].
+        """Compute (predicted, measured) latencies of serving runs beside the throughput, shape (rows,) each [s].
 
-        Columns are those of `LATENCY_COLUMNS`: times to first token, times per output token, and request latency,
-        means and percentiles.
+        Keys follow `LATENCY_COLUMNS`: time to first token, time per output token and request latency, as means and
+        percentiles.
         """
         folder = str(Path(str(frame.attrs.get("path", "."))).parent)
         columns = {column: np.full(len(frame), np.nan) for column in LATENCY_COLUMNS}

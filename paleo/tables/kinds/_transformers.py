@@ -1,7 +1,7 @@
-"""Rows of measured transformer training steps as runs: how the row's network was run, and on what.
+"""Tables of measured transformer training steps, and of memory per GPU: each row becomes a `Run` on a system.
 
-The network of a row is the one that the row names where columns cannot tell the architecture, else what the columns
-say; its sizes are those of the row. Rows of measured memory per GPU are read in the same way.
+The architecture comes from the network's name if columns cannot tell it (latent attention, shared experts), else from
+the columns. Its sizes are those of the row.
 """
 
 from __future__ import annotations
@@ -78,9 +78,11 @@ SIZES_IN_NOTES = (
 
 
 def network_of(row: Row) -> tuple[ModelSpec, Sizes]:
-    """The catalog family of a row and the parameters that make it the row's network.
+    """Find the network of a measured training run: (catalog model, parameters that give the model the run's sizes).
 
-    A row states its sizes, but where its name is that of a network in the catalog, whose sizes then fill the gaps."""
+    Sizes come from the row's columns. If the row's name is that of a catalog network, empty cells take the catalog's
+    sizes.
+    """
     name = _plain(row.get("model", ""))
     family = next(
         (family for pattern, family in NETWORK_NAME_PATTERNS if re.search(pattern, name)), None
@@ -100,7 +102,10 @@ LLAMA_LIKE = NAMES["llama_like"]
 
 
 def llama_like(name: str) -> ModelSpec | None:
-    """The network of `LLAMA_LIKE` of that name; None for other names."""
+    """Build the Llama-like network that `LLAMA_LIKE` lists under a name; None for other names.
+
+    Papers call such networks by their size alone, such as "7B".
+    """
     sizes = LLAMA_LIKE.get(name.strip().lower())
     if sizes is None:
         return None
@@ -122,7 +127,7 @@ def llama_like(name: str) -> ModelSpec | None:
 
 
 def catalog_network(name: str) -> ModelSpec:
-    """The catalog's network of that name; point releases of Llama 3 are alike.
+    """Load the catalog's network whose name begins a name in a table; point releases of Llama 3 count as one network.
 
     >>> catalog_network("Llama 3.1 8B").name, catalog_network("GPT3-175B").name
     ('llama3-8b', 'gpt3-175b')
@@ -140,7 +145,7 @@ def _plain(name: object) -> str:
 
 
 def _by_columns(row: Row) -> str:
-    """Choose a family by the columns of a row whose name says nothing."""
+    """Choose a catalog model for a measured run of unknown name, by its experts, gated MLP and KV heads."""
     if integer_cell(row, "n_experts", 0) > 1:
         return "mixtral-8x7b"
     if integer_cell(row, "gated_mlp", 0) > 0:
@@ -150,8 +155,10 @@ def _by_columns(row: Row) -> str:
 
 
 def _size(row: Row, column: str, parameter: str, model: ModelSpec) -> Sizes:
-    """Return one size of the row. Where it is not stated, key heads are as many as heads, and what the family computes
-    from other sizes stays so. The width of dense layers, where it is stated for a mixture, is not that of its experts.
+    """Read one size of a measured network as {parameter: size}; {} if the catalog model's value stays.
+
+    Empty ``kv_heads`` means as many as heads. The catalog's value stays if it is computed from others and the cell is
+    empty. It also stays if a mixture's row gives the width of its dense layers instead of its experts.
     """
     if column == "kv_heads":
         return {parameter: integer_cell(row, column, integer_cell(row, "heads"))}
@@ -171,16 +178,21 @@ def _noted(row: Row, model: ModelSpec) -> Sizes:
 
 
 def _habits(name: str, family: str, sizes: Sizes) -> Sizes:
-    """Return parameters that a family's training fixes: BERT is asked for every word, positions reach as far as
-    sequences, MPT drops nothing out."""
+    """Return model parameters that a network's usual training fixes: positions, BERT's predictions, dropout.
+
+    Positions are as many as the sequence is long. BERT predicts every token of the sequence. GPT-2-like networks have
+    dropout 0.1, MPT none.
+    """
     habits: Sizes = {"positions": sizes["seq"]} if family in ("gpt2", "bert_large") else {}
     habits |= {"predictions": sizes["seq"]} if family == "bert_large" else {}
     return habits | ({"dropout": 0.0 if "mpt" in name else 0.1} if family == "gpt2" else {})
 
 
 def _checked(sizes: Sizes, model: ModelSpec, row: Row) -> Sizes:
-    """Check the sizes of a network: a shortened stack keeps its dense layers and at least one mixture. Raise SpecError
-    for grouped heads that the family does not have."""
+    """Limit a network's dense layers so that at least one expert layer remains in a shortened stack.
+
+    Raise SpecError for grouped-query attention that the catalog model lacks.
+    """
     heads = integer_cell(row, "heads", 0)
     if (
         "kv_heads" not in model.params
@@ -200,7 +212,11 @@ OFFLOADED_STATES = {"zero3-offload": "optimizer,gradients,parameters"}
 
 
 def system_of(row: Row) -> System:
-    """The system of a row: by its name, else the usual one of its device, else the device alone."""
+    """Build the system on which a measured transformer run ran.
+
+    It is the system that the row names. Otherwise it is the usual server of the row's device for several GPUs or
+    offloading, else the device alone.
+    """
     if has_value(row, "system"):
         return with_row_device(load_system(str(row["system"])), row)
     device, needs_host = str(row["device"]), offloaded_parts(row) != "none"
@@ -209,8 +225,10 @@ def system_of(row: Row) -> System:
 
 
 def offloaded_parts(row: Row) -> str:
-    """Say what of a row's run lives in host memory. Rows that name the optimizer alone also offload gradients
-    (DeepSpeed's offload_optimizer takes them with it); activations are offloaded where the notes count their layers.
+    """List the states of a measured run that live in host memory, such as ``optimizer,gradients``; "none" if none do.
+
+    Rows that name the optimizer alone also offload gradients, as DeepSpeed's offload_optimizer does. Activations are
+    offloaded if the notes give a number of layers.
 
     >>> offloaded_parts({"sharding": "zero3-offload", "zero_stage_or_fsdp": "ZeRO-3 + CPU AdamW offload"})
     'optimizer,gradients'
@@ -228,8 +246,10 @@ def _sharding(row: Row) -> str:
 
 
 def strategy_of(row: Row, software: SoftwareProfile) -> str:
-    """Degrees, sharding and sequence parallelism in the spelling of the command line; what is not stated of sharding
-    and sequences is the software's habit."""
+    """Build the strategy string (such as ``tp=8,pp=4,zero=1,sp``) of a measured training run.
+
+    Empty cells for sharding and sequence parallelism take the default of the software profile.
+    """
     if integer_cell(row, "n_experts", 0) > 1 and integer_cell(row, "n_gpus", 1) > 1 and not has_value(row, "ep"):
         raise SpecError("ep is not stated: where the experts lie is unknown")
     parts = [
@@ -266,11 +286,13 @@ MOST_CHUNKS = 12
 
 
 def chunks_of(row: Row, software: SoftwareProfile) -> int:
-    """Chunks of a pipeline stage: as stated, else, where the software's users interleave and the microbatches go round
-    in whole rounds, the most up to `MOST_CHUNKS` that divide a stage's layers evenly.
+    """Return the number of chunks (virtual pipeline stages) per stage of a measured training run.
 
-    Recipes that state their chunks cut nearly as fine as that; and the published MFU of Megatron-Core's strong scaling
-    falls from 47 to 42 % down to 12 microbatches on 6 stages, where one chunk a stage would leave 29 % idle.
+    If the row does not say and the software usually interleaves, it is the largest number up to `MOST_CHUNKS` that
+    divides a stage's layers. Microbatches must then be a multiple of the stages; otherwise it is 1.
+
+    Recipes that state their chunks cut nearly as fine. The published MFU of Megatron-Core's strong scaling falls from
+    47 to 42 % down to 12 microbatches on 6 stages. One chunk per stage would leave 29 % idle there.
     """
     stages, layers = integer_cell(row, "pp", 1), integer_cell(row, "layers", 0)
     if stages == 1 or has_value(row, "vp") or not software.parallelism.interleaves:
@@ -284,8 +306,11 @@ def chunks_of(row: Row, software: SoftwareProfile) -> int:
 
 
 def _folded(row: Row, software: SoftwareProfile) -> list[str]:
-    """Return the tensor degree of experts: as stated, else the software's habit. It is 1 where their ranks do not
-    divide the data-parallel ones, so that they lie over those of tp and cp, too."""
+    """Return the tensor-parallel degree of a run's experts as strategy terms: ``["etp=1"]``, another degree, or [].
+
+    [] means the tensor-parallel degree of the other layers. The degree is the row's cell, else the software's default.
+    It is 1 if expert-parallel ranks do not divide data-parallel ranks, so that they span tp and cp ranks too.
+    """
     experts = integer_cell(row, "ep", 1)
     if experts == 1:
         return []
@@ -296,7 +321,10 @@ def _folded(row: Row, software: SoftwareProfile) -> list[str]:
 
 
 def without_update(row: Row) -> bool:
-    """Return True if the iteration is the sum of the forward and the backward time that the notes state."""
+    """Return True if a measured iteration time excludes the optimizer update.
+
+    The time is then the sum of the forward and backward times in the row's notes.
+    """
     stated = re.search(r"fw ([\d.]+) ms, bw ([\d.]+) ms", str(row.get("notes", "")))
     return stated is not None and abs(sum(map(float, stated.groups())) - float(row["iteration_ms"])) < 0.1
 
@@ -313,7 +341,7 @@ TILED_LOSS_SOFTWARE = ("deepspeed", "huggingface", "transformers")
 
 
 def loss_kernels(row: Row) -> CrossEntropyImplementation | None:
-    """The cross-entropy that a row states.
+    """Return the cross-entropy kernel of a measured run: "fused", "tiled" (fused with the output layer), or None.
 
     >>> loss_kernels({"cross_entropy": "fused", "software": "deepspeed"}), loss_kernels({"cross_entropy": "fused"})
     ('tiled', 'fused')
@@ -326,9 +354,12 @@ def loss_kernels(row: Row) -> CrossEntropyImplementation | None:
 
 
 def run_of(row: Row, profile: str | None = None, sizes: Mapping[str, int | float | str] | None = None) -> Run:
-    """The run that a row describes, under its own ``profile`` and with its network's ``sizes`` unless they are given;
-    recomputation that is not stated is the software's habit. Models marked ``[LoRA]`` are tuned by adapters
-    (`LORA_OF_SOFTWARE`), with all else frozen."""
+    """Convert a table row of a measured training run to a `Run`, for a prediction of its step time or memory.
+
+    ``profile`` is the software profile and ``sizes`` the network's parameters; by default both come from the row.
+    Recomputation that is not stated takes the software's default. Models marked ``[LoRA]`` train adapters only
+    (`LORA_OF_SOFTWARE`).
+    """
     profile = profile or software_of(row)
     software = profile_at_release(row, profile)
     recipe, known = moe_recipe_of(row), known_recipe(row)
@@ -365,8 +396,11 @@ def _stated(row: Row, column: str) -> str:
 
 
 def _modules(row: Row) -> tuple[str, ...]:
-    """Return the parts of blocks that a row's selective recomputation runs again: as stated (``layernorm+moe_act``), or
-    by its notes; where it states none at all those of its recipe."""
+    """Return the modules that a measured run recomputes selectively, such as ``("layernorm", "moe_act")``.
+
+    They come from the row's column or its notes. If the row states no recomputation at all, they come from its known
+    recipe.
+    """
     if _stated(row, "recompute") != "selective":
         usual = None if has_value(row, "recompute") else known_recipe(row)
         return usual.recomputed_modules if usual else ()
@@ -376,7 +410,10 @@ def _modules(row: Row) -> tuple[str, ...]:
 
 
 def recompute_of(row: Row, software: SoftwareProfile) -> str:
-    """Recomputation that a row states, else that of its recipe, else the software's habit."""
+    """Return the recompute policy of a measured training run.
+
+    It is the row's cell, else that of its known recipe, else the software's default.
+    """
     usual = known_recipe(row)
     recompute = _stated(row, "recompute") or (usual.recompute if usual else software.recomputation.policy)
     if recompute not in RECOMPUTE_POLICIES:
@@ -387,7 +424,7 @@ def recompute_of(row: Row, software: SoftwareProfile) -> str:
 def prediction_of(
     row: Row, software: SoftwareProfile | None = None, calibration: Calibration | None = None
 ) -> Prediction:
-    """The row's run, predicted."""
+    """Predict the measured training run that a table row describes, with its network, system and software profile."""
     model, _ = network_of(row)
     run = run_of(row)
     return predict_fitting_run(
@@ -396,7 +433,10 @@ def prediction_of(
 
 
 def software_of_row(row: Row, software: SoftwareProfile) -> SoftwareProfile:
-    """The profile with what a row says of it: ``overlap`` off is none at all, of gradients, parameters and over tp."""
+    """Adjust a software profile to a measured run: a row with ``overlap`` = off has no communication overlap.
+
+    Overlap of gradients, parameter gathers and tensor-parallel collectives is disabled.
+    """
     if _stated(row, "overlap") != "off":
         return software
     return software.with_fields({f"overlap.{part}": False for part in ("gradients", "gather", "tensor")})
@@ -421,11 +461,12 @@ def predict_fitting_run(
     software: SoftwareProfile | None = None,
     calibration: Calibration | None = None,
 ) -> Prediction:
-    """The prediction of a run. One that was measured has fitted its devices: where recomputation is not stated and the
-    software's habit does not fit by more than footprints err (`FOOTPRINT_ERROR_FACTOR`), it is the next that does,
-    selective before full; of full no more layers than needed where the software can recompute some of them, and all
-    where nothing fits. Inputs that the software keeps whole by habit are gathered again where they would fill it
-    (`WHOLE_INPUTS_MEMORY_SHARE`).
+    """Predict a measured training run, which must have fitted in memory, with recomputation where needed.
+
+    If the row does not state recomputation and the predicted memory exceeds the device by `FOOTPRINT_ERROR_FACTOR`,
+    more recomputation is assumed. Selective is tried before full. Full recomputation covers as few layers as fit if the
+    software can limit them, and all layers if nothing fits. If memory is above `WHOLE_INPUTS_MEMORY_SHARE` of the
+    device, inputs gathered over tp are gathered again in the backward pass.
     """
     system = system_of(row)
     prediction = predict(model, system, run, software, calibration)
@@ -447,7 +488,7 @@ def predict_fitting_run(
 
 
 class TransformerStepTable(RunTable):
-    """Table of training steps of transformers, one per row."""
+    """Table of measured training steps of transformers, one run per row; the measured value is the step time."""
 
     name = "llm_iterations"
     identifying_columns = frozenset(
@@ -467,18 +508,21 @@ class TransformerStepTable(RunTable):
     )
 
     def system(self, row: Row) -> System:
-        """Return the system of a row, as `system_of` finds it."""
+        """Build the system on which a measured transformer run ran, by `system_of`."""
         return system_of(row)
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the step of the row's run, without the update where only forward and backward were timed."""
+        """Predict the step time of a measured transformer run [s].
+
+        The optimizer update is excluded if only forward and backward were timed.
+        """
         prediction = prediction_of(row, software, self.calibration_of(self.system(row)))
         return row_prediction(
             prediction, prediction.step_time - (prediction.breakdown.optimizer if without_update(row) else 0.0)
         )
 
     def predict_memory(self, row: Row) -> Footprint:
-        """Predict the memory of a row's run."""
+        """Predict the memory of a measured transformer run on its fullest GPU, by part [byte]."""
         return prediction_of(row).memory
 
 
@@ -504,8 +548,12 @@ WHOLE_ITERATIONS, SERVER, HYBRIDS = "26.06", 8, ("nemotron", "mamba")
 
 @dataclass(frozen=True, slots=True)
 class MoeRecipe:
-    """Recipe of a mixture: how tokens are dispatched, whether they travel beside another microbatch, and which CUDA
-    graph there is (None: not stated); whether an expert ``drops_tokens`` those beyond its share."""
+    """Settings of a mixture-of-experts run that affect token exchange; None: not stated.
+
+    ``dispatch`` is the token dispatcher, ``overlaps_dispatch`` True if the exchange of one microbatch overlaps with
+    another's computation. ``cuda_graph`` is the CUDA graph scope; ``drops_tokens`` is True if experts drop tokens
+    beyond their capacity.
+    """
 
     dispatch: TokenDispatcher | None = None
     overlaps_dispatch: bool | None = None
@@ -514,7 +562,10 @@ class MoeRecipe:
 
 
 def moe_recipe_of(row: Row) -> MoeRecipe:
-    """The recipe of a row; what newer recipes of mixtures do where theirs is not stated."""
+    """Return the mixture-of-experts settings of a measured run: dispatcher, overlap, CUDA graph and token dropping.
+
+    Settings that the row does not state take the defaults of recent recipes.
+    """
     dispatcher = _stated_recipe(row, "expert_dispatch", "moe_flex_dispatcher_backend")
     if dispatcher and dispatcher not in DISPATCHER_OF_WORD:
         raise SpecError(f"expert_dispatch {dispatcher!r} is none of {', '.join(DISPATCHER_OF_WORD)}")
@@ -532,9 +583,12 @@ def moe_recipe_of(row: Row) -> MoeRecipe:
 
 
 class KnownRecipe(NamedTuple):
-    """Recipe of a framework: what it recomputes, and of blocks which parts, the format of its gradients, and of how
-    many layers activations go to host memory. It is found by words of a row's framework and model, and by the degrees
-    that tell recipes of a network apart."""
+    """Published training recipe of a framework for one network, for measured runs that do not state its settings.
+
+    ``software`` and ``network`` are words of a row's framework and model, ``degrees`` its parallel degrees.
+    ``recompute`` and ``recomputed_modules`` are the recompute policy, ``main_gradients`` is the format of gradients.
+    ``offload_layers`` is the number of layers whose activations go to host memory.
+    """
 
     software: str
     network: str
@@ -557,7 +611,7 @@ RECIPES = (
 
 
 def known_recipe(row: Row) -> KnownRecipe | None:
-    """The framework's own recipe of a row's network and degrees; None where none is known.
+    """Find the framework's published recipe of a measured run, by network and parallel degrees; None if there is none.
 
     >>> row = {"framework": "Megatron-Bridge 0.4.2", "model": "DeepSeek-V3", "pp": 8, "ep": 32}
     >>> known_recipe(row).recompute, known_recipe({**row, "pp": 16})
@@ -572,7 +626,7 @@ def known_recipe(row: Row) -> KnownRecipe | None:
 
 
 def recomputed_layers(row: Row) -> int | None:
-    """The layers to which a row's full recomputation is limited, where its notes quote that setting; None for all.
+    """Return the number of layers that a measured run recomputes in full, from the row's notes; None for all layers.
 
     >>> recomputed_layers({"recompute": "full", "notes": "recompute_num_layers=5"})
     5
@@ -583,8 +637,9 @@ def recomputed_layers(row: Row) -> int | None:
 
 
 def offloaded_layers(row: Row) -> int | None:
-    """The layers whose activations go to host memory, where a row's notes quote that setting, else by its recipe; None
-    where none do.
+    """Return the number of layers whose activations a measured run keeps in host memory; None for no layer.
+
+    The number comes from the row's notes, else from its known recipe.
 
     >>> offloaded_layers({"notes": "cpu_offloading_num_layers=40"}), offloaded_layers({"notes": "recipe"})
     (40, None)
@@ -604,14 +659,16 @@ SCALING_OF_WORD: dict[str, Scaling] = {
 
 
 def scaling_of(row: Row) -> Scaling | None:
-    """Return how a row scales narrow operands, where its own name of the format (``dtype_reported``) says so."""
+    """Return how a measured run scales low-precision operands (mxfp8, nvfp4, …); None if unknown.
+
+    The row's column ``dtype_reported`` decides.
+    """
     reported = str(row.get("dtype_reported", "")).lower()
     return next((scaling for words, scaling in SCALING_OF_WORD.items() if words in reported), None)
 
 
 def _stated_recipe(row: Row, column: str, setting: str) -> str:
-    """Read a column, or a setting that the notes quote (``cuda_graph_impl=full_iteration``); empty where there is
-    none."""
+    """Read a setting of a measured run from its column or notes (``cuda_graph_impl=full_iteration``), else ''."""
     if has_value(row, column):
         return str(row[column]).strip().lower()
     quoted = re.search(rf"{setting}=(\w+)", str(row.get("notes", "")))
@@ -619,7 +676,10 @@ def _stated_recipe(row: Row, column: str, setting: str) -> str:
 
 
 def _usual_recipe(row: Row) -> MoeRecipe:
-    """Return what recipes of mixtures do since `WHOLE_ITERATIONS`, where one NVLink domain holds all experts."""
+    """Return the usual mixture-of-experts settings of a recent run whose experts all lie in one NVLink domain.
+
+    Recipes of NeMo's container from release `WHOLE_ITERATIONS` on use them; earlier runs get no settings.
+    """
     released = re.match(r"2\d\.\d\d", str(row.get("release", "")))
     if released is None or released.group() < WHOLE_ITERATIONS or not has_value(row, "system"):
         return MoeRecipe()
@@ -633,8 +693,10 @@ def _usual_recipe(row: Row) -> MoeRecipe:
 
 
 def reported_memory_bytes(row: Row, memory: Footprint) -> float:
-    """The quantity in a row's figure, by its column ``what``: used memory (nvidia-smi), reserved memory
-    (max_memory_reserved of torch), else allocated memory."""
+    """Select the memory [byte] that a measured number counts, by the row's column ``what``.
+
+    It is used memory for nvidia-smi, reserved memory for torch's max_memory_reserved, else allocated memory.
+    """
     words = str(row.get("what", "")).lower()
     return memory.used if "nvidia-smi" in words else memory.cached if "reserved" in words else memory.allocated
 
@@ -645,14 +707,19 @@ FIRST_PROCESS_REPORTERS = ("nanotron",)
 
 
 def reported_footprint(row: Row, prediction: Prediction) -> Footprint:
-    """Select the footprint that a row reports: that of the fullest GPU, or of the first process where that one
-    reports."""
+    """Select the memory footprint of the GPU that a measured number is from.
+
+    It is the fullest GPU, or rank 0 for software that logs the memory of its first process.
+    """
     own_report = prediction.run.software in FIRST_PROCESS_REPORTERS and "max" not in str(row.get("what", "")).lower()
     return prediction.stage_footprint(0) if own_report else prediction.memory
 
 
 class MemoryTable(RunTable):
-    """The fullest GPU's memory, or that of the GPU which reported it, a run a row."""
+    """Table of measured GPU memory, one training run per row [byte].
+
+    The value is that of the fullest GPU, or of the GPU that reported its memory.
+    """
 
     name = "memory"
     identifying_columns = frozenset(
@@ -670,20 +737,21 @@ class MemoryTable(RunTable):
     used_for_fitting = False
 
     def system(self, row: Row) -> System:
-        """Return the system of a row, as `system_of` finds it."""
+        """Build the system on which a measured run ran, by `system_of`."""
         return system_of(row)
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the bytes on the GPU that was looked at (`reported_footprint`), counted as the row's tool counts them
-        (`counted`). The baseline is parameters, gradients and optimizer states alone."""
+        """Predict the measured GPU memory of a training run [byte], counted as the reporting tool counts.
+
+        The baseline is parameters, gradients and optimizer states alone.
+        """
         prediction = self._prediction(row, software)
         memory, device = reported_footprint(row, prediction), prediction.system.device.name
         size, states = reported_memory_bytes(row, memory), memory.parameters + memory.gradients + memory.optimizer
         return RowPrediction(size, 0.8 * size, 1.25 * size, states, device, prediction.run.software)
 
     def further_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
-        """Return reserved bytes, predicted and measured, where the notes state them beside the allocated ones (``70.88
-        GiB reserved``)."""
+        """Compute (predicted, measured) memory reserved by torch's allocator [byte], for rows whose notes have it."""
         sizes = np.full((2, len(frame)), np.nan)
         for index, row in enumerate(row_dicts(frame)):
             stated = re.search(r"([\d.]+) GiB reserved", str(row.get("notes", "")))
@@ -692,11 +760,11 @@ class MemoryTable(RunTable):
         return {"reserved by the allocator": (sizes[0], sizes[1])}
 
     def predict_memory(self, row: Row) -> Footprint:
-        """Predict the memory of a row's run."""
+        """Predict the memory of a measured training run on its fullest GPU, by part [byte]."""
         return self._prediction(row, None).memory
 
     def software_profile(self, row: Row) -> str:
-        """Return the software profile of a row; rows that name none are known by their source."""
+        """Return the software profile of a measured memory row; rows without a framework are matched by source."""
         return software_of({"framework": row.get("source", ""), **row}, "nanotron")
 
     def _prediction(self, row: Row, software: SoftwareProfile | None) -> Prediction:
@@ -706,7 +774,7 @@ class MemoryTable(RunTable):
 
 
 def _network(row: Row) -> tuple[ModelSpec, dict[str, int | float | str]]:
-    """Return the network of a row: by the columns of its sizes if present, else by its name."""
+    """Find the network of a measured memory row: by its size columns if present, else by its name in the catalog."""
     if has_value(row, "layers") and has_value(row, "hidden"):
         return network_of(row)
     name = str(row["model"])

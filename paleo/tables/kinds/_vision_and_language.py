@@ -1,4 +1,4 @@
-"""Rows of measured training steps of convolutional networks, BERT, GNMT, Transformer and Transformer-XL, as runs."""
+"""Tables of measured training steps of CNNs, BERT, GNMT, Transformer and Transformer-XL; each row becomes a `Run`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ APEX_PROFILE = "nvidia-apex"
 class LanguageStepTable(NetworkStepTable):
     """Table of training steps of BERT, GNMT, Transformer and Transformer-XL, one per row; measured is the step time.
 
-    Batches count sequences or sentences, or tokens of sentences of the model's own length.
+    Batches count sequences, sentences, or tokens of sentences of the model's usual length.
     """
 
     name = "other_iterations"
@@ -61,7 +61,7 @@ class LanguageStepTable(NetworkStepTable):
     configuration_columns = ("source", "system", "seq_len", "dtype", "grad_accum", "software", "framework", "notes")
 
     def predict_network_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the training step of a row; raise SpecError if the catalog lacks its model."""
+        """Predict the step time of a measured language-model run [s]; raise SpecError for unknown models."""
         name = _catalog_name(row)
         if name is None:
             known = {*MODEL_OF_TABLE_NAME, *entry_names("models")}
@@ -73,9 +73,9 @@ class LanguageStepTable(NetworkStepTable):
         return row_prediction(predict(model, system, self._run(row, model), software, self.calibration_of(system)))
 
     def measured_values(self, frame: pd.DataFrame) -> Array:
-        """Return the measured step time of each row of this table [s].
+        """Return the measured step time of each language-model run [s].
 
-        If a row states only a throughput in tokens, it is the tokens of the batch over that throughput.
+        If a row has only a throughput in tokens, the step time is the tokens of a batch over that throughput.
         """
         stated, columns = super().measured_values(frame), ("throughput", "seq_len", "global_batch")
         rate, lengths, batch = (number_or_nan(frame, column) for column in columns)
@@ -83,7 +83,10 @@ class LanguageStepTable(NetworkStepTable):
         return np.where(np.isfinite(stated), stated, tokens * batch / np.where(rate > 0, rate, np.nan))
 
     def unmeasured_reason(self, row: Mapping[Any, Any]) -> str:
-        """Explain why a row has no measured step time; a throughput in tokens can be used for known networks only."""
+        """Explain why a language-model run has no measured step time.
+
+        A throughput in tokens can replace the step time only for networks of the catalog.
+        """
         if has_value(row, "iteration_ms"):
             return super().unmeasured_reason(row)
         if _catalog_name(row) is None:
@@ -120,7 +123,7 @@ def _is_number(cell: object) -> bool:
 
 
 def _tokens(row: Row, length: float) -> float:
-    """Return the tokens per unit of a row's batch, for throughputs that are stated in tokens.
+    """Return the tokens per sample of a measured run's batch, to convert a throughput in tokens to a step time.
 
     A sample has the mean tokens of the network's data set, else ``length`` tokens, else those of the network. nan if
     the throughput counts something else or the network is not known.
@@ -136,13 +139,13 @@ def _tokens(row: Row, length: float) -> float:
 
 
 def _catalog_name(row: Mapping[Any, Any]) -> str | None:
-    """Return the catalog name of a row's network, or None if the catalog lacks it."""
+    """Return the catalog name of a measured language model; None if the catalog lacks the model."""
     stated = str(row["model"]).strip().lower()
     return MODEL_OF_TABLE_NAME.get(stated) or (stated if stated in entry_names("models") else None)
 
 
 def _optimizer(row: Row) -> str:
-    """Return the optimizer of a row's training script.
+    """Return the optimizer of a measured language-model run.
 
     It is LAMB for BERT and Transformer-XL, AdamW for fine-tuned BERT, else Adam.
     """
@@ -162,7 +165,7 @@ def _is_tuning(row: Row) -> bool:
 
 
 def _sizes(row: Row) -> dict[str, int | float | str]:
-    """Return the sizes of a row's network that differ from the catalog's.
+    """Return the sizes of a measured language model that differ from the catalog's.
 
     These are the sequence length, and 0 masked words in fine-tuning.
     """
@@ -217,7 +220,7 @@ CUDNN_OF_SOURCE = (("convnet-benchmarks Dec-2014", 1.0), ("convnet-benchmarks", 
 
 
 def model_of(row: Row) -> str:
-    """Return the catalog name of a row's model, in the variant that its benchmark script or its notes name."""
+    """Return the catalog name of a measured CNN, in the variant of its benchmark script or notes."""
     slug = str(row["model_slug"])
     if "tf_cnn_benchmarks" in f"{row.get('framework', '')} {row.get('notes', '')}":
         variants = ORIGINAL_RESNETS if EARLIER_PAGE in str(row.get("source", "")) else ORIGINAL_RESNETS | WIDER_ALEXNET
@@ -226,14 +229,14 @@ def model_of(row: Row) -> str:
 
 
 def size_overrides(row: Row) -> dict[str, int | float | str]:
-    """Return ``{"resolution": side}`` if a row states another image side than its network has; else {}."""
+    """Return ``{"resolution": side}`` if a measured CNN has another image size than the catalog's network; else {}."""
     side = re.search(r"(\d+)x\1$", str(row.get("input_shape", "")).strip())
     usual = load_model(model_of(row)).params.get("resolution")
     return {"resolution": int(side.group(1))} if side and usual not in (None, int(side.group(1))) else {}
 
 
 def cudnn_release(row: Row) -> float | None:
-    """Return the cuDNN release of a row (major.minor): as stated, by its framework's name, or by its source's date."""
+    """Return the cuDNN release (major.minor) of a measured run: as stated, else by its framework or its source."""
     stated = cudnn_version(str(row.get("cudnn", "")))
     if stated is not None:
         return stated
@@ -245,9 +248,9 @@ def cudnn_release(row: Row) -> float | None:
 
 
 def software_profile_of(row: Row) -> str:
-    """Return the name of the software profile of a row of convolutional networks.
+    """Choose the software profile (how a framework's release drives the device) of a measured CNN run.
 
-    Caffe without a cuDNN version ran its own kernels. Raises SpecError for OpenCL kernels.
+    Caffe without a cuDNN version ran its native kernels. Raises SpecError for OpenCL kernels.
     """
     framework, cudnn = str(row.get("framework", "")).lower(), str(row.get("cudnn", "")).lower()
     if any(word in framework for word in OPENCL_FRAMEWORKS):
@@ -265,16 +268,16 @@ def software_profile_of(row: Row) -> str:
 
 
 def software_profile_at_date(row: Row) -> str:
-    """Return the software profile of a row as `software_profile_of` does, in the release of the day of its timing."""
+    """Choose the software profile of a measured CNN run, in the release that was current when it was timed."""
     source = str(row.get("source", ""))
     release = f" {CONTAINER_RELEASE}" if source.startswith(NVIDIA_EXAMPLE_SOURCES) else ""
     return profile_at_release({**row, "source": source + release}, software_profile_of(row))
 
 
 def cudnn_version(text: str) -> float | None:
-    """Parse the cuDNN release of a cell: 5105, R4, v3, ``5.1 (CUDA 8.0)``; 1.0 for "none"; None if nothing is said.
+    """Parse the cuDNN release of a cell: 5105, R4, v3, ``5.1 (CUDA 8.0)``; 1.0 for "none"; None for an empty cell.
 
-    A number as cudnnGetVersion gives it has the minor release in its hundreds.
+    A number in cudnnGetVersion's form has the minor release in its hundreds digit.
 
     >>> cudnn_version("5105"), cudnn_version("R4"), cudnn_version("5.1 (CUDA 8.0)"), cudnn_version("")
     (5.1, 4.0, 5.1, None)
@@ -294,12 +297,12 @@ def cudnn_version(text: str) -> float | None:
 
 
 def without_update(row: Row) -> bool:
-    """Return True if a row's measured time covers forward and backward only, without the optimizer's update."""
+    """Return True if a measured time covers forward and backward only, without the optimizer's update."""
     return WITHOUT_UPDATE_NOTE in str(row.get("notes", ""))
 
 
 def microbatches_of(row: Row) -> int:
-    """Return the number of forward and backward passes after which a row's script updates the parameters."""
+    """Return the accumulated microbatches (forward and backward passes) per parameter update of a measured CNN run."""
     slug = str(row["model_slug"])
     images = FIRST_BATCH * next((batches for word, batches in OPTIMIZER_BATCH if word in slug), 1)
     if ACCUMULATION_NOTE not in str(row.get("notes", "")):
@@ -308,7 +311,7 @@ def microbatches_of(row: Row) -> int:
 
 
 def run_of(row: Row) -> Run:
-    """Translate a row of ``cnn_iterations`` into a `Run`; without an iteration time it is the forward pass only."""
+    """Convert a table row of a measured CNN step to a `Run`; without an iteration time it is the forward pass only."""
     batch = float(row["batch_per_gpu"])
     if batch != int(batch) or batch < 1:
         raise SpecError(f"batch_per_gpu {row['batch_per_gpu']!r} is not a whole number")
@@ -326,14 +329,14 @@ def run_of(row: Row) -> Run:
 
 
 def _alone(frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Return a mask of the rows that state no iteration time: only their forward pass was timed."""
+    """Return a mask of CNN rows without an iteration time, of which only the forward pass was timed, shape (rows,)."""
     return np.asarray(text_column(frame, "iteration_ms") == "")
 
 
 class VisionStepTable(NetworkStepTable):
-    """Table of training steps of convolutional networks, one per row; the measured value is the step time.
+    """Table of measured training steps of convolutional networks, one run per row; the measured value is the step time.
 
-    Rows without a step time are compared by the time of their forward pass.
+    Rows without a step time have the time of their forward pass.
     """
 
     name = "cnn_iterations"
@@ -347,26 +350,27 @@ class VisionStepTable(NetworkStepTable):
     )
 
     def measured_values(self, frame: pd.DataFrame) -> Array:
-        """Return the measured time of each row of this table [s]: of the step, or of the forward pass alone."""
+        """Return the measured time of each CNN run [s]: step time, else forward time."""
         return np.where(_alone(frame), number_or_nan(frame, "forward_ms") * MILLISECOND, super().measured_values(frame))
 
     def unmeasured_reason(self, row: Mapping[Any, Any]) -> str:
-        """Explain why a row has no measured time, neither of the step nor of the forward pass."""
+        """Explain why a CNN run has no measured time, neither of the step nor of the forward pass."""
         if has_value(row, "iteration_ms") or not has_value(row, "forward_ms"):
             return super().unmeasured_reason(row)
         return f"forward_ms {str(row['forward_ms'])[:40]!r} is not a number above zero"
 
     def software_profile(self, row: Row) -> str:
-        """Return the name of the software profile of a row: by `software_profile_of`, else by `software_of`."""
+        """Return the software profile of a CNN run: by `software_profile_of`, else by `software_of`."""
         try:
             return software_profile_of(row)
         except SpecError:
             return software_of(row)
 
     def scaling_curves(self, frame: pd.DataFrame) -> pd.DataFrame | None:
-        """Return the device count of each row (nan: forward only) and the columns that are equal within a curve.
+        """Return the device count of each CNN run and the columns that are equal within a scaling curve.
 
-        Among these are the exchange of weights and the source of images, which the notes state.
+        Rows with only a forward time have nan. Columns include the weight exchange and the source of images, which the
+        notes state.
         """
         gpus, alone = number_or_nan(frame, "n_gpus"), _alone(frame)
         patterns = {"data": r"^(synthetic|real)", "exchange": r"variable_update[:=] ?([^;,]*)"}
@@ -377,9 +381,9 @@ class VisionStepTable(NetworkStepTable):
         return pd.DataFrame({"gpus": np.where(alone, np.nan, gpus), **same, **words})
 
     def predict_network_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
-        """Predict the step time of a row, without the optimizer's update if the measurement left it out.
+        """Predict the step time of a measured CNN run [s], without the optimizer update if the measurement excludes it.
 
-        With gradient accumulation it is one pass with its share of the update.
+        With gradient accumulation, the time is that of one microbatch and its share of the update.
         """
         system = self.system(row)
         prediction = predict(load_model(model_of(row)), system, run_of(row), software, self.calibration_of(system))
