@@ -429,7 +429,7 @@ def _length(name: str, value: float | str, variation: float) -> tuple[float, flo
         share = float(spread)
     except ValueError:
         share = -1.0
-    if not 0 <= share <= 10:
+    if not 0 <= share <= MOST_VARIATION:
         raise SpecError(f"--{name} {value!r:.60}: expected MEAN~VARIATION, such as 500~0.8")
     return _number(name, mean), share
 

@@ -165,7 +165,6 @@ def plan_quantities(
     # Collect the quantities of a strategy's flags and numbers; degrees are taken from a mesh.
     of_strategy = {
         "sp": int(parallel.sequence_parallel and parallel.degrees.get("tp", 1) > 1),
-        "etp": parallel.expert_tensor_degree or 0,
         "zero": parallel.zero,
         "vp": parallel.chunks,
     }

@@ -205,7 +205,8 @@ def compressed_table(study: AllReduceCompressionStudy) -> RenderableType:
     return Group(rows, Text(), wrapped_text(uncompressed + assumed))
 
 
-# The links of a system as graphs of units, switches and rates, one a level: what is drawn of it, and what the closed
+# Graphs of a system's links, one a level: units, switches and rates. Plots draw them; closed forms are tested against
+# them.
 
 #: A unit of the level below by its number, or a switch by its name.
 Vertex = int | str

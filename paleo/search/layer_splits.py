@@ -45,21 +45,6 @@ class LayerSplits:
     step_time: float
     data_parallel_step_time: float
 
-    def split_of_layer(self, layer: str) -> str:
-        """Return the split that the search chose for a layer.
-
-        Parameters
-        ----------
-        layer : str
-            Name of the layer.
-
-        Returns
-        -------
-        str
-            Text of the split, for example ``features over dp``.
-        """
-        return dict(self.split_by_layer)[layer]
-
 
 @dataclass(frozen=True, slots=True)
 class _Option:

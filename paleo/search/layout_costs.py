@@ -161,23 +161,6 @@ class LayoutTimes:
     graph: Graph
     by_program: ResultCache = field(default_factory=ResultCache, compare=False)
 
-    def find_position(self, layout: Layout, microbatch: int) -> int | None:
-        """Return the index of a layout at a microbatch in these times.
-
-        Parameters
-        ----------
-        layout : Layout
-            Layout of the search.
-        microbatch : int
-            Microbatch [samples].
-
-        Returns
-        -------
-        int, optional
-            Index along the points; None if the layout does not divide the layers.
-        """
-        return self.position_of_layout.get((self.key_of_layout(layout), microbatch))
-
 
 def layout_times(
     graphs: GraphsByBatch,

@@ -141,23 +141,6 @@ class SectionTimes:
     output_bytes: Array
     workspace_bytes: Array
 
-    def select_sections(self, sections: Sequence[int]) -> SectionTimes:
-        """Select some sections by index; an index may repeat.
-
-        Parameters
-        ----------
-        sections : sequence of int
-            Positions of the sections.
-
-        Returns
-        -------
-        SectionTimes
-            Costs of these sections.
-        """
-        rows = list(sections)
-        figures = {name: getattr(self, name)[rows] for name in ARRAY_FIELDS if name != "times_by_limit"}
-        return SectionTimes(self.repeat[rows], **figures, times_by_limit=self.times_by_limit[:, :, rows])
-
     def select_configurations(self, configurations: Index) -> SectionTimes:
         """Select some configurations by index, along the last axis.
 

@@ -98,7 +98,7 @@ class ServiceOptions:
     rate: str | None = None
     concurrency: Annotated[int | None, typer.Option("--concurrency", "--users", min=1)] = None
     think: str | None = None
-    arrivals: Annotated[str, typer.Option(autocompletion=word_completion("poisson", "constant"))] = "poisson"
+    arrivals: Annotated[str, typer.Option(autocompletion=word_completion("poisson", "constant", "at once"))] = "poisson"
     ttft: str | None = None
     tpot: str | None = None
     latency: str | None = None
