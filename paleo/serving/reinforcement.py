@@ -227,9 +227,9 @@ def generation_time(layout: ReplicaLayout, rollouts: Rollouts, *, steady: bool) 
 def weight_transfer_time(system: System, parameters: float, gpus: int) -> float:
     """Predict the time in which the trainer's new weights reach the generation engine.
 
-    Every tensor is gathered whole on each rank that sends it to an engine, so all weights pass over the link of each
-    rank once, as in NeMo RL and verl. (verl publishes 23.7 s for 235 billion parameters on 64 and 64 GPUs with a
-    broadcast in the background, and 58.6 s without.)
+    Every tensor is gathered whole on each rank that sends it to an engine, as in NeMo RL and verl. Therefore all
+    weights pass over the link of each rank once. (verl publishes 23.7 s for 235 billion parameters on 64 and 64 GPUs
+    with a broadcast in the background, and 58.6 s without.)
 
     Parameters
     ----------

@@ -289,7 +289,7 @@ class Service:
 
     @property
     def best(self) -> ServingPlan | None:
-        """Best plan (the first one); None if no plan meets the limits."""
+        """Best serving plan, the first one; None if no plan meets load and latency limits."""
         return self.result.plans[0] if self.result.plans else None
 
     @cached_property

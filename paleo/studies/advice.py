@@ -21,7 +21,7 @@ _OFFLOADS = ("optimizer", "activations", "optimizer,gradients,parameters")
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Suggested change to a run, as options of the command line, and the prediction with it."""
+    """Suggested change to a run that saves memory, as command-line options, with the prediction of the changed run."""
 
     change: str
     prediction: Prediction

@@ -64,8 +64,8 @@ Array = npt.NDArray[np.float64]
 class _Fault:
     """Possible explanation of a training log: a fault such as a slow link, with its factor and its fit to the log.
 
-    ``prediction`` is the prediction of the run with the fault, ``evidence`` the log values that follow from it (SI
-    units, by quantity), and ``misfit`` their squared deviation from the measured log plus a penalty.
+    ``prediction`` is the prediction of the run with the fault. ``evidence`` holds the log values that follow from the
+    prediction (SI units, by quantity). ``misfit`` is their squared deviation from the measured log plus a penalty.
     """
 
     name: str

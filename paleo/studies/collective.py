@@ -91,7 +91,7 @@ class CollectiveStudy:
 
     @property
     def best(self) -> AlgorithmRow:
-        """Fastest algorithm among those from which the library chooses; training steps are predicted with it."""
+        """Fastest algorithm that the library (such as NCCL) would choose; predictions of training steps use it."""
         return next(row for row in self.rows if row.chosen_by_library)
 
     @property

@@ -1,10 +1,11 @@
-"""Power, energy and cost of a training run: watts from work done, rent, electricity, and time to train.
+"""Power, energy and cost of a training run: watts from the work of its kernels, rent, electricity, and time to train.
 
-A board draws an idle share of its design power all the time, another share while any kernel runs, and energy for each
-FLOP and each byte on top, kernel by kernel and never more than its limit (`paleo.pricing.power.PowerParameters`, fitted
-to measured watts). The energy of a FLOP is a share of the one that explains how far products of training fall below
-their peak at the power limit (``GemmParameters.training_energy``). The design power is given beside it as the upper
-limit."""
+A board draws an idle share of its design power all the time, and another share while any kernel runs. Each FLOP and
+each byte of memory traffic adds energy, up to the power limit of the board. The parameters
+(`paleo.pricing.power.PowerParameters`) are fitted to measured watts. The energy of a FLOP is a share of
+``GemmParameters.training_energy``, which explains how far GEMMs of training fall below peak at the power limit. The
+energy at design power is reported, too, as an upper limit.
+"""
 
 from __future__ import annotations
 
@@ -744,9 +745,9 @@ def require_amount(long_run: LongRunOptions | None, amount: TrainingAmount | Non
 def rent_rate(system: System, gpus: int, tariff: Tariff | None = None) -> tuple[float | None, Price | None]:
     """Return the rent of the whole nodes or racks that hold a number of devices [USD/s].
 
-    The price in the tariff comes first, then the depreciation of bought machines, then the price in the system's file,
-    then the dated price lists (`paleo.specs.prices`). If electricity has a price, a system without any rental offer is
-    taken to be owned, without rent.
+    The first known price counts: that of the tariff, the depreciation of bought machines, the price in the system's
+    file, or the dated price lists (`paleo.specs.prices`). If electricity has a price, a system without any rental offer
+    is taken to be owned, without rent.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """Goodput of a long run: the share of wall time left after checkpoints, lost work and restarts.
 
-All formulas are closed forms that broadcast over arrays. Failures are exponential with the job's mean time between
-failures. After each failure the run falls back to its last durable checkpoint and spends ``restart`` seconds until the
-next new step. Weibull failures with a falling hazard lose a little less, so exponential is the careful choice."""
+All formulas are closed forms that broadcast over arrays. Times between failures are exponential, with the job's mean
+time between failures. After each failure the run falls back to its last durable checkpoint and spends ``restart``
+seconds until the next new step. Weibull failures with a falling hazard would lose a little less time."""
 
 from __future__ import annotations
 
@@ -160,10 +160,14 @@ def two_level_goodput(
 ) -> Array:  # fmt: skip
     """Return the goodput of a run with checkpoints at two levels, in host memory and in storage.
 
-    The goodput is (w − Σ p_i l_i / M) / (1 + Σ p_i r_i / M), summed over the two levels i. There w = 1 / (1 + Σ δ / τ)
-    is the share of running time that is not saving, p_i the share of failures that level i recovers, l_i the mean work
-    lost, and r_i = M (e^(R_i/M) − 1) the restart time with failures during restarts. The mean age of a copy at a
-    failure is M − s / (e^(s/M) − 1), with s the time between copies; copies in storage are older by `lag`.
+    The goodput is (w − Σ p_i l_i / M) / (1 + Σ p_i r_i / M), summed over the two levels i:
+
+    - w = 1 / (1 + Σ δ / τ) is the share of running time that is not saving;
+    - p_i is the share of failures from which level i recovers, and l_i the mean work lost;
+    - r_i = M (e^(R_i/M) − 1) is the restart time, with failures during restarts.
+
+    The mean age of a copy at a failure is M − s / (e^(s/M) − 1), with s the time between copies. Copies in storage are
+    older by `lag`.
 
     Parameters
     ----------
@@ -838,8 +842,8 @@ class Interruption:
     """Cost in time of stopping a run on purpose and continuing it later, as a cluster scheduler does.
 
     ``save`` is the time to write a checkpoint, ``launch_time`` to launch and warm up processes, and ``restore`` to
-    read the checkpoint [s]. ``goodput`` is the goodput while the run lasts (0 to 1), ``mtbf`` the mean time between
-    its failures [s], and ``seconds_lost_per_failure`` the restart and the lost work of one failure on average [s].
+    read the checkpoint [s]. ``goodput`` is the goodput while the run lasts (0 to 1), and ``mtbf`` its mean time between
+    failures [s]. ``seconds_lost_per_failure`` is the mean restart time and lost work of one failure [s].
     """
 
     save: float

@@ -279,7 +279,7 @@ class CompressionStudy:
 
 
 def compression_study(prediction: Prediction) -> CompressionStudy | None:
-    """Compare a run that compresses its gradients with the same run without.
+    """Compare a run that compresses its gradients with the same run without compression.
 
     Parameters
     ----------
@@ -452,7 +452,7 @@ class AllReduceCompressionStudy:
 def compare_compressions(
     study: CollectiveStudy, methods: Sequence[str], *, dtype: str = "bf16", tensors: int = 1, calibration: str = "auto"
 ) -> AllReduceCompressionStudy:
-    """Predict the all-reduce of a gradient under several compression methods, and compare them without compression.
+    """Predict the all-reduce of a gradient with several compression methods, and compare it with no compression.
 
     Parameters
     ----------

@@ -134,7 +134,7 @@ def sampled_trial_scores(trials: int, rungs: int, correlation: float, seed: int)
 
 
 class TuningMethod(ABC):
-    """Tuning method (random search, Hyperband, …): it decides which trial an idle worker trains next.
+    """Tuning method (random search, Hyperband, …), which decides the trial that an idle worker trains next.
 
     Attributes
     ----------
