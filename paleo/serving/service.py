@@ -294,7 +294,7 @@ class Service:
 
     @cached_property
     def simulation(self) -> SimulationResult | None:
-        """Discrete-event simulation of the best plan; None if no plan meets the limits."""
+        """Discrete-event simulation of one replica of the best serving plan; None if no plan meets the limits."""
         return None if self.best is None else simulated_replica(self.best, self.load)
 
     def latencies(self, part: str) -> dict[str, float]:

@@ -419,7 +419,6 @@ class TargetRequirement:
 
     ``interval`` is the 90 % interval of the time [s].
 
-
     ``code_over_predicted_step_time`` is the step time of the task's code over the predicted one, and
     ``evaluation_seconds`` [s] is part of the time.
     """

@@ -326,9 +326,10 @@ _FACTORS = (1 / 32, 1 / 8, 1 / 2, 1.0, 2.0, 8.0, 32.0)
 
 @dataclass(frozen=True, slots=True)
 class BandwidthCurve:
-    """Step times of a compressed and an uncompressed run over the bandwidth of a node's links, ``bandwidths`` [byte/s].
+    """Step times [s] with and without gradient compression, over link bandwidths of a node [byte/s].
 
-    ``system_rate`` is the bandwidth of the system; at ``crossover_bandwidth`` both take equally long (None: nowhere).
+    ``system_rate`` is the bandwidth of the system [byte/s]. At ``crossover_bandwidth`` [byte/s] both step times are
+    equal; None if they never are.
     """
 
     bandwidths: tuple[float, ...]
@@ -653,9 +654,9 @@ def exchange_search(
     price : StalenessPenalty
         Cost of staleness in samples.
     consistencies : sequence of str, optional
-        Consistency models.
+        Consistency models to try, such as ``bsp`` (synchronous) or ``async``.
     compressions : sequence of str | None, optional
-        Compression methods; None for none.
+        Gradient compression methods to try; None for no compression.
     counts : sequence of int, optional
         Numbers of GPUs; by default that of the run.
     space : SearchSpace, optional

@@ -593,7 +593,7 @@ def curve_warnings(curves: Sequence[ScaleCurve]) -> list[str]:
     Returns
     -------
     list of str
-        Sentences.
+        Warnings, each with its GPU counts in front.
     """
     firsts, counts = dict[str, str](), dict[str, list[int]]()
     for point in (point for curve in curves for point in curve.points if point.prediction is not None and point.usable):

@@ -774,7 +774,7 @@ def run_for_target(
     Parameters
     ----------
     network : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     run : Run
         Options of the run: GPUs, batch, parallelism, number format and so on.
     target : str, optional
@@ -787,7 +787,7 @@ def run_for_target(
     Returns
     -------
     tuple[Run, TrainingAmount | None]
-        Run and amount.
+        Run with the options of the task, and amount of training until its target.
 
     Raises
     ------

@@ -63,7 +63,7 @@ class TuningSettings:
     first_rung_samples, last_rung_samples : float
         Samples of a trial at the first rung and at the last one.
     eta : int
-        Ratio of one rung to the next, and of trials that stop to those that continue.
+        Ratio of one rung to the next; the best 1/eta of the trials of a rung continue.
     population : int
         Members that evolution keeps alive.
     resumes : bool

@@ -13,7 +13,7 @@ from paleo.tuning.base import METHODS, SynchronousStage, TrialJob, TuningMethod,
 
 @METHODS.register("random")
 class RandomSearch(TuningMethod):
-    """Random search: configurations are drawn at random."""
+    """Random search over hyperparameters: configurations are random, and every trial trains in full."""
 
     title = "random search"
     source = "Bergstra and Bengio, JMLR 13 (2012)"
@@ -54,7 +54,7 @@ class RandomSearch(TuningMethod):
 
 @METHODS.register("grid")
 class GridSearch(RandomSearch):
-    """Grid search: configurations are points of a grid, and the sizes of the network alternate."""
+    """Grid search over hyperparameters: configurations are points of a grid, and the sizes of the network alternate."""
 
     title = "grid search"
 
