@@ -41,16 +41,17 @@ _NEAR = (0.75, 1.35)
 
 @dataclass(frozen=True, slots=True)
 class EngineBenchmark:
-    """Values that an engine's benchmark printed, by name: numbers and lengths of requests [tokens], latencies [ms].
+    """Results of a serving engine's benchmark (``vllm bench serve``, ``sglang.bench_serving``).
 
-    ``seconds`` is the duration of the benchmark [s].
+    ``values`` maps a quantity to its value: ``requests``, ``input`` and ``output`` [tokens], ``rate`` [requests/s],
+    ``users``, ``seconds`` (duration [s]), and the latencies ``ttft``, ``tpot`` [ms].
     """
 
     values: Mapping[str, float]
 
     @property
     def serve_arguments(self) -> dict[str, float | int | str]:
-        """Load of the benchmark (lengths, concurrency or rate), as keyword arguments of `paleo.serve`."""
+        """Load of the benchmark (mean lengths, concurrency or request rate), as keyword arguments of `paleo.serve`."""
         count = self.values["requests"]
         lengths = {name: max(self.values[name] / count, 1.0) for name in ("input", "output")}
         users, rate = self.values.get("users", math.inf), self.values.get("rate", math.inf)
@@ -62,19 +63,19 @@ class EngineBenchmark:
 
     @property
     def measured(self) -> dict[str, float]:
-        """Measured output tokens per second, and times [s]."""
+        """Measured output tokens per second and latencies [s], by name, for comparison with a prediction."""
         names = ("ttft", "ttft_p99", "tpot", "tpot_p99")
         times = {name: self.values[name] * MILLISECOND for name in names if name in self.values}
         return {"tokens_per_s": self.values["output"] / self.values["seconds"], **times}
 
 
 def read_benchmark(path: str | Path) -> EngineBenchmark | None:
-    """Read the results of an engine's benchmark.
+    """Read the results of a serving engine's benchmark from a file.
 
     Parameters
     ----------
     path : str | Path
-        The file, printed or saved as JSON.
+        Printed output, or results saved as JSON.
 
     Returns
     -------
@@ -125,14 +126,14 @@ def _float(value: object) -> float:
 
 @dataclass(frozen=True)
 class ServiceAudit:
-    """Benchmark of an engine together with the prediction of the same load.
+    """Comparison of a serving engine's benchmark with the prediction of the same load.
 
     Attributes
     ----------
     benchmark : EngineBenchmark
         Measured values.
     service : Service
-        The prediction.
+        Predicted service under the load of the benchmark.
     """
 
     benchmark: EngineBenchmark
@@ -140,7 +141,7 @@ class ServiceAudit:
 
     @property
     def predicted(self) -> dict[str, float]:
-        """Prediction of each measured quantity by name: output tokens per second, and times [s]."""
+        """Prediction of each measured quantity by name: output tokens per second, and latencies [s]."""
         plan, result = self.service.best, self.service.simulation
         if plan is None or result is None:
             return {}
@@ -152,7 +153,7 @@ class ServiceAudit:
 
     @property
     def faults(self) -> dict[str, float]:
-        """Latencies that differ from the prediction, by the part that causes them: measured over predicted time [-]."""
+        """Ratios of measured to predicted latency that are out of range, by the part of the service at fault."""
         if not self.predicted:
             return {}
         ratios = {name: self.benchmark.measured[name] / self.predicted[name] for name in ("ttft", "tpot")}
@@ -162,7 +163,7 @@ class ServiceAudit:
 
     @property
     def verdict(self) -> str:
-        """Comparison of measured and predicted values in one or two sentences."""
+        """Sentences that compare the measured with the predicted throughput and latencies."""
         if not self.predicted:
             return self.service.verdict
         ratio = self.benchmark.measured["tokens_per_s"] / self.predicted["tokens_per_s"]

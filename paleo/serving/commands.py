@@ -1,4 +1,4 @@
-"""Launch commands of serving engines: reading what they state about a service, and writing them for a plan."""
+"""Launch commands of serving engines (vLLM, SGLang, TensorRT-LLM): parse their settings, and write them for a plan."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ _ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm", "tenso
 
 @dataclass(frozen=True, slots=True)
 class EngineCommand:
-    """Settings that the launch command of an engine states; None where it leaves them to the engine."""
+    """Settings in the launch command of a serving engine; None where the engine's default applies.
+
+    ``drafted``, ``branches``, ``verified`` and ``draft_vocabulary`` are settings of speculative decoding.
+    """
 
     engine: str | None
     model: str | None
@@ -63,7 +66,7 @@ class EngineCommand:
     overlapped_scheduler: bool | None = None
 
     def formats(self, model: ModelSpec) -> Formats:
-        """Return the number formats of weights and KV cache that the command asks for.
+        """Return the number formats of weights and KV cache that the launch command sets.
 
         By default the weights keep their published format, and the cache has 16 bits.
 
@@ -81,23 +84,23 @@ class EngineCommand:
 
     @property
     def speculation(self) -> dict[str, float]:
-        """Return the speculative-decoding settings of the command, by the field names of `ServingEngine`."""
+        """Speculative-decoding settings of the launch command, by the field names of `ServingEngine`."""
         names = ("drafted", "branches", "verified", "draft_vocabulary")
         return {name: getattr(self, name) for name in names} if self.drafted else {"drafted": 0}
 
 
 def read_command(text: str) -> EngineCommand:
-    """Read a command line of vLLM, SGLang or TensorRT-LLM.
+    """Parse the command line that launches vLLM, SGLang or TensorRT-LLM.
 
     Parameters
     ----------
     text : str
-        The command line.
+        Command line, such as ``vllm serve MODEL -tp 2``.
 
     Returns
     -------
     EngineCommand
-        What it says; None for what it leaves to the engine.
+        Settings of the command; None where the engine's default applies.
 
     Raises
     ------
@@ -167,13 +170,13 @@ def _model(words: list[str]) -> str | None:
 
 
 def _weights(words: list[str]) -> str | None:
-    """Return the format of the weights that a flag or the name of the network states; None if neither does."""
+    """Return the weight format in the flags or the network's name of a launch command; None if there is none."""
     others = [word for before, word in zip(["", *words], words, strict=False) if before not in _CACHE_FLAGS]
     return parse_weight_format(" ".join(others))
 
 
 def _drafted(words: list[str]) -> int:
-    """Return the number of tokens drafted per sequence and iteration (speculative decoding); 0 without it."""
+    """Return the tokens drafted per sequence and iteration (speculative decoding) under a launch command; 0 if none."""
     config = _value(words, ("--speculative-config", "--speculative_config"))
     value = _value(words, _FLAGS["drafted"])
     try:
@@ -184,9 +187,10 @@ def _drafted(words: list[str]) -> int:
 
 
 def quantises_at_start(engine: str, weights: str, released: str) -> bool:
-    """Return True if an engine converts the published weights to a format itself when it starts.
+    """Return True if a serving engine quantises the published weights to a format by itself when it starts.
 
-    vLLM and SGLang make fp8 from 16-bit weights (``--quantization fp8``); other formats need weights converted before.
+    vLLM and SGLang quantise 16-bit weights to fp8 (``--quantization fp8``); other formats need weights converted
+    before the start.
 
     Parameters
     ----------
@@ -218,7 +222,7 @@ def weights_to_load(engine: str, model: ModelSpec, weights: str) -> str:
     Returns
     -------
     str
-        Hub id or name of a folder.
+        Hugging Face hub id, or name of a folder.
     """
     name = model.weights_hub_id or model.name
     published = weights == model.released or quantises_at_start(engine, weights, model.released)
@@ -226,7 +230,7 @@ def weights_to_load(engine: str, model: ModelSpec, weights: str) -> str:
 
 
 def engine_command_line(engine: str, model: ModelSpec, plan: ServingPlan) -> str:
-    """Write the command line that starts an engine as a plan says.
+    """Write the command line that launches a serving engine with the settings of a plan.
 
     Parameters
     ----------
@@ -240,8 +244,8 @@ def engine_command_line(engine: str, model: ModelSpec, plan: ServingPlan) -> str
     Returns
     -------
     str
-        The command line; '' for engines whose flags are unknown. Under vLLM and SGLang one command starts all replicas
-        if each holds all its experts and heads; else the command starts one replica.
+        Command line; empty for engines with unknown flags. Under vLLM and SGLang one command starts all replicas;
+        under TensorRT-LLM, or with attention data parallelism, the command starts one replica.
     """
     sharding, formats, profile = plan.layout.sharding, plan.layout.formats, plan.layout.engine
     kind = next((number for number, name in enumerate(("vllm", "sglang", "tensorrt")) if engine.startswith(name)), -1)

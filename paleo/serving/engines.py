@@ -1,6 +1,6 @@
-"""Serving engines as data: how they batch, what memory they need and reserve, and the time of their hosts.
+"""Profiles of serving engines (vLLM, SGLang, TensorRT-LLM): batching rules, memory rules, and host times.
 
-Profiles are in ``hardware_specs/engines``. Each fact names the release and the source line.
+Profiles are in ``hardware_specs/engines``. Each value names the release and the source line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class BatchLimit(Spec):
-    """Largest number of tokens and sequences per iteration, on devices with a minimum memory."""
+    """Largest number of tokens and sequences per iteration of a serving engine, on devices with a minimum memory."""
 
     memory: Bytes = Field(0.0, description="least memory of the device")
     exceptions: tuple[Text, ...] = Field((), alias="except", description="beginnings of names of devices left out")
@@ -126,7 +126,7 @@ class ServingEngine(Spec):
     notes: Text | None = None
 
     def limit(self, device: Device) -> BatchLimit:
-        """Return the limits of an iteration on a device.
+        """Return the engine's default limits of an iteration on a device.
 
         Parameters
         ----------
@@ -136,12 +136,12 @@ class ServingEngine(Spec):
         Returns
         -------
         BatchLimit
-            Most tokens and sequences.
+            Largest number of tokens and of sequences per iteration.
 
         Raises
         ------
         SpecError
-            If no rule fits the device.
+            If no limit of the profile fits the device.
 
         Examples
         --------
@@ -167,7 +167,7 @@ class ServingEngine(Spec):
         Returns
         -------
         ServingEngine
-            Profile in which each such value is the mean of what other sources suggest, or 0 if none does.
+            Profile in which each such value is the mean of the values from other sources, or 0 without any.
 
         Examples
         --------
@@ -183,17 +183,17 @@ class ServingEngine(Spec):
         return self.model_copy(update={fact: sum(each) / max(len(each), 1) for fact, each in others.items()})
 
     def with_scheduler(self, overlapped: bool | None) -> ServingEngine:
-        """Return the engine profile with the host times of a release whose scheduler is overlapped, or is not.
+        """Return the engine profile with the host times of a release with, or without, an overlapped scheduler.
 
         Parameters
         ----------
         overlapped : bool or None
-            Whether an iteration is scheduled while another runs; None: as in this profile.
+            True if an iteration is scheduled while another runs; None keeps this profile.
 
         Returns
         -------
         ServingEngine
-            Profile with ``host`` and ``host_per_sequence`` of such a release; this one if there is none.
+            Profile with ``host`` and ``host_per_sequence`` of such a release; this profile if there is none.
 
         Examples
         --------
@@ -215,12 +215,12 @@ class ServingEngine(Spec):
 
     @property
     def host_time_per_iteration(self) -> float:
-        """Host time between two iterations [s], divided by the mean tokens that an iteration gives a sequence."""
+        """Host time between two iterations [s], per token that a sequence gets if tokens are drafted."""
         return (self.host + self.drafting_host) / self.kernels.mean_emitted_tokens if self.drafted else self.host
 
     @property
     def kernels(self) -> EngineKernels:
-        """Properties of the engine that determine the times of its kernels."""
+        """Properties of the engine that determine kernel times, such as fusion, attention kernels and drafting."""
         return EngineKernels(
             all_reduce_latency=self.all_reduce, attention=tuple(self.attention.items()),
             experts=tuple(self.experts.items()), packed_experts=tuple(self.packed_experts.items()),
@@ -234,7 +234,7 @@ class ServingEngine(Spec):
 
 
 def load_engine(name_or_path: str | Path) -> ServingEngine:
-    """Load a serving engine by catalog name or path.
+    """Load the profile of a serving engine by catalog name or path.
 
     Parameters
     ----------
@@ -244,7 +244,7 @@ def load_engine(name_or_path: str | Path) -> ServingEngine:
     Returns
     -------
     ServingEngine
-        The engine.
+        Profile of the engine.
 
     Raises
     ------
@@ -256,7 +256,7 @@ def load_engine(name_or_path: str | Path) -> ServingEngine:
 
 
 def engine_of_release(name: str, release: str) -> ServingEngine:
-    """Load the engine profile that holds for a release: the newest one that is not later.
+    """Load the profile of a serving engine at a release: the newest profile that is not later than the release.
 
     Parameters
     ----------
@@ -268,7 +268,7 @@ def engine_of_release(name: str, release: str) -> ServingEngine:
     Returns
     -------
     ServingEngine
-        The engine.
+        Profile of the engine.
 
     Examples
     --------

@@ -1,8 +1,8 @@
-"""Number formats of served networks: of weights, of the KV cache, and of the arithmetic of a device.
+"""Number formats of served networks: quantised weights, KV cache, and arithmetic of a device.
 
-Weights are quantised once, before serving. A device that multiplies the format itself (fp8 on Hopper, NVFP4 on
-Blackwell) also quantises the activations at run time. Other devices read the narrow weights, convert them to sixteen
-bits in registers and multiply those (weight-only kernels such as Marlin).
+Weights are quantised once, before serving. On a device whose tensor cores support the format (fp8 on Hopper, NVFP4 on
+Blackwell), activations are quantised at run time, too. Other devices read the quantised weights, convert them to 16
+bits in registers and compute in 16 bits (weight-only kernels such as Marlin).
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _GROUPED = re.compile(r"int4-g([1-9]\d{0,3})\Z")
 
 
 def weight_bytes(name: str) -> float:
-    """Return the bytes of one weight element in a format, with its share of the scales.
+    """Return the bytes of one weight in a number format, including its share of the quantisation scales.
 
     Parameters
     ----------
     name : str
-        A format of `WEIGHT_BYTES`, or int4 with the size of its groups.
+        A format of `WEIGHT_BYTES`, or int4 with the size of its groups, such as ``int4-g32``.
 
     Returns
     -------
@@ -68,20 +68,20 @@ def weight_bytes(name: str) -> float:
 
 
 def has_block_scales(model: ModelSpec, weights: str) -> bool:
-    """Return True if weights that are served in a format have a scale for each block of 128 x 128.
+    """Return True if the weights of a network, served in a format, have a scale for each block of 128 x 128.
 
     Parameters
     ----------
     model : ModelSpec
-        The network, by the name under which its weights were asked for.
+        Network, loaded by the name of its weights.
     weights : str
         Format of the weights.
 
     Returns
     -------
     bool
-        True for fp8 as the network's makers publish it, also from a folder; False for fp8 that an engine or another
-        publisher made of sixteen bits.
+        True for fp8 weights as the makers of the network publish them; False for fp8 weights that an engine or another
+        publisher has quantised from 16 bits.
 
     Examples
     --------
@@ -101,11 +101,11 @@ class Formats:
     Attributes
     ----------
     weight_format : str
-        Format of the weights of matrix products; embeddings, norms and the head stay in sixteen bits.
+        Format of the weights of GEMMs; embeddings, norms and the output head stay in 16 bits.
     cache_format : str
         Format of the KV cache.
     expert_format : str or None
-        Format of the experts of a mixture where it is another one: gpt-oss has experts in MXFP4 alone.
+        Format of the experts of a mixture, if different: gpt-oss has experts in MXFP4 alone.
     """
 
     weight_format: str = "bf16"
@@ -114,7 +114,7 @@ class Formats:
 
     @property
     def text(self) -> str:
-        """Formats of the weights as option ``--weights`` takes them.
+        """Formats of the weights as the option ``--weights`` takes them, such as ``fp8+mxfp4``.
 
         >>> Formats("fp8").text, Formats("bf16", expert_format="mxfp4").text, Formats("fp8", expert_format="mxfp4").text
         ('fp8', 'mxfp4', 'fp8+mxfp4')
@@ -123,7 +123,7 @@ class Formats:
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes per weight of matrix products, except those with weights of experts."""
+        """Bytes per weight of GEMMs, except those of experts, with the share of the scales."""
         return weight_bytes(self.weight_format)
 
     @property
@@ -147,7 +147,7 @@ class Formats:
         Returns
         -------
         str
-            The format of the weights if the device multiplies it; else 16 bits (weight-only quantisation).
+            Format of the weights if the device has arithmetic for it; else a 16-bit format (weight-only quantisation).
 
         Examples
         --------
@@ -160,7 +160,7 @@ class Formats:
         return narrow if narrow in device.peak else wide
 
     def has_untimed_kernels(self, device: Device) -> bool:
-        """Return True if a device multiplies MXFP4 experts with kernels for which no table has measurements.
+        """Return True if a device computes MXFP4 experts with kernels of which Paleo has no measurements.
 
         Parameters
         ----------
@@ -176,15 +176,15 @@ class Formats:
 
 
 def parse_formats(weights: str | None, cache: str | None = None) -> Formats:
-    """Parse the names of weight and cache formats, as options and commands state them.
+    """Parse the names of weight and KV cache formats, as command-line options give them.
 
     Parameters
     ----------
     weights : str or None
-        Format of weights, perhaps by the name of a method (``nvfp4``, ``awq``), and perhaps with that of experts
-        (``fp8+mxfp4``); None is bf16. ``mxfp4`` is that of experts.
+        Format of weights or name of a quantisation method (``nvfp4``, ``awq``), perhaps with the format of experts
+        (``fp8+mxfp4``); None is bf16. ``mxfp4`` alone is the format of experts.
     cache : str or None
-        Format of the KV cache; None is bf16, which engines take unless told otherwise.
+        Format of the KV cache; None is bf16, the default of engines.
 
     Returns
     -------
@@ -194,7 +194,7 @@ def parse_formats(weights: str | None, cache: str | None = None) -> Formats:
     Raises
     ------
     SpecError
-        Unknown name, with the nearest ones.
+        For an unknown name; the message has the nearest ones.
 
     >>> parse_formats("nvfp4", "fp8")
     Formats(weight_format='fp4', cache_format='fp8', expert_format=None)
@@ -207,7 +207,10 @@ def parse_formats(weights: str | None, cache: str | None = None) -> Formats:
 
 
 def _known(option: str, name: str, known: Mapping[str, float]) -> str:
-    """Return the format that a name or the name of a method means; SpecError names the option."""
+    """Return the number format that a name or a quantisation method such as ``awq`` stands for.
+
+    SpecError, which names the ``option``, is raised for an unknown name.
+    """
     value = ALIASES.get(name, name) or "bf16"
     if value not in known and not (known is WEIGHT_BYTES and _GROUPED.match(value)):
         raise SpecError(f"--{option} {value!r}: unknown format; {suggest_names(value, [*known, *ALIASES])}")

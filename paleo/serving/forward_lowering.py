@@ -1,8 +1,8 @@
-"""Work of one rank for the tokens of an iteration of a served network: kernels and collectives.
+"""Kernels and collectives of one rank in an iteration of a served network, as functions of the number of tokens.
 
-Prefill and decode are the forward pass that `paleo.lowering` makes of the network, for the tokens of an iteration.
-Every size of its kernels is affine in the number of tokens, so two lowered programs give all sizes. Fused attention
-depends on the KV cache; it is taken out and priced separately. The output layer runs only on sampled tokens.
+Prefill and decode are the forward pass that `paleo.lowering` derives from the network, for the tokens of an iteration.
+Every size of the kernels is affine in the number of tokens, so two lowered programs give all sizes. Fused attention
+depends on the KV cache, so its time is predicted separately. The output head runs only on tokens that sample.
 """
 
 from __future__ import annotations
@@ -38,18 +38,19 @@ _FIELDS = ("flops", "vector_flops", "bytes_read", "bytes_written", "host_calls")
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """Parallel degrees of one replica: tensor, pipeline, attention data and expert parallelism.
+    """Parallel degrees of one serving replica: tensor, pipeline, attention data and expert parallelism.
 
     Attributes
     ----------
     tp : int
         Tensor-parallel degree of attention and dense layers.
     pp : int
-        Pipeline stages.
+        Number of pipeline stages.
     attention_dp : int
-        Ranks that each hold the attention of their own sequences; all other weights are divided over them.
+        Attention data-parallel degree: ranks that each compute attention for different sequences. The experts are
+        divided over them.
     expert_parallel : bool
-        Whole experts on each rank; else every rank has a slice of all experts.
+        True if each rank holds whole experts; otherwise every rank holds a slice of all experts.
     """
 
     tp: int = 1
@@ -69,7 +70,7 @@ class Sharding:
 
     @property
     def text(self) -> str:
-        """Parallel degrees above one, as text.
+        """Parallel degrees above one, as text such as ``tp=8,ep=8``.
 
         >>> Sharding(tp=8, expert_parallel=True).text, Sharding().text
         ('tp=8,ep=8', 'tp=1')
@@ -81,9 +82,9 @@ class Sharding:
 
 @dataclass(frozen=True, slots=True)
 class TokenScaledKernel:
-    """Kernel whose sizes grow linearly with the tokens of an iteration, given at two token counts.
+    """Kernel whose FLOP, bytes and shape grow linearly with the tokens of an iteration, given at two token counts.
 
-    ``kernel_at_few_tokens`` and ``kernel_at_many_tokens`` are the kernel at `SHORT` and `LONG` tokens; it runs
+    ``kernel_at_few_tokens`` and ``kernel_at_many_tokens`` are the kernel at `SHORT` and `LONG` tokens. The kernel runs
     ``count`` times in a forward pass.
     """
 
@@ -93,7 +94,7 @@ class TokenScaledKernel:
 
     @property
     def is_expert_gemm(self) -> bool:
-        """True for a grouped GEMM over several experts."""
+        """True if the kernel is a grouped GEMM over several experts."""
         return self.kernel_at_few_tokens.family == "gemm" and self.kernel_at_few_tokens.expert_count > 0
 
     def kernel_at(self, tokens: float) -> Kernel:
@@ -102,12 +103,12 @@ class TokenScaledKernel:
         Parameters
         ----------
         tokens : float
-            Tokens of the iteration.
+            Number of tokens of the iteration.
 
         Returns
         -------
         Kernel
-            The kernel.
+            Kernel with the FLOP, bytes and shape at that number of tokens.
         """
         share = (tokens - SHORT) / (LONG - SHORT)
         values: dict[str, Any] = {
@@ -122,7 +123,7 @@ class TokenScaledKernel:
 
     @property
     def weight_elements(self) -> float:
-        """Number of weights that the GEMM reads; 0 for other kernels and for products of two activations."""
+        """Number of weights that the GEMM reads; 0 for other kernels and for GEMMs of two activations."""
         constant = self.kernel_at_few_tokens.shape
         if self.kernel_at_few_tokens.family != "gemm" or ".core" in self.kernel_at_few_tokens.name:
             return 0.0
@@ -130,16 +131,19 @@ class TokenScaledKernel:
 
     @property
     def is_shared_expert(self) -> bool:
-        """True for shared experts. Engines run them on a second stream, or as one more expert that all tokens take."""
+        """True if the kernel belongs to a shared expert, which all tokens pass through.
+
+        Engines run shared experts on a second stream, or as one more routed expert.
+        """
         return ".shared." in self.kernel_at_few_tokens.name
 
     def joined(self, other: TokenScaledKernel) -> TokenScaledKernel:
-        """Return one GEMM in place of two that read the same input (as gate and up projections), with both outputs.
+        """Fuse two GEMMs that read the same input (such as latent projections of queries and keys) into one.
 
         Parameters
         ----------
         other : TokenScaledKernel
-            The other GEMM.
+            GEMM with the same input.
 
         Returns
         -------
@@ -153,12 +157,12 @@ class TokenScaledKernel:
         )
 
     def in_sixteen_bits(self) -> TokenScaledKernel:
-        """Return the GEMM with 16-bit weights and arithmetic.
+        """Return the GEMM with 16-bit weights and arithmetic, as for layers that engines leave unquantised.
 
         Returns
         -------
         TokenScaledKernel
-            The changed kernel; itself if it is not in a narrow format.
+            GEMM in 16 bits; the same kernel if it is not quantised.
         """
         if self.kernel_at_few_tokens.operation != "narrow":
             return self
@@ -180,7 +184,7 @@ def _affine(first: float, second: float, share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TokenCollective:
-    """Collective of a forward pass: it runs ``count`` times, with ``bytes_per_token`` per token [byte]."""
+    """Collective of a forward pass, which runs ``count`` times with a payload of ``bytes_per_token`` [byte/token]."""
 
     operation: str
     bytes_per_token: float
@@ -189,20 +193,20 @@ class TokenCollective:
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayers:
-    """Attention layers of one shape on one rank.
+    """Attention layers of equal shape on one rank of a replica.
 
     Attributes
     ----------
     query_heads, kv_heads, head_dim : float
-        Shape of the heads in prefill.
+        Numbers of query and of key/value heads, and dimension of a head, in prefill.
     window : float
         Sliding window [tokens]; 0 for none.
     count : float
-        Layers.
+        Number of layers.
     latent_elements : float
-        Numbers that the cache keeps of a token for all heads (latent attention); 0 for keys and values of each head.
+        KV-cache elements of a token for all heads under latent attention (MLA); 0 for keys and values of each head.
     causal : bool
-        Whether later tokens are hidden.
+        True if the attention mask is causal.
     """
 
     query_heads: float
@@ -215,7 +219,7 @@ class AttentionLayers:
 
     @property
     def cache_elements_per_token(self) -> float:
-        """KV-cache elements per token of each layer on a rank."""
+        """KV-cache elements per token in each of these layers on one rank."""
         return self.latent_elements or 2.0 * self.kv_heads * self.head_dim
 
 
@@ -226,8 +230,8 @@ class LoweredForward:
     Attributes
     ----------
     layers, head : tuple of TokenScaledKernel
-        Kernels that run on all tokens of an iteration, and those that run only on tokens that sample (final norm,
-        head).
+        Kernels that run on all tokens of an iteration, and kernels that run only on tokens that sample (final norm,
+        output head).
     layer_collectives, head_exchanges : tuple of TokenCollective
         Collectives over the tensor-parallel ranks, of layers and head.
     attention : tuple of AttentionLayers
@@ -284,7 +288,7 @@ def lower_forward(model: ModelSpec, system: System, sharding: Sharding, dtype: s
     sharding : Sharding
         Parallel degrees; only ``tp`` is used here, the caller applies pipeline stages and ``attention_dp``.
     dtype : str
-        Number format of products with weights.
+        Number format of GEMMs with weights.
 
     Returns
     -------
@@ -294,7 +298,7 @@ def lower_forward(model: ModelSpec, system: System, sharding: Sharding, dtype: s
     Raises
     ------
     PlanError
-        The network cannot be divided so.
+        If the network cannot be divided over ``tp`` ranks.
     """
     software = _engine_software()
     short, backend = _program(model, system, sharding.tp, dtype, SHORT, software)
@@ -331,7 +335,7 @@ def lower_forward(model: ModelSpec, system: System, sharding: Sharding, dtype: s
 
 
 def is_autoregressive(model: ModelSpec, system: System) -> bool:
-    """Return True if a network generates token by token (causal attention or scans).
+    """Return True if a network generates token by token: it has causal attention or state-space layers.
 
     Parameters
     ----------
@@ -343,19 +347,19 @@ def is_autoregressive(model: ModelSpec, system: System) -> bool:
     Returns
     -------
     bool
-        True if its attention is causal or it has scans.
+        True for a language model; False for encoders and other networks.
     """
     program, _ = _program(model, system, 1, "bf16", 1, _engine_software())
     return _generates(program)
 
 
 def _generates(program: Program) -> bool:
-    """Return whether a program has causal attention or scans."""
+    """Return True if a lowered program has causal attention or scans (state-space layers)."""
     return any(each.causal for each in _attending(program)) or _scans(program)
 
 
 def _engine_software() -> SoftwareProfile:
-    """Return the software profile of serving engines: CUDA graphs of fused passes and grouped products."""
+    """Return the software profile of serving engines: CUDA graphs, fused memory passes, grouped GEMMs of experts."""
     return load_software("cuda-graph").with_fields({"fusion.passes": True, "fusion.experts": "fused"})
 
 
@@ -390,7 +394,7 @@ def _scaled(short: Section, long: Section) -> Iterator[TokenScaledKernel]:
 
 
 def _of_engines(kernels: list[TokenScaledKernel]) -> list[TokenScaledKernel]:
-    """Return the kernels as serving engines run them: GEMMs of one input joined, routers in 16 bits."""
+    """Return the kernels as serving engines run them: GEMMs of one input fused, routers in 16 bits."""
     first, second = _JOINED
     named = {each.kernel_at_few_tokens.name: each for each in kernels}
     pairs = {name: name.removesuffix(first) + second for name in named if name.endswith(first)}
@@ -404,10 +408,10 @@ def _of_engines(kernels: list[TokenScaledKernel]) -> list[TokenScaledKernel]:
 
 
 def _exchanges(short: Section, long: Section) -> Iterator[TokenCollective]:
-    """Yield the collectives of a program section, with their payload per token.
+    """Yield the collectives of a section (consecutive operations of a layer), with their payload per token.
 
     ``short`` and ``long`` are the section at `SHORT` and `LONG` tokens. A collective on the output of another section
-    runs once, not in each repetition.
+    runs once, not in each repetition of the layer.
     """
     for first, second in zip(short.transfers, long.transfers, strict=True):
         _, arrow, source = first.name.partition("<")

@@ -1,11 +1,11 @@
-"""Time of one iteration of an engine, in which prompt tokens and generated tokens share the matrix products.
+"""Time of one iteration of an inference engine, in which prefill and decode tokens share the GEMMs.
 
-An iteration computes ``tokens`` = prefilled + decoded tokens in every product and pass. It also computes the attention
-of each decoded token over its KV cache, the attention of the prefilled chunks, the collectives, and the output layer
-for sequences that sample.
+Each GEMM and memory pass of an iteration computes ``tokens`` = prefill + decode tokens. The iteration also has the
+attention of each decode token over its KV cache, the attention of prefill chunks, collectives, and the output head for
+sequences that sample a token.
 
-Products, passes and collectives are priced on a grid of tokens and interpolated. Attention is priced by formulas of its
-own (`paleo.pricing.attention`) on a grid of sequences and cached tokens.
+Times of GEMMs, memory passes and collectives are tabulated over tokens and interpolated. Attention has separate
+formulas (`paleo.pricing.attention`), tabulated over sequences and cached tokens.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class EngineKernels:
     all_reduce_max_bytes : float
         Payload from which on the engine leaves all-reduces to NCCL [byte].
     attention : tuple
-        (architecture, attention kernel) pairs, where the kernel is not the usual one.
+        (architecture, attention kernel) pairs, for architectures with another kernel than the usual one.
     experts : tuple
         (architecture, grouped-GEMM kernel of experts) pairs; the first that matches counts.
     packed_experts : tuple
@@ -116,31 +116,31 @@ class EngineKernels:
     mla_library : str
         Library of the kernels of latent attention (MLA) and of products whose weights have scales per block.
     joint_attention : bool
-        Whether one call computes attention of all tokens of an iteration. With prompts in it, FlashAttention-2 reads
-        the cache of a sequence that decodes once for each query head: mha_varlen_fwd packs the heads of a group only
-        where no sequence has more than one query.
+        True if one call computes attention of all tokens of an iteration. If prompts are among them, FlashAttention-2
+        reads the cache of a decoding sequence once for each query head: mha_varlen_fwd packs the heads of a group only
+        if no sequence has more than one query.
     fused_norm : bool
-        Whether norms and quantisation are fused with the operation before them, without a launch of their own.
+        True if norms and quantisation are fused with the operation before them, without a separate launch.
     has_quantisation_kernel : bool
-        Whether a kernel of its own brings activations to fp8, with scales of each token or block. Else scales are known
-        before, and the kernel before the product converts. Activations in NVFP4 always have such a kernel.
+        True if a separate kernel quantises activations to fp8, with scales per token or block. Otherwise scales are
+        static, and the kernel before the GEMM converts. Activations in NVFP4 always have such a kernel.
     encoder_element_bytes : float
-        Bytes of a number between the kernels of an encoder under TensorRT, whose activations run in the epilogue of the
-        product before them and whose attention over short sequences takes the time of its bytes; 0 for other engines.
+        Bytes per element between the kernels of an encoder under TensorRT; 0 for other engines. There activation
+        functions run in the epilogue of the GEMM before, and attention over short sequences is memory-bound.
     drafted_tokens : int
         Positions after a sequence's last token for which a draft head proposes tokens; 0: no speculative decoding.
     acceptance : float
-        Probability that a drafted token is accepted if all before it were [-].
+        Probability (0 to 1) that a drafted token is accepted if all drafted tokens before it were.
     branches : int
         Tokens drafted per position: 1 is a chain, more a tree.
     verified_tokens : int
-        Tokens of each sequence that an iteration verifies, its last one included; 0: those of a chain.
+        Tokens of each sequence that an iteration verifies, including its last token; 0: those of a chain.
     draft_vocabulary : float
         Size of the draft head's vocabulary [tokens]; 0: that of the network.
     issue : float
-        Host time to launch one kernel of an iteration that no captured graph holds [s].
+        Host time to launch one kernel of an iteration without CUDA graph [s].
     largest_graph, wide_graph : int
-        Most sequences of a captured graph of decode, and the same with tp of 4 or more (0: no other).
+        Largest number of sequences of a captured CUDA graph of decode, and the same with tp of 4 or more (0: equal).
     """
 
     all_reduce_latency: float = 4.6 * MICROSECOND
@@ -164,7 +164,7 @@ class EngineKernels:
 
     @property
     def mean_emitted_tokens(self) -> float:
-        """Mean tokens that an iteration adds to a sequence; 1 without drafts.
+        """Mean number of tokens that an iteration adds to a sequence under speculative decoding; 1 without drafts.
 
         Reference: Leviathan, Kalman, Matias, ICML 2023, eq. 1.
         """
@@ -181,11 +181,11 @@ class IterationTables:
         Time of all layers, and of output head and sampling, at each number of tokens in ``TOKEN_GRID`` [s], shape
         (34,).
     communication : numpy.ndarray
-        The part of ``layer_times`` that is collectives, shape (34,).
+        Part of ``layer_times`` that is collectives [s], shape (34,).
     decode_attention_times : numpy.ndarray
         Attention time of decoding one token per sequence, all layers [s], shape (sequences, cached tokens).
     joint_attention_times : numpy.ndarray
-        The same in iterations that also have prompts [s].
+        Attention time as in ``decode_attention_times``, in iterations that also have prompts [s].
     prefill_attention_times : numpy.ndarray
         Attention time that a prefill chunk adds [s], shape (chunk lengths, cached tokens before it).
     prefill_launch : float
@@ -197,13 +197,13 @@ class IterationTables:
     stage_transfer_time : float
         Time in which a token's features pass to the next pipeline stage [s].
     issue : float
-        Time in which the host launches all kernels of an iteration that no captured graph holds [s].
+        Time in which the host launches all kernels of an iteration without CUDA graph [s].
     lowered : LoweredForward
         Kernels and collectives of one rank.
     calibration : str
-        Where the calibrated parameters of the times come from.
+        Source of the calibrated parameters of the times.
     kernels : EngineKernels
-        Properties of the engine that determine them.
+        Properties of the engine that determine the times.
     """
 
     layer_times: Array
@@ -224,7 +224,7 @@ class IterationTables:
 
     @property
     def largest_graph(self) -> int:
-        """Most sequences of a rank that decode in a captured graph."""
+        """Largest number of sequences of a rank that decode in a captured CUDA graph."""
         wide = self.sharding.expert_group_size >= WIDE and self.kernels.wide_graph
         return wide or self.kernels.largest_graph
 
@@ -236,14 +236,14 @@ class IterationTables:
     def speculation_time(self, sequences: Numbers) -> Array:
         """Return the time that speculative decoding adds to an iteration, per token that a sequence gets.
 
-        A draft head of one layer runs once per drafted place, on all branches after the first place; then all drafted
-        tokens are verified together. An iteration gives ``mean_emitted_tokens`` tokens per sequence, so a token takes
-        that part of it. 0 without speculation.
+        A draft head of one layer runs once per drafted position, on all branches after the first position. Then all
+        drafted tokens are verified together. The time of the iteration is divided by the ``mean_emitted_tokens`` tokens
+        that each sequence gets. The result is 0 without speculative decoding.
 
         Parameters
         ----------
         sequences : array_like, shape (...)
-            Decoding sequences.
+            Number of decoding sequences.
 
         Returns
         -------
@@ -261,7 +261,7 @@ class IterationTables:
         )
 
     def _drafting(self, tokens: Array) -> Array:
-        """Return the time of one pass of a draft head [s]: one layer, and an output head over its vocabulary."""
+        """Return the time of one pass of a draft head [s]: one layer, and an output head over the draft vocabulary."""
         layers = max(sum(group.count for group in self.lowered.attention), 1.0)
         vocabulary = max(self.lowered.local_vocabulary_size * self.sharding.tp, 1.0)
         known = min(self.kernels.draft_vocabulary or vocabulary, vocabulary) / vocabulary
@@ -273,7 +273,7 @@ class IterationTables:
         Parameters
         ----------
         tokens : array_like, shape (...)
-            Tokens of the iteration.
+            Number of tokens of the iteration.
 
         Returns
         -------
@@ -283,12 +283,12 @@ class IterationTables:
         return _extended(np.asarray(tokens, dtype=np.float64), TOKEN_GRID, self.layer_times)
 
     def sampling_time(self, sequences: Numbers) -> Array:
-        """Return the time of the output head and of sampling.
+        """Return the time of the output head and of sampling in an iteration.
 
         Parameters
         ----------
         sequences : array_like, shape (...)
-            Sequences that sample a token.
+            Number of sequences that sample a token.
 
         Returns
         -------
@@ -304,9 +304,9 @@ class IterationTables:
         Parameters
         ----------
         sequences : array_like, shape (...)
-            Sequences.
+            Number of decoding sequences.
         cached : array_like, shape (...)
-            Tokens in the cache of each.
+            Tokens in the KV cache of each sequence.
         joint : bool, optional
             True if prompts are in the same iteration.
 
@@ -338,7 +338,7 @@ class IterationTables:
         length : array_like, shape (...)
             Tokens of each chunk.
         cached : array_like, shape (...), optional
-            Tokens before each chunk.
+            Cached tokens of the same prompt before each chunk.
 
         Returns
         -------
@@ -366,17 +366,17 @@ class IterationTables:
         Parameters
         ----------
         decoded, cached : array_like
-            Sequences that generate a token, and the tokens in the cache of each.
+            Number of sequences that decode a token, and tokens in the KV cache of each.
         chunks, length, before : array_like
-            Pieces of prompts, tokens of each, and tokens of the same prompt that are cached already.
+            Number of prefill chunks, tokens of each, and cached tokens of the same prompt before each.
         finished : array_like, optional
-            Pieces that end a prompt and so sample; all of them by default.
+            Number of chunks that end a prompt and sample a token; all chunks by default.
 
         Returns
         -------
         numpy.ndarray
-            Seconds; shapes are broadcast. With ``attention_dp`` all counts are those of the whole replica, its ranks
-            taken as equally full; with a pipeline those of one of the batches that are under way.
+            Time [s]; shapes are broadcast. With ``attention_dp`` all counts are those of the whole replica, whose ranks
+            have equal loads. With a pipeline they are those of one of the batches in flight.
         """
         ranks = float(self.sharding.attention_dp)
         share, pieces = np.asarray(decoded, dtype=np.float64) / ranks, np.asarray(chunks, dtype=np.float64) / ranks
@@ -397,7 +397,7 @@ class IterationTables:
 
 
 def _extended(points: Array, grid: Array, values: Array) -> Array:
-    """Interpolate linearly; values beyond the grid grow in proportion, and values before it are constant."""
+    """Interpolate a table linearly; beyond the grid values grow in proportion, before the grid they are constant."""
     inside = np.interp(points, grid, values)
     return np.asarray(np.where(points > grid[-1], values[-1] * points / grid[-1], inside))
 
@@ -416,12 +416,12 @@ def bilinear(x: Array, y: Array, xs: Array, ys: Array, table: Array) -> Array:
     ys : ndarray, shape (m,)
         Second coordinates of the table, rising.
     table : ndarray, shape (n, m)
-        Values.
+        Values at the grid points.
 
     Returns
     -------
     ndarray, shape (...)
-        Values.
+        Interpolated values.
 
     Examples
     --------
@@ -440,7 +440,7 @@ def bilinear(x: Array, y: Array, xs: Array, ys: Array, table: Array) -> Array:
 def iteration_tables(
     model: ModelSpec, system: System, sharding: Sharding, formats: Formats, kernels: EngineKernels | None = None
 ) -> IterationTables:
-    """Compute the tables of iteration times (prefill and decode) of one replica.
+    """Compute the tables of iteration times (prefill and decode) of one replica of an inference engine.
 
     Parameters
     ----------
@@ -461,7 +461,7 @@ def iteration_tables(
     Raises
     ------
     PlanError, SpecError
-        The network cannot be divided so, or the device lacks a format.
+        If the network cannot be divided by the sharding, or the device lacks a format.
     """
     engine = kernels or EngineKernels()
     work, backend = lower_forward(model, system, sharding, formats.arithmetic(system.device))
@@ -492,13 +492,16 @@ def _of_architecture(names: tuple[tuple[str, str], ...], device: Device) -> str 
 
 
 def _routing(kernels: list[Kernel]) -> npt.NDArray[np.bool_]:
-    """Return a mask of the memory passes that move tokens to experts and back, and of the experts' activation."""
+    """Return a mask of the kernels that dispatch tokens to experts and combine them, or are experts' activations.
+
+    Their time is part of the time of the experts.
+    """
     ends = (".dispatch", ".combine", ".expert.act")
     return np.array([kernel.family == "memory" and kernel.name.endswith(ends) for kernel in kernels])
 
 
 def _converted(kernel: Kernel) -> float:
-    """Return the number of activation elements that a narrow product reads; 0 for other kernels."""
+    """Return the number of activations that a GEMM in fp8 or fp4 reads and that must be quantised; else 0."""
     if kernel.family != "gemm" or kernel.operation != "narrow":
         return 0.0
     return kernel.shape["m"] * kernel.shape["k"] * kernel.shape["batch"]
@@ -506,7 +509,7 @@ def _converted(kernel: Kernel) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _TableBuilder:
-    """Calculator of kernel and collective times under one sharding, on grids of tokens, sequences and cached tokens."""
+    """Builder of `IterationTables`: times of kernels and collectives over tokens, sequences and cached tokens."""
 
     work: LoweredForward
     backend: Backend
@@ -550,11 +553,11 @@ class _TableBuilder:
         return np.asarray(np.array([count for _, count in listed]) @ seconds + experts)
 
     def _beside(self, kernels: list[TokenScaledKernel], seconds: Array) -> Array:
-        """Return kernel times in which shared experts overlap with the routed ones [s].
+        """Return kernel times [s] in which shared experts overlap with the routed experts.
 
-        Shared experts add only the time of their weights' bytes and their arithmetic, no latency. They run on a second
-        stream in vLLM and TensorRT-LLM, and as one more routed expert in SGLang (``num_fused_shared_experts`` of its
-        deepseek_v2.py).
+        ``seconds`` has shape (kernels, tokens). Shared experts add only the time of their weights' bytes and their
+        arithmetic, no latency. They run on a second stream in vLLM and TensorRT-LLM, and as one more routed expert in
+        SGLang (``num_fused_shared_experts`` of its deepseek_v2.py).
         """
         weights = (
             np.array([each.weight_elements * each.is_shared_expert for each in kernels]) * self.formats.weight_bytes
@@ -564,7 +567,7 @@ class _TableBuilder:
         return np.asarray(seconds - (saved * [each.is_shared_expert for each in kernels])[:, None])
 
     def _experts(self, kernels: tuple[TokenScaledKernel, ...]) -> Array:
-        """Return the time of all layers' experts at each number of tokens in `TOKEN_GRID`, dispatch included [s]."""
+        """Return the time of the experts of all layers, with dispatch, at each number of tokens in `TOKEN_GRID` [s]."""
         total = np.zeros(len(TOKEN_GRID))
         chosen = [each for each in kernels if each.is_expert_gemm]
         if not chosen:
@@ -590,7 +593,7 @@ class _TableBuilder:
     def _sustained(self, seconds: Array, flops: Array) -> Array:
         """Return times of expert GEMMs at the clock that the power limit allows under long load [s].
 
-        The calibration is from short runs at a higher clock.
+        Calibration measures short runs at a higher clock. ``seconds`` and ``flops`` are time and FLOP at that clock.
         """
         device, families = self.backend.system.device, self._families
         dtype = self.formats.expert_formats.arithmetic(device)
@@ -603,11 +606,10 @@ class _TableBuilder:
         return np.asarray(seconds * factor)
 
     def _grouped(self, tokens: Array, local: Array) -> dict[str, Any]:
-        """Return device, parameters and tiles of the engine's grouped-GEMM kernel, as keyword arguments.
+        """Return device, parameters and tiles of the engine's grouped-GEMM kernel, as keyword arguments of a formula.
 
-        In fp8, weights have scales per block with SGLang's Triton kernel and in networks that are published so. Marlin
-        computes experts as it computes dense products, at a share of the rate of sixteen bits; the other parameters
-        are CUTLASS's.
+        In fp8, weights have scales per block in SGLang's Triton kernel and in networks that are published with them.
+        Marlin computes experts like dense GEMMs, at a share of the rate of 16 bits; its other parameters are CUTLASS's.
         """
         device, families = self.backend.system.device, self._families
         dtype = self.formats.expert_formats.arithmetic(device)
@@ -629,7 +631,10 @@ class _TableBuilder:
         return {"device": device_datasheet(device, dtype), "parameters": parameters, "tiles": tiles, "triton": triton}
 
     def _seconds(self, kernels: list[Kernel], scaled: list[TokenScaledKernel]) -> Array:
-        """Return the times of kernels inside a CUDA graph [s]."""
+        """Return the times of kernels of an iteration inside a CUDA graph, as the engine fuses and quantises them [s].
+
+        ``scaled`` are the kernels' sources, which hold their weights, in the same order.
+        """
         seconds = self.backend.predictor.times(kernels).device_time.copy()
         seconds = np.maximum(seconds - self._quantisation(kernels), self._gemm_lower_bound(kernels))
         if self.engine.fused_norm:
@@ -644,15 +649,15 @@ class _TableBuilder:
         return np.where(self._merged(kernels) | _routing(kernels), 0.0, seconds)
 
     def _merged(self, kernels: list[Kernel]) -> npt.NDArray[np.bool_]:
-        """Return a mask of the memory passes that run inside the kernel before them."""
+        """Return a mask of the memory passes that the engine fuses into the kernel before them."""
         fused = (".quantise", ".largest") * self.engine.fused_norm + (".act",) * (self.engine.encoder_element_bytes > 0)
         return np.array([kernel.family == "memory" and kernel.name.endswith(fused) for kernel in kernels])
 
     def _block_scaled_gemm_time(self, kernels: list[Kernel]) -> Array:
-        """Return the times of narrow GEMMs whose weights have a scale per block [s]; 0 for other kernels.
+        """Return the times of fp8 GEMMs whose weights have a scale per block [s]; 0 for other kernels.
 
-        vLLM runs kernels of its own, SGLang and TensorRT-LLM run DeepGEMM. A scale per block makes no kernel faster
-        than a scale per tensor does.
+        vLLM has separate kernels, SGLang and TensorRT-LLM run DeepGEMM. The caller takes these times as lower bounds,
+        since scales per block make no kernel faster than scales per tensor.
         """
         seconds = np.zeros(len(kernels))
         chosen = [place for place, kernel in enumerate(kernels) if kernel.operation == "narrow"] * self.block_scales
@@ -669,9 +674,9 @@ class _TableBuilder:
         return seconds
 
     def _gemm_lower_bound(self, kernels: list[Kernel]) -> Array:
-        """Return a lower bound of GEMM times in narrow formats [s].
+        """Return a lower bound of the times of GEMMs in fp8 or fp4 [s]; 0 for other kernels.
 
-        It is FLOP over the fraction of peak that the main loop of the kernel reaches; 0 for other kernels.
+        The bound is FLOP over the fraction of peak that the main loop of the kernel reaches.
         """
         families, device = self._families, self.backend.system.device
         if not precision(families.dtype).quantises_operands:
@@ -681,12 +686,12 @@ class _TableBuilder:
         return np.asarray(flops / (share * device.peak_flops_per_s(families.dtype)))
 
     def _quantisation(self, kernels: list[Kernel]) -> Array:
-        """Return the part of calibrated narrow GEMM times that is the quantisation of activations [s].
+        """Return the part of calibrated fp8 and fp4 GEMM times that is the quantisation of activations [s].
 
         The calibration was measured with TensorRT-LLM's linear layer with dynamic scales. Its rows include the search
         for the largest activation, the conversion, and the launches of both. Engines fuse these with the norm or the
-        activation before the product. A conversion to NVFP4, whose scales are those of 16 numbers each, is a kernel of
-        its own in every engine (fp4_quantize in TensorRT-LLM 1.0, tensorrt_llm/_torch/modules/linear.py).
+        activation before the GEMM. A conversion to NVFP4, with a scale for each 16 numbers, is a separate kernel in
+        every engine (fp4_quantize in TensorRT-LLM 1.0, tensorrt_llm/_torch/modules/linear.py).
         """
         families = self._families
         if not precision(families.dtype).quantises_operands:
@@ -702,7 +707,7 @@ class _TableBuilder:
         return np.where(rows > 0, share * (launch + CONVERSION_BYTES * rows / bandwidth), 0.0)
 
     def _fused_launches(self, kernels: list[Kernel]) -> Array:
-        """Return the time that norms save by running inside the residual sum before them: a launch and a read [s]."""
+        """Return the time that each norm saves by fusion with the residual sum before it: a launch and a read [s]."""
         norms = [index for index, kernel in enumerate(kernels) if kernel.operation == "norm"]
         saved = np.zeros(len(kernels))
         if norms:
@@ -717,9 +722,10 @@ class _TableBuilder:
         return quantises_operands and not precision(self._families.dtype).quantises_operands
 
     def _dequantised(self, kernels: list[Kernel], scaled: list[TokenScaledKernel], seconds: Array) -> Array:
-        """Return GEMM times with narrow weights that are multiplied in 16 bits (weight-only quantisation) [s].
+        """Return kernel times with GEMMs replaced by weight-only quantised ones, whose arithmetic is in 16 bits [s].
 
-        Such a GEMM takes as long as one that reads as many bytes, and at least the time of its 16-bit arithmetic.
+        A weight-only GEMM takes as long as a 16-bit GEMM that reads as many bytes, and at least the time of its 16-bit
+        arithmetic.
         """
         ratio = self.formats.weight_bytes / 2.0
         chosen = [
@@ -739,7 +745,7 @@ class _TableBuilder:
         return result
 
     def tensor_collective_times(self, exchanges: tuple[object, ...]) -> Array:
-        """Compute the time of collectives over tensor-parallel ranks at each number of tokens in `TOKEN_GRID`.
+        """Compute the summed time of collectives over tensor-parallel ranks, at each number of tokens in `TOKEN_GRID`.
 
         Parameters
         ----------
@@ -759,10 +765,10 @@ class _TableBuilder:
         return total
 
     def exchanges(self) -> Array:
-        """Return the time of all collectives of the layers at each number of tokens in `TOKEN_GRID` [s].
+        """Return the time of all collectives of the layers, at each number of tokens in `TOKEN_GRID` [s].
 
-        They are all-reduces over tp. With attention_dp, tokens are gathered for the experts, and the results are
-        reduced and scattered.
+        The collectives are all-reduces over tensor-parallel ranks. With attention data parallelism, tokens are also
+        all-gathered for the experts and reduce-scattered after them.
         """
         total = self.tensor_collective_times(self.work.layer_collectives)
         ranks = self.sharding.attention_dp
@@ -788,13 +794,16 @@ class _TableBuilder:
 
     @property
     def _peers(self) -> bool:
-        """True if ranks can read each other's memory, so that the engine uses its own all-reduce kernel."""
+        """True if ranks can read each other's memory over NVLink, as the engine's custom all-reduce kernel needs."""
         system, links = self.backend.system, self.backend.system.device.interconnect
         joined = links is not None and links.kind == "nvlink"
         return joined and self.engine.all_reduce_latency > 0 and self.sharding.tp <= min(8, system.devices_per_node)
 
     def _peer_sum(self, payload: Array) -> Array:
-        """Return the time of an all-reduce by reading peers' buffers [s]: one-shot or two-shot, the faster."""
+        """Return the time of a custom all-reduce kernel over NVLink [s]: the faster of one-shot and two-shot.
+
+        ``payload`` [byte] may have any shape.
+        """
         links, ranks = self.backend.system.device.interconnect, self.sharding.tp
         assert links is not None
         rate, latency = PEER_SHARE * links.bandwidth, self.engine.all_reduce_latency
@@ -823,7 +832,10 @@ class _TableBuilder:
         return named or default_kernel(device.architecture, device.memory.kind)
 
     def decode(self) -> Array:
-        """Return the attention times of one token on the grid of sequences and cached tokens [s]."""
+        """Return the attention time of one decode token per sequence, over sequences and cached tokens [s].
+
+        The shape is (sequences, cached tokens), those of `SEQUENCE_GRID` and `CACHED_TOKEN_GRID`.
+        """
         total = np.zeros((len(SEQUENCE_GRID), len(CACHED_TOKEN_GRID)))
         for group in self.work.attention:
             if group.latent_elements == LATENT_CACHED:
@@ -843,7 +855,10 @@ class _TableBuilder:
     def _latent_time(
         self, group: AttentionLayers, batch: Array, queries: Numbers, keys: Array, *, single: bool
     ) -> Array:
-        """Return the time of latent attention in all layers, for prompts or for single tokens [s]."""
+        """Return the time of latent attention (MLA) in a group of layers [s].
+
+        ``single`` is True for decode tokens, False for prompts. ``queries`` and ``keys`` are tokens per sequence.
+        """
         device = self.backend.system.device
         width = self.formats.cache_bytes
         # SGLang's prompts have keys of their own on Hopper, for vLLM's FlashAttention-3; its timed rows have latents
@@ -863,7 +878,7 @@ class _TableBuilder:
 
     @property
     def _triton(self) -> bool:
-        """True if attention that FlashAttention-2 lacks runs in Triton: vLLM has FlashMLA and sinks from Hopper on."""
+        """True if latent attention and attention sinks run in Triton: vLLM has CUDA kernels for them from Hopper on."""
         return self.engine.mla_library == "vllm" and self.backend.system.device.architecture == "Ampere"
 
     def _prefill_time(self, batch: Array, length: Array, before: Array) -> Array:
@@ -887,9 +902,9 @@ class _TableBuilder:
 
     @property
     def unpacked(self) -> bool:
-        """True if attention in an iteration with prompts reads the cache once for each query head.
+        """True if decode attention in an iteration with prompts reads the KV cache once for each query head.
 
-        This is so for FlashAttention-2 without latent caches and sinks.
+        FlashAttention-2 does so, unless latent attention or attention sinks need another kernel.
         """
         return (
             self._kernel() == "fa2"
@@ -902,20 +917,26 @@ class _TableBuilder:
         return any(each.kernel_at_few_tokens.name.endswith(".sinks") for each in self.work.layers)
 
     def joint(self) -> Array:
-        """Return the attention times of one token in iterations with prompts, on the grid of `decode` [s]."""
+        """Return the attention time of one decode token per sequence in iterations that also have prompts [s].
+
+        The shape is (sequences, cached tokens), those of `SEQUENCE_GRID` and `CACHED_TOKEN_GRID`.
+        """
         return self._prefill_time(
             SEQUENCE_GRID[:, None], np.ones((len(SEQUENCE_GRID), 1)), CACHED_TOKEN_GRID[None, :] - 1.0
         )
 
     def prefill(self) -> Array:
-        """Return the time that each further chunk adds, on the grid of chunk lengths and cached tokens [s]."""
+        """Return the attention time that each prefill chunk adds to an iteration [s].
+
+        The shape is (chunk lengths, cached tokens before the chunk).
+        """
         lengths, before = CHUNK_LENGTH_GRID[:, None], np.append(0.0, CACHED_TOKEN_GRID[1:])[None, :]
         batch = np.maximum(PREFILL_BATCH_TOKENS / lengths, 1.0)
         whole = self._prefill_time(batch, lengths, before)
         return np.maximum(whole - self.prefill_launch(), 0.0) / batch
 
     def prefill_launch(self) -> float:
-        """Return the attention time of a chunk of one token [s]."""
+        """Return the fixed attention time of prefill in an iteration [s]: that of a one-token chunk in all layers."""
         if not self.work.attention:
             return 0.0
         single = np.ones((1, 1))
@@ -928,11 +949,11 @@ class _TableBuilder:
         return float(entry.parameters.training_activity)
 
     def _device(self, phase: str) -> dict[str, Any]:
-        """Return device and parameters of attention in a phase, as keyword arguments.
+        """Return device and calibrated attention parameters for ``prefill`` or ``decode``, as keyword arguments.
 
-        With an fp8 cache both products are in fp8 where the kernel has them, as queries are quantised, too
-        (FlashAttention-3, trtllm-gen; FlashAttention-2 multiplies 16 bits). Triton's kernel of attention with sinks has
-        blocks of 16 rows, as its kernel of latent attention has, whose timed rate is taken.
+        With an fp8 cache both attention GEMMs are in fp8 where the kernel has them, as queries are quantised, too
+        (FlashAttention-3, trtllm-gen; FlashAttention-2 computes in 16 bits). The Triton kernel for attention sinks has
+        blocks of 16 rows like the one for latent attention, whose measured rate is used.
         """
         device, kernel = self.backend.system.device, self._kernel()
         kind = DecodeParameters if phase == "decode" else PrefillParameters
@@ -946,7 +967,7 @@ class _TableBuilder:
         return {"device": device_datasheet(device, dtype), "parameters": parameters}
 
     def launches(self) -> float:
-        """Return the number of kernels that the host launches for the layers of an iteration without a graph."""
+        """Return the number of kernels that the host launches for all layers of an iteration without CUDA graph."""
         scaled = [
             each
             for each in self.work.layers
@@ -962,6 +983,6 @@ class _TableBuilder:
         return number + EXPERT_KERNELS * self.work.mixture_layers
 
     def state(self) -> float:
-        """Return the time to read and write the recurrent states of one sequence in fp32 [s]."""
+        """Return the memory time of the recurrent states of one sequence, read and written in fp32 [s]."""
         moved = 2.0 * 4.0 * self.work.state_elements
         return moved / (STREAMED_SHARE * self.backend.system.device.memory.bandwidth)

@@ -1,4 +1,4 @@
-"""Memory of a serving replica: weights, paged KV cache, activations and graphs, and the sequences that fit."""
+"""Memory of a serving replica: weights, paged KV cache, activations, engine reserve, and the sequences that fit."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ TINY = 2.0**-30
 
 @dataclass(frozen=True, slots=True)
 class KVCacheGroup:
-    """Layers with one kind of attention: their KV-cache bytes per token on one device.
+    """KV cache of all layers with one kind of attention, on one device.
 
-    ``window`` is the sliding window [tokens]; 0 for full attention.
+    ``token_bytes`` is the size per token [byte], and ``window`` the sliding window [tokens]; 0 for full attention.
     """
 
     token_bytes: float
@@ -36,16 +36,16 @@ class KVCacheGroup:
 
 @dataclass(frozen=True, slots=True)
 class ServingMemory:
-    """Memory of one device of a replica.
+    """Memory of one device of a serving replica, divided among weights, activations, engine and KV cache.
 
     Attributes
     ----------
     weights, activations, engine_reserve : float
-        Weights; tensors of the largest iteration; contexts, workspaces and graphs [byte].
+        Weights; activations of the largest iteration; contexts, workspaces and CUDA graphs [byte].
     cache : float
         Memory left for the KV cache [byte]; negative if the weights alone do not fit.
     capacity : float
-        Memory that programs may take [byte].
+        Usable memory of the device [byte].
     groups : tuple of KVCacheGroup
         KV-cache bytes per token, by kind of attention.
     state_bytes_per_sequence : float
@@ -53,7 +53,7 @@ class ServingMemory:
     attention_dp_ranks : int
         Ranks of a replica that hold different sequences (attention data parallelism).
     tokens_per_page : int
-        Tokens per page of the cache.
+        Tokens per page of the paged KV cache.
     """
 
     weights: float
@@ -96,14 +96,14 @@ class ServingMemory:
         Returns
         -------
         ndarray, shape (...)
-            Sequences.
+            Number of sequences.
         """
         return np.asarray(
             self.attention_dp_ranks * np.floor(max(self.cache, 0.0) / np.maximum(self.sequence_bytes(tokens), 1.0))
         )
 
     def max_cached_tokens(self, length: float) -> float:
-        """Return the number of tokens that fit in a replica's KV cache.
+        """Return the capacity of a replica's KV cache in tokens, for sequences of a typical length.
 
         Parameters
         ----------
@@ -113,7 +113,7 @@ class ServingMemory:
         Returns
         -------
         float
-            Tokens.
+            Number of tokens.
         """
         return float(
             self.attention_dp_ranks
@@ -127,7 +127,7 @@ class ServingMemory:
         return self.cache > 0.0
 
     def refusal(self, length: float) -> str:
-        """Explain why a sequence does not fit in the cache, and what would make it fit.
+        """Explain why a sequence does not fit in the KV cache of a replica, and what would help.
 
         Parameters
         ----------
@@ -137,7 +137,7 @@ class ServingMemory:
         Returns
         -------
         str
-            The reason; empty if it fits.
+            Reason for the user; empty if the sequence fits.
         """
         needed = float(self.sequence_bytes(length))
         if self.cache >= needed:
@@ -165,21 +165,21 @@ def serving_memory(
     device: Device,
     limit: BatchLimit | None = None,
 ) -> ServingMemory:
-    """Divide the memory of one device of a replica among weights, activations, reserve and KV cache.
+    """Divide the memory of one device of a serving replica among weights, activations, engine reserve and KV cache.
 
     Parameters
     ----------
     work, sharding, formats : LoweredForward, Sharding, Formats
-        Kernels of one rank, parallel degrees of a replica, number formats of weights and cache.
+        Kernels of one rank, parallel degrees of a replica, number formats of weights and KV cache.
     engine, device : ServingEngine, Device
-        Engine whose memory rules hold, and the device.
+        Engine with its memory rules, and the device.
     limit : BatchLimit, optional
         Largest tokens and sequences of an iteration; by default the engine's for the device.
 
     Returns
     -------
     ServingMemory
-        Bytes by part.
+        Memory of each part [byte], and sizes of the KV cache per token.
     """
     bound = limit or engine.limit(device)
     weights = _weights(work, sharding, formats)
@@ -216,7 +216,7 @@ def serving_memory(
 
 
 def _weights(work: LoweredForward, sharding: Sharding, formats: Formats) -> float:
-    """Return the bytes of weights on a device: products in the quantised format, everything else in sixteen bits."""
+    """Return the bytes of weights on a device: GEMMs in the quantised format, everything else in 16 bits (or fp32)."""
     experts = work.expert_weight_elements
     dense = sum(each.weight_elements * each.count for each in work.layers if not each.is_expert_gemm)
     quantised = experts / sharding.attention_dp * formats.expert_formats.weight_bytes + dense * formats.weight_bytes

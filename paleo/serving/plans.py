@@ -1,8 +1,8 @@
-"""Plans of a service: the layouts that fit, the requests that each serves within latency limits, and what limits it.
+"""Plans of an inference service: layouts that fit in memory, request rates within latency limits, and bottlenecks.
 
-The search covers layouts of a replica (tp, pp, ep, attention_dp), its formats, and the engine's limits of an iteration.
+The search covers parallel layouts of a replica (tp, pp, ep, attention_dp), number formats, and limits of an iteration.
 For each layout the closed form (`paleo.serving.steady`) computes a grid of these limits and of rates at once. The
-chosen plan is simulated (`paleo.serving.simulation`); the answer has the simulated times and the closed form.
+chosen plan is simulated (`paleo.serving.simulation`).
 """
 
 from __future__ import annotations
@@ -53,17 +53,15 @@ ArrivalKind = Literal["poisson", "constant", "at once", "closed", "most", "trace
 
 @dataclass(frozen=True, slots=True)
 class ServingLoad:
-    """Requests that arrive at a service.
+    """Load of an inference service: arrival process, request rate, and lengths of prompts and answers.
 
     Attributes
     ----------
     kind : str
-        How requests arrive: ``poisson``, ``constant``, ``closed``, ``trace``, ``at once``, or ``most``: as many as can
-        be served.
+        Arrival process: ``poisson``, ``constant``, ``closed`` (users who wait for answers), ``trace``, ``at once``, or
+        ``most`` (the highest rate that can be served).
     lengths : RequestLengths
         Tokens of prompts and answers.
-    rate, users, think : float
-        Requests a second; users of a closed loop and seconds between an answer and their next request.
     requests : Requests or None
         Requests of a trace.
     request_count : int
@@ -84,12 +82,12 @@ class ServingLoad:
 
     @property
     def squared_arrival_variation(self) -> float:
-        """Squared coefficient of variation of the times between arrivals."""
+        """Squared coefficient of variation of the times between arrivals: 1 for Poisson arrivals, 0 for constant."""
         return 0.0 if self.kind == "constant" else 1.0
 
     @property
     def long_request_tokens(self) -> float:
-        """Tokens of a long request: the mean plus two standard deviations, or the longest of a trace."""
+        """Tokens of a long request: mean plus two standard deviations, or the longest request of a trace."""
         if self.requests is not None:
             return float((self.requests.prompt_tokens + self.requests.answer_tokens).max())
         first, second = float(np.asarray(self.lengths.input)), float(np.asarray(self.lengths.output))
@@ -98,7 +96,7 @@ class ServingLoad:
 
 @dataclass(frozen=True, slots=True)
 class LatencyLimits:
-    """Limits of latency [s] at a percentile of the requests; percentile 0 is the mean."""
+    """Latency limits of an inference service [s] at a percentile of the requests; percentile 0 is the mean."""
 
     ttft: float | None = None
     tpot: float | None = None
@@ -112,12 +110,12 @@ class LatencyLimits:
         return {name: limit for name, limit in limits.items() if limit is not None}
 
     def latency_value(self, state: SteadyState | SimulationResult, part: str) -> Array:
-        """Return the predicted latency that a limit is compared with.
+        """Return the predicted latency at the percentile of the limits, which a limit is compared with.
 
         Parameters
         ----------
         state : SteadyState | SimulationResult
-            State of a replica.
+            Steady state or simulation of a replica.
         part : str
             ``ttft``, ``tpot`` or ``latency``.
 
@@ -131,17 +129,17 @@ class LatencyLimits:
         return state.percentile(part, self.percentile) if self.percentile else np.asarray(getattr(state, part))
 
     def worst_ratio(self, state: SteadyState | SimulationResult) -> Array:
-        """Return the largest ratio of a latency to its limit; at most 1 if all limits hold.
+        """Return the largest ratio of a predicted latency to its limit; at most 1 if all limits are met.
 
         Parameters
         ----------
         state : SteadyState | SimulationResult
-            State of a replica.
+            Steady state or simulation of a replica.
 
         Returns
         -------
         ndarray
-            Ratio.
+            Ratio, in the shape of the state; 0 without limits.
         """
         ratios = [self.latency_value(state, part) / limit for part, limit in self.bounds.items()]
         return np.asarray(np.max(np.stack(ratios), axis=0)) if ratios else np.asarray(0.0)
@@ -152,7 +150,7 @@ class LatencyLimits:
         Parameters
         ----------
         state : SteadyState | SimulationResult
-            State of a replica.
+            Steady state or simulation of a replica.
 
         Returns
         -------
@@ -164,7 +162,7 @@ class LatencyLimits:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLayout:
-    """Parallel layout of a replica that fits in memory, and the number of replicas."""
+    """Parallel layout of a serving replica that fits in memory, with iteration times and the number of replicas."""
 
     sharding: Sharding
     formats: Formats
@@ -175,7 +173,7 @@ class ReplicaLayout:
     limit: BatchLimit
 
     def max_cached_sequences(self, lengths: RequestLengths) -> float:
-        """Return how many sequences a replica's KV cache can hold at once, under the engine's rule of admission.
+        """Return the mean number of sequences that a replica's KV cache holds, under the engine's admission rule.
 
         Parameters
         ----------
@@ -185,7 +183,7 @@ class ReplicaLayout:
         Returns
         -------
         float
-            Sequences.
+            Number of sequences.
         """
         answered = lengths.mean_cached_tokens - np.asarray(
             lengths.input, dtype=np.float64
@@ -209,14 +207,14 @@ class ReplicaLayout:
         Parameters
         ----------
         tokens : array_like, optional
-            Most tokens, if fewer than the engine's limit.
+            Largest number of tokens of an iteration, in place of the engine's limit.
         sequences : array_like, optional
-            Most sequences, if fewer than the engine's limit.
+            Largest number of sequences of an iteration, in place of the engine's limit.
 
         Returns
         -------
         Batching
-            The limits.
+            Limits and host times of the replica's iterations.
         """
         return Batching(
             max_tokens=self.limit.tokens * self.schedulers if tokens is None else tokens,
@@ -234,9 +232,9 @@ class ReplicaLayout:
 
 @dataclass(frozen=True, slots=True)
 class ServingPlan:
-    """Replica layout with its batching limits under a load; ``state`` is the steady state of one replica.
+    """Plan of an inference service: replica layout and batching limits, with the predicted state under a load.
 
-    ``limited_by`` names the bottleneck.
+    ``state`` is the steady state of one replica, and ``limited_by`` names the bottleneck.
     """
 
     layout: ReplicaLayout
@@ -261,13 +259,13 @@ class ServingPlan:
 
     @property
     def strategy(self) -> str:
-        """Degrees of a replica and the number of replicas, as text."""
+        """Parallel degrees of a replica and number of replicas, as text such as ``tp=4,replicas=2``."""
         replicas = self.layout.replicas
         return self.layout.sharding.text + (f",replicas={replicas}" if replicas > 1 else "")
 
 
 def shardings(model: ModelSpec, system: System, gpus: int) -> Iterator[Sharding]:
-    """List parallel layouts of a replica: powers of two, tp within a node, pp across nodes.
+    """Yield parallel layouts of a serving replica to try: powers of two, tp within a node, pp across nodes.
 
     Parameters
     ----------
@@ -309,16 +307,16 @@ def fitting_layouts(
     layouts: Sequence[Sharding] | None = None,
     limit: BatchLimit | None = None,
 ) -> tuple[list[ReplicaLayout], list[str]]:
-    """Return the replica layouts that fit in memory, and the reasons why others do not.
+    """Find the parallel layouts of a serving replica that fit in memory, and the reasons why others do not.
 
     Parameters
     ----------
     model, system, gpus
         Network, machine and total number of devices.
     engine : ServingEngine
-        Engine whose memory and batching rules hold.
+        Engine with its memory and batching rules.
     formats : sequence of Formats
-        Number formats to try.
+        Number formats of weights and KV cache to try.
     load : ServingLoad
         Requests; the longest one must fit.
     layouts : sequence of Sharding, optional
@@ -329,7 +327,7 @@ def fitting_layouts(
     Returns
     -------
     tuple[list[ReplicaLayout], list[str]]
-        (layouts that hold the network and one long request; reasons of the others, the nearest to fitting first).
+        Layouts that hold the network and one long request; reasons of the others, the nearest to fitting first.
     """
     bound = limit or engine.limit(system.device)
     fitting: list[ReplicaLayout] = []
@@ -355,21 +353,21 @@ def fitting_layouts(
 
 
 def best_serving_plan(candidate: ReplicaLayout, load: ServingLoad, limits: LatencyLimits) -> ServingPlan | None:
-    """Return the best plan of a layout under a load.
+    """Find the best plan of one replica layout under a load, over the batching limits of an iteration.
 
     Parameters
     ----------
     candidate : ReplicaLayout
-        Layout that fits.
+        Layout that fits in memory.
     load : ServingLoad
-        Requests.
+        Arrival process and lengths of requests.
     limits : LatencyLimits
         Latency limits.
 
     Returns
     -------
     ServingPlan, optional
-        The plan; None if no limits of its iterations meet the latency limits.
+        Best plan; None if no batching limits meet the latency limits.
     """
     if load.kind in ("most", "at once"):
         return _highest_rate_plan(candidate, load, limits)
@@ -390,7 +388,10 @@ def best_serving_plan(candidate: ReplicaLayout, load: ServingLoad, limits: Laten
 
 
 def _grid(candidate: ReplicaLayout) -> tuple[Array, Array]:
-    """Return the limits of an iteration that are tried: (tokens, sequences), arrays over all combinations."""
+    """Return the batching limits to try for a replica: (tokens, sequences) of an iteration, over all combinations.
+
+    Both arrays have shape (token limits, sequence limits).
+    """
     ranks = candidate.schedulers
     tokens = sorted({*(each for each in TOKEN_LIMITS if each < candidate.limit.tokens), candidate.limit.tokens})
     most = candidate.limit.sequences
@@ -402,7 +403,7 @@ def _grid(candidate: ReplicaLayout) -> tuple[Array, Array]:
 
 
 def _highest_rate_plan(candidate: ReplicaLayout, load: ServingLoad, limits: LatencyLimits) -> ServingPlan | None:
-    """Return the plan with the highest rate, within the latency limits if there are any."""
+    """Find the plan of a replica layout with the highest request rate, within the latency limits if there are any."""
     places = candidate.max_cached_sequences(load.lengths)
     if not limits.bounds:
         batching = candidate.batching()
@@ -438,7 +439,10 @@ def _highest_rate_plan(candidate: ReplicaLayout, load: ServingLoad, limits: Late
 
 
 def _stated(candidate: ReplicaLayout, load: ServingLoad, limits: LatencyLimits) -> ServingPlan | None:
-    """Return the plan for a given rate; the engine's own iteration limits are tried first."""
+    """Find the plan of a replica layout for a given request rate; None if latency limits cannot be met.
+
+    The engine's default batching limits are tried first.
+    """
     places, rate = candidate.max_cached_sequences(load.lengths), load.rate / candidate.replicas
     batching = candidate.batching()
     state = state_at_rate(
@@ -484,18 +488,18 @@ def bottleneck_name(candidate: ReplicaLayout, batching: Batching, state: SteadyS
     Parameters
     ----------
     candidate : ReplicaLayout
-        Layout that fits.
+        Layout of the replica.
     batching : Batching
-        Limits of its iterations.
+        Batching limits of the replica's iterations.
     state : SteadyState
-        State of the replica.
+        Steady state of the replica.
     limits : LatencyLimits
         Latency limits.
 
     Returns
     -------
     str
-        A phrase.
+        Name of the bottleneck, such as ``KV cache``.
     """
     if limits.bounds and float(limits.worst_ratio(state)) > BINDING_RATIO - 0.05:
         return LIMIT_NAMES[limits.binding_limit(state)]
@@ -518,19 +522,19 @@ def _held(candidate: ReplicaLayout, state: SteadyState) -> float:
 
 
 def waits_for_launches(candidate: ReplicaLayout, state: SteadyState) -> bool:
-    """Return True if decode has no captured graph and the device waits for the host that launches its kernels.
+    """Return True if decode runs without CUDA graph and is limited by the host's kernel launches.
 
     Parameters
     ----------
     candidate : ReplicaLayout
-        Layout that fits.
+        Layout of the replica.
     state : SteadyState
-        State of the replica.
+        Steady state of the replica.
 
     Returns
     -------
     bool
-        Whether the launches take all of an iteration of decode beside the rest of the host's time.
+        True if the device time of a decode iteration equals the time of its kernel launches.
     """
     prices, batch = candidate.iteration_tables, float(state.decoding_sequences) / candidate.sharding.pp
     device = float(state.decode_iteration_time) - candidate.batching().host_time_of(batch)
@@ -539,19 +543,19 @@ def waits_for_launches(candidate: ReplicaLayout, state: SteadyState) -> bool:
 
 
 def iteration_parts(candidate: ReplicaLayout, state: SteadyState) -> dict[str, float]:
-    """Return the time of a mean iteration by part: products, attention over the cache, collectives, host [s].
+    """Break down the mean iteration of a serving replica into GEMMs, decode attention, prompts, collectives and host.
 
     Parameters
     ----------
     candidate : ReplicaLayout
-        Layout that fits.
+        Layout of the replica.
     state : SteadyState
-        State of the replica.
+        Steady state of the replica.
 
     Returns
     -------
     dict of str to float
-        Seconds by part.
+        Time of each part [s].
     """
     prices = candidate.iteration_tables
     batch = float(state.decoding_sequences) / candidate.sharding.pp / candidate.sharding.attention_dp
@@ -575,7 +579,7 @@ def iteration_parts(candidate: ReplicaLayout, state: SteadyState) -> dict[str, f
 
 @dataclass(frozen=True, slots=True)
 class ServicePlans:
-    """Plans of a service, best first, with the layouts that were ruled out.
+    """Plans of an inference service, best first, with the layouts that were ruled out.
 
     ``refusals`` says why layouts do not fit in memory; ``layouts_over_limits`` holds layouts that fit but miss the
     latency limits.
@@ -587,24 +591,24 @@ class ServicePlans:
 
 
 def plan_service(fitting: Sequence[ReplicaLayout], load: ServingLoad, limits: LatencyLimits) -> ServicePlans:
-    """Plan a service over all layouts.
+    """Plan an inference service: find the best plan of each layout, and rank the plans.
 
-    For an open load the plan with the highest rate is first; otherwise the plan with the shortest mean latency that
-    keeps up.
+    If the request rate is given, the plan with the shortest mean latency comes first, otherwise the plan with the
+    highest rate.
 
     Parameters
     ----------
     fitting : sequence of ReplicaLayout
-        Layouts that fit.
+        Layouts of a replica that fit in memory.
     load : ServingLoad
-        Requests.
+        Arrival process and lengths of requests.
     limits : LatencyLimits
         Latency limits.
 
     Returns
     -------
     ServicePlans
-        Plans, the best first.
+        Plans, best first, and layouts that miss the latency limits.
     """
     planned = [(candidate, best_serving_plan(candidate, load, limits)) for candidate in fitting]
     plans = [plan for _, plan in planned if plan is not None]
@@ -619,7 +623,10 @@ def plan_service(fitting: Sequence[ReplicaLayout], load: ServingLoad, limits: La
 
 
 def _tested(plans: list[ServingPlan], load: ServingLoad, limits: LatencyLimits) -> list[ServingPlan]:
-    """Return the plans with the best ones corrected by simulation; the others keep the order of the closed form."""
+    """Correct the request rates of the best plans by simulation, until no other plan can be better.
+
+    ``plans`` are in falling order of their rates by the closed form.
+    """
     tested: list[ServingPlan] = []
     for number, plan in enumerate(plans):
         if tested and max(each.requests_per_s for each in tested) >= plan.requests_per_s:
@@ -629,9 +636,9 @@ def _tested(plans: list[ServingPlan], load: ServingLoad, limits: LatencyLimits) 
 
 
 def _refined(plan: ServingPlan, load: ServingLoad, limits: LatencyLimits) -> ServingPlan:
-    """Return a plan at the highest rate that also meets the limits in a simulation.
+    """Find the highest request rate at which a plan meets its latency limits in a simulation, by bisection.
 
-    Near capacity the fixed point underestimates how requests accumulate, so its percentiles are too low there.
+    Near capacity the closed form underestimates the queues of requests, so its percentiles are too low there.
     """
     low, high, places = 0.0, 1.0, plan.layout.max_cached_sequences(load.lengths)
     best = plan
@@ -662,21 +669,21 @@ def _refined(plan: ServingPlan, load: ServingLoad, limits: LatencyLimits) -> Ser
 def nearest_replica_layout(
     late: Sequence[ReplicaLayout], load: ServingLoad, limits: LatencyLimits
 ) -> tuple[ReplicaLayout, SteadyState] | None:
-    """Return the layout that comes closest to latency limits that no layout meets.
+    """Find the replica layout that comes closest to latency limits that no layout meets.
 
     Parameters
     ----------
     late : sequence of ReplicaLayout
         Layouts that miss the limits.
     load : ServingLoad
-        Requests.
+        Arrival process and lengths of requests.
     limits : LatencyLimits
         Latency limits.
 
     Returns
     -------
     tuple[ReplicaLayout, SteadyState], optional
-        Layout, and its state with one request at a time; None without layouts.
+        Layout, and its steady state with one request at a time; None without layouts.
     """
     states = []
     for candidate in late:
@@ -688,19 +695,19 @@ def nearest_replica_layout(
 
 
 def max_request_rate(candidate: ReplicaLayout, load: ServingLoad) -> float:
-    """Return the highest request rate that all replicas of a layout sustain.
+    """Return the highest request rate that all replicas of a layout sustain, without latency limits.
 
     Parameters
     ----------
     candidate : ReplicaLayout
-        Layout that fits.
+        Layout of a replica, and number of replicas.
     load : ServingLoad
-        Requests.
+        Lengths of prompts and answers.
 
     Returns
     -------
     float
-        Requests per second.
+        Request rate [requests/s].
     """
     full = saturated_state(
         candidate.iteration_tables, candidate.batching(), load.lengths, candidate.max_cached_sequences(load.lengths)
@@ -709,7 +716,7 @@ def max_request_rate(candidate: ReplicaLayout, load: ServingLoad) -> float:
 
 
 def rate_curve(plan: ServingPlan, load: ServingLoad, points: int = 16) -> tuple[Array, SteadyState]:
-    """Return request rates up to the capacity of a plan, with the steady state of a replica at each rate.
+    """Return request rates up to the capacity of a serving plan, with the steady state of a replica at each rate.
 
     Parameters
     ----------
@@ -723,7 +730,7 @@ def rate_curve(plan: ServingPlan, load: ServingLoad, points: int = 16) -> tuple[
     Returns
     -------
     tuple of (ndarray, SteadyState), shape (points,) each
-        Rates over all replicas [requests/s], and the states.
+        Rates of all replicas together [requests/s], and steady states of one replica.
     """
     candidate, places = plan.layout, plan.layout.max_cached_sequences(load.lengths)
     full = saturated_state(candidate.iteration_tables, plan.batching, load.lengths, places)
@@ -735,14 +742,14 @@ def rate_curve(plan: ServingPlan, load: ServingLoad, points: int = 16) -> tuple[
 
 
 def replica_requests(plan: ServingPlan, load: ServingLoad, count: int | None = None, seed: int = 1) -> Requests:
-    """Return the requests that one replica of a plan serves: its part of a trace, or random ones.
+    """Return the requests that one replica of a serving plan gets in a simulation: part of a trace, or random ones.
 
     Parameters
     ----------
     plan : ServingPlan
-        The plan.
+        Layout, batching limits and number of replicas.
     load : ServingLoad
-        Requests.
+        Arrival process and lengths of requests, or a trace.
     count : int, optional
         Number of requests to draw.
     seed : int, optional
@@ -751,7 +758,7 @@ def replica_requests(plan: ServingPlan, load: ServingLoad, count: int | None = N
     Returns
     -------
     Requests
-        The requests.
+        Arrivals and lengths, in the order of arrival.
     """
     replicas = plan.layout.replicas
     if load.requests is not None:
@@ -779,14 +786,14 @@ def replica_requests(plan: ServingPlan, load: ServingLoad, count: int | None = N
 def simulated_replica(
     plan: ServingPlan, load: ServingLoad, count: int | None = None, seed: int = 1
 ) -> SimulationResult:
-    """Simulate one replica of a plan.
+    """Simulate one replica of a serving plan under its load.
 
     Parameters
     ----------
     plan : ServingPlan
-        The plan.
+        Layout, batching limits and number of replicas.
     load : ServingLoad
-        Requests.
+        Arrival process and lengths of requests, or a trace.
     count : int, optional
         Number of requests to draw.
     seed : int, optional
@@ -795,12 +802,12 @@ def simulated_replica(
     Returns
     -------
     SimulationResult
-        Times of all requests.
+        Latencies of all requests, and statistics of batches and KV cache.
 
     Raises
     ------
     PaleoError
-        If a request is longer than the cache.
+        If a request is longer than the KV cache.
     """
     candidate = plan.layout
     stages = candidate.sharding.pp
@@ -824,19 +831,19 @@ def simulated_replica(
 
 
 def trimmed_latencies(result: SimulationResult, part: str) -> Array:
-    """Return a latency of simulated requests, without the first and last ones (warm-up and drain).
+    """Return a latency of each simulated request, without the first and last 10 % of them (warm-up and drain).
 
     Parameters
     ----------
     result : SimulationResult
-        The simulation.
+        Result of the simulation of a replica.
     part : str
         ``ttft``, ``tpot`` or ``latency``.
 
     Returns
     -------
     ndarray, shape (n,)
-        Time [s].
+        Latencies [s] in the order of arrival; one zero if there are none.
     """
     values = np.asarray(getattr(result, part))
     cut = int(EDGE * len(values))

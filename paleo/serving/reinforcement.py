@@ -1,12 +1,12 @@
-"""Prediction of one step of reinforcement learning.
+"""Prediction of one step of reinforcement learning of a language model: rollouts, training and weight transfer.
 
-In a step, answers are generated, their probabilities are computed, the policy is trained, and its new weights are sent
-to the engine. Generation ends with the longest answer, so the batch becomes small at the end. It is simulated with
-log-normal lengths that are cut at the largest length. Log-probabilities are a forward pass of the policy (and of the
-reference policy) over prompts and answers. The training step is that of `paleo.predict`.
+In a step, answers are generated, their log-probabilities are computed, the policy is trained, and its new weights are
+sent to the generation engine. Generation ends with the longest answer, so the batch becomes small at the end.
+Generation is simulated with log-normal lengths that are cut at the largest length. Log-probabilities are a forward pass
+of the policy (and of the reference policy) over prompts and answers. The training step is that of `paleo.predict`.
 
-On one set of GPUs the parts follow one another, and the states of trainer and engine take turns: each goes to the host
-while the other works. On two sets the engine generates up to ``staleness`` steps ahead, and the slower set decides.
+On one set of GPUs the parts follow one another. The states of trainer and engine then alternate between GPU and host
+memory. On two sets of GPUs the engine generates up to ``staleness`` steps ahead, and the slower set limits the step.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ PADDING = 128
 
 @dataclass(frozen=True, slots=True)
 class Rollouts:
-    """Sequences that a step generates and trains on.
+    """Rollouts of a step of reinforcement learning: the sequences that it generates and trains on.
 
     Attributes
     ----------
     count, batch : int
-        Rollouts of a step; sequences of one optimizer step.
+        Number of rollouts of a step; number of sequences of one optimizer step.
     mean_prompt_tokens, answer_tokens : float
-        Mean tokens.
+        Mean tokens of prompts and of answers.
     max_answer_tokens : float
-        Most tokens of an answer.
+        Largest number of tokens of an answer.
     variation : float
         Coefficient of variation of answers before they are cut.
     """
@@ -80,11 +80,11 @@ class Rollouts:
 
     @property
     def sequence_tokens(self) -> int:
-        """Mean tokens of prompt and answer, padded so that any layout divides them."""
+        """Mean tokens of prompt and answer together, padded to a multiple of 128 so that any layout divides them."""
         return PADDING * max(math.ceil((self.mean_prompt_tokens + self.answer_tokens) / PADDING), 1)
 
     def sampled_answer_lengths(self, count: int, seed: int = 1) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Draw lengths of answers from a log-normal distribution, cut at the longest, with the mean kept.
+        """Draw answer lengths from a log-normal distribution that is cut at the largest length and keeps the mean.
 
         Parameters
         ----------
@@ -96,7 +96,7 @@ class Rollouts:
         Returns
         -------
         ndarray
-            Tokens, shape (count,).
+            Lengths [tokens], shape (count,).
         """
         random = np.random.default_rng(seed)
         mean = self.answer_tokens
@@ -111,13 +111,13 @@ class Rollouts:
 
 @dataclass(frozen=True, slots=True)
 class ReinforcementStep:
-    """Times of the parts of one step of reinforcement learning.
+    """Predicted step of reinforcement learning: step time with its parts, and the layouts of engine and trainer.
 
     Attributes
     ----------
     parts : dict
-        Times [s] by part: generation, log_probabilities, reward, training, weights, offload, and idle (the faster of
-        two sets of GPUs waits).
+        Times [s] by part: generation, log_probabilities, reward, training, weights (transfer), offload, and idle
+        (waiting of the faster of two sets of GPUs).
     step_time : float
         Time of the step [s].
     generator_gpus, trainer_gpus : int
@@ -142,10 +142,10 @@ class ReinforcementStep:
 def engine_replicas(
     model: ModelSpec, system: System, sharding: Sharding, gpus: int, engine: ServingEngine, longest: float
 ) -> ReplicaLayout:
-    """Lay a serving engine out over a number of GPUs, as equal replicas.
+    """Lay out the generation engine of reinforcement learning over a number of GPUs, as equal replicas.
 
-    Weights are in bf16, whatever format the network is published in: they come from the trainer, and NeMo RL and verl
-    generate in the trainer's 16 bits unless told otherwise.
+    Weights are in bf16, since they come from the trainer: NeMo RL and verl generate in the trainer's 16 bits by
+    default.
 
     Parameters
     ----------
@@ -154,18 +154,18 @@ def engine_replicas(
     system : System
         Machine: its devices, nodes and links.
     sharding : Sharding
-        Layout of a replica.
+        Parallel degrees of a replica.
     gpus : int
         Number of GPUs.
     engine : ServingEngine
-        The engine.
+        Profile of the engine.
     longest : float
         Longest sequence [tokens].
 
     Returns
     -------
     ReplicaLayout
-        One replica, and the number of replicas.
+        Layout of one replica, and the number of replicas.
 
     Raises
     ------
@@ -184,18 +184,18 @@ def engine_replicas(
 
 
 def generation_time(layout: ReplicaLayout, rollouts: Rollouts, *, steady: bool) -> float:
-    """Return the time in which all rollouts of a step are generated [s].
+    """Predict the time in which the engine generates all rollouts of a step of reinforcement learning.
 
     Each replica gets the same number of rollouts, and the step waits for the slowest replica.
 
     Parameters
     ----------
     layout : ReplicaLayout
-        Replicas of the engine.
+        Layout and number of the engine's replicas.
     rollouts : Rollouts
-        Rollouts of a step.
+        Number and lengths of the rollouts of a step.
     steady : bool
-        True if rollouts of the next step fill the batch, so that it does not run empty at the end.
+        True if rollouts of the next step fill the batch, so that the batch does not run empty at the end.
 
     Returns
     -------
@@ -225,20 +225,20 @@ def generation_time(layout: ReplicaLayout, rollouts: Rollouts, *, steady: bool) 
 
 
 def weight_transfer_time(system: System, parameters: float, gpus: int) -> float:
-    """Return the time in which new weights reach the engine [s].
+    """Predict the time in which the trainer's new weights reach the generation engine.
 
-    Every tensor is gathered whole on each rank that sends it to an engine, so all weights pass over the link of each
-    rank once (as NeMo RL and verl do it; verl states 23.7 s for 235 billion parameters on 64 and 64 GPUs with a
-    broadcast in the background, and 58.6 s without).
+    Every tensor is gathered whole on each rank that sends it to an engine, as in NeMo RL and verl. Therefore all
+    weights pass over the link of each rank once. (verl publishes 23.7 s for 235 billion parameters on 64 and 64 GPUs
+    with a broadcast in the background, and 58.6 s without.)
 
     Parameters
     ----------
     system : System
         Machine: its devices, nodes and links.
     parameters : float
-        Parameter elements of the whole network.
+        Number of parameters of the whole network.
     gpus : int
-        Devices of trainer and engine.
+        Number of devices of trainer and engine.
 
     Returns
     -------
@@ -253,10 +253,10 @@ def weight_transfer_time(system: System, parameters: float, gpus: int) -> float:
 
 
 def offload_time(system: System, trainer: Footprint, engine_weights: float) -> float:
-    """Return the time in which trainer and engine swap places in one memory [s].
+    """Predict the time to swap the states of trainer and engine between GPU and host memory in a step.
 
     Weights, gradients and optimizer states of the trainer go to the host before generation and come back after it. The
-    engine's weights go to the host while the policy is trained (vLLM's sleep at level 1, NeMo RL's choice), and its
+    engine's weights go to the host while the policy is trained (vLLM's sleep at level 1, NeMo RL's choice), and its KV
     cache is discarded.
 
     Parameters
@@ -264,9 +264,9 @@ def offload_time(system: System, trainer: Footprint, engine_weights: float) -> f
     system : System
         Machine: its devices, nodes and links.
     trainer : Footprint
-        Memory of a device of the trainer.
+        Memory of one device of the trainer [byte], by part.
     engine_weights : float
-        Weights of the engine on a device [bytes].
+        Weights of the engine on a device [byte].
 
     Returns
     -------
@@ -279,7 +279,10 @@ def offload_time(system: System, trainer: Footprint, engine_weights: float) -> f
 
 @dataclass(frozen=True, slots=True)
 class RolloutGenerator:
-    """Serving engine on its GPUs; ``seconds`` is the time in which it generates all rollouts of a step [s]."""
+    """Generation engine of reinforcement learning on its GPUs.
+
+    ``seconds`` is the time in which the engine generates all rollouts of a step [s].
+    """
 
     layout: ReplicaLayout
     gpus: int
@@ -288,7 +291,7 @@ class RolloutGenerator:
 
 @dataclass(frozen=True, slots=True)
 class TrainerPrediction:
-    """Predictions of one optimizer step of the policy and of a forward pass over the same sequences."""
+    """Predictions of the trainer: one optimizer step of the policy, and a forward pass over the same sequences."""
 
     step: Prediction
     forward: Prediction
@@ -297,7 +300,7 @@ class TrainerPrediction:
 def predict_generator(
     model: ModelSpec, system: System, gpus: int, rollouts: Rollouts, sharding: Sharding, *, staleness: int = 0
 ) -> RolloutGenerator:
-    """Lay the engine out over its GPUs and predict the time in which it generates all rollouts of a step.
+    """Lay out the generation engine over its GPUs, and predict the time in which it generates all rollouts of a step.
 
     Parameters
     ----------
@@ -306,11 +309,11 @@ def predict_generator(
     gpus : int
         GPUs of the engine.
     rollouts : Rollouts
-        Sequences of a step.
+        Number and lengths of the rollouts of a step.
     sharding : Sharding
-        Division of a replica.
+        Parallel degrees of a replica.
     staleness : int
-        Steps that the engine may be ahead; at 0 it shares its GPUs with the trainer.
+        Number of steps that the engine may be ahead; 0: the engine shares its GPUs with the trainer.
 
     Returns
     -------
@@ -331,21 +334,21 @@ def predict_generator(
 
 
 def trainer_run(gpus: int, rollouts: Rollouts, strategy: str, software: str) -> Run:
-    """Return the `Run` of one optimizer step of the policy.
+    """Return the run (plan and options) of one optimizer step of the policy, for a prediction.
 
     Parameters
     ----------
     gpus : int
         GPUs of the trainer.
     rollouts : Rollouts
-        Sequences of a step.
+        Number and lengths of the rollouts of a step.
     strategy, software : str
-        Degrees and profile of the trainer.
+        Parallel strategy and software profile of the trainer.
 
     Returns
     -------
     Run
-        Run to predict.
+        Run with full recomputation and a microbatch of one sequence.
     """
     return Run(
         gpus=gpus,
@@ -371,12 +374,12 @@ def predict_trainer(model: ModelSpec, system: System, run: Run) -> TrainerPredic
     Returns
     -------
     TrainerPrediction
-        Both predictions.
+        Predictions of the optimizer step and of the forward pass.
 
     Raises
     ------
     PlanError, SpecError
-        If the plan cannot be laid over the network.
+        If the plan does not suit the network.
     """
     forward = replace_fields(run, {"forward_only": True, "recompute": "none"})
     return TrainerPrediction(predict(model, system, run), predict(model, system, forward))
@@ -391,20 +394,20 @@ def learning_step(
     algorithm: str = "grpo",
     staleness: int,
 ) -> ReinforcementStep:
-    """Combine engine and trainer into one step of reinforcement learning.
+    """Combine the times of engine and trainer into one step of reinforcement learning.
 
     Parameters
     ----------
     system : System
         Machine: its devices, nodes and links.
     engine, trainer : RolloutGenerator, TrainerPrediction
-        Both sides, each on its GPUs.
+        Predictions of generation engine and trainer, each on its GPUs.
     rollouts : Rollouts
         Sequences that a step generates and trains on.
     algorithm : str
         A key of ``ALGORITHMS``.
     staleness : int
-        Steps that the engine may be ahead; 0: both on one set of GPUs, one after the other.
+        Number of steps that the engine may be ahead; 0: both share one set of GPUs, one after the other.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Requests to a service: their arrivals and lengths, drawn at random or read from a trace."""
+"""Requests to an inference service: arrivals and lengths, drawn at random or read from a trace."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MOST_TRACE_BYTES, MOST_TOKENS, MOST_SECONDS = 500_000_000, 2.0**40, 2.0**40
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Requests in the order of arrival.
+    """Requests to an inference service, in the order of arrival.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class Requests:
         return len(self.arrival)
 
     def every_nth(self, replicas: int) -> Requests:
-        """Return every n-th request, which is what one replica gets under round-robin routing.
+        """Select every n-th request, those that one of n replicas gets under round-robin routing.
 
         Parameters
         ----------
@@ -72,7 +72,7 @@ class Requests:
         Returns
         -------
         Requests
-            The requests of the first replica.
+            Requests of the first replica.
         """
         return Requests(
             self.arrival[::replicas],
@@ -84,12 +84,12 @@ class Requests:
 
 
 def sample_lengths(mean: float, variation: float, count: int, random: np.random.Generator) -> Array:
-    """Draw whole lengths from a log-normal distribution.
+    """Draw lengths of prompts or answers, in whole tokens, from a log-normal distribution.
 
     Parameters
     ----------
     mean : float
-        Mean [tokens].
+        Mean length [tokens].
     variation : float
         Coefficient of variation; 0 makes all lengths equal.
     count : int
@@ -100,7 +100,7 @@ def sample_lengths(mean: float, variation: float, count: int, random: np.random.
     Returns
     -------
     ndarray, shape (count,)
-        Lengths, at least 1.
+        Lengths [tokens], at least 1.
 
     Examples
     --------
@@ -126,7 +126,7 @@ def sample_requests(
     shared: bool = False,
     seed: int = 1,
 ) -> Requests:
-    """Draw requests with arrivals and lengths.
+    """Draw random requests to an inference service, with arrival times and lengths.
 
     Parameters
     ----------
@@ -139,15 +139,15 @@ def sample_requests(
     rate : float, optional
         Requests per second; inf for all at once.
     arrivals : Arrivals, optional
-        How they arrive, such as ``poisson`` or ``constant``.
+        Arrival process: ``poisson``, ``constant``, ``at once`` or ``closed``.
     input_variation : float, optional
-        Coefficient of variation of prompts.
+        Coefficient of variation of the prompt lengths.
     output_variation : float, optional
-        Coefficient of variation of answers.
+        Coefficient of variation of the answer lengths.
     hit : float, optional
-        Share of prompt tokens that the prefix cache holds.
+        Share of prompt tokens (0 to 1) that are in the prefix cache.
     shared : bool, optional
-        All prompts share these tokens.
+        True if all prompts share the cached tokens.
     seed : int, optional
         Seed of the random numbers.
 
@@ -169,16 +169,16 @@ def sample_requests(
 
 
 def read_trace(path: str | Path) -> Requests:
-    """Read requests from CSV or JSON lines, plain or gzipped, with arrival, prompt and answer tokens on each line.
+    """Read the trace of an inference service: arrival time, prompt tokens and answer tokens of each request.
 
-    The fields of the traces of Azure, BurstGPT, Mooncake and Vidur are known, as well as ``arrival_s, input_tokens,
+    The columns of the traces of Azure, BurstGPT, Mooncake and Vidur are known, as well as ``arrival_s, input_tokens,
     output_tokens``. Arrivals are dates or seconds; in Mooncake's form (``timestamp, input_length, output_length``) they
     are milliseconds. Requests without an answer are left out.
 
     Parameters
     ----------
     path : str | Path
-        The file.
+        File of CSV or JSON lines, plain or gzipped.
 
     Returns
     -------
@@ -207,7 +207,7 @@ def read_trace(path: str | Path) -> Requests:
 
 
 def _rows(path: Path, lines: IO[str]) -> Iterator[tuple[float, float, float]]:
-    """Yield arrival [s], prompt tokens and answer tokens of each line."""
+    """Yield arrival time [s], prompt tokens and answer tokens of each line of a trace."""
     start = lines.readline()
     if start.lstrip().startswith("{"):
         first, rows = 1, (_parsed(path, number, line) for number, line in enumerate(chain([start], lines), 1))
@@ -256,7 +256,7 @@ def _row(
 
 
 def _seconds(text: str) -> float:
-    """Return the seconds of a number or of a date."""
+    """Convert the arrival in a trace, a number of seconds or an ISO date, to seconds."""
     try:
         return float(text)
     except ValueError:

@@ -1,10 +1,10 @@
-"""Answer about a service: its plans, the simulation of the best plan, its cost, and a verdict.
+"""Prediction of an inference service: plans, simulation of the best plan, cost, power, and a verdict.
 
-The power of devices that serve has an idle fraction, an addition for running kernels, and the energy of FLOP and bytes.
+The power of a device is idle power, an addition for running kernels, and the energy of FLOP and bytes.
 
-Replicas may be separate for prefill and for decode, in numbers for which their rates match. A prefill replica is a
-queue with one server, whose service is an iteration with one prompt. A decode replica is the fixed point of a load
-whose prompts are already computed. Between them each rank sends its part of a prompt's KV cache over the link.
+Replicas may be separate for prefill and for decode (disaggregation), in numbers for which their rates match. A prefill
+replica is a queue with one server, whose service time is that of one prompt. A decode replica is the steady state of a
+load whose prompts are already computed. The KV cache of each prompt moves from prefill to decode over the link.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _LOADS = np.linspace(0.05, 0.95, 19)
 
 @dataclass(frozen=True, slots=True)
 class Disaggregation:
-    """Split of a service's devices into prefill and decode replicas.
+    """Disaggregated service: split of the devices into prefill and decode replicas, with rate and latencies.
 
     Attributes
     ----------
@@ -96,7 +96,10 @@ class Disaggregation:
 
 
 def _prefill_rate(layout: ReplicaLayout, load: ServingLoad, limits: LatencyLimits, sent: float) -> tuple[float, float]:
-    """Return (highest rate of a prefill replica within the limits [1/s], mean time to the first token [s])."""
+    """Return the highest request rate of a prefill replica within latency limits [1/s], and the mean TTFT there [s].
+
+    The replica is a queue with one server. ``sent`` is the transfer time of a prompt's KV cache [s].
+    """
     lengths, engine = load.lengths, layout.engine
     piece = np.minimum(lengths.computed_prompt_tokens, float(layout.limit.tokens))
     pieces = lengths.computed_prompt_tokens / piece
@@ -114,7 +117,7 @@ def _prefill_rate(layout: ReplicaLayout, load: ServingLoad, limits: LatencyLimit
 
 
 def _decode_rate(layout: ReplicaLayout, load: ServingLoad, limits: LatencyLimits) -> tuple[float, float]:
-    """Return (highest rate of a decode replica within the limits [1/s], mean time per token [s])."""
+    """Return the highest request rate of a decode replica within latency limits [1/s], and the mean TPOT there [s]."""
     first = float(np.asarray(load.lengths.input))
     lengths = replace(load.lengths, prefix_hit_share=1.0 - 1.0 / max(first, 2.0))
     places = layout.max_cached_sequences(lengths)
@@ -133,23 +136,23 @@ def _decode_rate(layout: ReplicaLayout, load: ServingLoad, limits: LatencyLimits
 def best_disaggregation(
     fitting: Sequence[ReplicaLayout], load: ServingLoad, limits: LatencyLimits, gpus: int, system: System
 ) -> Disaggregation | None:
-    """Return the split into prefill and decode replicas with the highest request rate within limits.
+    """Find the split of devices into prefill and decode replicas with the highest request rate within latency limits.
 
     Parameters
     ----------
     fitting : sequence of ReplicaLayout
-        Layouts that hold the network.
+        Layouts of a replica that fit in memory.
     load, limits : ServingLoad, LatencyLimits
-        Lengths of requests, and within what they are to be answered.
+        Requests, and limits of their latencies.
     gpus : int
         Total number of devices.
     system : System
-        Its outermost link moves the caches.
+        Machine, whose outermost link carries the KV caches.
 
     Returns
     -------
     Disaggregation or None
-        None where no division of the devices keeps the limits.
+        Best split; None if no split meets the limits.
     """
     link = system.levels[-1].link.bandwidth if system.levels else system.device.memory.bandwidth
     decoders = [(layout, *_decode_rate(layout, load, limits)) for layout in fitting]
@@ -170,19 +173,19 @@ def best_disaggregation(
 
 
 def mean_device_power(plan: ServingPlan, device: Device) -> float | None:
-    """Return the mean power of one device of a plan [W], at most its design power; None if the device states none.
+    """Predict the mean power of one device that serves requests, from its FLOP and memory traffic per second.
 
     Parameters
     ----------
     plan : ServingPlan
-        Its replica's state says how much is computed and read in a second.
+        Plan of the service, with its request rate and batch.
     device : Device
-        The device that serves.
+        Device, as its datasheet describes it.
 
     Returns
     -------
     float, optional
-        Power [W]; None if the device states no design power.
+        Power [W], at most the design power; None if the device file has no design power.
     """
     if device.tdp is None:
         return None
@@ -209,7 +212,7 @@ def mean_device_power(plan: ServingPlan, device: Device) -> float | None:
 
 
 def _work(plan: ServingPlan) -> tuple[float, float]:
-    """Return (FLOP per second, memory traffic [byte/s]) of one device of a plan."""
+    """Return FLOP per second and memory traffic [byte/s] of one device of a serving plan."""
     candidate, state = plan.layout, plan.state
     work, stages = candidate.iteration_tables.lowered, candidate.sharding.pp
     per_token = 2.0 * sum(each.weight_elements * each.count for each in work.layers if not each.is_expert_gemm)
@@ -250,24 +253,24 @@ LATENCY_PHRASES = {"ttft": "to the first token", "tpot": "a token", "latency": "
 
 @dataclass(frozen=True)
 class Service:
-    """Plans of a service, the best first, with the question that they answer.
+    """Predicted inference service: its plans, best first, with network, machine, load and latency limits.
 
     Attributes
     ----------
     model, system, gpus, engine
-        Network, machine, devices in all, engine.
+        Network, machine, total number of devices, and inference engine.
     load, limits : ServingLoad, LatencyLimits
         Requests, and latency limits.
     result : ServicePlans
-        The plans; empty where the answer is no.
+        Plans, empty if no plan meets the limits.
     fitting : tuple of ReplicaLayout
-        Layouts that fit into memory.
+        Layouts of a replica that fit in memory.
     usd_per_s : float or None
-        Rent of all devices.
+        Rent of all devices [USD/s].
     disaggregation : Disaggregation or None
         Best division into prefill and decode, if requested.
     engine_comparison : str
-        Why this engine, where several were tried.
+        Sentence that compares the engines, if several were tried.
     """
 
     model: ModelSpec
@@ -290,16 +293,16 @@ class Service:
 
     @property
     def best(self) -> ServingPlan | None:
-        """Best plan (the first one); None if no plan meets the limits."""
+        """Best serving plan, the first one; None if no plan meets load and latency limits."""
         return self.result.plans[0] if self.result.plans else None
 
     @cached_property
     def simulation(self) -> SimulationResult | None:
-        """Discrete-event simulation of the best plan; None without one."""
+        """Discrete-event simulation of one replica of the best serving plan; None if no plan meets the limits."""
         return None if self.best is None else simulated_replica(self.best, self.load)
 
     def latencies(self, part: str) -> dict[str, float]:
-        """Return mean and percentiles of a simulated latency of the best plan.
+        """Return the mean and percentiles of a simulated latency (TTFT, TPOT or end to end) of the best plan.
 
         Parameters
         ----------
@@ -343,7 +346,7 @@ class Service:
 
     @property
     def joules_per_token(self) -> float | None:
-        """Energy of all devices per generated token [J]; None without a plan or without a stated device power."""
+        """Energy of all devices per generated token [J]; None without a plan or design power in the device file."""
         plan = self.best
         watts = None if plan is None else mean_device_power(plan, self.system.device)
         return None if watts is None or plan is None else watts * plan.gpus / plan.tokens_per_s
@@ -352,8 +355,8 @@ class Service:
     def usd_per_million(self) -> dict[str, float] | None:
         """Rent per million tokens [USD], by kind of token; None without a rent or a plan.
 
-        ``output``: the whole rent over generated tokens. ``input_alone`` and ``output_alone`` divide the rent between
-        prompt tokens and generated tokens by the time that prefill and decode take.
+        Key ``output`` is the whole rent over generated tokens. ``input_alone`` and ``output_alone`` divide the rent
+        between prompt tokens and generated tokens by the time that prefill and decode take.
         """
         plan, usd = self.best, self.usd_per_s
         if plan is None or usd is None:
@@ -371,19 +374,19 @@ class Service:
 
     @property
     def launch_command(self) -> str:
-        """Command line that starts the engine of the best plan; '' without one."""
+        """Command line that starts the inference engine with the best plan; empty without a plan."""
         if self.best is None:
             return ""
         return engine_command_line(self.engine.name, self.model, self.best)
 
     @property
     def verdict(self) -> str:
-        """One or two sentences that say whether and how the load can be served."""
+        """Sentences that say whether and how the load can be served within the latency limits."""
         return refusal(self) if self.best is None else _verdict(self, self.best)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings about uncertain parts of the prediction, one sentence each."""
+        """Warnings about uncertain parts of the service's prediction, one sentence each."""
         if self.best is None or self.simulation is None:
             return ()
         notes = []
@@ -419,7 +422,7 @@ class Service:
 
 
 def _converted(engine: str, model: ModelSpec, weights: str) -> list[str]:
-    """Return a sentence that names weights that must be converted before the engine starts; [] if none must."""
+    """Return a warning if weights must be converted to a format before the engine starts, as a list of sentences."""
     loaded = weights_to_load(engine, model, weights)
     if loaded == (model.weights_hub_id or model.name):
         return []
@@ -427,7 +430,7 @@ def _converted(engine: str, model: ModelSpec, weights: str) -> list[str]:
 
 
 def _late(service: Service, part: str) -> str:
-    """Return text on a simulated latency that exceeds its limit; '' if the limit is met."""
+    """Return a text such as ``2 s for 1 s`` on a simulated latency above its limit; empty if the limit is met."""
     percentile = service.limits.percentile
     times = service.latencies(part)
     value = times.get(f"p{percentile}" if percentile else "mean", 0.0)
@@ -455,7 +458,7 @@ def _verdict(service: Service, plan: ServingPlan) -> str:
 
 
 def _conditions(service: Service) -> str:
-    """Return sentences about the prefix cache, drafted tokens, separate prefill replicas and other engines."""
+    """Return sentences for a verdict about prefix cache, speculative decoding, disaggregation and other engines."""
     hit, engine = float(np.asarray(service.load.lengths.prefix_hit_share)), service.engine
     cached = f"{hit:.0%} of the prompts' tokens come" if hit else "Nothing comes"
     texts = [f"{cached} from the prefix cache."]
@@ -473,17 +476,17 @@ def _article(cause: str) -> str:
 
 
 def best_engine(services: Sequence[Service]) -> Service:
-    """Choose among services of several engines: the highest throughput, or the lowest latency if the rate is given.
+    """Choose the best of several inference engines: highest throughput, or lowest latency if the request rate is given.
 
     Parameters
     ----------
     services : sequence of Service
-        One service per engine.
+        Predicted service of each engine, for the same load.
 
     Returns
     -------
     Service
-        The best service; its ``reason`` compares the engines.
+        Best service; its ``engine_comparison`` compares the engines.
     """
     busy = services[0].load.kind in ("most", "at once", "closed")
 
@@ -508,17 +511,17 @@ def _figure(plan: ServingPlan | None, busy: bool) -> str:
 
 
 def refusal(service: Service) -> str:
-    """Explain why no plan meets the requirements, and what would help.
+    """Explain why no serving plan meets memory, load and latency limits, and what would help.
 
     Parameters
     ----------
     service : Service
-        The service.
+        Predicted service without a plan.
 
     Returns
     -------
     str
-        A sentence.
+        One or more sentences that begin with "No:".
     """
     title, gpus = service.model.title, f"{service.gpus} x {service.system.device.name}"
     if not service.fitting:
@@ -570,20 +573,20 @@ def evaluate_service(
     *,
     disaggregate: bool = False,
 ) -> Service:
-    """Find and rank the plans of a service.
+    """Predict an inference service: find the layouts that fit in memory, and rank the plans within latency limits.
 
     Parameters
     ----------
     model, system, gpus, engine
-        Network, machine, total number of devices, engine.
+        Network, machine, total number of devices, inference engine.
     load, limits
-        Requests, and latency limits.
+        Requests, and limits of their latencies.
     formats : sequence of Formats
-        Number formats to compare.
+        Number formats of weights and KV cache to compare.
     layouts : sequence of Sharding, optional
         Parallel layouts to try; by default those of `shardings`.
     limit : BatchLimit, optional
-        Limits of an iteration in place of the engine's.
+        Limits of an iteration (sequences, tokens) in place of the engine's defaults.
     usd_per_s : float, optional
         Rent of all devices [USD/s].
     disaggregate : bool

@@ -1,9 +1,9 @@
-"""Discrete-event simulation of an engine's iterations, for transients, traces and the test of the closed form.
+"""Discrete-event simulation of the iterations of an inference engine, for traces and to test the closed form.
 
-A heap holds the ends of the generating sequences, counted in decode iterations. Iterations in which no sequence ends,
-arrives or overflows are passed in one event, so 10,000 requests take a second or two. Requests are served in the order
-of their arrival. The KV cache is counted in tokens. If it is full, an engine that does not reserve whole requests stops
-the newest request and computes it again later.
+A heap holds the ends of the decoding sequences, counted in decode iterations. Iterations in which no sequence ends,
+arrives or overflows are simulated in one event, so 10,000 requests take a second or two. Requests are served in the
+order of their arrival. The KV cache is counted in tokens. If the cache is full, an engine that does not reserve whole
+requests preempts the newest request and recomputes it later.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_ITERATIONS_PER_EVENT = 64
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """Times of all simulated requests, and statistics of the replica.
+    """Result of the simulation of one replica: latencies of all requests, and statistics of batches and KV cache.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class SimulationResult:
         Time from arrival to first token; mean time of further tokens (nan for answers of one token); time from arrival
         to last token [s], shape (requests,).
     finish : numpy.ndarray
-        When the last token was sent [s], shape (requests,).
+        Time at which the last token was sent [s], shape (requests,).
     makespan : float
         Time from the first arrival to the last token [s].
     tokens, iterations : float
@@ -77,7 +77,7 @@ class SimulationResult:
         return len(self.finish) / self.makespan
 
     def percentile(self, part: str, percent: float) -> float:
-        """Return a percentile of a latency over all requests.
+        """Return a percentile of a latency over all simulated requests.
 
         Parameters
         ----------
@@ -96,7 +96,7 @@ class SimulationResult:
         return float(np.percentile(known, percent)) if len(known) else 0.0
 
     def mean(self, part: str) -> float:
-        """Return the mean of a latency over all requests.
+        """Return the mean of a latency over all simulated requests.
 
         Parameters
         ----------
@@ -176,7 +176,7 @@ class _IterationTimes:
         )
 
     def decoding(self, sequences: int, cached: float, *, joint: bool) -> float:
-        """Return the attention time of decoding one token of each sequence.
+        """Return the attention time of one decode token per sequence, interpolated in the tables.
 
         Parameters
         ----------
@@ -198,7 +198,7 @@ class _IterationTimes:
         return float(row[place] + share * (row[place + 1] - row[place]) + sequences * self.state)
 
     def piece(self, length: float, before: float) -> float:
-        """Return the attention time of a prefill chunk.
+        """Return the attention time of a prefill chunk, interpolated in the tables.
 
         Parameters
         ----------
@@ -221,7 +221,7 @@ class _IterationTimes:
         return float(first + u * (second - first))
 
     def iteration(self, decoded: int, cached: float, prefilled: float, attention: float, ends: int) -> float:
-        """Return the time of an iteration [s].
+        """Return the time of one engine iteration, with decode tokens, prefill chunks, or both.
 
         Parameters
         ----------
@@ -230,7 +230,7 @@ class _IterationTimes:
         cached : float
             Mean cached tokens of these sequences.
         prefilled : float
-            Prompt tokens that are computed.
+            Prompt tokens that the iteration computes.
         attention : float
             Attention time of the prefill chunks [s].
         ends : int
@@ -258,7 +258,7 @@ _BEFORE: list[float] = [0.0, *_CACHED[1:]]
 
 @dataclass(slots=True)
 class _State:
-    """Variables that change while a replica runs."""
+    """State of a simulated replica: clock, KV cache, queue of requests, and decoding sequences."""
 
     now: float = 0.0
     turn: int = 0
@@ -277,7 +277,7 @@ class _State:
 
 
 class ReplicaSimulation:
-    """Event simulation of one replica; `simulate` runs it."""
+    """Discrete-event simulation of one replica of an inference engine; `simulate` runs a whole load."""
 
     def __init__(
         self, phases: IterationTables, batching: Batching, requests: Requests, *, capacity: float,
@@ -309,7 +309,7 @@ class ReplicaSimulation:
             self.entered += [self.front + self.batching.delay] * number
 
     def run(self) -> None:
-        """Simulate all requests and record their times."""
+        """Simulate all requests, and record the times of their first and last tokens."""
         state, total = self.state, len(self.input)
         while state.arrived < total or state.waiting or state.running or state.partial >= 0:
             self._admit_arrivals()
@@ -331,11 +331,11 @@ class ReplicaSimulation:
         state.queue.append((state.now, len(state.waiting)))
 
     def _shared(self, request: int) -> float:
-        """Return how many prompt tokens of a request lie in cache pages that all requests share."""
+        """Return the number of prompt tokens of a request in cache pages that all requests share."""
         return self.input[request] - self.computed[request] if self.requests.shares_prefix else 0.0
 
     def _reserved_answer_tokens(self, request: int, back: int = 0) -> float:
-        """Return how many tokens of a request's answer the KV cache must have free when the request is admitted."""
+        """Return the answer tokens for which the KV cache must have space when a request is admitted."""
         missing = self.output[request] - self.generated[request] + back
         return max(self.reservation * missing, 1.0)
 
@@ -348,12 +348,12 @@ class ReplicaSimulation:
         return state.cache - state.shared + self._rest() + self.promised + coming + needs <= self.capacity
 
     def _rest(self) -> float:
-        """Return how many tokens of the partly computed prompt are not in the cache yet; 0 without such a prompt."""
+        """Return the tokens of a partly prefilled prompt that are not in the KV cache yet; 0 without such a prompt."""
         request = self.state.partial
         return 0.0 if request < 0 else self.input[request] + self.generated[request] - self.done[request] + 1.0
 
     def _with_prompts(self) -> None:
-        """Run an iteration with pieces of prompts, and with decoding sequences if the engine mixes them."""
+        """Simulate an iteration with prefill chunks, and with decoding sequences if the engine mixes both."""
         state, batching = self.state, self.batching
         mixed = batching.mixes_prefill
         self._overflow()
@@ -406,11 +406,11 @@ class ReplicaSimulation:
         state.busy += decoded
 
     def _with_host(self, seconds: float, decoded: int) -> float:
-        """Return the time of an iteration [s] with that of the host and of the server that sends its tokens."""
+        """Add host time to an iteration, at least the time in which the server sends the generated tokens [s]."""
         return max(seconds + self.batching.host_time_of(float(decoded)), self.batching.time_per_token * decoded)
 
     def _start(self, request: int) -> None:
-        """Finish a prompt: record its first token and add it to the decoding sequences."""
+        """Finish the prefill of a request: record its first token, and add it to the decoding sequences."""
         state = self.state
         if self.first[request] != self.first[request]:
             self.first[request] = state.now
@@ -437,7 +437,7 @@ class ReplicaSimulation:
             self.entered.append(self.front + self.batching.delay)
 
     def _advance(self, turns: int) -> None:
-        """Advance all decoding sequences by ``turns`` iterations, and finish those that end."""
+        """Advance all decoding sequences by ``turns`` iterations, and finish the sequences that end."""
         state = self.state
         state.cache += turns * len(state.running)
         state.turn += turns
@@ -448,7 +448,7 @@ class ReplicaSimulation:
             self._end(request)
 
     def _leap(self) -> None:
-        """Run decode iterations in one event until a request ends or arrives, or the cache is full."""
+        """Simulate decode iterations in one event until a request ends or arrives, or the KV cache is full."""
         state = self.state
         number = len(state.running)
         if not number:
@@ -468,7 +468,7 @@ class ReplicaSimulation:
         self._overflow()
 
     def _overflow(self) -> None:
-        """Preempt the newest requests until one more token of each decoding sequence fits in the cache."""
+        """Preempt the newest requests until one more token of each decoding sequence fits in the KV cache."""
         state = self.state
         while len(state.running) > 1 and state.cache - state.shared + len(state.running) + self._rest() > self.capacity:
             request = state.running.newest_event
@@ -492,7 +492,7 @@ def simulate(
     users: int | None = None,
     think: float = 0.0,
 ) -> SimulationResult:
-    """Simulate one replica that serves requests.
+    """Simulate one replica of an inference engine that serves requests, iteration by iteration.
 
     Parameters
     ----------
@@ -503,9 +503,9 @@ def simulate(
     requests : Requests
         Requests of this replica.
     capacity : float
-        Tokens that the KV cache holds.
+        Capacity of the KV cache [tokens].
     reservation : float, optional
-        Share of an answer for which the cache must have room when a request is admitted [-].
+        Share of an answer (0 to 1) for which the cache must have space when a request is admitted.
     users : int, optional
         Users of a closed loop, who each ask again after an answer; None: requests come at their arrival times.
     think : float, optional
@@ -514,7 +514,7 @@ def simulate(
     Returns
     -------
     SimulationResult
-        Times of all requests.
+        Latencies of all requests, and statistics of batches and KV cache.
 
     Raises
     ------

@@ -1,10 +1,10 @@
-"""Networks that answer a request in forward passes alone: encoders, image networks, diffusion, recommendation.
+"""Inference of networks without token-by-token decoding: encoders, image networks, diffusion, recommendation.
 
 Nothing is cached between requests, so a device computes batches of requests, one after the other. The forward pass is
-priced as an inference compiler runs it (TensorRT). Convolutions and products are in the format of the weights.
-Activations, folded norms and sums run in the epilogue of the kernel before, so that of their bytes only second operands
-remain. Numbers between kernels have eight bits in int8, where epilogues convert them, and else sixteen. What one kernel
-writes and the next reads stays in the L2 cache where it fits. Attention stays in sixteen bits.
+predicted as an inference compiler runs it (TensorRT). Convolutions and GEMMs are in the format of the weights.
+Activation functions, folded norms and sums run in the epilogue of the kernel before, so that only the bytes of second
+operands remain. Tensors between kernels have 8 bits in int8, where epilogues convert them, and otherwise 16. Tensors
+that one kernel writes and the next reads stay in the L2 cache where they fit. Attention stays in 16 bits.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ _INT8_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ForwardPasses:
-    """Forward passes of one network that answer a request.
+    """Forward passes of one network that are needed to answer one request.
 
     Attributes
     ----------
     model : str
         Name of the network.
     count : int
-        Passes one after the other, such as the steps of a diffusion.
+        Number of consecutive passes, such as the denoising steps of a diffusion network.
     samples : int
         Samples of a request in each pass: 2 with classifier-free guidance (Ho and Salimans, arXiv:2207.12598), or the
         user-item pairs that a recommendation ranks.
     stays_in_sixteen_bits : bool
-        True if this network stays in 16 bits when the others are quantised.
+        True if this network stays in 16 bits when the other networks of the request are quantised.
     """
 
     model: str
@@ -88,7 +88,7 @@ PASSES_OF_REQUEST = {
 
 
 def forward_passes(model: ModelSpec) -> tuple[ForwardPasses, ...]:
-    """Return the forward passes that answer one request to a network.
+    """Return the forward passes that are needed to answer one request to a network.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def forward_passes(model: ModelSpec) -> tuple[ForwardPasses, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RequestBatch:
-    """Requests that one device computes together, and the time of the batch.
+    """Batch of requests that one device computes together, with its time.
 
     Attributes
     ----------
@@ -136,19 +136,19 @@ def batches_in_memory(
     system : System
         Machine: its devices, nodes and links.
     formats : Formats
-        Formats of the weights.
+        Number formats of the weights.
     fused : str
-        Beginning of the names of layers that run as one kernel, without memory between them; empty for none.
+        Prefix of the names of layers that run as one fused kernel, without memory traffic between them; empty for none.
     length : float
         Mean tokens of a request to an encoder; 0 for networks without tokens.
     between : float
-        Bytes of a number between the kernels of an encoder. Other networks at 2 multiply in sixteen bits, too, so that
+        Bytes per element between the kernels of an encoder. For other networks, 2 means that GEMMs are in 16 bits and
         only embedding tables have the format of the weights.
 
     Returns
     -------
     tuple of RequestBatch
-        From the smallest batch on.
+        Batches with their times, the smallest first.
 
     Raises
     ------
@@ -173,36 +173,38 @@ def best_batch(tried: Sequence[RequestBatch], limit: float | None = None) -> Req
     Parameters
     ----------
     tried : sequence of RequestBatch
-        Batches.
+        Batches with their times.
     limit : float, optional
-        Longest time from a request to its answer [s]: it waits while the batch before it is computed, so that two
-        batches must fit. None for requests that are all there at once.
+        Longest time from a request to its answer [s]. A request waits for the batch before it, so two batches must take
+        no longer. None if all requests arrive at once.
 
     Returns
     -------
     RequestBatch, optional
-        None if no batch keeps the limit.
+        Best batch; None if no batch meets the limit.
     """
     kept = [each for each in tried if limit is None or 2.0 * each.seconds <= limit]
     return max(kept, key=lambda each: each.rate, default=None)
 
 
 def largest_batch(parts: tuple[ForwardPasses, ...], system: System, formats: Formats) -> int:
-    """Return the largest batch whose weights and widest layer fit into memory.
+    """Return the largest batch of requests that fits in the memory of a device, beside the weights.
+
+    The memory of a batch is that of the kernel with the most bytes.
 
     Parameters
     ----------
     parts : tuple of ForwardPasses
-        Passes of a request.
+        Forward passes of a request.
     system : System
         Machine: its devices, nodes and links.
     formats : Formats
-        Formats of the weights.
+        Number formats of the weights.
 
     Returns
     -------
     int
-        Number of requests.
+        Number of requests of the batch.
 
     Raises
     ------
@@ -235,17 +237,17 @@ def request_seconds(
     Parameters
     ----------
     parts : tuple of ForwardPasses
-        Passes of a request.
+        Forward passes of a request.
     system : System
         Machine: its devices, nodes and links.
     formats : Formats
-        Formats of the weights.
+        Number formats of the weights.
     batch : int
-        Requests that are computed together.
+        Number of requests that are computed together.
     fused : str
-        Beginning of the names of layers that run as one kernel.
+        Prefix of the names of layers that run as one fused kernel.
     between : float
-        As for `batches_in_memory`.
+        Bytes per element between kernels; 2 means GEMMs in 16 bits.
 
     Returns
     -------
@@ -264,7 +266,7 @@ def request_seconds(
 def pass_seconds(
     model: str, system: System, weights: str, samples: int, fused: str = "", tables: str = "bf16"
 ) -> float:
-    """Return the time of one forward pass on a device under an inference compiler (TensorRT).
+    """Predict the time of one forward pass on a device under an inference compiler (TensorRT).
 
     Parameters
     ----------
@@ -273,13 +275,13 @@ def pass_seconds(
     system : System
         Machine: its devices, nodes and links.
     weights : str
-        Format of weights, and of numbers between kernels.
+        Number format of weights, and of tensors between kernels.
     samples : int
-        Samples of the pass.
+        Number of samples of the pass.
     fused : str
-        Beginning of the names of layers that run as one kernel.
+        Prefix of the names of layers that run as one fused kernel.
     tables : str
-        Format of embedding tables.
+        Number format of embedding tables.
 
     Returns
     -------
@@ -318,11 +320,11 @@ def pass_seconds(
 
 
 def _kind(kernel: Kernel, before: Kernel | None, *, narrow: bool) -> str:
-    """Return how the time of a kernel is computed: ``conv``, ``sum``, ``narrow`` or ``wide``.
+    """Classify a kernel by the formula of its time: ``conv``, ``sum``, ``narrow`` or ``wide``.
 
-    ``sum`` is a pass that is fused with the kernel before it, and moves only a second operand or a pool. ``narrow`` is
-    a GEMM in the format of the weights. ``wide`` is any other kernel, in 16 bits; a gate is one, as it reads both
-    halves of the GEMM before it, which no epilogue does.
+    Class ``conv`` is a convolution. ``sum`` is a pooling or a pass that is fused with the kernel before, and moves only
+    a second operand. ``narrow`` is a GEMM in the format of the weights. ``wide`` is any other kernel, in 16 bits; gates
+    (as in GLU) are ``wide``, since no epilogue reads both halves of the GEMM before.
     """
     if kernel.family == "conv":
         return "conv"
@@ -335,10 +337,10 @@ def _kind(kernel: Kernel, before: Kernel | None, *, narrow: bool) -> str:
 
 
 def _operands(kernel: Kernel, fused: str) -> float:
-    """Return the bytes, in 16-bit numbers, that a pass between kernels still moves after fusion.
+    """Return the bytes, in 16-bit numbers, that an element-wise or pooling pass still moves after fusion.
 
-    A pool moves all but the positions of maxima, which only training keeps. A sum moves the operand that is not in the
-    registers of the kernel before it.
+    Pooling moves all but the positions of maxima, which only training keeps. A sum moves the operand that is not in the
+    registers of the kernel before.
     """
     if kernel.operation == "pool":
         places = INDEX_BYTES if "max" in kernel.name else 0.0
@@ -359,7 +361,10 @@ def _narrowed(kernel: Kernel, share: float, tables: float) -> Kernel:
 
 @cache
 def _lowered(model: str, system: System, samples: int) -> tuple[list[tuple[int, Kernel]], CalibratedPredictor, float]:
-    """Return a 16-bit forward pass: (kernels with their repetitions, backend that times them, number of parameters)."""
+    """Lower a network to its 16-bit forward pass.
+
+    Returns the kernels with their repetitions, the predictor of their times, and the number of parameters.
+    """
     network, software = load_model(model), load_software("cuda-graph").with_fields({"fusion.passes": True})
     dtype = "bf16" if "bf16" in system.device.peak else "fp16"
     run = Run(gpus=1, strategy="dp", batch=samples, forward_only=True, dtype=dtype)
@@ -393,7 +398,7 @@ def three_digits(number: float) -> str:
 
 
 def is_single_pass(model: ModelSpec, system: System) -> bool:
-    """Return True if a network answers with forward passes only, without token-by-token decoding.
+    """Return True if a network answers requests with forward passes only, without token-by-token decoding.
 
     Parameters
     ----------
@@ -412,22 +417,22 @@ def is_single_pass(model: ModelSpec, system: System) -> bool:
 
 @dataclass(frozen=True)
 class BatchedService:
-    """Service of a network that answers with forward passes only (no decoding), on a number of devices.
+    """Predicted service of a network that answers with forward passes only (no decoding), on a number of devices.
 
     Attributes
     ----------
     model, system, gpus
-        Network, machine, and devices in all; each has the whole network.
+        Network, machine, and total number of devices; each device holds the whole network.
     formats : Formats
-        Formats of the weights.
+        Number formats of the weights.
     request_batches : tuple of RequestBatch
-        Batches that fit into memory.
+        Batches that fit in memory, with their times.
     limit : float or None
         Longest time from a request to its answer [s].
     length : float
         Mean tokens of a request to an encoder; 0 for networks without tokens.
     usd_per_s : float or None
-        Rent of all devices.
+        Rent of all devices [USD/s].
     """
 
     model: ModelSpec

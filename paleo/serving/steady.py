@@ -1,22 +1,23 @@
-"""Steady state of a serving replica in closed form: a fixed point of continuous batching, for arrays of loads at once.
+"""Steady state of a serving replica in closed form: the fixed point of continuous batching, for arrays of loads.
 
-In an iteration of t seconds B sequences generate a token each and f = λ t requests arrive, whose prompts pass in pieces
-of at most c tokens. By Little's law B = λ (O - 1) t for answers of O tokens, so that t solves
+In an iteration of t seconds, B sequences generate a token each, and f = λ t requests arrive. Their prompts of I tokens
+are computed in prefill chunks of at most c tokens. By Little's law B = λ (O - 1) t for answers of O tokens. Then t
+solves
 
-    t = E[time of an iteration with B(t) sequences and g(t) = f I / c pieces of prompts],
+    t = E[time of an iteration with B(t) sequences and g(t) = f I / c prefill chunks].
 
-where a share φ = 1 - exp(-g) of the iterations has pieces (arrivals as Poisson's) and g / φ of them. The right side
-grows with t; the least solution is found by bisection, and none below the batch that fits means that the queue grows.
-Under Poisson arrivals a request finds B others and is one more itself: where t is linear in B, t(B + 1) gives the mean
-of the birth-death process exactly (negative binomial).
+A share φ = 1 - exp(-g) of the iterations has chunks (Poisson arrivals), g / φ of them each. The right side grows with
+t, and the least solution is found by bisection. Without a solution below the batch that fits, the queue grows. Under
+Poisson arrivals a request finds B others and is one more itself. Where t is linear in B, t(B + 1) gives the mean of the
+birth-death process exactly (negative binomial).
 
-Where requests are admitted by their prompts alone, a full cache stops some, whose tokens are computed again like those
-of a prompt; see `_overflowed`.
+Some engines admit a request as soon as its prompt fits. Then a full KV cache preempts requests, whose tokens are
+recomputed like those of a prompt (see `_overflowed`).
 
-Waiting for a place: c = B_max places, each held for a request's whole service; Sakasegawa's approximation of M/G/c,
-W = S (C_a² + C_s²) / 2 · ρ^(√(2 (c + 1)) - 1) / (c (1 - ρ)) (Sakasegawa, Ann. Inst. Statist. Math. 29, 1977).
-Percentiles take the time to the first token as log-normal beyond its certain part, waiting as exponential beyond its
-mass at zero, and iterations of an answer as independent of each other.
+A request waits for one of c = B_max places, each occupied for a request's whole service. The mean wait is Sakasegawa's
+approximation of M/G/c, W = S (C_a² + C_s²) / 2 · ρ^(√(2 (c + 1)) - 1) / (c (1 - ρ)) (Sakasegawa, Ann. Inst. Statist.
+Math. 29, 1977). For percentiles, the uncertain part of the time to the first token is log-normal, and waiting is
+exponential with a mass at zero. Iterations of an answer are independent of each other.
 """
 
 from __future__ import annotations
@@ -51,19 +52,19 @@ class Batching:
     Attributes
     ----------
     max_tokens, max_sequences : array_like
-        Most tokens and sequences of an iteration of a replica.
+        Largest numbers of tokens and of sequences in an iteration of a replica.
     mixes_prefill : bool
         True if prompts are computed in the iterations of decode.
     host_time, host_time_per_sequence : float
-        Seconds of the host between iterations, and those that each sequence of an iteration adds.
+        Host time between iterations, and the host time that each sequence of an iteration adds [s].
     time_per_request, time_per_token : float
-        Seconds of the server for each request and each token sent.
+        Time of the server for each request and for each token sent, one after the other [s].
     delay : float
-        Seconds that a request takes in the server beside those.
+        Further latency of a request in the server, during which other requests are handled, too [s].
     pipeline_batches : int
-        Batches under way at once (stages of a pipeline).
+        Number of batches in flight at once (stages of a pipeline).
     cache_may_overflow : bool
-        True if requests are admitted where their prompts fit, so that answers may outgrow the cache.
+        True if requests are admitted as soon as their prompts fit, so that answers may overflow the KV cache.
     """
 
     max_tokens: Numbers
@@ -78,7 +79,7 @@ class Batching:
     cache_may_overflow: bool = False
 
     def host_time_of(self, sequences: SequenceCount) -> SequenceCount:
-        """Return the time of the host in an iteration that decodes a number of sequences [s].
+        """Return the host time between two iterations that decode a number of sequences.
 
         Parameters
         ----------
@@ -95,11 +96,11 @@ class Batching:
 
 @dataclass(frozen=True, slots=True)
 class RequestLengths:
-    """Lengths of requests in tokens: ``input`` and ``output`` are means of prompt and answer.
+    """Length statistics of requests: ``input`` and ``output`` are the mean tokens of prompt and answer.
 
-    ``input_variation`` and ``output_variation`` are coefficients of variation; ``prefix_hit_share`` is the share of
-    prompt tokens found in the prefix cache. ``recomputed_tokens`` counts tokens of a request that are computed again
-    after a preemption (full cache).
+    ``input_variation`` and ``output_variation`` are coefficients of variation. ``prefix_hit_share`` is the share (0 to
+    1) of prompt tokens found in the prefix cache. ``recomputed_tokens`` is the mean number of tokens of a request that
+    are recomputed after preemptions (full KV cache).
     """
 
     input: Numbers
@@ -118,7 +119,7 @@ class RequestLengths:
 
     @property
     def mean_cached_tokens(self) -> Array:
-        """Mean number of cached tokens of a decoding sequence, over its answer and over sequences.
+        """Mean number of tokens in the KV cache of a decoding sequence, over its answer and over sequences.
 
         Long answers have a greater weight, because they are decoded for longer.
         """
@@ -128,16 +129,18 @@ class RequestLengths:
 
 @dataclass(frozen=True, slots=True)
 class SteadyState:
-    """Steady state of a replica under a load; all arrays have one shape.
+    """Steady state of a serving replica under a load: rates, batch, iteration times and latencies.
+
+    All arrays have one shape.
 
     Attributes
     ----------
     requests_per_s : numpy.ndarray
         Completed requests per second.
     decoding_sequences : numpy.ndarray
-        Decoding sequences, all batches of a pipeline together.
+        Mean number of decoding sequences, all batches of a pipeline together.
     iteration_time, prefill_iteration_time : numpy.ndarray
-        Mean time of an iteration, and of one that has a prefill chunk [s].
+        Mean time of an iteration, and of an iteration with prefill chunks [s].
     prefill_share : numpy.ndarray
         Share of iterations that have a prefill chunk [-].
     ttft, tpot, latency : numpy.ndarray
@@ -147,15 +150,15 @@ class SteadyState:
     utilisation : numpy.ndarray
         Request rate over the highest rate that can be served [-].
     answer_tokens, iterations_per_prompt : numpy.ndarray
-        Mean tokens of an answer; iterations that a prompt takes.
+        Mean tokens of an answer; mean number of iterations over which a prompt is computed.
     decode_iteration_time, iteration_deviation : numpy.ndarray
-        Time of an iteration without prompts [s]; standard deviation of the mean iteration of an answer, as the number
-        of sequences around it varies [s].
+        Time of an iteration without prompts [s]; standard deviation of the mean iteration time of an answer, as the
+        number of other sequences varies [s].
     prompt_time, arrivals_per_iteration, wait_behind_prompts, wait_for_iteration : numpy.ndarray
-        Time that a prompt adds to iterations [s]; requests that arrive in an iteration; mean wait behind the prompts of
-        others, and until the end of an iteration [s], both parts of ``ttft``.
+        Time that a prompt adds to iterations [s]; mean number of requests that arrive in an iteration; mean wait behind
+        the prompts of other requests, and until the end of the current iteration [s], both parts of ``ttft``.
     fixed_ttft, ttft_deviation : numpy.ndarray
-        Part of ``ttft`` that is the same for all requests; standard deviation of its other parts [s].
+        Part of ``ttft`` that is equal for all requests; standard deviation of the other parts [s].
     lengths : RequestLengths
         Lengths of the requests.
     """
@@ -184,18 +187,18 @@ class SteadyState:
 
     @property
     def tokens_per_s(self) -> Array:
-        """Generated tokens per second."""
+        """Throughput of the replica [generated tokens/s]."""
         return self.requests_per_s * self.answer_tokens
 
     def percentile(self, part: str, percent: int) -> Array:
-        """Return a percentile of a latency over requests.
+        """Estimate a percentile of a latency over all requests in the steady state.
 
         Parameters
         ----------
         part : str
             ``ttft``, ``tpot`` or ``latency``.
         percent : int
-            Percentile.
+            Percentile: 50, 90, 95 or 99.
 
         Returns
         -------
@@ -232,7 +235,7 @@ class SteadyState:
     def _first(self, z: float) -> Array:
         """Return a quantile of the time to first token [s]; ``z`` is the quantile of the standard normal distribution.
 
-        The uncertain part is taken as log-normal; waiting is exponential, with a mass at zero.
+        The uncertain part is modelled as log-normal; waiting is exponential, with a mass at zero.
         """
         load = np.clip(self.utilisation, MIN_DIVISOR, 1.0)
         queued = np.where(np.isfinite(self.queueing_time), self.queueing_time, 0.0)
@@ -244,7 +247,10 @@ class SteadyState:
 
 
 def _excess(variation: float, z: float) -> float:
-    """Return how far a quantile of a log-normal variable is above its mean, relative to the mean."""
+    """Return the relative excess of a quantile of a log-normal variable over its mean.
+
+    ``variation`` is the coefficient of variation, and ``z`` the quantile of the standard normal distribution.
+    """
     sigma = math.sqrt(math.log1p(variation**2))
     return math.exp(z * sigma - sigma**2 / 2.0) - 1.0
 
@@ -257,22 +263,22 @@ def mean_iteration_times(
     arrivals: Numbers,
     together: float = 0.0,
 ) -> tuple[Array, Array, Array, Array]:
-    """Return mean times of an iteration, and the share of iterations with a prefill chunk.
+    """Return the mean iteration time of a serving replica, and the share of iterations with a prefill chunk.
 
     Parameters
     ----------
     phases, batching, lengths
-        Tables of iteration times, limits of the engine, and lengths of requests.
+        Tables of iteration times, batching limits of the engine, and lengths of requests.
     sequences, arrivals : array_like
-        Decoding sequences of a batch, and requests whose prompts are computed per iteration.
+        Number of decoding sequences of a batch, and mean number of prompts that are computed per iteration.
     together : float, optional
-        Share of requests that arrive in groups which fill iterations; the others arrive at random.
+        Share (0 to 1) of requests whose prompts come in groups that fill iterations; the others come at random.
 
     Returns
     -------
     tuple[Array, Array, Array, Array]
-        (mean time of an iteration [s], time of one with a prefill chunk [s], time of one without [s], share of
-        iterations with a chunk [-]); the host's time is included.
+        Mean time of an iteration [s], of an iteration with prefill chunks [s], and without [s], all with host time; and
+        share of iterations with a chunk (0 to 1).
     """
     decoded, cached = np.asarray(sequences, dtype=np.float64), lengths.mean_cached_tokens
     space = np.asarray(batching.max_tokens, dtype=np.float64) - (decoded if batching.mixes_prefill else 0.0)
@@ -299,7 +305,7 @@ def _hosted(seconds: Array, decoded: Array, batching: Batching) -> Array:
 def saturated_state(
     phases: IterationTables, batching: Batching, lengths: RequestLengths, places: Numbers
 ) -> SteadyState:
-    """Return the steady state of a replica that always has requests waiting.
+    """Return the steady state of a saturated replica, where requests always wait: its highest throughput.
 
     Parameters
     ----------
@@ -310,12 +316,12 @@ def saturated_state(
     lengths : RequestLengths
         Lengths of requests.
     places : array_like, shape (...)
-        Sequences that the KV cache can hold, all batches of a pipeline together.
+        Number of sequences that the KV cache can hold, all batches of a pipeline together.
 
     Returns
     -------
     SteadyState
-        The state, arrays of shape (...).
+        Rates, batch, iteration times and latencies, arrays of shape (...).
     """
     output = np.asarray(lengths.output, dtype=np.float64)
     turns = np.maximum(output - 1.0, 1.0)
@@ -338,21 +344,21 @@ def saturated_state(
 
 
 def _overflowed(lengths: RequestLengths, completed: Array, space: Array) -> Array:
-    """Return the tokens of a request that are computed again in a full cache.
+    """Return the mean number of tokens of a request that are recomputed after preemptions in a full KV cache.
 
-    An iteration of B sequences needs B tokens more. Where no request completes in it, newer requests are stopped to
-    make room for these, B tokens altogether, and computed again. Of the O / B iterations of a request that is so in
-    exp(-f) for f completions an iteration at random. Answers of one length leave together as they came: in the share
-    1 - exp(-f) of the iterations, or in the smaller one that their prompts fill where they stay in groups.
+    An iteration of B sequences needs B more tokens in the cache. If no request completes in the iteration, newer
+    requests with B tokens altogether are preempted and recomputed. With f completions an iteration at random, a share
+    exp(-f) of the O / B iterations of a request has none. Answers of one length complete in groups, as they came: in a
+    share 1 - exp(-f) of the iterations, or in the smaller share that their prompts fill.
 
     Parameters
     ----------
     lengths : RequestLengths
         Tokens of prompts and answers.
     completed : ndarray, shape (...)
-        Requests that are completed in an iteration.
+        Mean number of requests that complete in an iteration.
     space : ndarray, shape (...)
-        Tokens of an iteration for prompts.
+        Number of tokens of an iteration that are left for prompts.
 
     Returns
     -------
@@ -375,7 +381,7 @@ def state_at_rate(
     *,
     arrivals: float = 1.0,
 ) -> SteadyState:
-    """Return the steady state of a replica at a request rate.
+    """Return the steady state of a serving replica at a given request rate.
 
     Parameters
     ----------
@@ -386,17 +392,17 @@ def state_at_rate(
     lengths : RequestLengths
         Tokens of prompts and answers.
     places : array_like, shape (...)
-        Sequences that the KV cache can hold.
+        Number of sequences that the KV cache can hold.
     rate : array_like, shape (...)
-        Requests per second of the replica. Above capacity the state is that of a full replica, with ``utilisation``
-        above 1 and infinite waiting.
+        Request rate of the replica [requests/s]. Above capacity the state is that of a saturated replica, with
+        ``utilisation`` above 1 and infinite waiting.
     arrivals : float, optional
         Squared coefficient of variation of the times between arrivals: 1 Poisson, 0 evenly spaced.
 
     Returns
     -------
     SteadyState
-        The state, arrays of shape (...).
+        Rates, batch, iteration times and latencies, arrays of shape (...).
     """
     demand = np.asarray(rate, dtype=np.float64)
     full = saturated_state(phases, batching, lengths, places)
@@ -438,13 +444,13 @@ def state_at_rate(
 
 
 def _behind(batching: Batching, lengths: RequestLengths, state: SteadyState, arrivals: float) -> tuple[Array, Array]:
-    """Return mean and deviation of the time that prompts of other requests add to the time to first token [s].
+    """Return mean and standard deviation of the time that prompts of other requests add to TTFT [s].
 
-    A request comes in an iteration of L* seconds, more often in a long one (E[L*] = E[L²] / E[L]), waits for its end,
-    and passes with all that came in it. An iteration is prompts beside decode, or before it, and the prompts that come
-    in it lengthen the next: Var L = E[N] E[P²] / (1 - ρ²) for N requests of P seconds, whose share of the time is ρ;
-    its third cumulant likewise. Where prompts fill the tokens of iterations, a request queues for these (M/G/1).
-    Arrivals are Poisson's, or even ones, behind which no other is.
+    A request arrives in an iteration of L* seconds, more often in a long one (E[L*] = E[L²] / E[L]). The request waits
+    for the end of the iteration, and is computed with all requests that arrived in the same iteration. Prompts that
+    arrive in an iteration lengthen the next one: Var L = E[N] E[P²] / (1 - ρ²) for N requests of P seconds, whose share
+    of the time is ρ, and likewise for the third cumulant. Where prompts fill the tokens of iterations, a request queues
+    for tokens (M/G/1). For ``arrivals`` = 0 (evenly spaced) there is no such wait.
     """
     size, count, plain = state.prompt_time, state.arrivals_per_iteration, state.decode_iteration_time
     spread = 1.0 + lengths.input_variation**2
@@ -477,7 +483,10 @@ def _behind(batching: Batching, lengths: RequestLengths, state: SteadyState, arr
 def _waiting(
     batching: Batching, lengths: RequestLengths, state: SteadyState, full: SteadyState, load: Array, arrivals: float
 ) -> Array:
-    """Return the mean time in the queues for a place and for the server [s]."""
+    """Return the mean queueing time of a request [s], for a place in the batch and for the server.
+
+    ``state`` is the state at the request rate, ``full`` the saturated state, and ``load`` the ratio of their rates.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         places, open_share = np.maximum(full.decoding_sequences, 1.0), np.maximum(1.0 - load, 0.0)
         power = np.sqrt(2.0 * (places + 1.0)) - 1.0
@@ -497,7 +506,7 @@ def closed_loop_state(
     users: Numbers,
     think: float = 0.0,
 ) -> SteadyState:
-    """Return the steady state of a replica whose users each wait for an answer before they ask again.
+    """Return the steady state of a replica under a closed loop of users, who wait for an answer before they ask again.
 
     Parameters
     ----------
@@ -508,16 +517,16 @@ def closed_loop_state(
     lengths : RequestLengths
         Tokens of prompts and answers.
     places : array_like, shape (...)
-        Sequences that the KV cache can hold.
+        Number of sequences that the KV cache can hold.
     users : array_like, shape (...)
-        Users of the replica, each with one request at a time.
+        Number of users of the replica, each with one request at a time.
     think : float, optional
         Time from an answer until its user asks again [s].
 
     Returns
     -------
     SteadyState
-        The state, arrays of shape (...).
+        Rates, batch, iteration times and latencies, arrays of shape (...).
     """
     number = np.asarray(users, dtype=np.float64)
     full = saturated_state(phases, batching, lengths, np.minimum(np.asarray(places, dtype=np.float64), number))
@@ -545,11 +554,10 @@ def _state(
     waiting: Array,
     load: Array,
 ) -> SteadyState:
-    """Combine iteration times into the steady state of a replica.
+    """Combine iteration times into the steady state of a replica, with latencies that include no queueing.
 
-    A request waits half an iteration until the next begins, then takes the iterations of its prompt, then one per
-    further token. ``times`` is (mean iteration, with a prefill chunk, without [s], share with one), as
-    `mean_iteration_times` returns them.
+    A request waits half an iteration until the next begins, then takes the iterations of its prompt, then one iteration
+    per further token. ``times`` is the result of `mean_iteration_times`.
     """
     seconds, busy, plain, share = times
     output = np.asarray(lengths.output, dtype=np.float64) * np.ones_like(seconds)

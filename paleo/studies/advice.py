@@ -1,4 +1,4 @@
-"""Advice for a run that does not fit: all changes that could help, each predicted before it is suggested."""
+"""Suggestions for a run that does not fit in memory; each suggested change is predicted first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OFFLOADS = ("optimizer", "activations", "optimizer,gradients,parameters")
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Suggested change to a run, as options of the command line, and the prediction with it."""
+    """Suggested change to a run that saves memory, as command-line options, with the prediction of the changed run."""
 
     change: str
     prediction: Prediction
@@ -32,10 +32,10 @@ class Advice:
 
 
 def suggest_memory_savings(prediction: Prediction) -> tuple[Advice, ...]:
-    """Suggest changes for a run that does not fit in memory, each of them predicted.
+    """Suggest changes that save memory for a run that does not fit, each with its prediction.
 
-    Changes keep GPUs and global batch. Single changes and cheap pairs are tried. If none of them fits, the strongest
-    changes of more and more kinds are combined.
+    All changes keep the number of GPUs and the global batch. Single changes and some pairs are tried first. If none of
+    them fits, the strongest changes of more and more kinds are combined.
 
     Parameters
     ----------
@@ -83,9 +83,9 @@ def _kinds(prediction: Prediction) -> Iterator[Iterator[_Change]]:
 
 
 def _recomputations(prediction: Prediction) -> Iterator[_Change]:
-    """Yield changes to more recomputation than the run has, first of some layers, then of all.
+    """Yield changes to stronger activation recomputation, first of some layers, then of all.
 
-    There are none if the run treats its layers differently.
+    None are yielded if the run recomputes its layers under different policies.
     """
     if has_mixed_recompute(prediction.run) or prediction.run.recompute.policy == "full":
         return

@@ -1,18 +1,16 @@
-"""What is off in a run that was logged, or in the links of a machine: which fault explains the figures better than the
-prediction does.
+"""Audit of a logged training run or of nccl-tests: find the fault that explains why measurements miss the prediction.
 
-A hypothesis changes one thing of the run (clock, link, overlap, host, attention, batch, a slow rank) by one factor and
-predicts all that the log states: seconds of a step, memory, parts of a step, spread over ranks, samples. The best one
-is named where it explains the log better by a clear margin than no fault at all; between hypotheses that the log cannot
-tell apart all are named.
+A hypothesis changes one property of the run (clock, link, overlap, host, attention, batch, a slow rank) by one factor.
+It predicts all quantities that a log contains: step time, memory, parts of a step, spread over ranks, samples. The best
+hypothesis is reported if it explains the log better by a clear margin than no fault at all. Hypotheses that the log
+cannot tell apart are all reported.
 
-Each quantity errs by a standard deviation; a hypothesis has a price, and a higher one where it has a free factor, so
-that none is taken where nothing is wrong, and a switch comes before a factor that explains no
-more (a likelihood ratio with a penalty for parameters: Akaike, 1974).
+Each quantity has a standard deviation. Each hypothesis has a penalty, which is higher if it has a free factor (a
+likelihood ratio with a penalty for parameters: Akaike, 1974). Therefore no fault is reported for a healthy run.
 
-Links are told by the times of nccl-tests beside those that the collectives are predicted to take: small payloads tell
-when a collective starts, large ones what the links carry. A ratio is a fault beyond what nine of ten rows of measured
-tables err by (docs/accuracy.md, collective: 36 % over all payloads; small ones scatter more).
+Links are judged by the times of nccl-tests over the predicted times of collectives. Small payloads show the start-up
+time of a collective, large ones the bandwidth of the links. A ratio counts as a fault if it exceeds the error of nine
+of ten measured rows (docs/accuracy.md, collective: 36 % over all payloads; small ones scatter more).
 """
 
 from __future__ import annotations
@@ -64,9 +62,10 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """Possible explanation of a training log: a hypothesis with its factor, and how well it fits the log.
+    """Possible explanation of a training log: a fault such as a slow link, with its factor and its fit to the log.
 
-    It holds the prediction under the hypothesis, the log that it predicts, and the misfit to the measured log.
+    ``prediction`` is the prediction of the run with the fault. ``evidence`` holds the log values that follow from the
+    prediction (SI units, by quantity). ``misfit`` is their squared deviation from the measured log plus a penalty.
     """
 
     name: str
@@ -78,18 +77,18 @@ class _Fault:
 
     @property
     def text(self) -> str:
-        """Name of the fault with its factor."""
+        """Name of the fault with its factor, such as ``slow link (factor 0.5)``."""
         return self.name if self.factor == 1.0 else f"{self.name} (factor {self.factor:.3g})"
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingLogAudit:
-    """Verdict on a training log.
+    """Result of the audit of a training log: the faults that explain deviations from the predicted run.
 
-    ``faults`` explain the log, the best first; there are none if the log is as predicted. ``explaining_prediction`` is
-    the prediction that fits best, ``measured_step_time_ratio`` the measured step time over it, and
-    ``relative_step_deviation`` the relative standard deviation of steps. ``step_time_on_more_ranks`` is the step time
-    on `_RANKS_BEYOND` times as many ranks, with its interval [s].
+    ``faults`` come best first; there are none if the log is as predicted. ``explaining_prediction`` is the prediction
+    that fits best, and ``measured_step_time_ratio`` the measured step time over it. ``relative_step_deviation`` is the
+    relative standard deviation of step times. ``step_time_on_more_ranks`` is a number of ranks, eight times as many,
+    with the step time there and its interval [s].
     """
 
     log: TrainingLog
@@ -104,7 +103,7 @@ class TrainingLogAudit:
 
     @property
     def outlying_quantities(self) -> tuple[str, ...]:
-        """Names of logged quantities that lie outside the prediction's 90 % interval or usual error."""
+        """Names of logged quantities (step, memory, …) that differ from the prediction by more than its usual error."""
         low, high = self.expected.interval
         step = () if low <= self.measured["step"] <= high else ("step",)
         others = [name for name in self.measured if name != "step"]
@@ -113,7 +112,7 @@ class TrainingLogAudit:
 
     @property
     def log_irregularities(self) -> tuple[str, ...]:
-        """Signs that the logged steps mix several runs or settings, one sentence each."""
+        """Remarks on irregular logged steps, such as several runs in one log or many late steps, a sentence each."""
         late = f"{self.late_step_share:.0%} of the steps take more than {_LATE_STEP:g} times as long as the median"
         return (*self.log.remarks, *([late] if self.late_step_share > _MANY_LATE else []))
 
@@ -123,7 +122,7 @@ class TrainingLogAudit:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Assumptions of the comparison, one sentence each, such as the batch of a log with tokens per second."""
+        """Assumptions behind the audit, one sentence each, such as the batch of a log with tokens per second alone."""
         plan, notes = self.expected.plan, list(self.log_irregularities)
         if all(record.seconds is None for record in self.log.steps):
             size = f"{with_noun(plan.global_batch, 'sample')} of {self.expected.graph.tokens_per_sample:,.0f} tokens"
@@ -134,9 +133,9 @@ class TrainingLogAudit:
 
     @property
     def quantity_to_log(self) -> str | None:
-        """Quantity to log next: the one, missing from the log, that best tells the first two faults apart.
+        """Name of a quantity, missing from the log, that would best tell the two most likely faults apart.
 
-        It is None where one fault explains the log, or no quantity helps.
+        None if there are fewer than two faults, or no quantity helps.
         """
         if len(self.faults) < 2:
             return None
@@ -151,21 +150,21 @@ class TrainingLogAudit:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Range of nine of ten steps of this run by its log [s]: the median, and 1.645 deviations either way."""
+        """Range that holds nine of ten logged step times [s]: the median, and 1.645 standard deviations each way."""
         return _interval_around(self.measured["step"], 1.645 * max(self.relative_step_deviation, _DEVIATION["step"]))
 
 
 def _interval_around(seconds: float, width: float) -> tuple[float, float]:
-    """Return the ends of an interval around ``seconds`` whose half-width in logarithms is ``width`` [s]."""
+    """Return the ends [s] of an interval around ``seconds`` whose half-width in natural logarithms is ``width``."""
     width = min(width, _WIDEST)
     return seconds * math.exp(-width), seconds * math.exp(width)
 
 
 def _deviation(name: str, measured: _Evidence, predicted: _Evidence) -> float:
-    """Return by how many standard deviations a measured quantity differs from the predicted one.
+    """Return by how many standard deviations a logged quantity differs from its prediction.
 
-    Parts of a step count against the step: one that is small in both is not judged, and of one that is small in one
-    alone the difference in shares of the step is.
+    ``name`` is a quantity such as ``step``, ``memory`` or ``exchange``. To parts of a step, 2 % of the step time is
+    added on both sides, so that small parts do not count.
     """
     value, expected = measured[name], predicted[name]
     if name in _DEVIATION:
@@ -175,7 +174,10 @@ def _deviation(name: str, measured: _Evidence, predicted: _Evidence) -> float:
 
 
 def _evidence_of_log(log: TrainingLog, expected: Prediction) -> dict[str, float]:
-    """Return the median of each logged quantity (SI units) over settled steps; raise SpecError without step times."""
+    """Return the median of each logged quantity over the steps after warm-up (SI units, by quantity).
+
+    Memory is the largest logged value. SpecError is raised if the log has no step times.
+    """
     settled = log.steps[_WARM_UP:] if len(log.steps) > _WARM_UP + 1 else log.steps
     seconds = [value for record in settled if (value := _seconds(record, expected)) is not None]
     if not seconds:
@@ -208,7 +210,7 @@ def _evidence_of_log(log: TrainingLog, expected: Prediction) -> dict[str, float]
 
 
 def _seconds(record: StepRecord, expected: Prediction) -> float | None:
-    """Return the duration of a logged step [s], stated or from logged tokens per second; None if neither is logged."""
+    """Return the duration of a logged step [s], directly or from tokens per second; None if neither is logged."""
     if record.seconds is not None:
         return record.seconds
     tokens = expected.graph.tokens_per_sample
@@ -228,9 +230,9 @@ def _scatter(seconds: Sequence[float]) -> float:
 
 
 def _evidence_of(prediction: Prediction, *, slowed: float = 1.0) -> dict[str, float]:
-    """Return what the log of a predicted run would state (SI units, by quantity).
+    """Return the quantities that the log of a predicted run would contain (SI units, by quantity).
 
-    One rank may be ``slowed`` by a factor; all others wait for it.
+    The compute of one rank may be ``slowed`` by a factor; all other ranks wait for it.
     """
     parts, memory = prediction.breakdown, prediction.memory
     computing = parts.compute + parts.memory_bound + parts.launch
@@ -247,13 +249,17 @@ def _evidence_of(prediction: Prediction, *, slowed: float = 1.0) -> dict[str, fl
 
 
 def _misfit(measured: _Evidence, predicted: _Evidence) -> float:
-    """Return half the sum of squared deviations of all quantities that both the log and the prediction have."""
+    """Return the misfit of a prediction to a log: half the sum of squared deviations of all logged quantities."""
     return sum(min(_deviation(name, measured, predicted) ** 2, 400.0) / 2.0 for name in measured)
 
 
 @dataclass(frozen=True, slots=True)
 class _Hypothesis:
-    """Possible fault of a run: the factors to try, and a function from a factor to the log that it would give."""
+    """Kind of fault that a run may have, such as a slow link.
+
+    ``factors`` returns the factors to try. ``changed`` predicts the run with the fault of a factor. ``slows_a_rank`` is
+    True if the factor slows the compute of one rank instead.
+    """
 
     name: str
     advice: str
@@ -305,9 +311,9 @@ def _once(measured: _Evidence, expected: Prediction) -> Sequence[float]:
 
 
 def _batch_factors(measured: _Evidence, expected: Prediction) -> Sequence[float]:
-    """Return the batches to try as an explanation: the logged one if it differs, else half and double the batch.
+    """Return the factors on the global batch to try as an explanation of a log.
 
-    Values are factors on the expected batch.
+    They are the logged over the expected batch if both differ, and 0.5 and 2 if the log has no batch.
     """
     if "samples" not in measured:
         return (0.5, 2.0)
@@ -388,7 +394,7 @@ def audit(log: TrainingLog, expected: Prediction) -> TrainingLogAudit:
     Returns
     -------
     TrainingLogAudit
-        Faults, what they leave unexplained, and the same run on more ranks.
+        Faults, the remaining ratio of measured to predicted step time, and the same run on more ranks.
     """
     measured, plain = _evidence_of_log(log, expected), _evidence_of(expected)
     known = {name: value for name, value in measured.items() if value > 0}
@@ -416,7 +422,10 @@ def audit(log: TrainingLog, expected: Prediction) -> TrainingLogAudit:
 
 
 def _refined(hypothesis: _Hypothesis, expected: Prediction, measured: _Evidence) -> list[_Fault]:
-    """Return the best factor of a hypothesis, as a list of faults: among those tried, and some near the best."""
+    """Find the factor of a hypothesis that explains a log best; return the fault as a list, empty if none applies.
+
+    Factors between the best one and its neighbours are tried in a few rounds.
+    """
     faults = list(hypothesis.faults(expected, measured))
     for _ in range(_ROUNDS if len(faults) > 2 else 0):
         faults.sort(key=lambda fault: fault.factor)
@@ -430,9 +439,9 @@ def _refined(hypothesis: _Hypothesis, expected: Prediction, measured: _Evidence)
 def _beyond(
     expected: Prediction, fault: _Fault | None, ratio: float, scatter: float
 ) -> tuple[int, float, tuple[float, float]] | None:
-    """Predict the same fault on more ranks, each with as many samples as now; None where the system is too small.
+    """Predict a run with its fault on eight times as many ranks at the same batch per rank.
 
-    Returns (ranks, step time [s], its interval [s]).
+    Returns the number of ranks, the step time [s] and its interval [s]; None if the system is too small.
     """
     observed = expected if fault is None else fault.prediction
     gpus = expected.plan.gpus * _RANKS_BEYOND
@@ -462,11 +471,11 @@ ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class CollectiveAudit:
-    """Verdict on a log of nccl-tests.
+    """Result of the comparison of an nccl-tests log with predicted collectives.
 
     ``small_payload_ratio`` and ``large_payload_ratio`` are medians of measured over predicted time for small and large
-    payloads, None without such payloads. ``faults`` are factors by name. ``time_on_more_ranks`` holds a larger number
-    of ranks and the time of the largest payload on them [s].
+    payloads, None without such payloads. ``faults`` maps a fault such as ``slow link`` to its ratio of times.
+    ``time_on_more_ranks`` is a larger number of ranks with the time of the largest payload there [s].
     """
 
     log: NcclTestsLog
@@ -499,7 +508,7 @@ class CollectiveAudit:
 
 
 def audit_collectives(log: NcclTestsLog, operation: str, ranks: int, system: System) -> CollectiveAudit:
-    """Compare measured collectives with predicted ones.
+    """Compare the collectives of an nccl-tests log with predicted ones, to find faults of the links.
 
     Parameters
     ----------
@@ -535,7 +544,7 @@ def audit_collectives(log: NcclTestsLog, operation: str, ranks: int, system: Sys
 
 
 def _automatic_seconds(study: CollectiveStudy, payloads: Array) -> Array:
-    """Return the time of each payload by the algorithm that the library chooses for it [s]."""
+    """Return the predicted time of a collective at each payload by the algorithm that NCCL would choose [s]."""
     times = study.times(payloads)
     return np.asarray(np.min([times[row.algorithm] for row in study.rows if row.chosen_by_library], axis=0))
 
@@ -545,9 +554,9 @@ def _median(values: Array) -> float | None:
 
 
 def _on_more(study: CollectiveStudy, large: float | None) -> tuple[int, float] | None:
-    """Return (more ranks, time of the payload on them [s]), at the measured ratio of large payloads.
+    """Predict a collective on eight times as many ranks, scaled by the measured ratio of large payloads.
 
-    Returns None if the system has no more ranks.
+    Returns the number of ranks and the time [s]; None if the system has no more ranks.
     """
     ranks = study.ranks * _RANKS_BEYOND
     try:

@@ -1,5 +1,8 @@
-"""Collectives at the prices that a training step uses: all algorithms over one group of a system, and every collective
-of a step: what is sent, over which ranks, how often, how long one takes, and the price's source."""
+"""Predicted times of collectives, from the same cost model as training steps.
+
+`collective` compares all algorithms over one group of ranks. `step_collectives` lists every collective of a training
+step: content, ranks, number of calls, time of one call, and the source of that time.
+"""
 
 from __future__ import annotations
 
@@ -48,11 +51,11 @@ _BEYOND = 16.0
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmRow:
-    """Predicted time [s] and bandwidth [byte/s] of one collective algorithm.
+    """Predicted time [s] and bandwidth [byte/s] of one collective algorithm, such as a ring or a tree.
 
-    The row also has the ratio of its time to the lower bound, and the number of consecutive messages (``steps``).
-    ``chosen_by_library`` is True if the library chooses the algorithm by itself where it is the fastest.
-    ``available_in_library`` is True if the library has it for this operation, at this payload or at others.
+    ``lower_bound_ratio`` is the time over the lower bound, and ``steps`` the number of consecutive messages.
+    ``chosen_by_library`` is True if the library (such as NCCL) would run the algorithm at this payload.
+    ``available_in_library`` is True if the library has the algorithm for this operation, at any payload.
     """
 
     algorithm: str
@@ -88,7 +91,7 @@ class CollectiveStudy:
 
     @property
     def best(self) -> AlgorithmRow:
-        """Fastest algorithm among those from which the library chooses; training steps are predicted with it."""
+        """Fastest algorithm that the library (such as NCCL) would choose; predictions of training steps use it."""
         return next(row for row in self.rows if row.chosen_by_library)
 
     @property
@@ -101,7 +104,7 @@ class CollectiveStudy:
 
     @property
     def faster_unchosen(self) -> list[AlgorithmRow]:
-        """Algorithms faster than the library's choice: the fastest that it has, and the fastest that it lacks."""
+        """Algorithms faster than NCCL's choice: the fastest that NCCL has, and the fastest that NCCL lacks."""
         if not self.algorithm_selector:
             return []
         beating = [row for row in self.rows if row.time * (1.0 + _NOTABLE) < self.best.time]
@@ -109,7 +112,7 @@ class CollectiveStudy:
         return [rows[0] for rows in groups if rows]
 
     def times(self, payload_bytes: Array) -> Mapping[str, Array]:
-        """Return the time of every algorithm for other payloads.
+        """Predict the time of every algorithm of this study at other payloads.
 
         Parameters
         ----------
@@ -207,9 +210,9 @@ def _payload(payload_bytes: object) -> float:
 def _rows(
     operation: str, payload_bytes: float, links: GroupLinks, fabric: Fabric, bounds: Mapping[bool, float]
 ) -> tuple[AlgorithmRow, ...]:
-    """Return one row for every algorithm that the network can carry out, fastest first.
+    """Return time and bandwidth of every collective algorithm that the network can carry out, fastest first.
 
-    Parameter servers are included, which are used only on request.
+    Parameter servers are included, although a run uses them only on request.
     """
     payload = np.asarray(payload_bytes)
     algorithms = [algorithm for algorithm in algorithms_for(operation) if links.can_run(algorithm, operation)]
@@ -256,7 +259,7 @@ def _row(
 
 
 def _worthwhile(fabric: Fabric, operation: str, links: GroupLinks) -> tuple[Crossover, ...]:
-    """Return the payloads at which another algorithm becomes the fastest and wins by ``_NOTABLE`` at larger ones.
+    """Return the payloads above which another collective algorithm is the fastest, by at least 1 % (``_NOTABLE``).
 
     Payloads at which two algorithms alternate within that margin are left out.
     """
@@ -280,10 +283,10 @@ def _worthwhile(fabric: Fabric, operation: str, links: GroupLinks) -> tuple[Cros
 
 @dataclass(frozen=True, slots=True)
 class StepCollective:
-    """Collectives of equal kind and size that one device of the slowest pipeline stage takes part in.
+    """Collectives of equal kind and size in a training step, as one device of the slowest pipeline stage sees them.
 
-    There are ``calls`` a step, each of ``payload_bytes`` [byte] over the ranks of the mesh ``axes``. ``seconds`` is the
-    time of one without other traffic [s].
+    The device takes part in ``calls`` of them a step, each of ``payload_bytes`` [byte] over the mesh ``axes``.
+    ``seconds`` is the time of one call without other traffic [s].
     """
 
     content: str
@@ -297,7 +300,7 @@ class StepCollective:
 
 
 def step_collectives(prediction: Prediction) -> list[StepCollective]:
-    """List the collectives of a training step.
+    """List the collectives of a predicted training step, grouped by content, operation, mesh axes and payload.
 
     Parameters
     ----------
@@ -307,7 +310,7 @@ def step_collectives(prediction: Prediction) -> list[StepCollective]:
     Returns
     -------
     list of StepCollective
-        Collectives by kind and payload; those that take longest in all come first.
+        Groups of equal collectives; those with the largest time over all their calls come first.
     """
     sent = [*_of_layers(prediction), *_over_replicas(prediction), *_between_stages(prediction)]
     same: dict[tuple[str, str, Axes, float], StepCollective] = {}
@@ -319,7 +322,7 @@ def step_collectives(prediction: Prediction) -> list[StepCollective]:
 
 
 def _of_layers(prediction: Prediction) -> Iterator[StepCollective]:
-    """Yield the collectives that sharded layers need (tensor, context and expert parallelism)."""
+    """Yield the collectives inside layers, which tensor, context and expert parallelism cause."""
     batch, program = prediction.step_arrays.batch, prediction.program
     payloads = np.array([each.payload_bytes for _, each in enumerate_collectives(program)]).reshape(-1, 1)
     [priced] = collective_times(batch.backend.fabric, [(batch.layouts.meshes[0], program)], [payloads])
@@ -334,9 +337,9 @@ def _of_layers(prediction: Prediction) -> Iterator[StepCollective]:
 
 
 def _over_replicas(prediction: Prediction) -> Iterator[StepCollective]:
-    """Yield the collectives between data-parallel replicas: sums of gradients and gathers of parameters.
+    """Yield the collectives between data-parallel replicas: reductions of gradients and all-gathers of parameters.
 
-    There is one for each bucket or layer, all of equal size, and for each pass over a pipeline stage.
+    The traffic of a step is divided into calls of equal size: one for each bucket or layer, or one for each pass.
     """
     batch, program, mesh = prediction.step_arrays.batch, prediction.program, prediction.plan.mesh
     if not batch.has_backward:
@@ -375,7 +378,7 @@ def _over_replicas(prediction: Prediction) -> Iterator[StepCollective]:
 
 
 def _between_stages(prediction: Prediction) -> Iterator[StepCollective]:
-    """Yield the messages from a stage to the next one, forward and backward."""
+    """Yield the send/recv of activations and gradients between neighbouring pipeline stages; none without pipeline."""
     batch, mesh = prediction.step_arrays.batch, prediction.plan.mesh
     if mesh.degree("pp") == 1:
         return
@@ -412,7 +415,7 @@ def _step_collective(
 
 
 def _time_source(fabric: Fabric, operation: str, links: GroupLinks) -> str:
-    """Return a text on where the time of a collective comes from: a calibration file, or datasheets of links."""
+    """Name the source of a collective's predicted time: a calibration file, or datasheets of links."""
     if fabric.constant_efficiencies is not None:
         return fabric.constant_efficiencies.name
     inside, sources = len(links.levels) - links.fabric_levels, []

@@ -1,10 +1,11 @@
-"""Power, energy and cost of a training run: watts from work done, rent, electricity, and time to train.
+"""Power, energy and cost of a training run: watts from the work of its kernels, rent, electricity, and time to train.
 
-A board draws an idle share of its design power all the time, another share while any kernel runs, and energy for each
-FLOP and each byte on top, kernel by kernel and never more than its limit (`paleo.pricing.power.PowerParameters`, fitted
-to measured watts). The energy of a FLOP is a share of the one that explains how far products of training fall below
-their peak at the power limit (``GemmParameters.training_energy_per_flop``). The design power is given beside it as the
-upper limit."""
+A board draws an idle share of its design power all the time, and another share while any kernel runs. Each FLOP and
+each byte of memory traffic adds energy, up to the power limit of the board. The parameters
+(`paleo.pricing.power.PowerParameters`) are fitted to measured watts. The energy of a FLOP is a share of
+``GemmParameters.training_energy_per_flop``, which explains how far GEMMs of training fall below peak at the power
+limit. The energy at design power is reported, too, as an upper limit.
+"""
 
 from __future__ import annotations
 
@@ -83,9 +84,9 @@ _MOST_YEARS = 30
 
 
 class Tariff(Spec):
-    """Costs of machines and energy that a user states beside the catalog's rents. All fields are optional.
+    """Prices of machines and energy that a user gives in addition to the catalog's rents. All fields are optional.
 
-    Unstated costs are not guessed.
+    Prices that are not given are not guessed.
 
     ``electricity`` [USD/J] is for one's own machines (catalog rents include it). ``pue`` multiplies the energy, for
     cooling and power supply of the building. ``host_power`` [W] is what the rest of a node draws for each GPU.
@@ -119,7 +120,7 @@ def parse_tariff(
     term: str = "on-demand",
     buy: float | None = None,
 ) -> Tariff:
-    """Parse prices given as text.
+    """Parse the prices of machines and energy that a user gives as text.
 
     Parameters
     ----------
@@ -180,11 +181,11 @@ def _prices_by_system(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """Power of one GPU over a step, averaged over a pipeline's stages [W].
+    """Power of one GPU over a training step [W], averaged over the pipeline stages.
 
-    ``uncapped_kernel_power`` is what each kernel would draw at full clock and ``kernel_seconds`` how long it runs in a
-    step of ``step_time`` seconds; for the rest of the step the board draws ``idle``. ``power_limit`` is the limit, the
-    design power unless set lower.
+    ``uncapped_kernel_power`` is the power of each kernel at full clock [W], and ``kernel_seconds`` its time in a step
+    of ``step_time`` seconds. For the rest of the step the board draws ``idle`` [W]. ``power_limit`` [W] is the design
+    power unless set lower.
     """
 
     idle: float
@@ -195,7 +196,7 @@ class Power:
 
     @property
     def busy_share(self) -> float:
-        """Share (0 to 1) of the step in which a kernel runs."""
+        """Share (0 to 1) of the step time in which a kernel runs."""
         return min(1.0, float(self.kernel_seconds.sum()) / self.step_time)
 
     @property
@@ -215,11 +216,11 @@ class Power:
 
     @property
     def dynamic_energy(self) -> float:
-        """Energy of a step above idle power, as if there were no power limit [J]."""
+        """Energy of one GPU in a step above idle power, without any power limit [J]."""
         return float(((self.uncapped_kernel_power - self.idle) * self.kernel_seconds).sum())
 
     def with_power_limit(self, limit: float, least_voltage_clock: float) -> Power:
-        """Return the power of the same work under a lower limit, which lowers the clock of each kernel.
+        """Return the power of the same step under a lower power limit, which lowers the clock of each kernel.
 
         Parameters
         ----------
@@ -245,23 +246,23 @@ class Power:
         )
 
     def with_step_time(self, seconds: float) -> Power:
-        """Return the power of the same work in a longer step, in which the board idles when no kernel runs.
+        """Return the power of the same kernels in a longer step, in which the board idles between kernels.
 
         Parameters
         ----------
         seconds : float
-            Step time [s].
+            New step time [s].
 
         Returns
         -------
         Power
-            Power of that step.
+            Power over the longer step.
         """
         return replace(self, step_time=max(seconds, float(self.kernel_seconds.sum())))
 
 
 def power(prediction: Prediction, figures: PowerParameters | None = None) -> Power | None:
-    """Return the power of one GPU in a predicted step.
+    """Predict the power of one GPU over a training step, from the FLOP and bytes of its kernels.
 
     Parameters
     ----------
@@ -301,13 +302,13 @@ def power_parameters(device: Device) -> PowerParameters:
     Returns
     -------
     PowerParameters
-        The parameters.
+        Idle power, and energies of a FLOP and of a byte from memory.
     """
     return _calibrated(PowerParameters, device, "power").parameters
 
 
 def power_interval_factors(device: Device) -> tuple[float, float]:
-    """Return the factors on the power of a step that hold 90 % of measured values.
+    """Return the factors that turn a predicted power into its 90 % interval.
 
     Parameters
     ----------
@@ -323,7 +324,7 @@ def power_interval_factors(device: Device) -> tuple[float, float]:
 
 
 def _energies(prediction: Prediction, figures: PowerParameters) -> Array:
-    """Return the energy [J] of a FLOP on tensor cores, of one on ordinary cores, and of a byte from memory."""
+    """Return the energies [J] of a FLOP on tensor cores, of a FLOP on ordinary cores, and of a byte from memory."""
     dtype, device = prediction.plan.dtype, prediction.system.device
     on_tensor_cores = dtype in device.tensor_dtypes and dtype != "fp32"
     family = (
@@ -349,9 +350,10 @@ def _calibrated(kind: type[ParameterSet], device: Device, family: str) -> Source
 
 
 class _Kernels(NamedTuple):
-    """Work of each kernel (FLOP, FLOP on ordinary cores, bytes) and its duration [s].
+    """Work and duration of each kernel of a training step.
 
-    It also has each kernel's time in a step on an average GPU of a stage [s].
+    ``work`` holds FLOP, FLOP on ordinary cores, and bytes, shape (3, kernels). ``seconds_of_call`` is the duration of
+    one call [s], and ``seconds`` the time of all calls in a step, averaged over pipeline stages [s].
     """
 
     work: Array
@@ -373,7 +375,7 @@ def _kernels(prediction: Prediction) -> _Kernels:
 
 
 def energy(prediction: Prediction, seconds: float, tariff: Tariff) -> float | None:
-    """Return the energy of a run on all GPUs, including hosts and cooling if the tariff has them.
+    """Return the energy of a run on all its GPUs, including hosts and cooling if the tariff has them.
 
     Parameters
     ----------
@@ -396,9 +398,9 @@ def energy(prediction: Prediction, seconds: float, tariff: Tariff) -> float | No
 
 
 def _watts_of_all(prediction: Prediction, busy: float, tariff: Tariff) -> float:
-    """Return the power of all devices that are billed [W].
+    """Return the power of all devices that are billed for a run, with hosts and cooling [W].
 
-    Active devices draw ``busy`` watts, the others idle in their nodes.
+    Active devices draw ``busy`` watts; the other devices of the billed nodes idle.
     """
     plan, devices = prediction.plan, billed_devices(prediction.system, prediction.plan.gpus).devices
     watts = power(prediction)
@@ -413,7 +415,9 @@ JOULES_PER_KWH = KILO * HOUR
 
 @dataclass(frozen=True, slots=True)
 class TargetRequirement:
-    """Samples and time [s] that a predicted step needs to reach a target, and the 90 % interval of the time.
+    """Samples and time [s] that a predicted run needs to reach its amount of training or target quality.
+
+    ``interval`` is the 90 % interval of the time [s].
 
     ``code_over_predicted_step_time`` is the step time of the task's code over the predicted one, and
     ``evaluation_seconds`` [s] is part of the time.
@@ -428,11 +432,11 @@ class TargetRequirement:
 
 @dataclass(frozen=True, slots=True)
 class TrainingAmount:
-    """Amount of training: a number of samples, and the same as text.
+    """Amount of training: a number of samples, and its description as text.
 
-    Where the amount depends on the run, ``requirement`` maps a predicted step to what it needs (its batch decides on
-    the samples, its system on the evaluations), and ``batches`` are the global batches worth trying.
-    ``samples_log_deviation`` is the standard deviation of the samples' logarithm.
+    Where the amount depends on the run, ``requirement`` is a function from a predicted step to samples and time, and
+    ``batches`` are the global batches worth trying. ``samples_log_deviation`` is the standard deviation of the
+    logarithm of the number of samples.
     """
 
     samples: float
@@ -456,7 +460,7 @@ def amount_of_training(
     tokens: CountOrText | None = None,
     tokens_per_sample: float | None = None,
 ) -> TrainingAmount | None:
-    """Return an amount of training, given in epochs, samples or tokens.
+    """Convert an amount of training from epochs, samples or tokens to samples.
 
     Parameters
     ----------
@@ -502,7 +506,7 @@ def amount_of_training(
 
 
 def _number(name: str, value: CountOrText) -> float:
-    """Parse an amount as a number: ``15T`` is 15e12."""
+    """Convert an amount of training such as ``15T`` to a number (15e12); raise SpecError if it is none."""
     with contextlib.suppress(SpecError):
         number = parse_quantity(value, "count") if isinstance(value, str) else to_python_numbers(value)
         if isinstance(number, Real) and not isinstance(number, bool):
@@ -518,7 +522,9 @@ def parse_amount(
     samples: CountOrText | None = None,
     tokens: CountOrText | None = None,
 ) -> TrainingAmount | None:
-    """Return an amount of training, with the tokens of a sample taken from the network under the run's parameters.
+    """Convert an amount of training from epochs, samples or tokens to samples of a network with the run's parameters.
+
+    The run's parameters, such as the sequence length, give the tokens of a sample.
 
     Parameters
     ----------
@@ -548,7 +554,7 @@ def parse_amount(
 
 
 def default_amount(model: ModelSpec) -> TrainingAmount:
-    """Return one epoch, or a million samples for a model without a data set.
+    """Return the amount of training if the user gives none: one epoch, or a million samples without a data set.
 
     Parameters
     ----------
@@ -558,7 +564,7 @@ def default_amount(model: ModelSpec) -> TrainingAmount:
     Returns
     -------
     TrainingAmount
-        The amount.
+        Number of samples with its description.
     """
     epoch = amount_of_training(model, epochs=1) if model.dataset is not None else None
     return epoch or TrainingAmount(MEGA, "1 million samples")
@@ -604,7 +610,7 @@ class TrainingEstimate:
 
     @property
     def electricity(self) -> float | None:
-        """Cost of the energy [USD]; None if the tariff states no price of electricity (catalog rents include it)."""
+        """Cost of electricity [USD]; None if the tariff has no price of energy or a catalog rent includes it."""
         stated = self.price is None or self.price.date == "as stated"
         if (self.tariff.rented and not stated) or self.energy is None or self.tariff.electricity is None:
             return None
@@ -612,7 +618,7 @@ class TrainingEstimate:
 
     @property
     def cost(self) -> float | None:
-        """Total cost [USD]: rent plus electricity, as far as prices are known; None if none is."""
+        """Total cost of the training [USD]: rent plus electricity, as far as prices are known; None if none is."""
         parts = [part for part in (self.rent, self.electricity) if part is not None]
         return sum(parts) if parts else None
 
@@ -633,11 +639,11 @@ def estimate_training(
     prediction: Prediction, amount: TrainingAmount, tariff: Tariff | None = None, *,
     critical_batch: float | None = None, long_run: LongRunOptions | None = None,
 ) -> TrainingEstimate:  # fmt: skip
-    """Return time, cost and energy of an amount of training.
+    """Predict time, cost and energy of an amount of training.
 
-    Whole nodes or racks are paid for (`paleo.specs.prices.billed_devices`), spare nodes too, and each step is a whole
-    step. Under a consistency model a step is what all workers take to see the global batch once. With `long_run`,
-    failures, checkpoints and spare nodes count too.
+    Whole nodes or racks are paid for (`paleo.specs.prices.billed_devices`), and the number of steps is rounded up. For
+    asynchronous updates a step is the time in which all workers process the global batch once. With `long_run`,
+    failures, checkpoints and spare nodes count, too.
 
     Parameters
     ----------
@@ -700,7 +706,7 @@ def estimate_training(
 
 
 def _need(prediction: Prediction, amount: TrainingAmount, critical_batch: float | None) -> TargetRequirement:
-    """Return what a run needs for a fixed number of samples: whole steps, and their time."""
+    """Return samples and time that a run needs for a fixed amount of training, in whole steps, with the interval."""
     batch = prediction.plan.global_batch
     samples = float(samples_to_target(samples=amount.samples, global_batch=batch, critical_batch=critical_batch))
     work = math.ceil(samples / batch) * step_time_under_consistency(prediction)
@@ -711,7 +717,7 @@ def _need(prediction: Prediction, amount: TrainingAmount, critical_batch: float 
 
 
 def require_amount(long_run: LongRunOptions | None, amount: TrainingAmount | None) -> LongRunOptions | None:
-    """Raise SpecError if failures are to be counted but the length of the run is not known.
+    """Check that a run whose failures are counted has an amount of training; raise SpecError otherwise.
 
     Parameters
     ----------
@@ -738,9 +744,9 @@ def require_amount(long_run: LongRunOptions | None, amount: TrainingAmount | Non
 def rent_rate(system: System, gpus: int, tariff: Tariff | None = None) -> tuple[float | None, Price | None]:
     """Return the rent of the whole nodes or racks that hold a number of devices [USD/s].
 
-    The tariff's own price comes first, then machines that are bought, then the price in the system's file, then the
-    dated price lists (`paleo.specs.prices`). If electricity has a price, a system that nobody offers is taken to be
-    owned, without rent.
+    The first known price counts: that of the tariff, the depreciation of bought machines, the price in the system's
+    file, or the dated price lists (`paleo.specs.prices`). If electricity has a price, a system without any rental offer
+    is taken to be owned, without rent.
 
     Parameters
     ----------
@@ -754,7 +760,7 @@ def rent_rate(system: System, gpus: int, tariff: Tariff | None = None) -> tuple[
     Returns
     -------
     tuple[float | None, Price | None]
-        USD/s and the price that it is made of; None where unknown.
+        Rent [USD/s] and the price with its source; both None where unknown.
     """
     terms = tariff or Tariff()
     stated = terms.gpu_prices.get(system.name, terms.gpu_price)
@@ -781,7 +787,7 @@ def rent_rate(system: System, gpus: int, tariff: Tariff | None = None) -> tuple[
 
 
 def comparable_tariff(tariff: Tariff, systems: Iterable[System]) -> Tariff:
-    """Make the costs of several systems comparable: if one has a rent, market prices are rents for all.
+    """Make the costs of several systems comparable: if one system has a rent, market prices count as rents for all.
 
     Parameters
     ----------
@@ -793,7 +799,7 @@ def comparable_tariff(tariff: Tariff, systems: Iterable[System]) -> Tariff:
     Returns
     -------
     Tariff
-        The tariff.
+        Tariff under which all systems are priced.
     """
     hired = any(rent_rate(system, 1, tariff)[0] is not None for system in systems)
     return tariff.model_copy(update={"market": True}) if hired else tariff

@@ -1,5 +1,8 @@
-"""What a question leaves open, chosen as people who train such a network on such a machine would: the framework, and
-the plan by a bounded search. Each choice says its reason."""
+"""Defaults of a run that depend on network and machine: framework, parallel plan and global batch.
+
+The framework is the one that people usually train such a network with on such a machine. The plan comes from a bounded
+search. Each choice comes with its reason.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ PLAN_FIELDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class RunWithDefaults:
-    """Run whose software and parallel strategy are filled in where the user left them open, with reasons."""
+    """Run whose software profile and parallel strategy are filled in where the user left them open, with reasons."""
 
     run: Run
     software_reason: str = ""
@@ -48,7 +51,7 @@ class RunWithDefaults:
 
     @property
     def reasons(self) -> dict[str, str]:
-        """Reason for the software and the strategy, by name: the reason of the choice, ``stated`` or ``default``."""
+        """Where software and strategy come from: the reason of an automatic choice, or ``stated`` or ``default``."""
         stated = self.run.model_fields_set
         return {
             name: getattr(self, f"{name}_reason") or ("stated" if name in stated else "default")
@@ -57,7 +60,7 @@ class RunWithDefaults:
 
     @property
     def choices_text(self) -> str:
-        """Automatic choices as one line of text, with the options that would state them."""
+        """Message on the automatic choices of software and plan, with the options that change them; may be empty."""
         software = self.software_reason and f"software {self.run.software} ({self.software_reason})"
         strategy = self.strategy_reason and f"the plan ({self.strategy_reason})"
         chosen = " and ".join(filter(None, (software, strategy)))
@@ -77,12 +80,12 @@ def usual_software(model: ModelSpec, system: System, run: Run) -> tuple[str, str
     system : System
         The machine, by whose device frameworks differ.
     run : Run
-        Its devices, format and fine-tuning.
+        The run; its GPUs, number format and fine-tuning count.
 
     Returns
     -------
     tuple of str
-        A profile and the reason in a few words.
+        Name of a software profile, and the reason in a few words.
     """
     device, language = system.device, _is_language_model(model, run)
     dtype = run.dtype or device.training_dtype
@@ -114,7 +117,7 @@ def _is_language_model(model: ModelSpec, run: Run) -> bool:
 
 
 def leaves_plan_open(run: Run) -> bool:
-    """Return True if a run states nothing of its parallel plan (strategy, microbatch, …), or asks for a search.
+    """Return True if a run sets no field of its parallel plan (strategy, microbatch, …), or asks for a search.
 
     Parameters
     ----------
@@ -124,7 +127,7 @@ def leaves_plan_open(run: Run) -> bool:
     Returns
     -------
     bool
-        Whether the plan is open.
+        True if the program must choose the plan.
     """
     if run.strategy == AUTO:
         return True
@@ -133,7 +136,7 @@ def leaves_plan_open(run: Run) -> bool:
 
 
 def software_for(model: ModelSpec, system: System, run: Run) -> tuple[str, str]:
-    """Return the software profile for a search, and why: the stated one, or the usual one for language models.
+    """Return the software profile for a plan search, and why: the run's own, or the usual one for the network.
 
     Parameters
     ----------
@@ -142,12 +145,12 @@ def software_for(model: ModelSpec, system: System, run: Run) -> tuple[str, str]:
     system : System
         Machine: its devices, nodes and links.
     run : Run
-        Its software, if stated, may be ``auto``.
+        The run; its software may be ``auto``.
 
     Returns
     -------
     tuple of str
-        A profile and the reason, empty where it is stated.
+        Name of a software profile and the reason; the reason is empty if the run sets the software.
     """
     if run.software != AUTO and "software" in run.model_fields_set:
         return run.software, ""
@@ -155,7 +158,7 @@ def software_for(model: ModelSpec, system: System, run: Run) -> tuple[str, str]:
 
 
 def rescaled_run(run: Run, gpus: int) -> Run:
-    """Return the run on another number of GPUs, with the same explicitly set fields.
+    """Copy a run for another number of GPUs; fields that were not set explicitly stay marked as defaults.
 
     Parameters
     ----------
@@ -175,7 +178,7 @@ def rescaled_run(run: Run, gpus: int) -> Run:
 
 
 def leaves_software_and_plan_open(model: ModelSpec, run: Run) -> bool:
-    """Return True if the user leaves software and plan of a language model open.
+    """Return True if a run of a language model leaves its parallel plan open, so that plan and software are chosen.
 
     Parameters
     ----------
@@ -187,13 +190,13 @@ def leaves_software_and_plan_open(model: ModelSpec, run: Run) -> bool:
     Returns
     -------
     bool
-        True for a language model of which neither software nor plan is set.
+        True for a language model whose run sets no plan.
     """
     return leaves_plan_open(run) and _is_language_model(model, run)
 
 
 def scaled_plan(model: ModelSpec, system: System, run: Run, counts: Sequence[int]) -> RunWithDefaults:
-    """Choose one plan for a scaling curve: the best plan of the smallest GPU count on which one fits in memory.
+    """Choose one parallel plan for a scaling curve: the best plan on the smallest GPU count where one fits in memory.
 
     Parameters
     ----------
@@ -202,14 +205,14 @@ def scaled_plan(model: ModelSpec, system: System, run: Run, counts: Sequence[int
     system : System
         Machine: its devices, nodes and links.
     run : Run
-        What is stated.
+        The run as the user gives it.
     counts : sequence of int
         Numbers of GPUs of the curve.
 
     Returns
     -------
     RunWithDefaults
-        A run whose plan grows by replicas; as stated where it states a plan, or where none fits.
+        Run with the chosen plan, which grows by data-parallel replicas; the run itself if it sets a plan or none fits.
     """
     searched = [
         count
@@ -229,14 +232,14 @@ def scaled_plan(model: ModelSpec, system: System, run: Run, counts: Sequence[int
 
 
 def suitable_global_batch(model: ModelSpec, run: Run, tokens: float) -> tuple[int, str]:
-    """Return a global batch [sequences] that suits a training on so many tokens, and why.
+    """Return the global batch [sequences] that is best for training on a number of tokens, and why.
 
     Parameters
     ----------
     model : ModelSpec
         Network, as its model file describes it.
     run : Run
-        Its parameters of the network give the length of a sequence.
+        The run; its parameters of the network give the sequence length.
     tokens : float
         Number of training tokens.
 
@@ -251,7 +254,7 @@ def suitable_global_batch(model: ModelSpec, run: Run, tokens: float) -> tuple[in
 
 
 def with_defaults(model: ModelSpec, system: System, run: Run) -> RunWithDefaults:
-    """Return the run with software and parallel plan filled in where it leaves them open.
+    """Fill in software and parallel plan of a run where it leaves them open.
 
     Parameters
     ----------
@@ -260,13 +263,13 @@ def with_defaults(model: ModelSpec, system: System, run: Run) -> RunWithDefaults
     system : System
         Machine: its devices, nodes and links.
     run : Run
-        What is stated. ``software_reason`` and ``strategy_reason`` may be ``auto``; a strategy that is stated leaves
-        the software as it is unless that is ``auto``.
+        The run as the user gives it. Its software and strategy may be ``auto``. If it sets a strategy, the software is
+        kept unless that is ``auto``.
 
     Returns
     -------
     RunWithDefaults
-        The run to predict. Where no plan of a search can be laid over the network, data parallelism.
+        The run to predict, with data parallelism where a search finds no plan for the network.
     """
     wants_plan, wants_software = leaves_plan_open(run), run.software == AUTO
     explicit = run.strategy == AUTO or wants_software
@@ -291,7 +294,7 @@ def with_defaults(model: ModelSpec, system: System, run: Run) -> RunWithDefaults
 
 
 def with_one_software(model: ModelSpec, system: System, run: Run, most: int) -> tuple[Run, str]:
-    """Choose one software profile for all GPU counts that are compared, if a run leaves software and plan open.
+    """Choose one software profile for all GPU counts of a comparison, if a run leaves software and plan open.
 
     Parameters
     ----------
@@ -300,14 +303,14 @@ def with_one_software(model: ModelSpec, system: System, run: Run, most: int) -> 
     system : System
         Machine: its devices, nodes and links.
     run : Run
-        What is stated.
+        The run as the user gives it.
     most : int
-        The largest count; the software is that which people use there.
+        Largest GPU count of the comparison; the software is the usual one there.
 
     Returns
     -------
     tuple of Run and str
-        The run with its software, and the reason, empty where nothing was chosen.
+        The run with its software, and the reason; the reason is empty if nothing was chosen.
     """
     if not leaves_software_and_plan_open(model, rescaled_run(run, 2)):
         return run, ""
@@ -316,7 +319,7 @@ def with_one_software(model: ModelSpec, system: System, run: Run, most: int) -> 
 
 
 def with_usual_batch(model: ModelSpec, system: System, run: Run, gpus: int) -> Run:
-    """Return the run with a global batch and no batch per rank, so that all GPU counts train on the same samples.
+    """Set the global batch of a run and remove its batch per rank, so that all GPU counts train on the same batch.
 
     Parameters
     ----------
@@ -325,9 +328,9 @@ def with_usual_batch(model: ModelSpec, system: System, run: Run, gpus: int) -> R
     system : System
         Machine: its devices, nodes and links.
     run : Run
-        What is stated; its global batch stays as it is.
+        The run as the user gives it; its global batch, if set, is kept.
     gpus : int
-        Where none is stated, the batch is that of data parallelism on so many GPUs.
+        If no global batch is set, the batch is that of data parallelism on this number of GPUs.
 
     Returns
     -------
@@ -342,7 +345,7 @@ def with_usual_batch(model: ModelSpec, system: System, run: Run, gpus: int) -> R
 
 
 def with_same_software(model: ModelSpec, system: System, run: Run) -> RunWithDefaults:
-    """Fill in what a run leaves open where GPU counts are compared; one GPU gets the same software as several.
+    """Fill in software and plan of a run in a comparison of GPU counts; one GPU gets the same software as several.
 
     Parameters
     ----------
@@ -351,7 +354,7 @@ def with_same_software(model: ModelSpec, system: System, run: Run) -> RunWithDef
     system : System
         Machine: its devices, nodes and links.
     run : Run
-        What is stated. As in `with_defaults`, but a plan is open on one GPU, too.
+        The run as the user gives it. Unlike in `with_defaults`, the plan is also open on one GPU.
 
     Returns
     -------
@@ -364,7 +367,7 @@ def with_same_software(model: ModelSpec, system: System, run: Run) -> RunWithDef
 
 
 def _best(model: ModelSpec, system: System, run: Run) -> PlanRow | None:
-    """Search ever wider spaces of plans; return the first plan with memory to spare, else the best plan found."""
+    """Search the best plan of a run: search spaces widen until a plan has memory headroom, else the best one found."""
     from paleo.search.plans import FIRST, plans_with_headroom, search
     from paleo.search.tied_plans import simplest_plan
 
@@ -386,7 +389,7 @@ def _best(model: ModelSpec, system: System, run: Run) -> PlanRow | None:
 
 
 def _spaces(model: ModelSpec, run: Run) -> Iterator[SearchSpace]:
-    """Yield the search spaces to try, smallest first: what recipes use, then all that the framework runs."""
+    """Yield search spaces of parallel plans, smallest first: what published recipes use, then all that is supported."""
     from paleo.launch.commands import supported_space
     from paleo.search.space import LONG_SEQUENCE_TOKENS, SearchSpace
 

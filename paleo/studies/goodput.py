@@ -1,8 +1,8 @@
 """Goodput of a long run: the share of wall time left after checkpoints, lost work and restarts.
 
-All formulas are closed forms that broadcast over arrays. Failures are exponential with the job's mean time between
-failures. After each failure the run falls back to its last durable checkpoint and spends ``restart`` seconds until the
-next new step. Weibull failures with a falling hazard lose a little less, so exponential is the careful choice."""
+All formulas are closed forms that broadcast over arrays. Times between failures are exponential, with the job's mean
+time between failures. After each failure the run falls back to its last durable checkpoint and spends ``restart``
+seconds until the next new step. Weibull failures with a falling hazard would lose a little less time."""
 
 from __future__ import annotations
 
@@ -73,9 +73,10 @@ def mean_time_between_failures(
 
 
 def goodput(*, interval: Numeric, save: Numeric, restart: Numeric, mtbf: Numeric, lag: Numeric = 0.0) -> Array:
-    """Return the share of wall time that makes new steps, with checkpoints at a fixed interval.
+    """Return the goodput of a run: the share of wall time that makes new steps, with checkpoints at a fixed interval.
 
-    interval / T with T = M e^(R/M) (e^((interval + save)/M) − 1). Failures also strike during saves and restarts.
+    The goodput is interval / T, where T = M e^(R/M) (e^((interval + save)/M) − 1) is the expected wall time of one
+    interval. Failures also strike during saves and restarts R.
 
     Parameters
     ----------
@@ -111,9 +112,9 @@ def goodput(*, interval: Numeric, save: Numeric, restart: Numeric, mtbf: Numeric
 
 
 def best_checkpoint_interval(*, save: Numeric, mtbf: Numeric) -> Array:
-    """Return the checkpoint interval that maximises `goodput`.
+    """Return the checkpoint interval that maximises `goodput`, the share of wall time that makes new steps.
 
-    τ = x M with e^(x + δ/M) (1 − x) = 1, solved by Newton's method from √(2 δ M).
+    The interval is τ = x M with e^(x + δ/M) (1 − x) = 1, solved by Newton's method from √(2 δ M).
 
     Parameters
     ----------
@@ -125,7 +126,7 @@ def best_checkpoint_interval(*, save: Numeric, mtbf: Numeric) -> Array:
     Returns
     -------
     ndarray
-        Seconds. All arguments broadcast.
+        Interval [s]. All arguments broadcast.
 
     References
     ----------
@@ -157,27 +158,31 @@ def two_level_goodput(
     restart_memory: Numeric, restart_storage: Numeric, mtbf: Numeric, survived: float = MEMORY_SURVIVAL_SHARE,
     lag: Numeric = 0.0,
 ) -> Array:  # fmt: skip
-    """Return the goodput with checkpoints in host memory and in storage.
+    """Return the goodput of a run with checkpoints at two levels, in host memory and in storage.
 
-    (w − Σ p_i l_i / M) / (1 + Σ p_i r_i / M), where w = 1 / (1 + Σ δ / τ) is the share of running time that is not
-    saving, l_i the mean work lost, and r_i = M (e^(R_i/M) − 1) a restart that failures strike too. A failure finds a
-    copy in memory that is M − s / (e^(s/M) − 1) old, with s the time between two; one in storage is older by
-    `durable_lag`.
+    The goodput is (w − Σ p_i l_i / M) / (1 + Σ p_i r_i / M), summed over the two levels i:
+
+    - w = 1 / (1 + Σ δ / τ) is the share of running time that is not saving;
+    - p_i is the share of failures from which level i recovers, and l_i the mean work lost;
+    - r_i = M (e^(R_i/M) − 1) is the restart time, with failures during restarts.
+
+    The mean age of a copy at a failure is M − s / (e^(s/M) − 1), with s the time between copies. Copies in storage are
+    older by `lag`.
 
     Parameters
     ----------
     memory_interval : Numeric
-        Work between copies in memory [s].
+        Work between copies in host memory [s].
     memory_save : Numeric
-        Time in which training stops for one [s].
+        Time in which training stops for a copy in host memory [s].
     storage_interval : Numeric
         Work between copies in storage [s].
     storage_save : Numeric
-        Time in which training stops for one [s].
+        Time in which training stops for a copy in storage [s].
     restart_memory : Numeric
-        Restart from memory [s].
+        Time of a restart from host memory [s].
     restart_storage : Numeric
-        Restart from storage [s].
+        Time of a restart from storage [s].
     mtbf : Numeric
         Mean time M between failures [s].
     survived : float, optional
@@ -204,7 +209,10 @@ def two_level_goodput(
 
 
 def _age(between: Numeric, mtbf: Array) -> Array:
-    """Return the mean age of the last copy when a failure strikes [s]; copies are ``between`` seconds apart."""
+    """Return the mean age of the last checkpoint copy when a failure strikes [s].
+
+    Copies are ``between`` seconds apart, and ``mtbf`` is the mean time between failures [s].
+    """
     with np.errstate(invalid="ignore", divide="ignore"):
         aged = mtbf - between / np.expm1(between / mtbf)
     return np.where(np.asarray(between) < _SHORT * mtbf, np.asarray(between) / 2.0, aged)
@@ -219,10 +227,10 @@ def _save_seconds(
     nodes: Numeric = 1.0, storage_rate: Numeric = math.inf, fixed: Numeric = 0.0, tensors: Numeric = 0.0,
     per_tensor: Numeric = 0.0,
 ) -> Array:  # fmt: skip
-    """Return the time to write a checkpoint [s].
+    """Return the time to write a checkpoint to storage [s].
 
-    It is the slowest of what a process writes, a node passes on and storage takes in, plus a fixed time and one for
-    each tensor. Rates are in byte/s.
+    The slowest of processes, node links and storage limits the rate; a fixed time and a time per tensor are added.
+    Rates are in byte/s.
 
     >>> float(_save_seconds(total_bytes=2e10, process_rate=1e9, processes=8, storage_rate=4e9))
     5.0
@@ -233,7 +241,7 @@ def _save_seconds(
 
 
 def spares_needed(*, nodes: float, node_rate: float, repair: float, quantile: float = 0.99) -> int:
-    """Return the number of spare nodes that cover repairs with a given probability.
+    """Return the number of spare nodes that replace all failed nodes during their repair, with a given probability.
 
     The number of failed nodes is Poisson-distributed with mean nodes · node_rate · repair.
 
@@ -251,7 +259,7 @@ def spares_needed(*, nodes: float, node_rate: float, repair: float, quantile: fl
     Returns
     -------
     int
-        Number of nodes.
+        Number of spare nodes.
 
     Examples
     --------
@@ -269,10 +277,10 @@ _NORMAL = 400.0
 
 
 def replacement_wait(*, mean_in_repair: float, spares: int, repair: float, swap: float) -> float:
-    """Return the expected time until a node replaces a failed one.
+    """Return the expected time until a failed node of a run is replaced [s].
 
-    With a spare it is `swap`; else until the first of the nodes in repair is back, repair / (k + 1) with k others
-    there. The number of nodes in repair is Poisson-distributed.
+    With a free spare node the time is `swap`. Otherwise the run waits for the first repaired node, repair / (k + 1)
+    with k other nodes in repair. The number of nodes in repair is Poisson-distributed.
 
     Parameters
     ----------
@@ -319,7 +327,7 @@ def _poisson(mean: float) -> Array:
 
 
 def elastic_goodput(*, base: Numeric, replicas: Numeric, failures_in_repair: Numeric) -> Array:
-    """Return the goodput of a run that goes on with the remaining replicas while others are repaired.
+    """Return the goodput of an elastic run, which goes on with the remaining replicas while others are repaired.
 
     Parameters
     ----------
@@ -333,18 +341,18 @@ def elastic_goodput(*, base: Numeric, replicas: Numeric, failures_in_repair: Num
     Returns
     -------
     ndarray
-        base · (1 − k / n). All arguments broadcast.
+        Goodput base · (1 − k / n), from 0 to 1. All arguments broadcast.
     """
     return np.asarray(base * (1.0 - np.asarray(failures_in_repair) / np.asarray(replicas)))
 
 
 @dataclass(frozen=True, slots=True)
 class RestartTimes:
-    """Times of the parts of a restart [s]: detect the failure, replace the node, launch, load, warm up.
+    """Times of the parts of a restart after a failure [s]: detect the failure, replace the node, launch, warm up.
 
     Defaults are those of a well-run cluster with health checks and spares: Llama 3's goodput of 90 % at a failure every
-    3.1 h leaves 340 s for all of it. Without health checks the time-out of collectives (10 min in PyTorch) comes first,
-    and by hand it takes hours.
+    3.1 h leaves 340 s for the whole restart. Without health checks, detection waits for the time-out of collectives
+    (10 min in PyTorch). Restarts by hand take hours.
     """
 
     detect: float = 60.0
@@ -353,14 +361,14 @@ class RestartTimes:
     warm_up: float = 30.0
 
     def restart(self, load: float, replace: float | None = None) -> float:
-        """Return the time from a failure to the next new step.
+        """Return the time from a failure to the next new step: detect, replace, launch, load and warm up.
 
         Parameters
         ----------
         load : float
             Time to read the checkpoint [s].
         replace : float, optional
-            Time until a spare node replaces the failed one [s], instead of the field's.
+            Time until a spare node replaces the failed one [s]; by default the field ``replace``.
 
         Returns
         -------
@@ -372,7 +380,7 @@ class RestartTimes:
 
 @dataclass(frozen=True, slots=True)
 class _Boot:
-    """Time from ordering a rented machine until it answers [s], and the range that holds nine of ten means."""
+    """Boot time of a rented cloud machine [s], from order to first response, with the 90 % range of its mean."""
 
     seconds: float
     low: float
@@ -387,15 +395,15 @@ SPOT_BOOT = _Boot(87.0, 78.0, 96.0, "CM-DARE, 45 preemptible GPU machines of Goo
 
 @dataclass(frozen=True, slots=True)
 class CheckpointTimes:
-    """Times that checkpoints and restarts of a run take [s].
+    """Times of the checkpoints and restarts of a run [s], from which its goodput follows.
 
     Training stops for ``save``, a copy is durable ``durable_lag`` later, and ``restart`` is the time from a failure to
     the next new step.
 
-    ``survival_share`` is the share of failures that leave a copy in host memory intact. These take ``restart_memory``
-    and lose the work since that copy; the others fall back to storage, which is written to without a pause. With
-    ``replicas`` above zero the run is elastic: a failure stops it for ``restart`` alone while other replicas hold its
-    states, and the replica is away for ``repair`` seconds.
+    ``survival_share`` is the share of failures that leave a copy in host memory intact. These failures take
+    ``restart_memory`` and lose the work since that copy; others fall back to storage, which is written in the
+    background. With ``replicas`` above zero the run is elastic: a failure stops all replicas for ``restart``, after
+    which the failed replica is missing for ``repair`` seconds.
     """
 
     save: float
@@ -407,7 +415,7 @@ class CheckpointTimes:
     repair: float = 0.0
 
     def best_interval(self, mtbf: float) -> float:
-        """Return the time between checkpoints that gives the highest goodput; for copies in memory to first order.
+        """Return the checkpoint interval with the highest goodput; for copies in host memory an approximation.
 
         Parameters
         ----------
@@ -424,7 +432,7 @@ class CheckpointTimes:
         )
 
     def storage_interval(self, interval: float) -> float:
-        """Return the time between copies in storage; one is written after the other.
+        """Return the time between checkpoint copies in storage: at least the time in which one copy is written.
 
         Parameters
         ----------
@@ -439,7 +447,7 @@ class CheckpointTimes:
         return max(interval, self.durable_lag)
 
     def goodput(self, interval: Numeric, mtbf: Numeric) -> Array:
-        """Return the share of wall time that makes new steps.
+        """Return the goodput of a run under these checkpoints: the share of wall time that makes new steps.
 
         Parameters
         ----------
@@ -468,12 +476,12 @@ class CheckpointTimes:
 
 @dataclass(frozen=True, slots=True)
 class LongRun:
-    """Duration of a long run with failures: its ``failure_free_time`` [s], the wall time it takes, and the interval p10
-    to p90.
+    """Duration of a long run with failures: goodput, expected wall time [s] and its 10th to 90th percentile.
 
-    ``failure_rate_range`` is the range of failure rates relative to the assumed rate, and ``source`` says where that
-    rate is from. ``spares`` is the number of nodes that stand ready and are paid for: those stated, else enough for 99
-    % of repairs where no cloud boots them.
+    ``failure_free_time`` [s] is the time of all steps without failures and ``mtbf`` the mean time between failures [s].
+    ``failure_rate_range`` is the range of failure rates relative to the assumed rate, and ``source`` names where that
+    rate is from. ``spares`` is the number of spare nodes that are paid for: by default enough for 99 % of repairs, and
+    none on a cloud that boots new nodes.
     """
 
     failure_free_time: float
@@ -498,7 +506,7 @@ class LongRun:
 
     @property
     def wall_time(self) -> float:
-        """Expected wall time [s]."""
+        """Expected wall time of the run with checkpoints, lost work and restarts [s]."""
         return self.failure_free_time / self.goodput
 
     @property
@@ -508,7 +516,7 @@ class LongRun:
 
     @property
     def goodput_range(self) -> tuple[float, float]:
-        """Goodput at the high and at the low end of the failure rates, with the same checkpoint interval."""
+        """Goodput (0 to 1) at the highest and at the lowest failure rate of the range, with the same interval."""
         ends = self.checkpoints.goodput(self.checkpoint_interval, self.mtbf / np.array(self.failure_rate_range))
         return float(ends[1]), float(ends[0])
 
@@ -516,8 +524,9 @@ class LongRun:
     def wall_time_interval(self) -> tuple[float, float]:
         """10th and 90th percentile of the wall time [s].
 
-        Failures are Poisson, and each loses the restart and work uniform in an interval: variance n (R² + R τ + τ²/3).
-        The rate itself is lognormal, and its range holds nine of ten clusters; lost time is proportional to it.
+        The number n of failures is Poisson-distributed. Each loses the restart R and work that is uniform over the
+        interval τ, which gives the variance n (R² + R τ + τ²/3). The failure rate is lognormal, its range holds nine of
+        ten clusters, and the lost time is proportional to the rate.
         """
         variance = self.restart**2 + self.restart * self.checkpoint_interval + self.checkpoint_interval**2 / 3.0
         low, high = self.failure_rate_range
@@ -528,9 +537,9 @@ class LongRun:
 
     @property
     def lost_time_shares(self) -> dict[str, float]:
-        """Shares of the wall time lost to checkpoints, repeated work and restarts, to first order, by name.
+        """Shares (0 to 1) of the wall time lost to checkpoints, repeated work and restarts, by name, to first order.
 
-        An elastic run loses the time of replicas that are missing.
+        An elastic run loses, instead of repeated work, the time of missing replicas.
         """
         saving = self.save / self.checkpoint_interval
         if math.isinf(self.mtbf):
@@ -561,9 +570,10 @@ def _long_run(
     source: str = "as stated",
     spares: int = 0,
 ) -> LongRun:
-    """Return the goodput of a run with the best checkpoint interval, or with the given one.
+    """Return goodput and duration of a run that takes ``work`` seconds without failures.
 
-    Raises CapacityError where a checkpoint takes longer than its interval, and where the run never finishes.
+    The checkpoint interval is the given one, or the best. CapacityError is raised if a checkpoint takes longer than its
+    interval, or if the run never finishes.
     """
     save, lag = checkpoints.save, 0.0 if checkpoints.survival_share else checkpoints.durable_lag
     best = checkpoints.best_interval(mtbf) if interval is None else interval
@@ -598,7 +608,7 @@ _NEVER = 1e-4
 
 
 def _check_room(place: str, needed: float, capacity: float | None) -> None:
-    """Raise CapacityError if a checkpoint [byte] is larger than the memory or storage named by ``place``."""
+    """Raise CapacityError if a checkpoint of ``needed`` bytes exceeds the ``capacity`` [byte] of ``place``."""
     if capacity is not None and needed > capacity:
         raise CapacityError(
             f"{place}: a checkpoint of {format_quantity(needed, 'B')} does not fit into "
@@ -612,11 +622,11 @@ _Entry = TypeVar("_Entry")
 
 @dataclass(frozen=True, slots=True)
 class _Writer:
-    """Way in which a checkpointing library writes: rate of one process [byte/s], whether one process writes for all.
+    """Speed of a checkpointing library: ``rate`` at which one process writes [byte/s].
 
-    It also states how often the whole state passes through that process (sharded states that are gathered first).
-    ``copy_rate`` is the rate of a process into host memory [byte/s], and ``pause`` the time that training stops for the
-    call itself [s].
+    ``single`` is True if one process writes for all. ``passes`` is how often the whole state then passes through it, as
+    sharded states are gathered first. ``copy_rate`` is the rate of a process into host memory [byte/s], and ``pause``
+    the time for which an asynchronous save stops training [s].
     """
 
     rate: float
@@ -643,7 +653,7 @@ _WRITERS: dict[str, _Writer] = {
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStorage:
-    """Storage for checkpoints: bandwidth in all and per node [byte/s], times per file set and tensor [s]."""
+    """Speed of a checkpoint storage: total and per-node bandwidth [byte/s], fixed times per save and per tensor [s]."""
 
     rate: float = math.inf
     node_rate: float = math.inf
@@ -668,7 +678,7 @@ _STORAGES: dict[str, CheckpointStorage] = {
 
 
 def storage_by_name(name: str, rate: float | None = None) -> CheckpointStorage:
-    """Return the storage with a given name.
+    """Return bandwidths and fixed times of a checkpoint storage by its name, such as ``lustre``.
 
     Parameters
     ----------
@@ -680,7 +690,7 @@ def storage_by_name(name: str, rate: float | None = None) -> CheckpointStorage:
     Returns
     -------
     CheckpointStorage
-        The storage.
+        The known storage, or one of the given rate.
 
     Raises
     ------
@@ -712,27 +722,27 @@ def checkpoint_seconds(
     mode: CheckpointMode = "sync",
     tensors: float = 0.0,
 ) -> float:
-    """Return the time in which training stops for a checkpoint.
+    """Return the time for which training stops to save a checkpoint, by checkpointing library and storage.
 
-    Training stops for the whole write, or only for the copy to host memory. Sharded states are gathered on one rank
-    only within a node; over several nodes each rank writes its shard.
+    Training stops for the whole write, or only for the copy to host memory. Libraries that gather sharded states on one
+    rank do so only within a node; over several nodes each rank writes its shard.
 
     Parameters
     ----------
     total_bytes : float
-        Bytes of the checkpoint.
+        Size of the checkpoint [byte].
     software : str
-        Name of the checkpoint writer.
+        Name of the checkpointing library, such as ``torch.save`` or ``megatron``.
     processes : float
-        Ranks that write.
+        Number of ranks that write.
     nodes : float
         Nodes of the run.
     storage : CheckpointStorage
         Storage that takes the checkpoint.
-    mode : Mode, optional
+    mode : CheckpointMode, optional
         ``sync`` or a mode that copies to host memory first.
     tensors : float, optional
-        Tensors of the checkpoint.
+        Number of tensors in the checkpoint.
 
     Returns
     -------
@@ -772,7 +782,7 @@ _REPAIR = DAY
 
 
 def _quantity(option: str, text: str, dimension: str, *, positive: bool = False) -> float:
-    """Parse the value of an option with its unit; raise SpecError, which names the option, if it is wrong."""
+    """Convert the text of a command-line option to SI units; raise SpecError, which names the option, if it fails."""
     try:
         return Quantity(dimension, positive).parse_text(text)
     except SpecError as error:
@@ -781,7 +791,7 @@ def _quantity(option: str, text: str, dimension: str, *, positive: bool = False)
 
 @dataclass(frozen=True, slots=True)
 class LongRunOptions:
-    """Options for failures and checkpoints as the user writes them (texts), each None where it is not given."""
+    """Command-line options on failures and checkpoints, as texts; None where an option is not given."""
 
     failures: str | None = None
     checkpoint: str | None = None
@@ -795,7 +805,7 @@ class LongRunOptions:
 
 
 def parse_long_run(*, goodput: bool = False, **options: Any) -> LongRunOptions | None:
-    """Collect the options of a long run.
+    """Collect the options on failures and checkpoints of a long run.
 
     Parameters
     ----------
@@ -814,10 +824,7 @@ def parse_long_run(*, goodput: bool = False, **options: Any) -> LongRunOptions |
 
 
 def _checkpoint_bytes(prediction: Prediction) -> float:
-    """Return the size of a checkpoint [byte].
-
-    It holds weights, fp32 master weights and optimizer states of all parameters, each shard once.
-    """
+    """Return the size of a checkpoint of a run [byte]: weights, fp32 master weights and optimizer states, each once."""
     formats = precision(prediction.plan.dtype)
     rule, matrices = configure_optimizer(prediction.run.optimizer), 0.0
     if rule.matrix_update is not None:
@@ -832,11 +839,11 @@ def _checkpoint_bytes(prediction: Prediction) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """Cost of stopping a run on purpose and continuing it later.
+    """Cost in time of stopping a run on purpose and continuing it later, as a cluster scheduler does.
 
     ``save`` is the time to write a checkpoint, ``launch_time`` to launch and warm up processes, and ``restore`` to
-    read the checkpoint [s]. ``goodput`` is the goodput while the run lasts (0 to 1), ``mtbf`` the mean time between
-    its failures [s], and ``seconds_lost_per_failure`` the restart and the lost work of one failure on average [s].
+    read the checkpoint [s]. ``goodput`` is the goodput while the run lasts (0 to 1), and ``mtbf`` its mean time between
+    failures [s]. ``seconds_lost_per_failure`` is the mean restart time and lost work of one failure [s].
     """
 
     save: float
@@ -848,7 +855,7 @@ class Interruption:
 
 
 def interruption_of(prediction: Prediction, options: LongRunOptions) -> Interruption:
-    """Return how long a predicted run takes to stop, restart and recover, by its storage and failure rates.
+    """Return the times that a predicted run needs to save, restart and recover, from its storage and failure rates.
 
     Parameters
     ----------
@@ -860,7 +867,7 @@ def interruption_of(prediction: Prediction, options: LongRunOptions) -> Interrup
     Returns
     -------
     Interruption
-        Times of saves, starts and restores [s].
+        Times of saves, starts and restores [s], and the goodput between them.
 
     Raises
     ------
@@ -876,14 +883,14 @@ def interruption_of(prediction: Prediction, options: LongRunOptions) -> Interrup
 
 
 def predict_long_run(prediction: Prediction, work: float, options: LongRunOptions) -> LongRun:
-    """Return goodput, wall time and its interval for a predicted run of a given length.
+    """Predict goodput and wall time of a long run with failures and checkpoints.
 
     Parameters
     ----------
     prediction : Prediction
         Prediction of the run.
     work : float
-        Time of all its steps [s].
+        Time of all steps of the run without failures [s].
     options : LongRunOptions
         Failures, checkpoints, spares.
 
@@ -919,7 +926,7 @@ def predict_long_run(prediction: Prediction, work: float, options: LongRunOption
 
 
 def goodput_share(prediction: Prediction, options: LongRunOptions) -> float:
-    """Return the goodput (0 to 1) of a predicted run, whatever its length.
+    """Return the goodput of a predicted run with failures and checkpoints; the length of the run does not matter.
 
     Parameters
     ----------
@@ -951,9 +958,9 @@ def _reliability(prediction: Prediction, options: LongRunOptions) -> Reliability
 def _checkpoints_of(
     prediction: Prediction, options: LongRunOptions, *, in_repair: float, repair: float
 ) -> CheckpointTimes:  # fmt: skip
-    """Return the checkpoint and restart times of a run.
+    """Return the checkpoint and restart times of a predicted run under its options.
 
-    On average ``in_repair`` nodes are away, each for ``repair`` seconds.
+    On average ``in_repair`` nodes are in repair at a time, each for ``repair`` seconds.
     """
     total, plan = _checkpoint_bytes(prediction), prediction.plan
     nodes = occupied_machines(prediction.system, plan.gpus)
@@ -1001,7 +1008,7 @@ def _checkpoints_of(
 
 
 def storage_rate(options: LongRunOptions) -> float:
-    """Return the bandwidth of the storage for checkpoints.
+    """Return the bandwidth of the checkpoint storage: that of the option, or 100 GB/s by default.
 
     Parameters
     ----------
@@ -1024,7 +1031,7 @@ def storage_rate(options: LongRunOptions) -> float:
 
 
 def _check_replicas(prediction: Prediction) -> None:
-    """Raise SpecError if the run cannot lose a data-parallel replica."""
+    """Raise SpecError if a run cannot be elastic: it needs two data-parallel replicas or more and no ZeRO sharding."""
     plan = prediction.plan
     if plan.dp < 2 or plan.strategy.zero:
         raise SpecError(
@@ -1035,7 +1042,7 @@ def _check_replicas(prediction: Prediction) -> None:
 
 
 def _checkpointing_named(text: str | None) -> Checkpointing:
-    """Convert a text to the way checkpoints are written: ``sync`` (the default), ``async`` or ``memory``."""
+    """Check the name of a checkpointing mode: ``sync`` (the default), ``async`` or ``memory``."""
     for mode in _CHECKPOINTING:
         if mode == (text or "sync"):
             return mode

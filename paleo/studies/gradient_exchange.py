@@ -1,4 +1,4 @@
-"""Studies of the gradient exchange: consistency models, compression, and a search over both with layouts."""
+"""Studies of the gradient exchange: asynchronous updates, gradient compression, and a plan search over both."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ _SERVER_PASSES = 4.0
 class ConsistencyStudy:
     """Run under a consistency model (such as asynchronous updates), compared with the synchronous run.
 
-    ``consistency_result`` holds step time, exposed exchange and staleness; ``workers`` is the number of data-parallel
-    replicas.
+    ``consistency_result`` holds step time, exposed gradient exchange and staleness under the model, and
+    ``synchronous`` those of bulk-synchronous steps. ``workers`` is the number of data-parallel replicas.
     """
 
     prediction: Prediction
@@ -88,25 +88,25 @@ class ConsistencyStudy:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Ends of the 90 % interval of a worker's step time [s], in proportion to that of the synchronous step."""
+        """Ends of the 90 % interval of a worker's step time [s]: the synchronous step's interval times `slowdown`."""
         low, high = self.prediction.interval
         return low * self.slowdown, high * self.slowdown
 
     @property
     def mfu(self) -> float:
-        """Model FLOP utilisation of the workers (0 to 1)."""
+        """Model FLOP utilisation under the consistency model (0 to 1): the synchronous MFU over `slowdown`."""
         return self.prediction.mfu / self.slowdown
 
     @property
     def hfu(self) -> float:
-        """Hardware FLOP utilisation of the workers (0 to 1)."""
+        """Hardware FLOP utilisation under the consistency model (0 to 1): the synchronous HFU over `slowdown`."""
         return self.prediction.hfu / self.slowdown
 
     @property
     def breakdown(self) -> Breakdown:
-        """Parts of a worker's step time [s].
+        """Breakdown of a worker's step time into compute and exposed communication [s].
 
-        Compute is that of the synchronous step; all else is exchange and waiting.
+        Compute is that of the synchronous step; the rest of the step is counted as exposed communication.
         """
         parts = self.prediction.breakdown
         exchange = max(0.0, self.step_time - (parts.step - parts.communication_exposed - parts.stragglers))
@@ -115,17 +115,17 @@ class ConsistencyStudy:
 
     @property
     def has_servers(self) -> bool:
-        """True if the run has parameter servers, whose utilisation and knee are then known."""
+        """True if the run has parameter servers, so that their utilisation and saturation point are known."""
         return not math.isnan(float(self.consistency_result.knee))
 
 
 def consistency_study(prediction: Prediction) -> ConsistencyStudy | None:
-    """Compare a run under its consistency model with the synchronous run.
+    """Compare a run under its consistency model (such as asynchronous updates) with the synchronous run.
 
     Parameters
     ----------
     prediction : Prediction
-        Prediction of the run; the study is computed once for it.
+        Prediction of the run. The study is computed once for each prediction and then cached.
 
     Returns
     -------
@@ -145,7 +145,7 @@ def _study(prediction: Prediction) -> ConsistencyStudy:
 
 
 def step_time_under_consistency(prediction: Prediction) -> float:
-    """Return the time in which a run processes its global batch once, under its consistency model [s].
+    """Return the time in which all workers of a run process the global batch once, under its consistency model [s].
 
     Parameters
     ----------
@@ -162,10 +162,10 @@ def step_time_under_consistency(prediction: Prediction) -> float:
 
 
 def _workload_of(prediction: Prediction) -> Workload:
-    """Return a predicted step as the workload of equal workers that exchange gradients.
+    """Describe a predicted step as the workload of equal workers, which a consistency model evaluates.
 
-    Compute is the step less its sums of gradients; a worker is a data-parallel replica with all its ranks. PlanError is
-    raised if sharded states tie the workers together.
+    A worker is a data-parallel replica with all its ranks. Its compute time is the step without the gradient exchange.
+    PlanError is raised for ZeRO-3, where no worker has all parameters.
     """
     plan, run = prediction.plan, prediction.run
     if plan.strategy.zero == 3:
@@ -201,7 +201,7 @@ def _workload_of(prediction: Prediction) -> Workload:
 
 
 def _farthest_send_time(prediction: Prediction, payload: float) -> float:
-    """Return the time in which a worker sends ``payload`` bytes to the worker that is farthest away [s]."""
+    """Return the time of a send/recv of ``payload`` bytes between the two data-parallel ranks farthest apart [s]."""
     mesh = prediction.plan.mesh
     if prediction.plan.dp == 1:
         return 0.0
@@ -211,7 +211,7 @@ def _farthest_send_time(prediction: Prediction, payload: float) -> float:
 
 
 def _server(prediction: Prediction) -> ParameterServers | None:
-    """Return the parameter servers of a run, if it has any."""
+    """Return the parameter servers of a predicted run; None if its consistency model has none."""
     run = prediction.run
     if not _has_servers(run.exchange.servers, run.exchange.consistency):
         return None
@@ -221,15 +221,15 @@ def _server(prediction: Prediction) -> ParameterServers | None:
 def _has_servers(servers: int | None, model: str) -> bool:
     """Return True if a consistency model runs with parameter servers.
 
-    Asynchronous models always do, others if the run states a number of servers.
+    The asynchronous model always does, others only if the run sets a number of servers.
     """
     return servers is not None or model == "async"
 
 
 def _server_of(run: Run, system: System, software: SoftwareProfile) -> ParameterServers:
-    """Return the speed of parameter servers on nodes of the system.
+    """Return count and speed of parameter servers that run on nodes of the system.
 
-    A port takes pushes and replies at once, and host memory holds the update.
+    The bandwidth of one server [byte/s] is that of its network port and of host memory, one after the other.
     """
     links = [level for level in system.levels if level.ranks is None] or list(system.levels)
     if not links:
@@ -279,7 +279,7 @@ class CompressionStudy:
 
 
 def compression_study(prediction: Prediction) -> CompressionStudy | None:
-    """Compare a run that compresses its gradients with the same run without.
+    """Compare a run that compresses its gradients with the same run without compression.
 
     Parameters
     ----------
@@ -326,9 +326,10 @@ _FACTORS = (1 / 32, 1 / 8, 1 / 2, 1.0, 2.0, 8.0, 32.0)
 
 @dataclass(frozen=True, slots=True)
 class BandwidthCurve:
-    """Step times of a compressed and an uncompressed run over the bandwidth of a node's links, ``bandwidths`` [byte/s].
+    """Step times [s] with and without gradient compression, over link bandwidths of a node [byte/s].
 
-    ``system_rate`` is the bandwidth of the system; at ``crossover_bandwidth`` both take equally long (None: nowhere).
+    ``system_rate`` is the bandwidth of the system [byte/s]. At ``crossover_bandwidth`` [byte/s] both step times are
+    equal; None if they never are.
     """
 
     bandwidths: tuple[float, ...]
@@ -339,7 +340,7 @@ class BandwidthCurve:
 
 
 def bandwidth_curve(prediction: Prediction, factors: Sequence[float] = _FACTORS) -> BandwidthCurve:
-    """Return the step times of a compressed and an uncompressed run over the bandwidth of the links.
+    """Predict the step time with and without gradient compression at several link bandwidths.
 
     Parameters
     ----------
@@ -373,9 +374,10 @@ def bandwidth_curve(prediction: Prediction, factors: Sequence[float] = _FACTORS)
 
 
 def _crossing(rates: Sequence[float], coded: Sequence[float], dense: Sequence[float]) -> float | None:
-    """Return the bandwidth above which compression no longer pays [byte/s]; None if the curves do not cross.
+    """Return the link bandwidth above which compression no longer pays [byte/s]; None if the curves do not cross.
 
-    It is interpolated logarithmically between two of ``rates``.
+    The crossing is interpolated logarithmically between two of ``rates`` [byte/s]. ``coded`` and ``dense`` are step
+    times with and without compression [s].
     """
     gains = np.log(np.asarray(dense)) - np.log(np.asarray(coded))
     for number in np.flatnonzero((gains[:-1] > 0) & (gains[1:] <= 0)).tolist():
@@ -390,9 +392,10 @@ _OF_NETWORKS = {"factors": "the layers and the batch of a network", "zeropp": "a
 
 @dataclass(frozen=True, slots=True)
 class CompressedRow:
-    """One compression method with one collective scheme: times to send and to code [s], and bytes that a rank sends.
+    """Cost of one gradient compression method with one collective scheme (the collectives that carry the gradient).
 
-    It pays below its ``break_even_bandwidth`` bandwidth [byte/s] if nothing overlaps.
+    ``wire_seconds`` is the time to send and ``coding_seconds`` that to compress and decompress [s]. ``sent_bytes`` are
+    sent by each rank. The method saves time below ``break_even_bandwidth`` [byte/s] if nothing overlaps.
     """
 
     method: str
@@ -404,16 +407,16 @@ class CompressedRow:
 
     @property
     def time(self) -> float:
-        """Time on the wire and of coding together [s]."""
+        """Time to compress, send and decompress the gradient [s]."""
         return self.wire_seconds + self.coding_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class AllReduceCompressionStudy:
-    """Compression methods for an all-reduce, fastest first, compared with the uncompressed one of a `CollectiveStudy`.
+    """Gradient compression methods for an all-reduce, fastest first, compared with the uncompressed all-reduce.
 
-    ``sent_bytes`` are the bytes that a rank sends uncompressed, at ``dense_rate`` [byte/s]; ``tensors`` is the number
-    of square matrices of the gradient.
+    ``dense`` is the study of the uncompressed all-reduce, in which a rank sends ``dense_sent_bytes`` [byte] at
+    ``dense_rate`` [byte/s]. ``tensors`` is the number of square matrices that the gradient is made of.
     """
 
     dense: CollectiveStudy
@@ -428,21 +431,21 @@ class AllReduceCompressionStudy:
 
     @property
     def dense_rate(self) -> float:
-        """Rate at which a rank sends in the uncompressed collective [byte/s]."""
+        """Rate at which a rank sends in the uncompressed all-reduce [byte/s]."""
         return self.dense_sent_bytes / self.dense_time
 
     def saves_time(self, row: CompressedRow) -> bool:
-        """Return True if coding and sending compressed take less time than the uncompressed all-reduce.
+        """Return True if compressing and sending a gradient take less time than the uncompressed all-reduce.
 
         Parameters
         ----------
         row : CompressedRow
-            One method by one scheme.
+            Times of one compression method with one collective scheme.
 
         Returns
         -------
         bool
-            Whether it pays.
+            True if compression saves time.
         """
         return row.time < self.dense_time
 
@@ -450,7 +453,7 @@ class AllReduceCompressionStudy:
 def compare_compressions(
     study: CollectiveStudy, methods: Sequence[str], *, dtype: str = "bf16", tensors: int = 1, calibration: str = "auto"
 ) -> AllReduceCompressionStudy:
-    """Compare the all-reduce of a gradient with its compressed forms.
+    """Predict the all-reduce of a gradient with several compression methods, and compare it with no compression.
 
     Parameters
     ----------
@@ -488,7 +491,10 @@ def compare_compressions(
 
 
 def _gradient(study: CollectiveStudy, width: float, tensors: int) -> SummedGradient:
-    """Return a gradient as large as the study's payload, made of ``tensors`` square matrices."""
+    """Describe a gradient as large as the all-reduce's payload, made of ``tensors`` equal square matrices.
+
+    ``width`` is the size of an element [byte].
+    """
     elements = study.payload_bytes / width
     sides = 2.0 * tensors * (elements / tensors) ** 0.5
     return SummedGradient(
@@ -502,7 +508,7 @@ def _gradient(study: CollectiveStudy, width: float, tensors: int) -> SummedGradi
 def _rows(
     study: CollectiveStudy, backend: Backend, name: str, whole: SummedGradient, sent: float
 ) -> list[CompressedRow]:
-    """Return one row for each collective scheme that a compression method can use."""
+    """Return times and sent bytes of one compression method, for each collective scheme that it can use."""
     plain = name.partition(":")[0].strip()
     if plain in _OF_NETWORKS:
         raise SpecError(f"--compress {name}: needs {_OF_NETWORKS[plain]}; use paleo estimate")
@@ -518,7 +524,7 @@ def _rows(
 
 
 def _coding(backend: Backend, method: Compression, whole: SummedGradient) -> float:
-    """Return the time to code and decode a gradient on the system's device [s]."""
+    """Return the time to compress and decompress a gradient on the system's device [s]."""
     elements = float(whole.elements)
     single = replace(scaled_gradient(whole, 1.0 / elements), elements=1.0)
     return float(replace(backend, compression=method).compression_times(np.array([elements]), single)[0])
@@ -545,8 +551,8 @@ _UNTIED = "no plan fits whose workers hold all parameters and exchange apart fro
 class StalenessPenalty:
     """Cost of stale gradients, as additional training samples.
 
-    It is either ``per_update``, the share of samples that each update of staleness adds, or follows from the gradient's
-    ``noise_scale`` [samples].
+    The cost is either ``per_update``, the share of samples that each update of staleness adds, or follows from the
+    gradient's ``noise_scale`` [samples].
     """
 
     per_update: float | None = None
@@ -560,7 +566,7 @@ class StalenessPenalty:
             raise SpecError(f"a price of staleness: {stated} is not a number from 0 up")
 
     def samples_factor(self, staleness: Array | float, batch: int) -> Array:
-        """Return how many times the samples of a synchronous run stale updates need.
+        """Return the samples that training with stale gradients needs, relative to synchronous training.
 
         Parameters
         ----------
@@ -585,7 +591,7 @@ class StalenessPenalty:
 
 @dataclass(frozen=True, slots=True)
 class ExchangePlan:
-    """Training plan with a consistency model and a compression method.
+    """Training plan together with its consistency model and gradient compression method.
 
     ``step_time`` is the time in which the global batch is processed once [s]; ``samples_factor`` is the number of
     samples relative to a synchronous run.
@@ -609,7 +615,11 @@ class ExchangePlan:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeSearch:
-    """Plans over all consistency models and compression methods, best first, and why some combinations have none."""
+    """Result of a plan search over consistency models and gradient compression methods.
+
+    ``plans`` come best first; ``refused`` says why some combinations have no plan. ``seconds`` is the duration of the
+    search [s].
+    """
 
     configurations: int
     seconds: float
@@ -644,9 +654,9 @@ def exchange_search(
     price : StalenessPenalty
         Cost of staleness in samples.
     consistencies : sequence of str, optional
-        Consistency models.
+        Consistency models to try, such as ``bsp`` (synchronous) or ``async``.
     compressions : sequence of str | None, optional
-        Compression methods; None for none.
+        Gradient compression methods to try; None for no compression.
     counts : sequence of int, optional
         Numbers of GPUs; by default that of the run.
     space : SearchSpace, optional
@@ -692,10 +702,10 @@ def exchange_search(
 
 
 def _scores(searched: FoundPlans, works: Sequence[_Work], name: str, price: StalenessPenalty) -> Array:
-    """Return for each configuration the time to learn as much as a synchronous run does in a step [s].
+    """Return the effective step time [s] by which a search ranks its configurations under one consistency model.
 
-    It is infinite where the consistency model does not suit the configuration, or memory is short. The shape is
-    (configurations,).
+    The effective step time is the step time multiplied by the additional samples that staleness costs. Configurations
+    that the model cannot run, or that do not fit in memory, get infinity. The shape is (configurations,).
     """
     ranking = searched.ranking
     if ranking is None:
@@ -709,7 +719,10 @@ def _scores(searched: FoundPlans, works: Sequence[_Work], name: str, price: Stal
 def _leading(
     model: ModelSpec, system: System, searched: FoundPlans, scores: Array, name: str, price: StalenessPenalty
 ) -> Iterator[ExchangePlan]:
-    """Yield the best plans for one consistency model and compression method, each predicted by itself."""
+    """Yield the best distinct plans for one consistency model and compression method, each with a full prediction.
+
+    ``scores`` are the effective step times of the configurations [s].
+    """
     seen: set[tuple[int, str, int]] = set()
     for index in np.argsort(scores, kind="stable").tolist():
         if len(seen) == _LEADING or not np.isfinite(scores[index]) or searched.ranking is None:
@@ -722,7 +735,7 @@ def _leading(
 
 
 def _predicted(model: ModelSpec, system: System, row: PlanRow, name: str, price: StalenessPenalty) -> ExchangePlan:
-    """Return one plan predicted by itself, with its staleness and what that costs in samples."""
+    """Predict one plan of a search under a consistency model, with staleness and the samples that staleness costs."""
     from paleo.predict import predict
 
     plan = replace(row, run=replace_fields(row.run, {"consistency": name}))
@@ -736,10 +749,10 @@ def _predicted(model: ModelSpec, system: System, row: PlanRow, name: str, price:
 
 
 class _Work(NamedTuple):
-    """Step times of all configurations of one part of a search, and the workload of those that may run asynchronously.
+    """Step times [s] of one part of a search, and the workload of its configurations that can run asynchronously.
 
-    These ``rows`` hold all parameters and exchange apart from their passes. The workload is None where there are none.
-    ``servers`` are the parameter servers that the run states.
+    ``rows`` are the indices of these configurations: no ZeRO-3, gradient exchange not overlapped with backward.
+    ``workload`` is None if there are none. ``servers`` is the run's number of parameter servers.
     """
 
     steps: Array
@@ -749,7 +762,7 @@ class _Work(NamedTuple):
 
 
 def _works(searched: FoundPlans, system: System) -> list[_Work]:
-    """Return the step times and workload of each part of a search, which are the same under all consistency models."""
+    """Return step times and workload of each part of a plan search; they are the same under all consistency models."""
     return [] if searched.ranking is None else [_work(part, system) for part in searched.ranking.parts]
 
 
@@ -769,7 +782,7 @@ def _work(part: EvaluatedGroup, system: System) -> _Work:
 
 
 def _joined(workloads: Sequence[Workload]) -> Workload:
-    """Return several workloads of one system and run, concatenated to one."""
+    """Concatenate the arrays of several workloads of one system and run."""
     names = [each.name for each in fields(Workload) if isinstance(getattr(workloads[0], each.name), np.ndarray)]
     arrays: dict[str, Any] = {
         name: np.concatenate([getattr(workload, name) for workload in workloads]) for name in names
@@ -778,7 +791,10 @@ def _joined(workloads: Sequence[Workload]) -> Workload:
 
 
 def _effective(work: _Work, name: str, price: StalenessPenalty, batch: int) -> Array:
-    """Return the scores [s] of a part's configurations under an asynchronous model, whether they fit or not."""
+    """Return the effective step times [s] of a search's configurations under an asynchronous consistency model.
+
+    Memory is not considered. Configurations that cannot run asynchronously get infinity.
+    """
     effective, model = np.full(len(work.steps), np.inf), parse_consistency(name)
     if work.workload is not None:
         server = work.workload.server if _has_servers(work.servers, name) else None
@@ -790,13 +806,16 @@ def _effective(work: _Work, name: str, price: StalenessPenalty, batch: int) -> A
 
 
 def _neighbour_seconds(layouts: Layouts, payload: Array) -> Array:
-    """Return the time in which a worker of each layout sends its payload to one other worker [s], shape (layouts,)."""
+    """Return the time in which a data-parallel worker sends its gradient to one other [s], for each parallel layout.
+
+    ``payload`` [byte] and the result have shape (layouts,).
+    """
     groups = layouts.communication_groups(range(len(layouts)), [BATCH_AXES] * len(layouts))
     return layouts.slowest_group_time("send_recv", groups, payload)
 
 
 def _tensors(layouts: Layouts) -> Array:
-    """Count the parameter tensors of each layout, over all stages, shape (layouts,)."""
+    """Count the trained parameter tensors over all pipeline stages, for each parallel layout; shape (layouts,)."""
     return np.array(
         [
             float(sum(section.trained_tensor_count * section.repeat for section in each.sections))
@@ -806,7 +825,11 @@ def _tensors(layouts: Layouts) -> Array:
 
 
 def _workload(batch: ConfigurationBatch, rows: IndexArray, steps: Array, system: System, run: Run) -> Workload:
-    """Return some configurations as workloads of equal workers that exchange gradients after their passes."""
+    """Describe configurations of a search as workloads of equal workers, which a consistency model evaluates.
+
+    The workers exchange gradients after their backward passes. ``rows`` index the configurations, ``steps`` are their
+    step times [s].
+    """
     layouts, layout = batch.layouts, batch.cases.layout_index[rows]
     elements = layouts.stage_parameter_counts(batch.assignment.distinct_stages_and_chunks.stages, trained=True).max(
         axis=0

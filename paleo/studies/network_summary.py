@@ -1,4 +1,4 @@
-"""The counts of every layer of a network, without any hardware."""
+"""Parameter, FLOP, byte and activation counts of every layer of a network, without any hardware."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class LayerCounts:
     """Parameters, FLOP, bytes and saved activations of one iteration of a layer, which runs ``repeat`` times.
 
-    A tied weight is counted with its first layer. ``model_flops`` are those that MFU counts; ``flops`` counts all
-    scores of causal attention.
+    A tied weight is counted with its first layer. ``model_flops_*`` are the FLOP that MFU counts; ``flops_*`` also
+    count the attention scores behind the causal mask.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Summary:
     layers: tuple[LayerCounts, ...]
 
     def total(self, field: str) -> float:
-        """Sum one count over all layers and their repetitions.
+        """Sum one count, such as the forward FLOP, over all layers and their repetitions.
 
         Parameters
         ----------
@@ -70,13 +70,13 @@ class Summary:
         Returns
         -------
         float
-            The sum.
+            Sum in the unit of the field (FLOP, byte or a count).
         """
         return float(sum(getattr(layer, field) * layer.repeat for layer in self.layers))
 
     @property
     def model_flops(self) -> tuple[float, float] | None:
-        """FLOP that MFU counts, as (forward, backward); None if they equal all counted FLOP."""
+        """FLOP of all layers that MFU counts, as (forward, backward); None if the layers' full FLOP count is equal."""
         forward, backward = self.total("model_flops_forward"), self.total("model_flops_backward")
         counted = self.total("flops_forward") + self.total("flops_backward")
         return None if math.isclose(forward + backward, counted) else (forward, backward)
@@ -108,9 +108,9 @@ def summarise(model: ModelSpec, run: Run, system: System | None = None) -> Summa
 
 
 def _counted(node: Node, formats: Precision, storage: SavedTensorCounter, known: set[str]) -> LayerCounts:
-    """Return the counts of one layer.
+    """Return parameters, FLOP, bytes and saved activations of one layer.
 
-    ``storage`` and ``known`` hold the tensors and weights that an earlier layer has counted; they are updated.
+    ``storage`` and ``known`` hold the saved tensors and weights that earlier layers have counted; both are updated.
     """
     new = [tensor for name, tensor in node.parameters.items() if name not in known]
     known |= set(node.parameters)
@@ -147,7 +147,7 @@ class LayerSpeed:
 
 
 def layer_speeds(summary: Summary, system: System, run: Run) -> list[LayerSpeed]:
-    """Return arithmetic intensity and speed of each layer's forward kernels on a device.
+    """Return the points of a roofline plot: arithmetic intensity and FLOP/s of each layer's forward kernels.
 
     Parameters
     ----------
@@ -207,7 +207,7 @@ def faster_than_roofline(points: Sequence[LayerSpeed], system: System, dtype: st
 
 
 def forward_times(summary: Summary, system: System, run: Run) -> list[float]:
-    """Return the time of one iteration of each layer's forward kernels on a device.
+    """Predict the forward time of one iteration of each layer on a device, as the sum of the times of its kernels.
 
     Parameters
     ----------

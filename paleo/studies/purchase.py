@@ -1,4 +1,4 @@
-"""Which system to buy: one run on several systems side by side, and the best plan, count and layout for a purchase."""
+"""Purchase studies: one run compared on several systems, and the best training plan and GPU count on each system."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ PlanSearch = Callable[[ModelSpec, System, Run], tuple[Sequence[Prediction], int,
 
 
 def parse_objective(text: str) -> Objective:
-    """Check the name of an objective.
+    """Check the name of the objective by which systems are ranked: time, cost or energy of the training.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def parse_objective(text: str) -> Objective:
     Returns
     -------
     Objective
-        The name.
+        The same name.
 
     Raises
     ------
@@ -85,10 +85,10 @@ def parse_objective(text: str) -> Objective:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One system of a comparison with its prediction, or the reason why it cannot run.
+    """One system of a comparison, with the prediction of the run on it, or the ``problem`` that prevents the run.
 
-    ``consistency`` is the comparison with a synchronous run, None for synchronous steps. ``advice`` lists changes that
-    would make the run fit, if no system can run it.
+    ``training`` holds time, cost and energy of the whole training. ``consistency`` compares asynchronous with
+    synchronous steps, None for synchronous steps. ``advice`` lists changes that save memory, if the run fits nowhere.
     """
 
     system: System
@@ -105,14 +105,14 @@ class Candidate:
 
     @property
     def step_time(self) -> float | None:
-        """Time for one global batch [s]; None without a prediction."""
+        """Step time on this system [s]: the time for one global batch; None if the run cannot be predicted on it."""
         if self.consistency is not None:
             return self.consistency.step_time
         return None if self.prediction is None else self.prediction.step_time
 
     @property
     def samples_per_s(self) -> float | None:
-        """Throughput of all GPUs [samples/s]; None without a prediction."""
+        """Throughput of all GPUs of this system [samples/s]; None if the run cannot be predicted on it."""
         if self.consistency is not None:
             return self.consistency.samples_per_s
         return None if self.prediction is None else self.prediction.samples_per_s
@@ -135,23 +135,23 @@ class Comparison:
     searched: bool = False
 
     def speedup(self, candidate: Candidate) -> float | None:
-        """Return the throughput of a candidate relative to the first that has a prediction.
+        """Return the throughput of one compared system relative to the first system that has a prediction.
 
         Parameters
         ----------
         candidate : Candidate
-            One of the candidates.
+            One of the compared systems with its prediction.
 
         Returns
         -------
         float, optional
-            Ratio; None without a prediction.
+            Ratio of samples per second; None without a prediction.
         """
         first = next(rate for rate in (each.samples_per_s for each in self.candidates) if rate is not None)
         return None if candidate.samples_per_s is None else candidate.samples_per_s / first
 
     def best(self, objective: Objective) -> Candidate | None:
-        """Return the candidate that fits and takes the least time, money or energy.
+        """Return the compared system on which the run fits and takes the least time, cost or energy.
 
         Parameters
         ----------
@@ -161,7 +161,7 @@ class Comparison:
         Returns
         -------
         Candidate, optional
-            The candidate; None if no value is known.
+            The system with its prediction; None if the objective is known for no system.
         """
         known = [
             (getattr(candidate.training, objective), index)
@@ -172,7 +172,7 @@ class Comparison:
         return self.candidates[min(figures)[1]] if figures else None
 
     def overlapping_candidates(self, objective: Objective) -> tuple[Candidate, ...]:
-        """Return the other candidates whose 90 % interval overlaps that of the best, so that their order is open.
+        """Return the systems that cannot be told from the best one: their 90 % interval overlaps that of the best.
 
         Parameters
         ----------
@@ -182,7 +182,7 @@ class Comparison:
         Returns
         -------
         tuple of Candidate
-            Candidates.
+            Systems with their predictions, without the best one.
         """
         winner = self.best(objective)
         low, high = (_interval_of(winner, objective) if winner is not None else None) or (0.0, -1.0)
@@ -192,7 +192,7 @@ class Comparison:
         )
 
     def ranked(self, objective: Objective) -> Comparison:
-        """Sort the candidates, best first: those that fit, those without a value, those that do not run.
+        """Sort the compared systems, best first; systems without a value come next, those that do not fit last.
 
         Parameters
         ----------
@@ -213,7 +213,7 @@ class Comparison:
 
 
 def _interval_of(candidate: Candidate, objective: Objective) -> tuple[float, float] | None:
-    """Return the ends of the 90 % interval of a candidate's time [s], cost [USD] or energy [J]; None if unknown.
+    """Return the 90 % interval of the training time [s], cost [USD] or energy [J] on one system; None if unknown.
 
     Cost and energy are proportional to the time.
     """
@@ -236,7 +236,7 @@ def compare(
     gpus: Sequence[int] = (),
     planner: PlanSearch | None = None,
 ) -> Comparison:
-    """Predict the same run on several systems, and return them side by side.
+    """Predict the same training run on several systems, with time, cost and energy, for a comparison.
 
     Parameters
     ----------
@@ -290,7 +290,10 @@ def compare(
 
 
 def _common_batch(model: ModelSpec, systems: Sequence[tuple[System, int]], run: Run) -> int:
-    """Return the global batch [samples] for all systems: the stated one, or batch per rank times most ranks."""
+    """Return one global batch [samples] for all compared systems.
+
+    The batch is that of the run if it sets one, and otherwise that of the run on the largest GPU count.
+    """
     if run.global_batch is not None:
         return run.global_batch
     system, gpus = max(systems, key=lambda entry: entry[1])
@@ -322,7 +325,7 @@ SENSITIVITY_CHANGE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class PurchaseRequest:
-    """Purchase question: network, amount of training, systems with their GPU counts, and prices."""
+    """Input of a purchase study: network, amount of training, systems with their GPU counts, and prices."""
 
     model: ModelSpec
     systems: tuple[tuple[System, int], ...]
@@ -337,12 +340,12 @@ class PurchaseRequest:
     long_run: LongRunOptions | None = None
 
     def scaling_curve(self, best: Prediction, **changes: Any) -> ScaleCurve | None:
-        """Return how the plan of a system scales over the requested GPU counts that its degrees can use.
+        """Predict how a training plan scales over those requested GPU counts that hold whole replicas of the plan.
 
         Parameters
         ----------
         best : Prediction
-            Prediction of the plan.
+            Prediction of the plan, whose tensor- and pipeline-parallel degrees are kept.
         **changes : Any
             Fields of the run with other values.
 
@@ -367,9 +370,11 @@ class PurchaseRequest:
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """Step times with one hardware property decreased and increased by ``SENSITIVITY_CHANGE``, relative to no change.
+    """Sensitivity of a plan's step time to one hardware property, such as memory bandwidth.
 
-    It also says whether the run still fits in memory with the decreased property.
+    ``step_ratio_decreased`` and ``step_ratio_increased`` are the step times with the property 20 % lower and higher
+    (``SENSITIVITY_CHANGE``), relative to the unchanged one. ``fits_with_decrease`` is True if the run still fits in
+    memory with the decreased property.
     """
 
     hardware_property: str
@@ -385,7 +390,7 @@ class Sensitivity:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One system of a purchase with the plan recommended on it.
+    """One system of a purchase study with the training plan recommended on it.
 
     ``plans_compared`` plans were compared, and ``plans_fitting`` of them fit in memory.
     """
@@ -406,7 +411,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Purchase:
-    """Recommended plan of every system, in the order of the request, all at one global batch."""
+    """Result of a purchase study: the recommended plan on every system, all at one global batch."""
 
     request: PurchaseRequest
     global_batch: int
@@ -417,7 +422,7 @@ class Purchase:
         return Comparison(self.request.amount, tuple(offer.candidate for offer in self.offers))
 
     def best(self, objective: Objective) -> Offer | None:
-        """Return the offer that fits in memory and has the least time, cost or energy.
+        """Return the system whose recommended plan fits in memory and has the least time, cost or energy.
 
         Parameters
         ----------
@@ -427,13 +432,13 @@ class Purchase:
         Returns
         -------
         Offer, optional
-            The offer; None if no value is known.
+            The system with its plan; None if the objective is known for no system.
         """
         winner = self.comparison.best(objective)
         return next((offer for offer in self.offers if offer.candidate is winner), None) if winner is not None else None
 
     def overlapping_candidates(self, objective: Objective) -> tuple[Candidate, ...]:
-        """Return the other systems whose 90 % interval overlaps that of the best, so that their order is open.
+        """Return the systems that cannot be told from the best one: their 90 % interval overlaps that of the best.
 
         Parameters
         ----------
@@ -443,13 +448,13 @@ class Purchase:
         Returns
         -------
         tuple of Candidate
-            Candidates.
+            Systems with their predictions, without the best one.
         """
         return self.comparison.overlapping_candidates(objective)
 
 
 def recommend_plans(request: PurchaseRequest) -> Purchase:
-    """Recommend a plan on every system at the same global batch.
+    """Recommend a training plan on every system of a purchase study, all at the same global batch.
 
     Parameters
     ----------
@@ -459,7 +464,7 @@ def recommend_plans(request: PurchaseRequest) -> Purchase:
     Returns
     -------
     Purchase
-        Offers; errors of one system are listed with the others.
+        One offer for each system; a system that cannot run the network is listed with its error.
 
     Raises
     ------
@@ -521,7 +526,7 @@ def _offer(request: PurchaseRequest, system: System, gpus: int, batch: int) -> O
 
 
 def sensitivity(prediction: Prediction, change: float = SENSITIVITY_CHANGE) -> tuple[Sensitivity, ...]:
-    """Predict a plan's step time on hardware with one property changed at a time.
+    """Predict how a plan's step time responds to changes of the hardware, one property at a time.
 
     Parameters
     ----------
@@ -563,7 +568,7 @@ _SystemCounts: TypeAlias = "tuple[System, Sequence[int]]"
 class Requirements:
     """Requirements of a purchase: amount of training, deadline [s], budget [USD] and objective.
 
-    Without an amount only the step counts; with ``long_run`` failures and checkpoints count too.
+    Without an amount, plans are ranked by the step alone. With ``long_run``, failures and checkpoints count, too.
     """
 
     amount: TrainingAmount | None = None
@@ -622,7 +627,7 @@ def parse_requirements(
 
 
 def _seconds(deadline: str) -> float:
-    """Parse a deadline with its unit [s]."""
+    """Convert a deadline such as ``60d`` to seconds; raise SpecError if the text is no time with a unit."""
     try:
         return parse_quantity(deadline, "time")
     except SpecError:
@@ -631,9 +636,10 @@ def _seconds(deadline: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PlanWithCost:
-    """Training plan with its duration [s], cost [USD] and energy [J]; each is None where it cannot be known.
+    """Training plan of a search, with duration [s], cost [USD] and energy [J] of the training, None where unknown.
 
-    ``best_prediction`` is the prediction of the best plan of the same system and GPU count.
+    ``best_prediction`` and ``best_training`` belong to the fastest plan on the same system and GPU count. The values of
+    this plan are scaled from them by the ratio of the step times.
     """
 
     system: System
@@ -682,7 +688,7 @@ class PlanWithCost:
 
     @property
     def goodput(self) -> float | None:
-        """Share (0 to 1) of the time that makes new steps; None where failures are not counted."""
+        """Goodput (0 to 1): share of wall time left after failures and checkpoints; None if they are not counted."""
         failing = None if self.best_training is None else self.best_training.long_run
         return None if failing is None else failing.goodput
 
@@ -692,7 +698,9 @@ class PlanWithCost:
         return estimate_command(self.best_prediction.model, self.system, self.row.run)
 
     def objective_value(self, objective: str) -> float:
-        """Return the quantity that an objective minimises: time, cost and energy are those of the class's fastest plan.
+        """Return the value of this plan by which plans are ranked: time, cost, energy or number of GPUs.
+
+        Plans whose step times a prediction cannot tell apart get the value of the fastest of them, so that they tie.
 
         Parameters
         ----------
@@ -729,12 +737,12 @@ class PlanWithCost:
         Parameters
         ----------
         wish : Requirements
-            Requirements.
+            Deadline and budget of the purchase.
 
         Returns
         -------
         bool
-            Whether it does.
+            True if all requirements are met.
         """
         in_time = wish.deadline is None or (self.seconds is not None and self.seconds <= wish.deadline)
         affordable = wish.budget is None or (self.usd is not None and self.usd <= wish.budget)
@@ -743,7 +751,10 @@ class PlanWithCost:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Change that would meet requirements which no plan meets, and the command that predicts it."""
+    """Change to a purchase (more GPUs or offload) that would meet requirements which no plan meets.
+
+    ``command`` is the `paleo estimate` command that predicts the changed run.
+    """
 
     text: str
     command: str
@@ -751,11 +762,11 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True)
 class PurchasePlans:
-    """Plans for all systems and GPU counts, in order of the objective; those that meet the requirements come first.
+    """Training plans for all systems and GPU counts of a purchase; those that meet the requirements come first.
 
-    ``searches`` are the searches by system. ``skipped`` maps counts to the reason why they have no plan. ``remedies``
-    are changes that would meet the requirements where nothing does. ``choices`` says what was chosen where the question
-    left it open, with reasons.
+    ``searches`` holds the plan search of each system. ``skipped`` lists systems and GPU counts without a plan, with the
+    reason. ``remedies`` are changes that would meet the requirements if no plan does. ``choices`` says what the program
+    chose where the user left an option open, with reasons.
     """
 
     model: ModelSpec
@@ -779,12 +790,12 @@ class PurchasePlans:
 
     @property
     def best(self) -> PlanWithCost | None:
-        """First plan, if it meets the requirements."""
+        """Best plan of the purchase, if it meets the requirements; otherwise None."""
         return self.plans[0] if self.plans and self.plans[0].meets(self.requirements) else None
 
     @property
     def search(self) -> FoundPlans:
-        """All plans on the first plan's system at its global batch, as one search with the answer's plans first."""
+        """All plans found on the first system at the global batch of the answer, joined into one search result."""
         from paleo.search.gpu_counts import join_searches
 
         system, batch = self.searches[0][0], self.global_batch
@@ -796,12 +807,15 @@ class PurchasePlans:
 
     @property
     def launch_settings_line(self) -> str:
-        """Launch settings of the first plan, as its framework takes them, in one line."""
+        """Options with which the framework (such as Megatron-LM) launches the first plan, in one line of text."""
         return self.launch_settings_and_preparation[0]
 
     @property
     def launch_settings_and_preparation(self) -> tuple[str, str]:
-        """Pair of texts: launch settings of the first plan, and what must be done before; empty if there is nothing."""
+        """Pair of texts: the framework's launch options for the first plan, and preparations before the launch.
+
+        Both are empty if there is no plan or the framework has no known options.
+        """
         if not self.plans:
             return "", ""
         first = self.plans[0]
@@ -825,9 +839,9 @@ def plan_purchase(
     top: int = 10,
     settle: SearchChooser | None = None,
 ) -> PurchasePlans:
-    """Search plans on every system at each of its GPU counts, and order them by the requirements.
+    """Search training plans on every system at each of its GPU counts, and order them by the requirements.
 
-    Of a system without counts, the smallest order that meets the requirements is searched.
+    For a system without GPU counts, the smallest count that meets the requirements is searched.
 
     Parameters
     ----------
@@ -838,13 +852,14 @@ def plan_purchase(
     run : Run
         Options of the run: GPUs, batch, parallelism, number format and so on.
     wish : Requirements
-        Requirements.
+        Amount of training, deadline, budget and objective.
     space : SearchSpace, optional
         Values that the search varies.
     top : int, optional
         Number of plans to return.
     settle : callable, optional
-        Gives software and space of each system and count; those of ``run`` and ``space`` by default.
+        Function of a system and a GPU count that returns software and search space; by default those of ``run`` and
+        ``space``.
 
     Returns
     -------
@@ -910,7 +925,7 @@ class _Searches:
     skipped: list[tuple[System, int, str]] = field(default_factory=list)
 
     def best_plan(self, system: System, gpus: int) -> PlanWithCost | None:
-        """Return the fastest plan on a number of GPUs of a system, from those that meet the requirements if any does.
+        """Search the fastest plan on a number of GPUs of a system; plans that meet the requirements are preferred.
 
         Plans are searched at each global batch that `_runs_at_all_batches` lists for the run.
 
@@ -943,9 +958,10 @@ class _Searches:
         )
 
     def search_smallest_count(self, system: System) -> None:
-        """Search growing GPU counts of a system until one meets the requirements and no smaller count could.
+        """Search for the smallest GPU count of a system that meets the requirements.
 
-        A count that fails rules out smaller ones whose odd factor is no smaller: rounder counts have faster plans.
+        A count that fails rules out smaller counts whose largest odd divisor is no smaller, since counts nearer to a
+        power of two have faster plans. The plans found are added to ``plans``.
 
         Parameters
         ----------
@@ -984,15 +1000,15 @@ class _Searches:
 
 
 def _odd_factor(count: int) -> int:
-    """Return the largest odd divisor of a count."""
+    """Return the largest odd divisor of a GPU count, such as 3 for 24; powers of two give 1."""
     return count // (count & -count)
 
 
 def _shares_evenly(gpus: int, layers: int, global_batch: int | None) -> bool:
-    """Return True if the odd factor of a GPU count can be shared out evenly.
+    """Return True if a GPU count divides well over data-parallel replicas and pipeline stages.
 
-    Replicas, whose number divides the batch, may share it, and pipeline stages that are even within a tenth. Other
-    counts have plans that waste more than the GPUs they add.
+    The largest odd divisor of the count must divide the global batch, or give stages whose numbers of layers differ by
+    at most a tenth. Other counts have plans that waste more than the GPUs they add.
     """
     odd = _odd_factor(gpus)
     if global_batch is None:
@@ -1002,9 +1018,9 @@ def _shares_evenly(gpus: int, layers: int, global_batch: int | None) -> bool:
 
 
 def _selected_plans(priced: Sequence[PlanWithCost], top: int, counts: int | None) -> list[PlanWithCost]:
-    """Return the first ``top`` plans in order, always with the best plan of each system and count.
+    """Return the first ``top`` plans in order, and always the best plan of each pair of system and GPU count.
 
-    ``counts`` limits how many systems and counts this holds for.
+    ``counts`` limits the number of these pairs.
     """
     first: dict[tuple[str, int], int] = {}
     for number, entry in enumerate(priced):
@@ -1015,9 +1031,9 @@ def _selected_plans(priced: Sequence[PlanWithCost], top: int, counts: int | None
 
 
 def _runs_at_all_batches(run: Run, wish: Requirements) -> list[Run]:
-    """Return the run at each global batch worth trying.
+    """Return copies of a run at each global batch worth trying for a purchase.
 
-    There is one run alone if it states a batch, or if the amount of training does not depend on the batch.
+    The run alone is returned if it sets a batch, or if the amount of training does not depend on the batch.
     """
     free = run.global_batch is None and run.batch is None and wish.amount is not None
     batches = wish.amount.batches if free and wish.amount is not None else ()
@@ -1025,7 +1041,7 @@ def _runs_at_all_batches(run: Run, wish: Requirements) -> list[Run]:
 
 
 def _search(model: ModelSpec, system: System, gpus: int, run: Run, space: SearchSpace | None, top: int) -> FoundPlans:
-    """Return the search of plans for one system and GPU count, fastest first (also cheapest, of least energy)."""
+    """Search the ``top`` fastest plans for one system and GPU count; they also cost and consume the least there."""
     from paleo.search.gpu_counts import search_gpu_counts
 
     return search_gpu_counts(model, system, run, (gpus,), space=space, top=top)
@@ -1039,10 +1055,9 @@ def _priced(model: ModelSpec, system: System, result: FoundPlans, wish: Requirem
 
 
 def _remedies(tried: _Searches, offers: Sequence[_SystemCounts], run: Run, fits: bool) -> Iterator[Remedy]:
-    """Yield changes that help where no plan meets the requirements.
+    """Yield changes to a purchase that would help where no plan meets the requirements.
 
-    They are the smallest doubled GPU count of the first system that meets them, and offload if no plan ``fits`` in
-    memory.
+    They are a larger GPU count (by doublings) that meets them, and offload to host memory if no plan ``fits``.
     """
     more = _more_gpus(replace(tried, run=run, top=1), offers)
     offload = None if fits else _offload(tried.model, offers, run)
@@ -1061,7 +1076,7 @@ def _more_gpus(tried: _Searches, offers: Sequence[_SystemCounts]) -> Remedy | No
 
 
 def _offload(model: ModelSpec, offers: Sequence[_SystemCounts], run: Run) -> Remedy | None:
-    """Return full recomputation, sharded parameters and offload of the optimizer as a remedy, if the run fits."""
+    """Return offload to host memory as a remedy, with ZeRO-3 and full recomputation; None if the run fits nowhere."""
     for system, counts in offers:
         for parts in ("optimizer", "optimizer,gradients,parameters"):
             offloaded = {
@@ -1093,14 +1108,16 @@ def purchase_verdict(reply: PurchasePlans) -> str:
     Returns
     -------
     str
-        The sentence.
+        Sentence with the best plan, or with what is missing.
     """
     remedies = "; or ".join(f"{remedy.text}: {remedy.command}" for remedy in reply.remedies)
     return f"{verdict_without_remedies(reply)}; {remedies}." if remedies else f"{verdict_without_remedies(reply)}."
 
 
 def verdict_without_remedies(reply: PurchasePlans) -> str:
-    """Return the answer to a purchase question as a sentence without full stop and without remedies.
+    """Return the answer to a purchase question as a sentence: best plan, or that no plan meets the requirements.
+
+    The sentence has no full stop, since `purchase_verdict` may append remedies.
 
     Parameters
     ----------
@@ -1110,7 +1127,7 @@ def verdict_without_remedies(reply: PurchasePlans) -> str:
     Returns
     -------
     str
-        The sentence.
+        Sentence with time and cost of the best or nearest plan.
     """
     wish, best = reply.requirements, reply.best
     parts = []
@@ -1130,10 +1147,7 @@ def verdict_without_remedies(reply: PurchasePlans) -> str:
 
 
 def _deadline_warning(wish: Requirements, plan: PlanWithCost) -> str:
-    """Return a warning sentence if the upper end of a plan's 90 % interval is beyond the deadline.
-
-    Returns an empty text otherwise.
-    """
+    """Return a warning sentence if the upper end of a plan's 90 % interval is beyond the deadline; else empty."""
     if wish.deadline is None or plan.seconds is None:
         return ""
     slow = plan.seconds * plan.interval[1] / plan.row.step_time
@@ -1151,7 +1165,7 @@ def _summary(plan: PlanWithCost) -> str:
 
 
 def format_long_duration(seconds: float) -> str:
-    """Write a duration in days, or in smaller units below a day.
+    """Format a duration in days, or in smaller units below a day.
 
     Parameters
     ----------
@@ -1161,7 +1175,7 @@ def format_long_duration(seconds: float) -> str:
     Returns
     -------
     str
-        The text.
+        Text such as ``12.5 days``.
     """
     return (
         format_duration(seconds)

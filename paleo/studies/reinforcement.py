@@ -1,7 +1,7 @@
-"""Layouts of engine and trainer for reinforcement learning, and the shortest step among them.
+"""Search for the shortest step of reinforcement learning over layouts of the generation engine and the trainer.
 
-The engine takes the layouts that a service would. The trainer takes a few usual strategies; where none of them fits,
-such as for mixtures of experts larger than a node, its plan is the fastest that fits of a bounded search.
+The engine takes the layouts that an inference service would. The trainer takes a few usual strategies. Where none of
+them fits in memory, such as for mixtures of experts larger than a node, a bounded search finds the trainer's plan.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ EngineOrTrainer = TypeVar("EngineOrTrainer", RolloutGenerator, TrainerPrediction
 
 
 def generator_gpu_counts(gpus: int, least: int) -> list[int]:
-    """Return the numbers of GPUs to try for the generation engine; the trainer gets the rest.
+    """List GPU counts to try for the generation engine of reinforcement learning; the trainer gets the other GPUs.
 
     Parameters
     ----------
     gpus : int
         All GPUs.
     least : int
-        GPUs of one replica.
+        GPUs of one replica of the engine.
 
     Returns
     -------
     list of int
-        Numbers, rising.
+        GPU counts, multiples of `least`, in rising order.
 
     Examples
     --------
@@ -62,7 +62,7 @@ def generator_gpu_counts(gpus: int, least: int) -> list[int]:
 
 @dataclass(frozen=True)
 class ReinforcementQuestion:
-    """Question about the step time of reinforcement learning: network, machine, rollouts, and perhaps layouts.
+    """Input of a reinforcement learning study: network, machine, rollouts, and perhaps layouts to try.
 
     Attributes
     ----------
@@ -98,7 +98,7 @@ class ReinforcementQuestion:
     software: str = "megatron-core"
 
     def gpu_splits(self, sharding: Sharding) -> Iterator[tuple[int, int]]:
-        """Return the pairs (GPUs of the engine, GPUs of the trainer) to try with a layout of the engine.
+        """Return the splits of the GPUs between generation engine and trainer to try with a layout of the engine.
 
         Parameters
         ----------
@@ -117,9 +117,9 @@ class ReinforcementQuestion:
 
     @property
     def usual_strategies(self) -> list[str]:
-        """Strategies of the trainer that are tried first.
+        """Parallel strategies of the trainer that are tried before a plan search.
 
-        They use tensor parallelism within a node, ZeRO-3, and for mixtures expert parallelism within a node.
+        They are ZeRO-3, tensor parallelism within a node and, for mixtures of experts, expert parallelism within one.
         """
         node = min(max(self.system.devices_per_node, 1), self.gpus)
         powers = [2**power for power in range(node.bit_length()) if 2**power <= node]
@@ -130,17 +130,17 @@ class ReinforcementQuestion:
 def rank_learning_steps(question: ReinforcementQuestion) -> tuple[list[ReinforcementStep], list[str]]:
     """Predict the step of reinforcement learning for every layout of engine and trainer and every split of the GPUs.
 
-    Each side is predicted once for each of its layouts and counts of GPUs.
+    Engine and trainer are predicted once for each of their layouts and GPU counts.
 
     Parameters
     ----------
     question : ReinforcementQuestion
-        Network, machine, sequences and what is stated of the layouts.
+        Network, machine, rollouts, and layouts if they are given.
 
     Returns
     -------
     tuple[list[ReinforcementStep], list[str]]
-        Steps, the shortest first, and why layouts were refused.
+        Steps, those that fit in memory first, then by rising step time; and why layouts were refused.
     """
     model, system, rollouts = question.model, question.system, question.rollouts
     refusals: dict[str, None] = {}
@@ -191,9 +191,9 @@ def _stated(question: ReinforcementQuestion, gpus: int) -> list[Run]:
 
 
 def _searched(question: ReinforcementQuestion, gpus: int) -> list[Run]:
-    """Return the run of the trainer's best plan on ``gpus`` GPUs, found by a search, as a list of one.
+    """Search the best training plan for the trainer on ``gpus`` GPUs, and return its run as a list of one.
 
-    Recomputation and microbatch are found, too.
+    The search also chooses recomputation and microbatch.
     """
     rollouts = question.rollouts
     stated = Run(
@@ -205,12 +205,12 @@ def _searched(question: ReinforcementQuestion, gpus: int) -> list[Run]:
 
 @dataclass(frozen=True)
 class ReinforcementStudy:
-    """Steps of reinforcement learning under several layouts, with the question that they answer.
+    """Predicted steps of reinforcement learning under several layouts, with duration and cost of the whole run.
 
     Attributes
     ----------
     question : ReinforcementQuestion
-        Network, machine, sequences and what is stated of the layouts.
+        Network, machine, rollouts, and layouts if they are given.
     steps : tuple of ReinforcementStep
         The shortest first.
     refusals : tuple of str
@@ -218,7 +218,7 @@ class ReinforcementStudy:
     step_count : int
         Steps of the run.
     usd_per_s : float or None
-        Rent of all devices.
+        Rent of all devices [USD/s].
     """
 
     question: ReinforcementQuestion
@@ -229,12 +229,12 @@ class ReinforcementStudy:
 
     @property
     def days(self) -> float | None:
-        """Duration of the run in days."""
+        """Duration of the whole training run with the best layout [days]; None if no layout runs."""
         return self.step_count * self.steps[0].step_time / DAY if self.steps else None
 
     @property
     def usd(self) -> float | None:
-        """Rent of the run in USD."""
+        """Rent of the whole training run with the best layout [USD]; None without a price or a layout."""
         return (
             None
             if self.usd_per_s is None or not self.steps
@@ -243,7 +243,7 @@ class ReinforcementStudy:
 
     @property
     def verdict(self) -> str:
-        """Time per step, best layout and cost in one sentence."""
+        """Text that answers the question: step time, its largest part, and duration and cost of all steps."""
         question = self.question
         machine = f"{question.gpus} x {question.system.device.name}"
         if not self.steps:
@@ -268,12 +268,12 @@ class ReinforcementStudy:
 def learning_study(
     question: ReinforcementQuestion, *, steps: int, usd_per_s: float | None = None
 ) -> ReinforcementStudy:
-    """Predict the steps of all layouts and keep those that fit, or all if none does.
+    """Study reinforcement learning under all layouts; keep those whose trainer fits in memory, or all if none does.
 
     Parameters
     ----------
     question : ReinforcementQuestion
-        Network, machine, sequences and what is stated of the layouts.
+        Network, machine, rollouts, and layouts if they are given.
     steps : int
         Number of steps of the training.
     usd_per_s : float, optional

@@ -1,4 +1,4 @@
-"""How a network scales: predictions over rising GPU counts, where more GPUs stop paying, and what placement costs."""
+"""Scaling studies: predictions over rising GPU counts, the count where more GPUs stop paying, and node placement."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _DEARER = 0.1
 
 
 def parse_scalings(text: str) -> tuple[Scaling, ...]:
-    """Parse ``strong``, ``weak`` or ``both``.
+    """Parse the kinds of scaling to study: ``strong``, ``weak`` or ``both``.
 
     Parameters
     ----------
     text : str
-        The word.
+        ``strong``, ``weak`` or ``both``.
 
     Returns
     -------
@@ -70,11 +70,11 @@ def parse_scalings(text: str) -> tuple[Scaling, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ScalePoint:
-    """One GPU count of a scaling curve with its prediction, or the ``problem`` why it cannot be used.
+    """One GPU count of a scaling curve with its prediction, or the ``problem`` why the count cannot be used.
 
     ``consistency`` is the comparison with synchronous steps, None for a synchronous run. ``goodput`` is the share of
-    the time that makes new steps, if failures count. ``training`` holds time and cost of an amount of training, if one
-    is given.
+    wall time left after failures and checkpoints, if they count. ``training`` holds time and cost of the training, if
+    an amount of training is given.
     """
 
     gpus: int
@@ -86,12 +86,12 @@ class ScalePoint:
 
     @property
     def step_time(self) -> float:
-        """Time in which the global batch is processed once [s], with exchange and waiting of the consistency model."""
+        """Step time at this GPU count [s]: the time in which all workers process the global batch once."""
         return self.required_prediction.step_time if self.consistency is None else self.consistency.step_time
 
     @property
     def exposed_exchange_time(self) -> float:
-        """Exposed communication, and waiting for other workers under a consistency model [s]."""
+        """Exposed communication of a step [s]; for asynchronous updates exposed exchange and waiting for workers."""
         study = self.consistency
         return (
             self.required_prediction.breakdown.communication_exposed
@@ -106,7 +106,7 @@ class ScalePoint:
 
     @property
     def updates_per_s(self) -> float:
-        """Optimizer updates per second; a synchronous step counts as one."""
+        """Optimizer updates per second over all workers; a synchronous step is one update."""
         return (
             1.0 / self.step_time
             if self.consistency is None
@@ -115,7 +115,7 @@ class ScalePoint:
 
     @property
     def staleness(self) -> tuple[float, float]:
-        """Mean and standard deviation of how many updates late a gradient is; zero for synchronous steps."""
+        """Mean and standard deviation of gradient staleness [updates]; zero for synchronous steps."""
         study = self.consistency
         return (
             (0.0, 0.0)
@@ -129,20 +129,20 @@ class ScalePoint:
 
     @property
     def required_prediction(self) -> Prediction:
-        """Prediction at this GPU count; raises if there is none."""
+        """Prediction at this GPU count; raises PlanError if there is none."""
         if self.prediction is None:
             raise PlanError(f"{self.gpus} gpus: {self.problem}")
         return self.prediction
 
     @property
     def fits(self) -> bool:
-        """True if the point is usable and fits in memory."""
+        """True if the run works at this GPU count and fits in memory."""
         return self.prediction is not None and self.usable and self.prediction.memory.fits
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingVerdict:
-    """GPU count up to which adding GPUs pays (None: never), and the reason why it stops."""
+    """GPU count up to which adding GPUs pays (None: never), with a sentence and the limiting part of the step."""
 
     pays_up_to: int | None
     text: str
@@ -151,9 +151,10 @@ class ScalingVerdict:
 
 @dataclass(frozen=True, slots=True)
 class ScaleCurve:
-    """Predictions of one run over rising GPU counts.
+    """Scaling curve: predictions of one run over rising GPU counts.
 
-    Speed-up and efficiency refer to ``base_point``, the first count that runs.
+    Speed-up and efficiency refer to ``base_point``, the first count that fits in memory. ``fixed_batch`` [samples] is
+    the global batch in strong scaling and the batch of each rank in weak scaling.
 
     ``consistency`` (such as ``bsp`` or ``async``) and ``node_placement`` (``packed`` or scattered) are the run's
     options for all counts.
@@ -177,7 +178,7 @@ class ScaleCurve:
         return (fitting or [point for point in self.points if point.usable])[0]
 
     def speedup(self, point: ScalePoint) -> float:
-        """Return the throughput of a point relative to the base.
+        """Return the throughput at one GPU count relative to the smallest count that runs.
 
         Parameters
         ----------
@@ -192,7 +193,7 @@ class ScaleCurve:
         return point.samples_per_s / self.base_point.samples_per_s
 
     def efficiency(self, point: ScalePoint) -> float:
-        """Return the speed-up of a point over its growth in GPUs; 1 is perfect.
+        """Return the scaling efficiency at one GPU count: the speed-up over the growth in GPUs.
 
         Parameters
         ----------
@@ -202,13 +203,16 @@ class ScaleCurve:
         Returns
         -------
         float
-            Efficiency.
+            Efficiency; 1 is perfect scaling.
         """
         return self.speedup(point) * self.base_point.gpus / point.gpus
 
     @property
     def fastest_with_failures(self) -> ScalePoint | None:
-        """GPU count beyond which a run with failures gets slower; None if there is none or failures do not count."""
+        """Point with the most useful throughput (speed-up times goodput); more GPUs only add failures.
+
+        None if throughput still rises at the last count, or failures do not count.
+        """
         counted_in = [point for point in self.points if point.fits and point.goodput is not None]
         best = max(counted_in, key=lambda point: self.speedup(point) * (point.goodput or 0.0), default=None)
         return None if best is None or best is counted_in[-1] else best
@@ -224,10 +228,9 @@ def predict_scale_curve(
     amount: TrainingAmount | None = None,
     tariff: Tariff | None = None,
 ) -> ScaleCurve:
-    """Predict a run over rising GPU counts.
+    """Predict a run over rising GPU counts under strong or weak scaling.
 
-    ``strong`` scaling keeps the global batch, ``weak`` scaling the batch of each GPU, as they come out at the smallest
-    count.
+    Strong scaling keeps the global batch of the smallest count, weak scaling the batch of each rank there.
 
     Parameters
     ----------
@@ -273,7 +276,7 @@ def predict_scale_curve(
 def _with_training(
     point: ScalePoint, amount: TrainingAmount, tariff: Tariff | None, long_run: LongRunOptions | None
 ) -> ScalePoint:
-    """Return a point with time, cost and energy of an amount of training, unless failures keep it from ever ending."""
+    """Add time, cost and energy of an amount of training to a scaling point; None if failures prevent an end."""
     try:
         cost = estimate_training(point.required_prediction, amount, tariff, long_run=long_run) if point.usable else None
     except CapacityError:
@@ -284,7 +287,7 @@ def _with_training(
 def curve_runs(run: Run) -> tuple[Run, ...]:
     """Split a run whose options are lists into one run per scaling curve.
 
-    There is one for each consistency model and node placement. Packed nodes come first.
+    Each pair of consistency model and node placement gives one run. Packed nodes come first.
 
     Parameters
     ----------
@@ -294,7 +297,7 @@ def curve_runs(run: Run) -> tuple[Run, ...]:
     Returns
     -------
     tuple of Run
-        Runs.
+        One run for each scaling curve.
 
     Examples
     --------
@@ -313,9 +316,9 @@ def curve_runs(run: Run) -> tuple[Run, ...]:
 
 
 def _fixed_batch(model: ModelSpec, system: System, run: Run, counts: Sequence[int], scaling: Scaling) -> int:
-    """Return the batch that stays fixed [samples]: global for strong scaling, per GPU for weak scaling.
+    """Return the batch that stays fixed over a scaling curve [samples]: global batch or batch per rank.
 
-    It is that of the smallest count that can be planned.
+    Strong scaling fixes the global batch, weak scaling the batch per rank, of the smallest count that can be planned.
     """
     first: PlanError | None = None
     for count in counts:
@@ -362,7 +365,7 @@ def failure_limit_sentence(curve: ScaleCurve) -> str:
     Returns
     -------
     str
-        A sentence; empty if failures are not counted.
+        Sentence for the report; empty if failures are not counted.
     """
     last = next((point for point in reversed(curve.points) if point.fits and point.goodput is not None), None)
     if last is None:
@@ -378,11 +381,11 @@ def failure_limit_sentence(curve: ScaleCurve) -> str:
 
 
 def scaling_verdict(curve: ScaleCurve) -> ScalingVerdict:
-    """Return up to which GPU count it pays to add GPUs, and why it stops paying there.
+    """Return the GPU count up to which adding GPUs pays, and the part of the step that limits scaling there.
 
-    It pays as long as each added GPU brings at least half (``_LEAST_RELATIVE_GAIN``) of the throughput of a GPU of the
-    smallest run. The cause is the part of the step that grew most beyond its proportional share (which shrinks in
-    strong scaling).
+    Adding GPUs pays while each added GPU brings at least half (``_LEAST_RELATIVE_GAIN``) of the throughput of a GPU of
+    the smallest run. The cause is the part of the step time that grew most beyond its proportional share, which shrinks
+    in strong scaling.
 
     Parameters
     ----------
@@ -413,7 +416,7 @@ def scaling_verdict(curve: ScaleCurve) -> ScalingVerdict:
 
 
 def placement_advice(curves: Sequence[ScaleCurve]) -> tuple[str, ...]:
-    """Return sentences on what scattered nodes cost at the largest GPU count of each curve, and why.
+    """Return sentences on how much scattered nodes slow down the largest GPU count of each curve, and why.
 
     Parameters
     ----------
@@ -435,19 +438,19 @@ def placement_advice(curves: Sequence[ScaleCurve]) -> tuple[str, ...]:
 
 
 def _pays_up_to(curve: ScaleCurve, last: ScalePoint) -> str:
-    """Return the beginning of a verdict's sentence: up to which count GPUs pay, after what smaller counts lack."""
+    """Return the beginning of a scaling verdict: why smaller GPU counts do not run, and up to which count GPUs pay."""
     first, base = curve.points[0], curve.base_point
     start = "P" if base is first else f"Runs from {with_noun(base.gpus, 'GPU')} on ({_reason(first)}); p"
     return f"{start}ays up to {with_noun(last.gpus, 'GPU')}"
 
 
 def _reason(point: ScalePoint) -> str:
-    """Return a text on why a point does not run."""
+    """Return the reason why a run does not work at one GPU count of a scaling curve, as text."""
     return point.problem or f"{point.gpus}: {_shortage(point.required_prediction)}"
 
 
 def _relative_gain(curve: ScaleCurve, last: ScalePoint, point: ScalePoint) -> float:
-    """Return the throughput gain of each GPU added after ``last``, relative to that of each GPU of ``base``."""
+    """Return the throughput gained per GPU added from ``last`` to ``point``, relative to that per GPU of the base."""
     added = point.samples_per_s - last.samples_per_s
     base_rate = curve.base_point.samples_per_s / curve.base_point.gpus
     return added / (point.gpus - last.gpus) / base_rate
@@ -469,7 +472,7 @@ def _limit_verdict(curve: ScaleCurve, last: ScalePoint, point: ScalePoint) -> Sc
 
 
 def cost_verdict(curve: ScaleCurve) -> str | None:
-    """Return a sentence on the cheapest GPU count, and on the largest count that costs at most a tenth more.
+    """Return a sentence on the cheapest GPU count for a training, and the largest count at most 10 % dearer.
 
     Parameters
     ----------
@@ -508,7 +511,7 @@ def _dollars(value: float) -> str:
 
 
 def _price_of_time_saved(before: TrainingEstimate, after: TrainingEstimate) -> str:
-    """Return a text on what the time saved by a larger GPU count costs [USD per hour or day]."""
+    """Return a text on the additional cost of a larger GPU count per hour or day of training time that it saves."""
     more, saved = (after.cost or 0.0) - (before.cost or 0.0), before.time - after.time
     if saved <= 0:
         return f"cost {_dollars(more)} more and save no time"
@@ -535,7 +538,10 @@ _WORDS = {
 
 
 def _limiting_part(curve: ScaleCurve, point: ScalePoint) -> tuple[str, str]:
-    """Return (part of the step at ``point`` that exceeds its fair share most, sentence about it)."""
+    """Return the part of the step that limits scaling at ``point``, and a text about it.
+
+    The limiting part exceeds most what it would take under perfect scaling from the base point.
+    """
     step = point.required_prediction
     shrinks = curve.base_point.gpus / point.gpus if curve.scaling == "strong" else 1.0
     parts, fair = _scaling_parts(point), _scaling_parts(curve.base_point)
@@ -547,7 +553,7 @@ def _limiting_part(curve: ScaleCurve, point: ScalePoint) -> tuple[str, str]:
 
 
 def _server_words(study: ConsistencyStudy) -> dict[str, str]:
-    """Return texts on the parameter servers: how busy they are (``busy``, percent) and their ``knee`` in workers."""
+    """Return texts on parameter servers: their utilisation (``busy``) and the workers that saturate them (``knee``)."""
     return {
         "busy": format_percent(float(study.consistency_result.utilization)),
         "knee": f"{float(study.consistency_result.knee):.3g}",
@@ -557,7 +563,7 @@ def _server_words(study: ConsistencyStudy) -> dict[str, str]:
 def _scaling_parts(point: ScalePoint) -> dict[str, float]:
     """Return the parts of the step time [s] that may limit scaling, by name.
 
-    Under a consistency model its exchange and waiting replace exposed collectives.
+    For asynchronous updates, exchange and waiting replace exposed collectives.
     """
     spent, study = point.required_prediction.breakdown, point.consistency
     exchange = {"communication_exposed": spent.communication_exposed}
@@ -575,9 +581,9 @@ def _scaling_parts(point: ScalePoint) -> dict[str, float]:
 
 
 def curve_warnings(curves: Sequence[ScaleCurve]) -> list[str]:
-    """Collect the warnings of all points of some curves, each with its GPU counts.
+    """Collect the warnings of all points of scaling curves, each with the GPU counts that it concerns.
 
-    Warnings that differ only in numbers are one, with the numbers of the first count.
+    Warnings that differ only in numbers are merged, with the numbers of the first count.
 
     Parameters
     ----------
@@ -587,7 +593,7 @@ def curve_warnings(curves: Sequence[ScaleCurve]) -> list[str]:
     Returns
     -------
     list of str
-        Sentences.
+        Warnings, each with its GPU counts in front.
     """
     firsts, counts = dict[str, str](), dict[str, list[int]]()
     for point in (point for curve in curves for point in curve.points if point.prediction is not None and point.usable):
@@ -606,9 +612,9 @@ _UNITS = {"leaf switches": "leaf switch", "units of rails": "unit of rails", "gr
 
 @dataclass(frozen=True, slots=True)
 class PlacementStudy:
-    """Run on its stated node placement, compared with the same run alone on packed nodes.
+    """Comparison of a run on scattered nodes, beside other jobs, with the same run alone on packed nodes.
 
-    ``port_share`` says which share of the network ports its nodes keep beside their neighbours.
+    ``port_share`` holds the shares (0 to 1) of the nodes' network bandwidth that remain for rings and all-to-alls.
     """
 
     prediction: Prediction
@@ -624,7 +630,7 @@ class PlacementStudy:
 
     @property
     def lengthens_step(self) -> bool:
-        """True if the placement makes the step notably longer."""
+        """True if the node placement makes the step more than 1 % longer."""
         return self.slowdown > 1.0 + _NOTABLE
 
     @property
@@ -643,7 +649,7 @@ class PlacementStudy:
 
     @property
     def advice(self) -> str:
-        """Advice on whether the placement matters, in a sentence or two."""
+        """Advice on whether node placement matters to this run, in a sentence or two."""
         share = self.port_share
         if share.leaves <= 1:
             return (
@@ -672,7 +678,7 @@ class PlacementStudy:
 
 
 def placement_study(prediction: Prediction) -> PlacementStudy | None:
-    """Compare a run on its stated nodes, with other jobs on the network, with the same run on packed nodes.
+    """Compare a run on scattered nodes and a shared network with the same run alone on packed nodes.
 
     Parameters
     ----------
@@ -694,7 +700,7 @@ def placement_study(prediction: Prediction) -> PlacementStudy | None:
 
 
 def _direct_rails_words(share: NetworkShare) -> str:
-    """Return a text on the gain if GPUs on unlike rails exchanged data directly instead of over NVLink first."""
+    """Return a text on all-to-alls that run directly between unlike rails instead of over NVLink first (PXN)."""
     if share.direct_rail_exchange_share is None or share.direct_rail_exchange_share >= share.exchange_share - _NOTABLE:
         return ""
     direct = format_percent(share.direct_rail_exchange_share)

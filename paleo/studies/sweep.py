@@ -1,4 +1,4 @@
-"""Sweeps: the cross product of models, systems, runs, changed hardware and prices, as one table."""
+"""Parameter sweeps: predictions for all combinations of models, systems, run options and prices, as one table."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class SweepStudy(Spec):
     @field_validator("axes")
     @classmethod
     def _amounts_with_prefixes(cls, axes: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        """Return the axes with amounts such as ``15T`` tokens or ``4M`` samples converted to numbers."""
+        """Convert amounts of training on the axes, such as ``15T`` tokens or ``4M`` samples, to numbers."""
         return {
             name: [parse_quantity(value, "count") if isinstance(value, str) else value for value in values]
             if name in _AMOUNTS
@@ -101,17 +101,17 @@ class SweepStudy(Spec):
         return self.points * math.prod(len(values) for values in self.cost_axes.values())
 
     def point(self, index: int) -> _Point:
-        """Return the axis values of one configuration by index; the last axis changes fastest.
+        """Return the axis values of one point of the sweep by index; the last axis changes fastest.
 
         Parameters
         ----------
         index : int
-            Number of the point.
+            Number of the point, from 0.
 
         Returns
         -------
-        _Point
-            Value by name of the axis.
+        dict of str to value
+            Value of each axis, by name of the axis.
         """
         point = {}
         for name, values in reversed(self.step_axes.items()):
@@ -125,7 +125,10 @@ class SweepStudy(Spec):
         return _FIGURES
 
     def load_and_check(self) -> None:
-        """Check every configuration of the study, and load the files that worker processes will read."""
+        """Check every value of every axis, and load the software and calibration files that workers will read.
+
+        Raises SpecError for the first run that is not valid.
+        """
         for point in _corners(self):
             run = _run_of(self, point)
             load_software(run.software)
@@ -133,12 +136,12 @@ class SweepStudy(Spec):
                 load_calibration(run.calibration)
 
     def table_row(self, job: SweepJob, point: _Point) -> _Record:
-        """Predict the run at one point of the study and return its table row.
+        """Predict the run at one point of the sweep, and return its row of the result table.
 
         Parameters
         ----------
-        job : Job
-            Models and systems of the study, loaded.
+        job : SweepJob
+            The sweep with its models and systems loaded.
         point : dict of str to value
             Value of each axis; keys that begin with "system." change fields of the system.
 
@@ -160,7 +163,7 @@ class SweepStudy(Spec):
 
 
 def load_study(path: str | Path) -> SweepStudy:
-    """Load a study file and check every axis before anything is computed.
+    """Load the study file of a parameter sweep and check every axis before anything is computed.
 
     Parameters
     ----------
@@ -170,7 +173,7 @@ def load_study(path: str | Path) -> SweepStudy:
     Returns
     -------
     SweepStudy
-        The study.
+        The run and the axes over which it varies.
 
     Raises
     ------
@@ -181,21 +184,21 @@ def load_study(path: str | Path) -> SweepStudy:
 
 
 def study_from_mapping(kind: type[SweepStudy], path: str | Path, data: dict[str, Any]) -> SweepStudy:
-    """Read a study out of the data of its file and check every axis.
+    """Build a parameter sweep from the parsed data of its study file, and check every axis.
 
     Parameters
     ----------
     kind : type
-        Class of the study.
+        Class of the study: `SweepStudy`, or a subclass for serving.
     path : str | Path
-        YAML file.
+        YAML file, for messages and the default name.
     data : dict of str to Any
-        What the file holds.
+        Parsed content of the file.
 
     Returns
     -------
     SweepStudy
-        The study.
+        The run and the axes over which it varies.
 
     Raises
     ------
@@ -211,7 +214,7 @@ def study_from_mapping(kind: type[SweepStudy], path: str | Path, data: dict[str,
 
 
 def check_study(study: SweepStudy) -> None:
-    """Check the axes, values and names of a study.
+    """Check the axes, values and names of a parameter sweep.
 
     Parameters
     ----------
@@ -221,7 +224,7 @@ def check_study(study: SweepStudy) -> None:
     Raises
     ------
     SpecError
-        For the first that is not valid.
+        For the first axis, value or name that is not valid.
     """
     if study.rows > _MOST_ROWS:
         raise SpecError(f"axes: their product is {study.rows:,} rows; at most {_MOST_ROWS:,} are made")
@@ -248,19 +251,19 @@ def check_study(study: SweepStudy) -> None:
 
 
 def _corners(study: SweepStudy) -> Iterator[_Point]:
-    """Yield points that together contain every value of every axis."""
+    """Yield a few points of a sweep that together contain every value of every axis, for checks."""
     for index in range(max(len(values) for values in study.step_axes.values())):
         yield {name: values[min(index, len(values) - 1)] for name, values in study.step_axes.items()}
 
 
 def _accounts_of(study: SweepStudy) -> list[_Point]:
-    """Return all combinations of the values of price and amount axes, the last axis fastest."""
+    """Return all combinations of prices and amounts of training of a sweep; the last axis changes fastest."""
     names = list(study.cost_axes)
     return [dict(zip(names, values, strict=True)) for values in itertools.product(*study.cost_axes.values())]
 
 
 def _tariff_of(account: _Point) -> Tariff:
-    """Return the tariff of one combination of prices; raise SpecError for an amount that is not above zero."""
+    """Return the tariff of one combination of prices; raise SpecError for an amount of training not above zero."""
     for name in (*_AMOUNTS, "critical_batch"):
         value = account.get(name)
         number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -273,7 +276,7 @@ def _tariff_of(account: _Point) -> Tariff:
 
 
 def _run_of(study: SweepStudy, point: _Point) -> Run:
-    """Return the run of one point of the study: the study's common options with the point's own values."""
+    """Return the run at one point of a sweep: the common options of the study, with the values of the axes."""
     data = flatten_to_paths(study.run)
     for key, value in point.items():
         if key not in ("model", "system") and not key.startswith("system."):
@@ -309,7 +312,10 @@ _NUMBERS = {*_FIGURES, *_HIDDEN} - _WORDS
 
 
 def _blocks(study: SweepStudy, parts: Iterable[list[_Record]]) -> Iterator[_Columns]:
-    """Yield the result table in blocks of rows, each as columns by name."""
+    """Yield the result table of a sweep in blocks of rows, each block as columns by name.
+
+    ``parts`` are the results of consecutive points of the sweep.
+    """
     accounts = _accounts_of(study)
     block: list[tuple[_Point, _Record]] = []
     most = max(1, _BLOCK // len(accounts))
@@ -323,7 +329,7 @@ def _blocks(study: SweepStudy, parts: Iterable[list[_Record]]) -> Iterator[_Colu
 
 
 def _columns(study: SweepStudy, block: Sequence[tuple[_Point, _Record]], accounts: Sequence[_Point]) -> _Columns:
-    """Return the columns of one block of rows: every point with every combination of prices and amounts."""
+    """Return the table columns of some points of a sweep, each with every combination of prices and amounts."""
     many = len(accounts)
     columns: _Columns = {}
     for name in study.step_axes:
@@ -338,14 +344,14 @@ def _columns(study: SweepStudy, block: Sequence[tuple[_Point, _Record]], account
 
 
 def _figure(name: str, values: Sequence[Any]) -> np.ndarray[Any, Any]:
-    """Return a result column as float64, with NaN for missing values; columns of words are arrays of objects."""
+    """Convert a result column to float64, with NaN for missing values; columns of text become object arrays."""
     if name not in _WORDS:
         return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
     return np.array(values, dtype=object)
 
 
 def _array(values: Sequence[Any]) -> np.ndarray[Any, Any]:
-    """Convert values to an array of floats or integers, or of objects if they are no numbers."""
+    """Convert the values of an axis to an array of floats or integers, or of objects if they are no numbers."""
     if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
         return np.array(values, dtype=np.int64)
     if all(value is None or type(value) in (int, float) for value in values) and any(v is not None for v in values):
@@ -356,9 +362,10 @@ def _array(values: Sequence[Any]) -> np.ndarray[Any, Any]:
 
 
 def _paid(study: SweepStudy, known: Mapping[str, Any], accounts: Sequence[_Point]) -> _Columns:
-    """Return samples, steps, time, cost and energy of every point under every combination of prices and amounts.
+    """Return samples, steps, time, cost and energy of training for every point, price and amount of a sweep.
 
-    Each column is flattened, with points as slowest index.
+    ``known`` holds result columns of shape (points, 1). Each returned column is flattened, with points as slowest
+    index. Without an axis for the amount of training, no columns are returned.
     """
     if not any(name in study.cost_axes for name in _AMOUNTS):
         return {}
@@ -393,7 +400,10 @@ def _paid(study: SweepStudy, known: Mapping[str, Any], accounts: Sequence[_Point
 
 
 def _table_writer(output: Path) -> _Writer:
-    """Return the function that writes a table by the suffix of its file name; raise SpecError for an unknown suffix."""
+    """Return the function that writes a table as CSV or Parquet, by the suffix of its file name.
+
+    SpecError is raised for an unknown suffix, a path that cannot be written, or missing pyarrow.
+    """
     if exists(output) and not is_file(output) and not is_folder(output):
         raise SpecError(f"{output}: a sweep keeps its parts beside its table; name a file, not a device or a pipe")
     if not output.name.endswith((".csv", ".csv.gz", ".parquet")):
@@ -438,9 +448,9 @@ def _write_csv(raw: BinaryIO, output: Path, blocks_of: Iterator[_Columns]) -> in
 
 
 def _texts(name: str, values: np.ndarray[Any, Any]) -> list[Any]:
-    """Return a column as text for CSV files; missing values are empty.
+    """Convert a table column to text for CSV files; missing values are empty.
 
-    Each value that repeats is converted once.
+    Repeated values are converted once.
     """
     if values.dtype == object:
         return ["" if value is None else escape_csv_cell(value) for value in values.tolist()]
@@ -466,7 +476,7 @@ def _write_parquet(raw: BinaryIO, output: Path, blocks_of: Iterator[_Columns]) -
 
 
 def _arrow(name: str, values: Any) -> Any:
-    """Return a column as an Arrow array of the same type in every block: numbers for quantities, otherwise text."""
+    """Convert a table column to an Arrow array whose type is the same in every block of rows."""
     import pyarrow as pa
 
     if name in _NUMBERS or name in _PAID:
@@ -492,10 +502,10 @@ _RELEASE = program_digest()
 
 @dataclass(frozen=True, eq=False)
 class SweepJob:
-    """Study together with all files that it names, as worker processes get it.
+    """Parameter sweep together with all model and system files that it names, as worker processes get it.
 
-    ``file_digests`` are digests of what a worker reads itself; ``fingerprint`` distinguishes jobs whose points may
-    differ.
+    ``file_digests`` are digests of the files that a worker reads itself. ``fingerprint`` is a digest of everything on
+    which results depend, so that finished parts of another sweep are not reused.
     """
 
     study: SweepStudy
@@ -507,19 +517,19 @@ class SweepJob:
     _changed: dict[Any, System] = field(default_factory=dict, repr=False)
 
     def system(self, name: str, changes: tuple[tuple[str, Any], ...]) -> System:
-        """Return a system with changed properties, built once for all points that share it.
+        """Return a system with changed properties; it is built once for all points of the sweep that share it.
 
         Parameters
         ----------
         name : str
-            Name of the system.
+            Name of the system, as in the study file.
         changes : tuple[tuple[str, Any], ...]
             Pairs of path and value, as in `paleo.studies.what_if.change_system`.
 
         Returns
         -------
         System
-            The system.
+            The changed system.
         """
         key = (name, json.dumps(changes))
         if key not in self._changed:
@@ -532,7 +542,10 @@ class SweepJob:
         return self._changed[key]
 
     def check_release_and_files(self) -> None:
-        """Raise SpecError if this process runs another program version, or sees other files, than the main process."""
+        """Check that a worker process runs the same release and sees the same files as the main process.
+
+        Raises SpecError if it does not.
+        """
         if self.release != _RELEASE:
             raise SpecError("a worker runs another release of paleo, or one with other figures; restart the workers")
         if gone := changed_files(self.file_digests):
@@ -540,7 +553,7 @@ class SweepJob:
 
 
 def _job_of(study: SweepStudy) -> SweepJob:
-    """Return a study as a job, with its models and systems as their files are now."""
+    """Prepare a parameter sweep for worker processes: load its models and systems, and compute its fingerprint."""
     with recorded_file_digests() as named:
         models = {name: load_model(name, run_code=False) for name in study.models}
         systems = {name: load_system(name) for name in study.systems}
@@ -552,7 +565,7 @@ def _job_of(study: SweepStudy) -> SweepJob:
 
 
 def _evaluate(job: SweepJob, part: int) -> list[_Record]:
-    """Return the results of one part's points in order; a point that cannot be planned has the reason instead."""
+    """Predict the points of one part of a sweep in order; a point that cannot be predicted gets the reason instead."""
     job.check_release_and_files()
     first, last = part * _PART, min((part + 1) * _PART, job.study.points)
     return [_record(job, job.study.point(index)) for index in range(first, last)]
@@ -606,7 +619,7 @@ _SYNCHRONOUS: _Record = dict.fromkeys(_CYCLE)
 
 
 def _cycle(study: ConsistencyStudy) -> _Record:
-    """Return the result columns that a consistency model adds to a point (staleness, exchange, …)."""
+    """Return the result columns of asynchronous updates: update rate, staleness, and load of parameter servers."""
     cycle = study.consistency_result
     figures = (cycle.updates_per_s, cycle.staleness_mean, cycle.staleness_sd, cycle.utilization, cycle.knee)
     values = (float(figure) for figure in figures)
@@ -617,7 +630,7 @@ Evaluator = Callable[[SweepJob, Sequence[int]], Iterator[tuple[int, list[_Record
 
 
 def _serial(job: SweepJob, parts: Sequence[int]) -> Iterator[tuple[int, list[_Record]]]:
-    """Yield (part, its records), computed one part after the other in this process."""
+    """Yield the number and the results of each part of a sweep, computed one after the other in this process."""
     for part in parts:
         yield part, _evaluate(job, part)
 
@@ -634,7 +647,7 @@ def _evaluate_job_of_process(part: int) -> list[_Record]:
 
 
 def _processes(jobs: int) -> Evaluator:
-    """Return an evaluator that computes parts in ``jobs`` processes of this machine."""
+    """Return an evaluator that computes the parts of a sweep in ``jobs`` processes of this machine."""
 
     def run(job: SweepJob, parts: Sequence[int]) -> Iterator[tuple[int, list[_Record]]]:
         context, others = get_context("spawn"), set(active_children())
@@ -656,10 +669,10 @@ def _processes(jobs: int) -> Evaluator:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Hold interrupts (Ctrl-C) back while processes are started.
+    """Block interrupts (Ctrl-C) while worker processes are started, inside a ``with`` block.
 
-    The terminal sends one to all processes; those that are started inherit the mask and leave the answer to this one.
-    The mask is of one thread, so another thread may take the interrupt: Python's handler waits, too.
+    The terminal sends interrupts to all processes. Workers inherit the signal mask, so that only the main process
+    answers. Python's handler is replaced, too, since the mask covers one thread alone.
     """
     if current_thread() is not main_thread():
         yield
@@ -682,7 +695,7 @@ _GOES_ON = "what was computed is kept: the same command goes on from there"
 
 
 def local_evaluator(study: SweepStudy, jobs: int = 0) -> Evaluator:
-    """Return an evaluator that runs in this process or in several local ones.
+    """Return an evaluator that computes the points of a sweep in this process or in several local ones.
 
     Parameters
     ----------
@@ -694,12 +707,12 @@ def local_evaluator(study: SweepStudy, jobs: int = 0) -> Evaluator:
     Returns
     -------
     Evaluator
-        The evaluator.
+        Function that yields the results of each part of a sweep.
 
     Raises
     ------
     SpecError
-        If the number is out of range.
+        If the number of processes is out of range.
     """
     if not 0 <= jobs <= MAX_PROCESSES:
         raise SpecError(f"--jobs {jobs}: must be 1 or more (at most {MAX_PROCESSES}), or 0 for as many as pay")
@@ -708,19 +721,21 @@ def local_evaluator(study: SweepStudy, jobs: int = 0) -> Evaluator:
 
 
 def dask_evaluator(scheduler: str, warn: Callable[[str], object] = lambda text: None) -> Evaluator:
-    """Return an evaluator that runs on a Dask cluster; parts of a worker that dies are computed again by others.
+    """Return an evaluator that computes the points of a sweep on a Dask cluster.
+
+    Parts of a worker that dies are computed again by other workers.
 
     Parameters
     ----------
     scheduler : str
-        Address of the scheduler.
+        Address of the Dask scheduler.
     warn : Callable[[str], object], optional
         Called with a sentence when the cluster has no worker (left); the evaluator waits for one.
 
     Returns
     -------
     Evaluator
-        The evaluator.
+        Function that yields the results of each part of a sweep.
 
     Raises
     ------
@@ -755,7 +770,7 @@ def _unchanged(job: SweepJob) -> SweepJob:
 
 @contextmanager
 def _connected(scheduler: str) -> Iterator[Any]:
-    """Connect to a Dask cluster inside a ``with`` block; raise SpecError if there is none at that address."""
+    """Connect to a Dask cluster inside a ``with`` block; raise SpecError if no scheduler answers at that address."""
     from distributed import Client
 
     for name in ("distributed", "tornado", *logging.root.manager.loggerDict):  # Dask sets levels of single modules
@@ -774,7 +789,7 @@ def _connected(scheduler: str) -> Iterator[Any]:
 
 @contextmanager
 def _watched(client: Any, scheduler: str, warn: Callable[[str], object]) -> Iterator[None]:
-    """Call ``warn`` once, inside a ``with`` block, each time that the cluster has no worker (left)."""
+    """Watch a Dask cluster inside a ``with`` block, and call ``warn`` each time that no worker is left."""
     over = Event()
 
     def watch() -> None:
@@ -799,7 +814,7 @@ def _watched(client: Any, scheduler: str, warn: Callable[[str], object]) -> Iter
 
 @contextmanager
 def _one_line(scheduler: str) -> Iterator[None]:
-    """Turn exceptions of a cluster that disappears, inside a ``with`` block, into a SpecError of one sentence."""
+    """Convert exceptions of a failing Dask cluster, inside a ``with`` block, to a SpecError of one sentence."""
     from distributed import KilledWorker
 
     try:
@@ -823,14 +838,14 @@ Progress = Callable[[int, int], None]
 
 
 def sweep_table(study: SweepStudy, evaluator: Evaluator | None = None) -> pd.DataFrame:
-    """Return the table of a study without writing it.
+    """Compute a parameter sweep, and return its result table as a DataFrame.
 
     Parameters
     ----------
     study : SweepStudy
         Study file: a run, and the axes that it varies.
     evaluator : Evaluator, optional
-        Where points are computed; by default in this process.
+        Function that computes the points; by default in this process.
 
     Returns
     -------
@@ -848,7 +863,9 @@ def sweep_table(study: SweepStudy, evaluator: Evaluator | None = None) -> pd.Dat
 def sweep(
     study: SweepStudy, output: str | Path, evaluator: Evaluator | None = None, progress: Progress | None = None
 ) -> int:
-    """Write the result table of a study; parts that an interrupted run of the same study has finished are reused.
+    """Compute a parameter sweep, and write its result table to a file.
+
+    Parts that an interrupted run of the same sweep has finished are reused.
 
     Parameters
     ----------
@@ -857,14 +874,14 @@ def sweep(
     output : str | Path
         File with suffix .csv, .csv.gz or .parquet.
     evaluator : Evaluator, optional
-        Where points are computed; by default in this process.
+        Function that computes the points; by default in this process.
     progress : Progress, optional
-        Called with finished and total parts.
+        Called with the numbers of finished and of all parts.
 
     Returns
     -------
     int
-        Number of rows.
+        Number of rows written.
     """
     output = Path(output)
     write, job = _table_writer(output), _job_of(study)
@@ -886,9 +903,10 @@ def sweep(
 
 @contextmanager
 def _claimed(output: Path, fingerprint: str) -> Iterator[Path]:
-    """Claim the folder of finished parts, new or left by an earlier run of the same job, inside a ``with`` block.
+    """Open and lock the folder of a sweep's finished parts inside a ``with`` block.
 
-    No other process can claim it at the same time.
+    The folder is new or left by an interrupted run of the same sweep. SpecError is raised if another process has locked
+    it, or if it holds parts of another sweep.
     """
     folder = Path(f"{os.path.realpath(output)}.parts")
     lock = _locked(folder, output)
@@ -904,7 +922,7 @@ def _claimed(output: Path, fingerprint: str) -> Iterator[Path]:
 
 
 def _locked(folder: Path, output: Path) -> int:
-    """Lock the folder of parts, and return a file handle that holds the lock until it is closed or the process ends."""
+    """Lock the folder of a sweep's parts; return the file descriptor of the lock, which its close releases."""
     import fcntl
 
     path = folder / "lock"
@@ -942,7 +960,7 @@ def _part(folder: Path, part: int) -> Path:
 
 
 def _sealed(job: SweepJob, body: str) -> str:
-    """Return the text of a part's file: the fingerprint of its job, a digest of both, and the records."""
+    """Return the file content of one finished part: fingerprint of the sweep, digest, and results as JSON."""
     return f"{job.fingerprint} {_digest(job.fingerprint + body)}\n{body}"
 
 
@@ -951,7 +969,7 @@ def _digest(text: str) -> str:
 
 
 def _part_fingerprint(file: Path) -> str:
-    """Return the job's fingerprint in a part's file; empty if the file is incomplete or holds anything else."""
+    """Read the fingerprint of the sweep that wrote a part's file; empty if the file is incomplete or damaged."""
     try:
         head, _, body = file.read_text("utf-8").partition("\n")
     except (OSError, ValueError):
@@ -961,7 +979,7 @@ def _part_fingerprint(file: Path) -> str:
 
 
 def _finished_records(folder: Path, job: SweepJob, part: int) -> list[_Record] | None:
-    """Return the records of a part that an earlier run finished; None if they are missing or incomplete."""
+    """Read the results of a part that an earlier run of the sweep finished; None if missing or incomplete."""
     file = _part(folder, part)
     if _part_fingerprint(file) != job.fingerprint:
         return None
@@ -970,7 +988,7 @@ def _finished_records(folder: Path, job: SweepJob, part: int) -> list[_Record] |
 
 
 def _records_of(folder: Path, job: SweepJob, part: int) -> list[_Record]:
-    """Return the records of a part; raise SpecError if its file was damaged since it was written."""
+    """Read the results of a finished part of a sweep; raise SpecError if its file is missing or damaged."""
     records = _finished_records(folder, job, part)
     if records is None:
         raise SpecError(f"{_part(folder, part)}: was changed while the sweep ran; {_GOES_ON}")

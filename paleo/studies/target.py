@@ -1,4 +1,4 @@
-"""Time to a target: samples from a law of learning, seconds from a predicted step, evaluations at their cadence."""
+"""Time to train a network to a target quality: samples from a fitted law, the predicted step, and evaluations."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ _SUBMITTERS = 0.03
 class TargetTime:
     """Predicted time until a training task reaches its target quality on one configuration.
 
-    It holds the number of samples, the step time and the evaluation time, each with the standard deviation of its
-    logarithm. ``prediction`` is the predicted step and ``forward_time`` the time of its forward pass [s]; ``step_time``
-    is that of the task's own code [s].
+    ``samples`` is the number of samples to the target and ``evaluation_time`` the time of one evaluation [s].
+    ``prediction`` is the predicted step and ``forward_time`` the time of its forward pass [s]. ``step_time`` is the
+    step time corrected for the task's reference code [s]. ``*_log_deviation`` are standard deviations of logarithms.
     """
 
     task: TrainingTask
@@ -75,14 +75,17 @@ class TargetTime:
 
     @property
     def seconds(self) -> float:
-        """Time until the target [s], with evaluations and start; initialisation is not timed, as in MLPerf's rules."""
+        """Time until the target quality is reached [s]: steps, evaluations and start-up, without initialisation.
+
+        MLPerf's rules do not time the initialisation, either.
+        """
         return self.samples / self.global_batch * self.step_time + self.total_evaluation_time + self.task.code.start
 
     @property
     def interval(self) -> tuple[float, float]:
         """Ends of the 90 % interval of the time until the target [s].
 
-        Errors of the number of samples and of the step time are independent.
+        Errors of the number of samples and of the step time are taken as independent.
         """
         spread = math.exp(
             INTERVAL_DEVIATIONS * math.sqrt(self.samples_log_deviation**2 + self.step_log_deviation**2 + _SUBMITTERS**2)
@@ -96,7 +99,7 @@ class TargetTime:
         return self.step_time / spread, self.step_time * spread
 
     def usd(self, tariff: Tariff | None = None) -> float | None:
-        """Return the rent of the GPUs until the target [USD].
+        """Return the rent of the GPUs until the target quality is reached [USD].
 
         Parameters
         ----------
@@ -112,7 +115,7 @@ class TargetTime:
         return None if rate is None else rate * self.seconds
 
     def kwh(self, tariff: Tariff | None = None) -> float | None:
-        """Return the energy until the target [kWh].
+        """Return the energy of the training until the target quality is reached [kWh].
 
         Parameters
         ----------
@@ -129,10 +132,10 @@ class TargetTime:
 
 
 def _code_ratio(code: TrainingCode, device: Device, *, samples_per_gpu: float, nodes: float) -> tuple[float, float]:
-    """Return (measured over predicted step time of a task's code, standard deviation of the ratio's logarithm).
+    """Return the ratio of measured to predicted step time of a task's reference code, and its uncertainty.
 
-    A device that was not fitted has its architecture's ratio. An architecture that was not fitted has that of all, with
-    the spread between architectures added.
+    The uncertainty is the standard deviation of the ratio's logarithm. A device without fitted ratio gets that of its
+    architecture. An architecture without one gets the mean ratio, with the spread between architectures added.
     """
     if not code.ratio:
         return 1.0, max(code.residual, _UNFITTED)
@@ -149,7 +152,7 @@ _UNFITTED = 0.25
 
 
 def _evaluations(evaluation: QualityEvaluation, samples: float) -> float:
-    """Return the number of evaluations before ``samples`` are trained on, including the one that meets the target.
+    """Count the evaluations of a training of ``samples`` samples, including the one that finds the target reached.
 
     >>> from paleo.specs.task import QualityEvaluation
     >>> _evaluations(QualityEvaluation(samples=10, every=100, first=300, source="worked"), 500.0)
@@ -165,12 +168,12 @@ _TOLERANCE = 0.01
 
 
 def _rows_of(task: TrainingTask, global_batch: float) -> int:
-    """Return the number of input rows in a global batch of samples; several packed samples share one row."""
+    """Return the number of input sequences in a global batch of samples; several samples are packed in one sequence."""
     return max(1, round(global_batch / task.packed))
 
 
 def task_run(task: TrainingTask, gpus: int, global_batch: float, **options: Any) -> Run:
-    """Return the run (plan and options) of a task at a global batch, as the task's own code sets it.
+    """Return the run with which a task's reference code trains at a global batch.
 
     Parameters
     ----------
@@ -186,19 +189,19 @@ def task_run(task: TrainingTask, gpus: int, global_batch: float, **options: Any)
     Returns
     -------
     Run
-        The run.
+        Plan and options of the reference code, with `options` on top.
     """
     stated = flatten_to_paths({name: value for name, value in options.items() if value is not None})
     return Run(**_usual(task) | stated | {"gpus": gpus, "global_batch": _rows_of(task, global_batch)})
 
 
 def _usual(task: TrainingTask) -> dict[str, Any]:
-    """Return the options of a run that the task's own code uses, by path of the field."""
+    """Return the run options that a task's reference code uses, as a dict from the path of a field to its value."""
     return flatten_to_paths({"software": task.code.software, "model": task.params}) | flatten_to_paths(task.run)
 
 
 def _with_noise_scale(task: TrainingTask, noise_scale: float | None) -> TrainingTask:
-    """Return the task with the measured gradient noise scale [samples] as the critical batch of its law."""
+    """Copy a training task with a measured gradient noise scale [samples] as critical batch; unchanged for None."""
     if noise_scale is None:
         return task
     if not 1 <= noise_scale <= MAX_COUNT:
@@ -216,7 +219,7 @@ def time_to_target(
     runs: float = 1.0,
     calibration: Calibration | None = None,
 ) -> TargetTime:
-    """Predict how long a task takes to reach its target quality.
+    """Predict how long a training task takes to reach its target quality on a system.
 
     Parameters
     ----------
@@ -225,11 +228,11 @@ def time_to_target(
     system : System
         Machine: its devices, nodes and links.
     run : Run
-        The run, as `task_run` makes it.
+        Plan and options of the training, as `task_run` returns them.
     global_batch : float
         Global batch in samples of the task.
     runs : float, optional
-        Number of runs that are averaged (MLPerf's rule), which narrows the noise of seeds.
+        Number of runs that are averaged (MLPerf's rule), which reduces the noise of random seeds.
     calibration : Calibration, optional
         Calibration to use instead of the run's.
 
@@ -250,7 +253,7 @@ def time_to_target(
 def time_from_prediction(
     task: TrainingTask, prediction: Prediction, forward: float, *, global_batch: float, runs: float = 1.0
 ) -> TargetTime:  # fmt: skip
-    """Return the time to a task's target, from a step that was predicted before.
+    """Return the time until a task reaches its target quality, from a step that is already predicted.
 
     Parameters
     ----------
@@ -259,7 +262,7 @@ def time_from_prediction(
     prediction : Prediction
         Prediction of the step.
     forward : float
-        Time of its forward pass [s].
+        Time of the step's forward pass [s].
     global_batch : float
         Global batch in samples of the task.
     runs : float, optional
@@ -300,9 +303,9 @@ def time_from_prediction(
 
 
 def _samples_needed(task: TrainingTask, global_batch: float, runs: float = 1.0) -> tuple[float, float]:
-    """Return (samples to the target at a global batch, standard deviation of their logarithm).
+    """Return the samples to a task's target at a global batch, and the standard deviation of their logarithm.
 
-    The samples follow from the task's law, times the excess that published submissions need over it, where known.
+    The samples follow from the task's fitted law, times the excess of published MLPerf submissions where known.
     """
     law, extra = task.law, task.submissions
     samples = float(law.samples(global_batch))
@@ -313,10 +316,10 @@ def _samples_needed(task: TrainingTask, global_batch: float, runs: float = 1.0) 
 
 
 def _evaluation_time(task: TrainingTask, forward: float, plan: Plan) -> float:
-    """Return the time of one evaluation [s]: forward passes and a fixed part.
+    """Return the time of one evaluation of a task's quality [s]: forward passes over the evaluation set, plus overhead.
 
-    ``forward`` is the time of one forward pass [s]. Each replica evaluates whole samples at its training batch; a batch
-    that they do not fill takes its share.
+    ``forward`` is the time of one forward pass at the training batch [s]. The evaluation samples are divided among the
+    replicas.
     """
     evaluation = task.evaluation
     passes = math.ceil(evaluation.samples / plan.mesh.replicas) / (plan.local_batch * task.packed)
@@ -324,7 +327,7 @@ def _evaluation_time(task: TrainingTask, forward: float, plan: Plan) -> float:
 
 
 def forward_seconds(prediction: Prediction, calibration: Calibration | None = None) -> float:
-    """Return the time of the forward pass [s] of a predicted run, at the same batch and on the same GPUs.
+    """Return the time of the forward pass alone of a predicted run [s], at the same batch on the same GPUs.
 
     Parameters
     ----------
@@ -354,10 +357,10 @@ _FORWARD_SHARE = 1.0 / 3.0
 
 @dataclass(frozen=True, slots=True)
 class TargetScaling:
-    """Times to a target over GPU counts, with the count from which more GPUs no longer pay.
+    """Times to a target quality over GPU counts, with the count from which more GPUs no longer pay.
 
-    Beyond ``knee`` a doubling saves less than a quarter of the time. The largest useful count is None if the time still
-    falls at the last one. ``skipped`` maps counts without a time to reasons.
+    Beyond ``knee`` a doubling of the GPUs saves less than a quarter of the time. ``largest_useful`` is the fastest GPU
+    count, None if the time still falls at the last count. ``skipped`` maps counts without a time to reasons.
     """
 
     points: tuple[TargetTime, ...]
@@ -373,7 +376,7 @@ class TargetScaling:
 
     @property
     def limit_texts(self) -> list[str]:
-        """Texts on the knee and the largest useful count, where there are any."""
+        """Texts on the GPU counts beyond which a doubling saves little, and beyond which training gets slower."""
         knee = (
             [] if self.knee is None else [f"beyond {with_noun(self.knee, 'GPU')} a doubling saves less than a quarter"]
         )
@@ -386,7 +389,7 @@ _KNEE = 0.25
 
 
 def target_scaling(points: list[TargetTime], skipped: Mapping[int, str] | None = None) -> TargetScaling:
-    """Find the knee and the largest useful GPU count of times to a target.
+    """Find the GPU count beyond which a doubling saves little time to a target, and the fastest GPU count.
 
     Parameters
     ----------
@@ -461,9 +464,10 @@ def times_over_gpus(
 
 
 def _best_layout(task: TrainingTask, point: TargetTime) -> TargetTime:
-    """Return the fastest of a point and of the plans that a search finds near it.
+    """Search a faster parallel plan for a predicted time to target; return the faster of both.
 
-    They are the best plan at the point's batch, and that plan at half and twice the batch, where it fits in memory.
+    The search finds the best plan at the same batch, and tries it at half and twice the batch, too. Plans must fit in
+    memory.
     """
     from paleo.launch.commands import supported_space
     from paleo.search.plans import search
@@ -490,7 +494,7 @@ def _best_layout(task: TrainingTask, point: TargetTime) -> TargetTime:
 
 
 def _positive_batch(text: str) -> float:
-    """Convert a text to a global batch [samples]; raise SpecError if it is no number above zero."""
+    """Convert a text to a global batch [samples]; raise SpecError if it is no whole number of one or more."""
     try:
         value = float(text)
     except ValueError:
@@ -503,10 +507,10 @@ def _positive_batch(text: str) -> float:
 def _best_batch(
     task: TrainingTask, system: System, gpus: int, candidates: Sequence[float], **options: Any
 ) -> TargetTime:
-    """Return the time to the target at the candidate batch that reaches it soonest; runs must fit in memory.
+    """Return the shortest time to a target over candidate global batches [samples]; runs must fit in memory.
 
-    Where no strategy is given and data parallelism does not fit, plans that share a model over more and more ranks are
-    tried, and the first that fits is taken. Raises PlanError, with the reason of the last, where nothing can be run.
+    Where no strategy is given and data parallelism does not fit, plans with more and more model parallelism are tried,
+    and the first that fits is taken. PlanError, with the last reason, is raised if nothing can be run.
     """
     tried: list[TargetTime] = []
     reason = "no batch was tried"
@@ -549,20 +553,20 @@ def _first_fitting(
 
 
 def first_fitting_point(plans: Sequence[str], point_of: Callable[..., TargetTime]) -> TargetTime | None:
-    """Return the first plan that can be run and fits in memory.
+    """Return the time to a target under the first strategy of a list that runs and fits in memory.
 
     Parameters
     ----------
     plans : sequence of str
-        Degrees of parallelism, in the order in which they are tried.
+        Strategies such as ``tp=8,pp=4,zero=1,sp``, in the order in which they are tried.
     point_of : callable
-        Predicts a run whose ``strategy`` and ``microbatch`` are given by name. Where tensors are split, the batch of a
-        rank would be as large as that of several, so passes are of one sample there.
+        Function of the keywords ``strategy`` and ``microbatch`` that predicts a run. The microbatch is 1 under tensor
+        parallelism, where the local batch of a replica is large.
 
     Returns
     -------
     TargetTime, optional
-        None if no plan fits.
+        Predicted time to the target; None if no strategy fits.
     """
     for strategy in plans:
         try:
@@ -575,10 +579,10 @@ def first_fitting_point(plans: Sequence[str], point_of: Callable[..., TargetTime
 
 
 def _candidate_batches(task: TrainingTask, gpus: int) -> list[float]:
-    """Return the global batches worth trying [samples].
+    """Return the global batches worth trying on a number of GPUs [samples].
 
-    They double from one input row a GPU (halved while that is beyond the law's largest batch) up to twice the law's
-    largest batch. Of them, those in the law's range are returned, if there are any.
+    They double from one input sequence a GPU up to twice the largest batch of the task's law. Of them, those in the
+    range of the law are returned, if there are any.
     """
     rows = gpus * task.packed
     largest = (task.law.batches or (rows, rows * 64))[1]
@@ -589,7 +593,7 @@ def _candidate_batches(task: TrainingTask, gpus: int) -> list[float]:
 
 
 def _known_batches(task: TrainingTask, candidates: Sequence[float]) -> list[float]:
-    """Return the candidates in the batch range of the task's law; all candidates if none is."""
+    """Return those global batches [samples] for which the task's sample law was fitted; all batches if none is."""
     return [batch for batch in candidates if task.law.doublings_outside(batch) == 0] or list(candidates)
 
 
@@ -599,9 +603,9 @@ _MORE = 1.02
 
 @dataclass(frozen=True, slots=True)
 class TrainingGoal:
-    """Goal that a training must reach: a ``loss`` [nat per token], or the target quality of a ``target`` task.
+    """Goal that a training must reach: a ``loss`` [nat per token], or the quality of the task named by ``target``.
 
-    ``noise_scale`` is the measured critical batch [samples]. Each field is None if it is not given.
+    ``noise_scale`` is the measured gradient noise scale (critical batch) [samples]. Fields that are not given are None.
     """
 
     loss: float | None = None
@@ -626,7 +630,7 @@ def amount_for_goal(
     Returns
     -------
     tuple[TrainingAmount | None, tuple[str, ...]]
-        The amount, and warnings of the law it follows from; `stated` if there is no goal.
+        The amount, and warnings where the law is extrapolated; `stated` if there is no goal.
 
     Raises
     ------
@@ -654,7 +658,7 @@ def amount_for_goal(
 def _for_loss(prediction: Prediction, loss: float) -> tuple[TrainingAmount, tuple[str, ...]]:
     """Return the amount of training that brings a language model to a loss at the run's global batch, and warnings.
 
-    It follows from the law of `resolve_task`.
+    The amount follows from the default loss law (`DEFAULT_LOSS_LAW`).
     """
     law = _samples_to_loss(prediction.graph, loss)
     batch = prediction.plan.global_batch
@@ -670,7 +674,7 @@ def _for_loss(prediction: Prediction, loss: float) -> tuple[TrainingAmount, tupl
 
 
 def _samples_to_loss(graph: Graph, loss: float) -> SamplesToLoss:
-    """Return the law that gives a network's samples to a loss; raise SpecError if no law suits the network."""
+    """Return the scaling law for the samples a language model needs to reach a loss; SpecError if none suits it."""
     if graph.tokens_per_sample is None:
         raise SpecError(f"--loss: samples of model {graph.name} are not counted in tokens; no law of loss holds for it")
     if any(node.type == "moe" for node in graph.nodes):
@@ -679,7 +683,7 @@ def _samples_to_loss(graph: Graph, loss: float) -> SamplesToLoss:
 
 
 def _task_of_loss(model: str, loss: float) -> TrainingTask:
-    """Return a training task whose target is a loss of a language model, named by catalog name or path."""
+    """Make a training task whose target is a loss [nat per token] of a language model, given by name or path."""
     spec = load_model(model)
     return TrainingTask(
         name=f"{spec.name} to {loss:g}", title=spec.name, model=model, sample="sequence", dataset="any text",
@@ -692,7 +696,7 @@ def _task_of_loss(model: str, loss: float) -> TrainingTask:
 def resolve_task(
     task: str | Path | TrainingTask, loss: float | None = None, noise_scale: float | None = None
 ) -> TrainingTask:
-    """Load a task, or make one from a language model and a loss to reach.
+    """Load a training task, or make one from a language model and a loss to reach.
 
     Parameters
     ----------
@@ -706,7 +710,7 @@ def resolve_task(
     Returns
     -------
     TrainingTask
-        The task.
+        Task with network, target and law of samples.
 
     Raises
     ------
@@ -723,7 +727,7 @@ def resolve_task(
 
 
 def _for_task(prediction: Prediction, name: str, noise_scale: float | None) -> tuple[TrainingAmount, tuple[str, ...]]:
-    """Return the amount of training that brings a task's network to its target at the run's batch, and warnings."""
+    """Return the amount of training to the target of a named task at the run's global batch, and warnings."""
     task = _with_noise_scale(_task_of(prediction.model, name), noise_scale)
     batch = prediction.plan.global_batch * task.packed
     samples, _ = _samples_needed(task, batch)
@@ -732,10 +736,10 @@ def _for_task(prediction: Prediction, name: str, noise_scale: float | None) -> t
 
 
 def _target_amount(task: TrainingTask) -> TrainingAmount:
-    """Return the amount of training until a task's target, as a function of the batch.
+    """Return the amount of training until a task's target, which depends on the global batch.
 
-    It comprises samples by the task's law, the steps of its code, and evaluations. ``samples`` are those of the
-    smallest batch of the law.
+    The amount comprises samples by the task's law, steps of its reference code, and evaluations. ``samples`` is the
+    number at the smallest batch of the law.
     """
     batch = (task.law.batches or (1.0, 1.0))[0]
     samples, _ = _samples_needed(task, batch)
@@ -747,7 +751,7 @@ _MOST_BATCHES = 6
 
 
 def _batches(task: TrainingTask) -> tuple[int, ...]:
-    """Return global batches in the range of the task's law [input rows]: powers of two, or every other one of many."""
+    """Return at most six global batches [input sequences] in the range of the task's sample law, powers of two."""
     smallest, largest = task.law.batches or (1.0, 1.0)
     powers = range(max(0, math.ceil(math.log2(smallest / task.packed))), int(math.log2(largest / task.packed)) + 1)
     return tuple(2**power for power in powers[:: math.ceil(len(powers) / _MOST_BATCHES) or 1])
@@ -765,12 +769,12 @@ def _need(task: TrainingTask, prediction: Prediction) -> TargetRequirement:
 def run_for_target(
     network: ModelSpec, run: Run, target: str | None, stated: TrainingAmount | None, systems: Sequence[System]
 ) -> tuple[Run, TrainingAmount | None]:
-    """Return run and amount of training of a target task, or both as they are without a target.
+    """Fill in run options and amount of training from a target task; return both unchanged without a target.
 
     Parameters
     ----------
     network : ModelSpec
-        Model file.
+        Network, as its model file describes it.
     run : Run
         Options of the run: GPUs, batch, parallelism, number format and so on.
     target : str, optional
@@ -783,7 +787,7 @@ def run_for_target(
     Returns
     -------
     tuple[Run, TrainingAmount | None]
-        Run and amount.
+        Run with the options of the task, and amount of training until its target.
 
     Raises
     ------

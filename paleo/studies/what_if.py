@@ -1,6 +1,6 @@
-"""What-if studies: a system with one parameter changed (memory, links, price).
+"""What-if studies: copies of a system with one hardware property changed (memory, links, compute peak, power).
 
-A parameter is named by its path in the file (`change_system`), or is one of `HARDWARE_SCALERS`.
+A property is named by its path in the system file (`change_system`), or is one of `HARDWARE_SCALERS`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STEP = re.compile(r"([a-z_0-9]+)(?:\[(\d{1,6}|\*)\])?\Z")
 
 
 def change_system(system: System, path: str, value: Any) -> System:
-    """Return a system with one property replaced or multiplied.
+    """Return a copy of a system with one property of its file replaced or multiplied, for a what-if study.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def _changed(owner: Any, steps: list[str], value: Any) -> Any:
 
 
 def _with_figure(owner: Spec, name: str, new: Any) -> Spec:
-    """Return a part of a system with quantity ``name`` set to ``new``; quantities tied to it keep their ratio."""
+    """Copy a part of a system with one field set to ``new``; a new memory capacity scales the usable memory, too."""
     if isinstance(owner, Memory) and name == "capacity":
         return owner.with_capacity(new)
     return owner.model_copy(update={name: new})
@@ -94,7 +94,7 @@ def _inside(part: Any, steps: list[str], value: Any, name: str = "it") -> Any:
 
 
 def _checked(owner: Spec) -> Spec:
-    """Return a changed part of a system after its own consistency checks have passed."""
+    """Run the consistency checks (pydantic validators) of a changed part of a system, and return the part."""
     for name in type(owner).__pydantic_decorators__.model_validators:
         getattr(owner, name)()
     return owner
@@ -121,7 +121,7 @@ def _replaced(owner: Any, name: str, old: Any, value: Any) -> Any:
 
 
 def _multiplied(field: FieldInfo | None, old: Any, factor: float, text: str) -> Any:
-    """Return a quantity, or a table of quantities, times a factor; a missing value stays missing."""
+    """Multiply a system property, or each entry of a table of properties, by a factor; None stays None."""
     if old is None:
         return None
     if isinstance(old, Mapping) and old:
@@ -146,9 +146,9 @@ def _adapter(field: FieldInfo) -> TypeAdapter[Any]:
 
 
 def _quantity(metadata: Any, annotation: Any) -> Quantity | None:
-    """Return the physical unit of a field's type; None if it has no unit.
+    """Return the physical unit that a spec field's type carries; None if the type has no unit.
 
-    Such types are ``Bytes``, ``Bytes | None`` and ``dict[Dtype, FlopsPerSecond]``.
+    Types with a unit are such as ``Bytes``, ``Bytes | None`` and ``dict[Dtype, FlopsPerSecond]``.
     """
     nested = [part for argument in get_args(annotation) for part in (argument, *getattr(argument, "__metadata__", ()))]
     quantities = [part for part in (*metadata, *nested) if isinstance(part, Quantity)]

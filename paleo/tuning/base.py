@@ -1,4 +1,4 @@
-"""Trials on workers: rungs, the decisions of a tuning method, its simulation, and its closed form.
+"""Simulation of hyperparameter searches: trials, rungs, tuning methods, and a closed form for synchronous methods.
 
 A trial trains up to a rung (an amount of training), is evaluated there, and may be promoted to the next rung. A method
 decides which trial an idle worker trains next. `simulate` runs any method on the event queue that all simulations
@@ -24,9 +24,9 @@ _TOLERANCE = 2e-9
 
 
 def geometric_rungs(least: float, most: float, eta: int) -> tuple[float, ...]:
-    """Return the amounts of training at which trials are evaluated: R eta^-s, …, R / eta, R.
+    """Return the rungs of successive halving, the amounts of training at which trials are evaluated.
 
-    Here s = floor(log_eta(R / r)).
+    The rungs are R eta^-s, …, R / eta, R, with s = floor(log_eta(R / r)).
 
     Parameters
     ----------
@@ -56,7 +56,10 @@ def geometric_rungs(least: float, most: float, eta: int) -> tuple[float, ...]:
 
 
 class TrialJob(NamedTuple):
-    """Training of one trial up to a rung (a budget level); with ``restores`` a checkpoint is loaded first."""
+    """Training of one trial of a hyperparameter search up to a rung (a budget level).
+
+    ``restores`` is True if a checkpoint of another trial is loaded first.
+    """
 
     trial: int
     rung: int
@@ -64,7 +67,10 @@ class TrialJob(NamedTuple):
 
 
 class SynchronousStage(NamedTuple):
-    """Jobs of a synchronous method between two barriers: their number, and the amounts of training at start and end."""
+    """Equal jobs of a synchronous tuning method between two barriers.
+
+    Each of the ``jobs`` trains a trial from ``begin_samples`` to ``end_samples``.
+    """
 
     jobs: int
     begin_samples: float
@@ -73,7 +79,7 @@ class SynchronousStage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TuningProblem:
-    """Input of a tuning method.
+    """Input of a tuning method: trials, rungs, and a validation loss of each trial at each rung.
 
     Attributes
     ----------
@@ -103,7 +109,7 @@ class TuningProblem:
 
 
 def sampled_trial_scores(trials: int, rungs: int, correlation: float, seed: int) -> Array:
-    """Draw random scores of trials at each rung that correlate with the trials' final scores.
+    """Draw random validation scores of trials at each rung, which correlate with the final scores of the trials.
 
     Parameters
     ----------
@@ -128,7 +134,7 @@ def sampled_trial_scores(trials: int, rungs: int, correlation: float, seed: int)
 
 
 class TuningMethod(ABC):
-    """Tuning method (random search, Hyperband, …): it decides which trial an idle worker trains next.
+    """Tuning method (random search, Hyperband, …), which decides the trial that an idle worker trains next.
 
     Attributes
     ----------
@@ -147,7 +153,7 @@ class TuningMethod(ABC):
 
     @staticmethod
     def rungs(least: float, most: float, eta: int) -> tuple[float, ...]:
-        """Return the amounts of training at which trials are evaluated.
+        """Return the rungs of the tuning method, the amounts of training at which trials are evaluated.
 
         Parameters
         ----------
@@ -161,31 +167,34 @@ class TuningMethod(ABC):
         Returns
         -------
         tuple of float
-            Rungs, rising.
+            Rungs, rising [samples].
         """
         return geometric_rungs(least, most, eta)
 
     @abstractmethod
     def next_job(self) -> TrialJob | None:
-        """Return the next job of an idle worker; None if it must wait."""
+        """Choose the trial that an idle worker trains next, and its rung; None if the worker must wait."""
 
     def record_finished_job(self, job: TrialJob) -> TrialJob | None:
-        """Record that a job has ended; return the job that continues on its worker, if any.
+        """Record that a trial has reached a rung; return the job with which the worker continues, if any.
 
         Parameters
         ----------
         job : TrialJob
-            The job.
+            Job that has ended.
 
         Returns
         -------
         TrialJob, optional
-            The job that goes on at the same worker; None if there is none.
+            Next job of the same worker without a new launch; None if the worker becomes idle.
         """
         return None
 
     def synchronous_stages(self) -> list[SynchronousStage] | None:
-        """Return the stages between barriers of a synchronous method with equal trials; None without a closed form."""
+        """Return the stages between barriers of a synchronous tuning method; None if the method is asynchronous.
+
+        The wall time of a search has a closed form from the stages (`synchronous_seconds`).
+        """
         return None
 
 
@@ -195,16 +204,16 @@ METHODS: Registry[type[TuningMethod]] = Registry("method", "paleo.tuning.methods
 
 @dataclass(frozen=True, slots=True)
 class TrialTimes:
-    """Times of training, checkpoints and evaluation of a trial on one worker, per network size [s].
+    """Times of training, checkpoints and evaluation of a trial on one worker [s], for each network size.
 
     Attributes
     ----------
     seconds_per_sample : sequence of float
-        Seconds of one unit of training (a sample), for each size.
+        Training time of one sample [s], for each size.
     launch_time : float
-        Launch and warm-up of processes.
+        Time to launch and warm up processes [s].
     restore, save, evaluation : sequence of float
-        Reading a checkpoint, writing one, evaluating, for each size.
+        Times to read a checkpoint, to write one and to evaluate [s], for each size.
     resumes_from_checkpoint : bool
         True if a promoted trial continues from its checkpoint; otherwise it starts from scratch.
     """
@@ -217,7 +226,7 @@ class TrialTimes:
     resumes_from_checkpoint: bool = True
 
     def job_time(self, size: int, begin: float, end: float, *, launched: bool = True, restores: bool = False) -> float:
-        """Return the time of a job that trains a trial from one amount of training to another.
+        """Return the time in which a worker trains a trial from one rung to another, with checkpoints and evaluation.
 
         Parameters
         ----------
@@ -246,7 +255,10 @@ class TrialTimes:
 
 @dataclass(frozen=True, slots=True)
 class TrialTimeline:
-    """Jobs of a search over time: trial, rung, start and end of each, in the order of their start."""
+    """Timeline of a simulated hyperparameter search: all jobs in the order of their start.
+
+    ``begins`` and ``ends`` are the start and end times of the ``jobs`` [s].
+    """
 
     workers: int
     rungs: tuple[float, ...]
@@ -266,7 +278,7 @@ class TrialTimeline:
 
     @property
     def utilisation(self) -> float:
-        """Fraction of the worker time that is busy."""
+        """Fraction of the worker time (0 to 1) spent on training, evaluation and checkpoints."""
         return self.busy_seconds / (self.workers * self.seconds) if self.jobs else 0.0
 
     @property
@@ -277,13 +289,13 @@ class TrialTimeline:
 
     @property
     def trials_by_rung(self) -> list[int]:
-        """Number of trials that are trained up to each rung."""
+        """Number of trials that reach each rung, from the first rung on."""
         reached = np.bincount([job.rung for job in self.jobs], minlength=len(self.rungs))
         return [int(count) for count in reached]
 
 
 def simulate(method: TuningMethod, costs: TrialTimes, workers: int) -> TrialTimeline:
-    """Simulate a tuning method on workers, each training one trial at a time.
+    """Simulate a hyperparameter search by a tuning method on workers, each training one trial at a time.
 
     Parameters
     ----------
@@ -292,7 +304,7 @@ def simulate(method: TuningMethod, costs: TrialTimes, workers: int) -> TrialTime
     costs : TrialTimes
         Times of training, checkpoints and evaluation [s].
     workers : int
-        Trials that train at once.
+        Number of trials that train at once.
 
     Returns
     -------
@@ -327,21 +339,23 @@ def simulate(method: TuningMethod, costs: TrialTimes, workers: int) -> TrialTime
 
 
 def synchronous_seconds(stages: Sequence[SynchronousStage], costs: TrialTimes, workers: npt.ArrayLike) -> Array:
-    """Return the wall time of synchronous stages of equal trials: each takes ceil(jobs / workers) waves [s].
+    """Return the wall time of a search by a synchronous tuning method with equal trials.
+
+    A stage between two barriers takes ceil(jobs / workers) waves of jobs.
 
     Parameters
     ----------
     stages : sequence of SynchronousStage
-        Jobs between two barriers.
+        Stages of the method, each with the number of its jobs.
     costs : TrialTimes
-        Costs for one size of the network.
+        Times of a trial for one size of the network.
     workers : array_like
         Numbers of workers, any shape.
 
     Returns
     -------
     ndarray
-        Times [s], in the shape of ``workers``.
+        Wall times [s], in the shape of ``workers``.
     """
     counts = np.asarray(workers)
     waves = (-(-stage.jobs // counts) * costs.job_time(0, stage.begin_samples, stage.end_samples) for stage in stages)

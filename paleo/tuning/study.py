@@ -1,4 +1,4 @@
-"""Study of a search over many trials: trials are priced, the method is simulated, and GPUs are divided among trials."""
+"""Study of a hyperparameter search: predict its trials, simulate the tuning method, and choose GPUs per trial."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ UNMODELLED = (
 
 @dataclass(frozen=True, slots=True)
 class TuningSettings:
-    """Options of a search over trials.
+    """Options of a hyperparameter search: method, number of trials, and training budgets.
 
     Attributes
     ----------
     trials : int
         Configurations to sample.
     method : str
-        Name of `paleo.tuning.base.METHODS`.
+        Name of a tuning method, a key of `paleo.tuning.base.METHODS`.
     first_rung_samples, last_rung_samples : float
         Samples of a trial at the first rung and at the last one.
     eta : int
-        Reduction factor.
+        Ratio of one rung to the next; the best 1/eta of the trials of a rung continue.
     population : int
         Members that evolution keeps alive.
     resumes : bool
@@ -71,10 +71,11 @@ class TuningSettings:
     evaluation_samples : float
         Samples of one evaluation.
     sizes : tuple of mapping
-        Settings of the network that trials differ in, one mapping for each size.
+        Parameters of the network in which trials differ, such as ``layers``, one mapping for each size.
     correlation : float, optional
-        Assumed correlation of a trial's score at a rung with its final one, for the interval on the regret.
+        Assumed rank correlation of a trial's score at a rung with its final score, from which the regret follows.
     seed : int
+        Seed of the random scores.
     """
 
     trials: int
@@ -96,11 +97,11 @@ class TuningSettings:
 
     @property
     def rungs(self) -> tuple[float, ...]:
-        """Samples at which trials are evaluated."""
+        """Rungs of the search: amounts of training at which trials are evaluated [samples]."""
         return self.method_class.rungs(self.first_rung_samples, self.last_rung_samples, self.eta)
 
     def problem(self, correlation: float = 1.0, seed: int | None = None) -> TuningProblem:
-        """Return the tuning problem (trials, rungs, sampled scores) that the method simulates.
+        """Return the tuning problem (trials, rungs, sampled scores) on which the method is simulated.
 
         Parameters
         ----------
@@ -112,7 +113,7 @@ class TuningSettings:
         Returns
         -------
         TuningProblem
-            The problem.
+            Input of the tuning method.
         """
         seed, rungs = self.seed if seed is None else seed, self.rungs
         scores = sampled_trial_scores(self.trials, len(rungs), correlation, seed)
@@ -121,7 +122,7 @@ class TuningSettings:
 
 @dataclass(frozen=True, slots=True)
 class TrialEstimate:
-    """Predicted step times and cost of one trial on ``gpus`` GPUs, for each size of the network."""
+    """Predicted step and trial times of one trial on ``gpus`` GPUs, for each size of the network."""
 
     gpus: int
     predictions: tuple[Prediction, ...]
@@ -134,7 +135,7 @@ class TrialEstimate:
         return float(np.mean([low for low, _ in ends])), float(np.mean([high for _, high in ends]))
 
     def scaled_trial_times(self, factor: float) -> TrialTimes:
-        """Return the trial costs with the step time multiplied by a factor.
+        """Return the times of a trial with the training time multiplied by a factor.
 
         Parameters
         ----------
@@ -144,7 +145,7 @@ class TrialEstimate:
         Returns
         -------
         TrialTimes
-            The costs.
+            Times of training, checkpoints and evaluation [s].
         """
         return replace(
             self.trial_times, seconds_per_sample=[unit * factor for unit in self.trial_times.seconds_per_sample]
@@ -173,7 +174,7 @@ class TrialEstimate:
 def estimate_trial(
     model: ModelSpec, system: System, run: Run, tuning: TuningSettings, long_run: LongRunOptions
 ) -> TrialEstimate:
-    """Predict the training times and costs of a trial of every network size.
+    """Predict the times of a trial of a hyperparameter search, for every network size.
 
     Parameters
     ----------
@@ -184,14 +185,14 @@ def estimate_trial(
     run : Run
         Run of one trial, with its number of GPUs.
     tuning : TuningSettings
-        The search.
+        Options of the search.
     long_run : LongRunOptions
         Failures and checkpoints.
 
     Returns
     -------
     TrialEstimate
-        Costs of a trial.
+        Predicted steps, and times of training, checkpoints and evaluation.
 
     Raises
     ------
@@ -218,7 +219,7 @@ def estimate_trial(
 
 
 def _evaluation(step: Prediction, samples: float) -> float:
-    """Return the time of the forward passes of one evaluation [s]."""
+    """Return the time of one evaluation of a trial [s]: forward passes over ``samples`` samples."""
     return samples / step.plan.global_batch * forward_seconds(step) if samples else 0.0
 
 
@@ -228,7 +229,10 @@ def _words(size: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class TuningSearch:
-    """Time and cost of a whole search on ``gpus`` GPUs, with the GPUs per trial that ``trial_estimate`` names."""
+    """Time and cost of a whole hyperparameter search on ``gpus`` GPUs.
+
+    Each trial runs on the number of GPUs of ``trial_estimate``.
+    """
 
     tuning: TuningSettings
     gpus: int
@@ -245,7 +249,7 @@ class TuningSearch:
         return simulate(self.tuning.method_class(self.tuning.problem()), self.trial_estimate.trial_times, self.workers)
 
     def seconds_at(self, factor: float = 1.0) -> float:
-        """Return the wall time of the search if step times change.
+        """Return the wall time of the search with all step times multiplied by a factor.
 
         Parameters
         ----------
@@ -255,7 +259,7 @@ class TuningSearch:
         Returns
         -------
         float
-            Seconds, in closed form if there is one.
+            Wall time [s], in closed form for synchronous methods, otherwise simulated.
         """
         stages = (
             self.tuning.method_class(self.tuning.problem()).synchronous_stages()
@@ -274,7 +278,7 @@ class TuningSearch:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wall time at the ends of the 90 % interval of the step time [s]."""
+        """Wall time of the search at the ends of the 90 % interval of the step time [s]."""
         low, high = self.trial_estimate.step_time_interval_factors
         return self.seconds_at(low), self.seconds_at(high)
 
@@ -300,7 +304,7 @@ class TuningSearch:
         return None if rate is None else rate * self.seconds
 
     def kwh(self, tariff: Tariff) -> float | None:
-        """Return the energy of the GPUs while they are busy.
+        """Return the energy of the GPUs of a search while they are busy.
 
         Parameters
         ----------
@@ -310,7 +314,7 @@ class TuningSearch:
         Returns
         -------
         float, optional
-            kWh; None if the device file has no design power.
+            Energy [kWh]; None if the device file has no design power.
         """
         joules = self.trial_estimate.joules(self.timeline.busy_seconds, tariff)
         return None if joules is None else joules / JOULES_PER_KWH
@@ -318,10 +322,11 @@ class TuningSearch:
 
 @dataclass(frozen=True, slots=True)
 class DeadlineMargin:
-    """Margin of a deadline of ``deadline_seconds`` [s]; ``meets_deadline`` is True if the search meets it.
+    """Margin between the time of a hyperparameter search and its deadline of ``deadline_seconds`` [s].
 
-    ``max_trials`` is the largest number of trials that meets it, ``min_nodes`` the smallest number of nodes that meets
-    it with all trials; None if even four times as many nodes do not.
+    ``meets_deadline`` is True if the search ends in time. ``max_trials`` is the largest number of trials that ends in
+    time. ``min_nodes`` is the smallest number of nodes on which all trials end in time; None if even four times as many
+    nodes do not suffice.
     """
 
     deadline_seconds: float
@@ -332,7 +337,10 @@ class DeadlineMargin:
 
 @dataclass(frozen=True, slots=True)
 class Regret:
-    """Share of all trials that are better than the returned one [-]: median and 90 % interval over random scores."""
+    """Regret of a hyperparameter search: share (0 to 1) of all trials that are better than the returned one.
+
+    ``median`` and 90 % ``interval`` are over random scores of the given rank ``correlation``.
+    """
 
     correlation: float
     median: float
@@ -341,9 +349,9 @@ class Regret:
 
 @dataclass(frozen=True)
 class TuningStudy:
-    """Answer of ``paleo tune``: the search for each number of GPUs per trial.
+    """Result of ``paleo tune``: time and cost of a hyperparameter search for each number of GPUs per trial.
 
-    All divisions use the same software; ``software_reason`` says why if it was chosen.
+    All trials use the same software profile; ``software_reason`` says why if the program chose it.
     """
 
     model: ModelSpec
@@ -362,22 +370,22 @@ class TuningStudy:
 
     @property
     def best(self) -> TuningSearch:
-        """The search with the shortest wall time over all numbers of GPUs per trial."""
+        """Fastest search over all numbers of GPUs per trial, on all GPUs."""
         return min((point for point in self.searches if point.gpus == self.gpus), key=lambda point: point.seconds)
 
     @property
     def software(self) -> str:
-        """The software profile of all trials."""
+        """Name of the software profile of all trials."""
         return self.searches[0].trial_estimate.predictions[0].run.software
 
     @property
     def cheapest(self) -> TuningSearch:
-        """The search with the fewest GPU-hours over all numbers of GPUs and of GPUs per trial."""
+        """Search with the fewest GPU-hours over all numbers of GPUs and of GPUs per trial."""
         return min(self.searches, key=lambda point: point.gpu_hours)
 
     @property
     def verdict(self) -> str:
-        """Answer of the study in a few sentences."""
+        """Answer of the study in a few sentences: time, cost, cheapest division of GPUs, and deadline."""
         best, kind = self.best, self.tuning.method_class
         usd = best.usd(self.tariff)
         price = "" if usd is None else f", {usd:,.0f} USD"
@@ -390,7 +398,7 @@ class TuningStudy:
         return " ".join([words, *filter(None, (self._cheaper(), self._margin()))])
 
     def _cheaper(self) -> str:
-        """Write a sentence about the cheapest division, if it is not the fastest."""
+        """Return a sentence on the cheapest number of GPUs per trial, if it is not the fastest; otherwise empty."""
         cheap, best = self.cheapest, self.best
         if cheap.gpu_hours > best.gpu_hours * (1.0 - _LEAST_GAIN):
             return ""
@@ -435,7 +443,7 @@ def tuning_study(
     model, system, run : ModelSpec, System, Run
         Network, machine, and the run of every trial; without a global batch in it, that of one node is taken.
     tuning : TuningSettings
-        The search: its method, trials and budgets.
+        Options of the search: method, trials and budgets.
     gpus : int
         Total number of GPUs.
     per_trial : int, optional
@@ -490,7 +498,7 @@ def tuning_study(
 
 
 def _margin(best: TuningSearch, system: System, deadline: float) -> DeadlineMargin:
-    """Compute the margin of a deadline by bisection."""
+    """Find the most trials and the fewest nodes with which a hyperparameter search meets its deadline [s]."""
 
     def in_time(trials: int, gpus: int) -> bool:
         point = TuningSearch(replace(best.tuning, trials=trials), gpus, best.trial_estimate)
@@ -505,7 +513,10 @@ def _margin(best: TuningSearch, system: System, deadline: float) -> DeadlineMarg
 
 
 def _last(holds: Callable[[int], bool], most: int, first: int | None = None) -> Any:
-    """Return the largest count for which a condition holds, from 1 on (0: never) or from ``first`` on (None: never)."""
+    """Return the largest count up to ``most`` for which a monotonic condition holds, by bisection.
+
+    Counts start at 1 (0 if the condition never holds), or at ``first`` (None if it never holds).
+    """
     low, high = (0 if first is None else first), most
     if first is not None and not holds(first):
         return None
@@ -516,7 +527,7 @@ def _last(holds: Callable[[int], bool], most: int, first: int | None = None) -> 
 
 
 def _regret(tuning: TuningSettings, point: TuningSearch, correlation: float) -> Regret:
-    """Return the share of trials better than the one that the search returns, over many random draws of scores."""
+    """Return the regret of a search, the share of trials better than the returned one, over random draws of scores."""
     shares = []
     for seed in range(_DRAWS):
         problem = tuning.problem(correlation, seed)
@@ -534,7 +545,7 @@ def _regret(tuning: TuningSettings, point: TuningSearch, correlation: float) -> 
 
 
 def parse_sizes(settings: Sequence[str]) -> tuple[Mapping[str, Any], ...]:
-    """Read the sizes of the network over which trials vary.
+    """Parse the options that vary the network over trials, such as ``layers=12,24``, to all combinations.
 
     Parameters
     ----------
@@ -572,7 +583,10 @@ def parse_sizes(settings: Sequence[str]) -> tuple[Mapping[str, Any], ...]:
 
 
 def _numbers(text: str) -> Iterator[int]:
-    """Yield the whole numbers of a list whose parts may be ranges with a step; nothing if a part is no number."""
+    """Yield the whole numbers of a list such as ``12,24`` or ``12..36:12`` (a range with a step).
+
+    The numbers end at the first part that is no number.
+    """
     for part in text.split(","):
         ends, _, step = part.partition(":")
         first, dots, last = ends.partition("..")
@@ -591,16 +605,16 @@ def parse_training(model: ModelSpec, run: Run, name: str, **amounts: Any) -> flo
     model : ModelSpec
         Network, as its model file describes it.
     run : Run
-        The run.
+        Options of the run; its network parameters give the tokens of a sample.
     name : str
-        First word of the options, for messages.
+        First word of the command-line options, such as ``max``, for messages.
     **amounts : Any
         ``tokens``, ``samples`` and ``epochs``, of which one is given.
 
     Returns
     -------
     float
-        Samples.
+        Training of a trial [samples].
 
     Raises
     ------
@@ -617,17 +631,17 @@ def parse_training(model: ModelSpec, run: Run, name: str, **amounts: Any) -> flo
 
 
 def validated_tuning(tuning: TuningSettings) -> TuningSettings:
-    """Check that the trial counts and budgets of a search are valid, and return them.
+    """Check that the method, trial counts and budgets of a hyperparameter search are valid, and return the options.
 
     Parameters
     ----------
     tuning : TuningSettings
-        The search.
+        Options of the search.
 
     Returns
     -------
     TuningSettings
-        The search.
+        The same options.
 
     Raises
     ------

@@ -1,1 +1,1 @@
-"""Methods of tuning, one a file; each registers itself in `paleo.tuning.base.METHODS`."""
+"""Tuning methods for hyperparameters, one per file; each registers itself in `paleo.tuning.base.METHODS`."""

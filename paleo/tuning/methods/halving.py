@@ -16,7 +16,7 @@ from paleo.tuning.base import METHODS, SynchronousStage, TrialJob, TuningMethod,
 
 
 class Bracket(NamedTuple):
-    """Trials that start at one rung together."""
+    """Bracket of successive halving: ``trials`` trials that start together at rung ``first_rung``."""
 
     trials: int
     first_rung: int
@@ -26,7 +26,7 @@ class Bracket(NamedTuple):
 class SuccessiveHalving(TuningMethod):
     """Synchronous successive halving: floor(n eta^-i) trials at rung i, of which the best 1/eta continue.
 
-    It is Algorithm 1 of the ASHA paper.
+    The method is Algorithm 1 of the ASHA paper.
     """
 
     title = "successive halving"
@@ -42,7 +42,7 @@ class SuccessiveHalving(TuningMethod):
         self.coming = deque(self.brackets())
 
     def brackets(self) -> list[Bracket]:
-        """Return the brackets, which run one after the other."""
+        """Return the brackets of the search, which run one after the other; successive halving has one bracket."""
         return [Bracket(self.problem.trials, 0)]
 
     def trials_per_rung(self, bracket: Bracket) -> list[int]:
@@ -51,7 +51,7 @@ class SuccessiveHalving(TuningMethod):
         Parameters
         ----------
         bracket : Bracket
-            The bracket.
+            Trials that start at one rung together.
 
         Returns
         -------
@@ -71,19 +71,19 @@ class SuccessiveHalving(TuningMethod):
         return self.queue.popleft() if self.queue else None
 
     def _open(self, jobs: list[TrialJob]) -> None:
-        """Start a rung with its jobs."""
+        """Start a rung of the current bracket by queuing its jobs."""
         self.queue.extend(jobs)
         self.running, self.unfinished = jobs, len(jobs)
 
     def record_finished_job(self, job: TrialJob) -> None:
-        """Record that a job has ended.
+        """Record that a trial has reached a rung.
 
-        Once all jobs of a rung have ended, the best 1/eta of its trials go on to the next rung.
+        Once all trials of the rung have reached it, the best 1/eta of them continue to the next rung.
 
         Parameters
         ----------
         job : TrialJob
-            The job.
+            Job that has ended.
         """
         self.unfinished -= 1
         if self.unfinished:
@@ -155,12 +155,12 @@ class AsynchronousHalving(TuningMethod):
         return TrialJob(self.started - 1, 0)
 
     def record_finished_job(self, job: TrialJob) -> TrialJob | None:
-        """Record the score of a job that has ended; its trial waits for promotion.
+        """Record the score of a trial at a rung; the trial waits there for promotion.
 
         Parameters
         ----------
         job : TrialJob
-            The job.
+            Job that has ended.
 
         Returns
         -------
@@ -188,14 +188,14 @@ class AsynchronousStopping(AsynchronousHalving):
         return super().next_job()
 
     def record_finished_job(self, job: TrialJob) -> TrialJob | None:
-        """Record the score of a job that has ended.
+        """Record the score of a trial at a rung, and decide whether the trial continues.
 
-        Its trial continues if it is among the best 1/eta that its rung has seen.
+        The trial continues if it is among the best 1/eta that the rung has seen.
 
         Parameters
         ----------
         job : TrialJob
-            The job.
+            Job that has ended.
 
         Returns
         -------

@@ -13,7 +13,7 @@ from paleo.tuning.base import METHODS, SynchronousStage, TrialJob, TuningMethod,
 
 @METHODS.register("random")
 class RandomSearch(TuningMethod):
-    """Random search: configurations are drawn at random."""
+    """Random search over hyperparameters: configurations are random, and every trial trains in full."""
 
     title = "random search"
     source = "Bergstra and Bengio, JMLR 13 (2012)"
@@ -24,7 +24,7 @@ class RandomSearch(TuningMethod):
 
     @staticmethod
     def rungs(least: float, most: float, eta: int) -> tuple[float, ...]:
-        """Return the only amount of training at which trials are evaluated, the last.
+        """Return the only rung of random search, the full training of a trial.
 
         Parameters
         ----------
@@ -54,7 +54,7 @@ class RandomSearch(TuningMethod):
 
 @METHODS.register("grid")
 class GridSearch(RandomSearch):
-    """Grid search: configurations are points of a grid, and the sizes of the network alternate."""
+    """Grid search over hyperparameters: configurations are points of a grid, and the sizes of the network alternate."""
 
     title = "grid search"
 
@@ -65,7 +65,7 @@ class GridSearch(RandomSearch):
 
 @METHODS.register("median")
 class MedianStopping(RandomSearch):
-    """Stop trials below the median of the others (the median stopping rule).
+    """Median stopping rule: random search that stops trials worse than the median of earlier trials.
 
     At each rung the best score of a trial so far is compared with the running averages of the ended trials up to this
     rung.
@@ -80,7 +80,7 @@ class MedianStopping(RandomSearch):
 
     @staticmethod
     def rungs(least: float, most: float, eta: int) -> tuple[float, ...]:
-        """Return the amounts of training at which trials are compared with the median.
+        """Return the rungs of the median stopping rule, at which trials are compared with the median of others.
 
         Parameters
         ----------
@@ -99,14 +99,14 @@ class MedianStopping(RandomSearch):
         return geometric_rungs(least, most, eta)
 
     def record_finished_job(self, job: TrialJob) -> TrialJob | None:
-        """Record that a job has ended.
+        """Record that a trial has reached a rung, and decide whether the trial continues.
 
-        Its trial ends if its best score is worse than the median of the other trials' averages at this rung.
+        The trial stops if its best score is worse than the median of the other trials' averages at this rung.
 
         Parameters
         ----------
         job : TrialJob
-            The job.
+            Job that has ended.
 
         Returns
         -------

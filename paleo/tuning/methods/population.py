@@ -18,7 +18,7 @@ _TRUNCATED = 0.2
 
 @METHODS.register("pbt")
 class PopulationBasedTraining(TuningMethod):
-    """Train a population whose worst trials copy the best ones.
+    """Population-based training: a population of trials whose worst members copy the best ones.
 
     At each interval a member among the worst fifth reads the checkpoint of one of the best fifth (exploit) and changes
     its hyperparameters (explore). No member waits for others. If there are more members than workers, they alternate.
@@ -36,7 +36,7 @@ class PopulationBasedTraining(TuningMethod):
 
     @staticmethod
     def rungs(least: float, most: float, eta: int) -> tuple[float, ...]:
-        """Return the amounts of training at which members of the population may copy a better one, at equal distances.
+        """Return the rungs of population-based training, at equal distances; there members may copy a better one.
 
         Parameters
         ----------
@@ -59,14 +59,14 @@ class PopulationBasedTraining(TuningMethod):
         return self.queue.popleft() if self.queue else None
 
     def record_finished_job(self, job: TrialJob) -> TrialJob | None:
-        """Record that a job has ended.
+        """Record that a trial has reached a rung, and return its next job.
 
         A trial among the worst fifth of the population continues from the weights of one of the best fifth.
 
         Parameters
         ----------
         job : TrialJob
-            The job.
+            Job that has ended.
 
         Returns
         -------
@@ -89,7 +89,7 @@ class PopulationBasedTraining(TuningMethod):
         return None
 
     def _record_score(self, trial: int, score: float) -> None:
-        """Record the latest score of a member."""
+        """Record the latest score of a member of the population, and update the ranking."""
         if trial in self.latest:
             self.ranking.pop(bisect_left(self.ranking, (self.latest[trial], trial)))
         self.latest[trial] = score
@@ -121,12 +121,12 @@ class RegularisedEvolution(RandomSearch):
         return job
 
     def record_finished_job(self, job: TrialJob) -> TrialJob | None:
-        """Add the trial of an ended job to the population; the oldest member leaves a full population.
+        """Add a fully trained trial to the population; the oldest member leaves a full population.
 
         Parameters
         ----------
         job : TrialJob
-            The job.
+            Job that has ended.
 
         Returns
         -------
