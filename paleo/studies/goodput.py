@@ -32,8 +32,8 @@ Array = npt.NDArray[np.float64]
 Numeric = float | Array
 #: How a checkpoint reaches storage: training waits for all of it, for the copy to host memory, or for that alone while
 #: most failures are survived by the copy in memory.
-Checkpointing = Literal["sync", "async", "memory"]
-_CHECKPOINTING: tuple[Checkpointing, ...] = ("sync", "async", "memory")
+CheckpointMode = Literal["sync", "async", "memory"]
+_CHECKPOINTING: tuple[CheckpointMode, ...] = ("sync", "async", "memory")
 #: Share of failures that leave the copy in host memory intact (DLRover: three of four restart a process).
 MEMORY_SURVIVAL_SHARE = 0.75
 
@@ -616,7 +616,6 @@ def _check_room(place: str, needed: float, capacity: float | None) -> None:
         )
 
 
-CheckpointMode = Literal["sync", "async", "memory"]
 _Entry = TypeVar("_Entry")
 
 
@@ -1041,7 +1040,7 @@ def _check_replicas(prediction: Prediction) -> None:
         )
 
 
-def _checkpointing_named(text: str | None) -> Checkpointing:
+def _checkpointing_named(text: str | None) -> CheckpointMode:
     """Check the name of a checkpointing mode: ``sync`` (the default), ``async`` or ``memory``."""
     for mode in _CHECKPOINTING:
         if mode == (text or "sync"):

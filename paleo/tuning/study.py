@@ -416,7 +416,7 @@ class TuningStudy:
         if margin.meets_deadline:
             fewer = f" or {with_noun(nodes, 'node')} fewer" if nodes else ""
             more = with_noun(trials, "trial")
-            return f"The deadline of {format_duration(margin.deadline_seconds)} is met:  {more} more{fewer} would do."
+            return f"The deadline of {format_duration(margin.deadline_seconds)} is met: {more} more{fewer} would do."
         more = "" if nodes is None else f", or {with_noun(nodes, 'node')} more"
         return (
             f"The deadline of {format_duration(margin.deadline_seconds)} is missed: it takes "
