@@ -43,9 +43,9 @@ class Direction(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionShape:
-    """Sizes of convolutions as arrays of one shape; ``channels`` and ``filters`` are those of one group.
+    """Sizes of several convolutions, as arrays of one shape.
 
-    ``direction`` holds values of `Direction`.
+    ``channels`` and ``filters`` are those of one group; ``direction`` holds values of `Direction`.
     """
 
     batch: Array
@@ -115,9 +115,10 @@ def convolution_shape(
     groups: Numeric = 1.0,
     direction: int | npt.NDArray[np.int64] = Direction.FORWARD,
 ) -> ConvolutionShape:
-    """Derive the shapes of a convolution from the extents of the whole layer.
+    """Compute the output size and the channels per group of a convolution from the extents of its layer.
 
-    out = floor((n + 2 p - d (r - 1) - 1) / s) + 1
+    An output extent is floor((n + 2 p - d (r - 1) - 1) / s) + 1, for an input extent n, padding p, dilation d, kernel
+    extent r and stride s.
 
     Parameters
     ----------
@@ -145,7 +146,7 @@ def convolution_shape(
     Returns
     -------
     ConvolutionShape
-        Fields broadcast.
+        Sizes as arrays of one shape (arguments broadcast).
 
     Examples
     --------
@@ -234,10 +235,10 @@ _WINOGRAD_BLOCK = (8, 16, 32)
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmCost:
-    """Cost of one algorithm: time without the launch (``seconds``) [s] and ``workspace_bytes`` [byte].
+    """Cost of one convolution algorithm: time without the launch (``seconds``) [s] and workspace [byte].
 
-    The time is infinite if the algorithm does not apply. ``relative_flops`` is the FLOP of its products relative to
-    those of the direct convolution, without edges.
+    The time is infinite if the algorithm does not apply. ``relative_flops`` is the FLOP of the algorithm relative to
+    the direct convolution, without partly filled tiles at the edges.
     """
 
     seconds: Array
@@ -264,7 +265,7 @@ def l2_resident_share(moved: Array, device: DeviceDatasheet) -> Array:
 
 
 def sustained_clock_share(device: DeviceDatasheet, energy_per_flop: float) -> float:
-    """Compute the share of the boost clock under full arithmetic load.
+    """Compute the share of the boost clock that vector units keep under full arithmetic load, at the power limit.
 
     Power is proportional to f V^2. Between boost and the lowest voltage V falls with f, below it V is constant. So
     power falls with f^3 and then with f, on average with f^2. Tensor cores are not derated here, as their energy is
@@ -289,7 +290,7 @@ def sustained_clock_share(device: DeviceDatasheet, energy_per_flop: float) -> fl
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionSetup:
-    """Device and convolution library for which times are computed.
+    """Device and convolution library (cuDNN) for which convolution times are computed.
 
     ``cudnn_release`` is the cuDNN release (major.minor), ``element_bytes`` the bytes of a stored element;
     ``channels_last`` is True for tensors in that layout.
@@ -335,7 +336,7 @@ class ConvolutionSetup:
         return elements * self.element_bytes / (fraction * self.device.memory_bandwidth)
 
     def tensor_traffic_time(self, elements: Array) -> Array:
-        """Compute the time to read and write the tensors of a convolution.
+        """Compute the time to read and write the input, output and filter tensors of a convolution.
 
         Parameters
         ----------
@@ -350,7 +351,7 @@ class ConvolutionSetup:
         return self.memory_time(elements, self.parameters.bandwidth_fraction)
 
     def transform_traffic_time(self, elements: Array) -> Array:
-        """Compute the time to read and write the tensors of a transform.
+        """Compute the time to read and write tensors in a transform (im2col, Winograd, FFT).
 
         Parameters
         ----------
@@ -365,7 +366,7 @@ class ConvolutionSetup:
         return self.memory_time(elements, self.parameters.transform_bandwidth)
 
     def _l2_time_ratio(self, elements: Array) -> Array:
-        """Compute the time of traffic between two kernels relative to that of the same traffic through memory [-].
+        """Compute the time of traffic that partly stays in L2 between two kernels, relative to memory alone [-].
 
         Parameters
         ----------
@@ -382,7 +383,9 @@ class ConvolutionSetup:
 
 
 def overlap_with_loss(*times: Array) -> Array:
-    """Combine times of parts that overlap with some loss, as their cubic norm: max ≤ t ≤ sum.
+    """Combine times of parts that overlap with some loss, such as arithmetic and memory traffic.
+
+    The result is the cubic norm (a³ + b³ + …)^(1/3), between the largest part and the sum.
 
     Parameters
     ----------
@@ -403,7 +406,7 @@ def overlap_with_loss(*times: Array) -> Array:
 
 
 def wave_count(blocks: Array, multiprocessors: float, quantisation: float = _WAVE_QUANTISATION) -> Array:
-    """Count the waves of thread blocks, between the fractional number and the next whole one.
+    """Count the waves in which thread blocks run on the multiprocessors, with a partly rounded last wave.
 
     Parameters
     ----------
@@ -450,7 +453,7 @@ def tiled_gemm_time(
     m, n, k : ndarray
         Extents of the product C[m, n] = A[m, k] B[k, n].
     count : array-like
-        Products.
+        Number of equal products.
     machine : ConvolutionSetup
         The device with its calibration.
     tiles : Tiles, default VECTOR_TILES
@@ -461,7 +464,7 @@ def tiled_gemm_time(
     Returns
     -------
     ndarray
-        Seconds of arithmetic.
+        Time of the arithmetic [s].
     """
     device, p = machine.device, machine.parameters
     rate = p.gemm_efficiency * machine.multiprocessor_flops_per_s
@@ -489,9 +492,9 @@ def _by_direction(shape: ConvolutionShape, forward: Array, data: Array, filters:
 
 
 def _padded_channels(channels: Array, machine: ConvolutionSetup) -> Array:
-    """Return the channels over which a kernel sums at each tap, with padding.
+    """Return the channels that a kernel sums over at each filter tap, with padding.
 
-    Tensor cores take them in steps of 32 or 64. Few channels in channels-last layout are padded to 4, 8 or 16.
+    Tensor cores take channels in steps of 32 or 64. Few channels in channels-last layout are padded to 4, 8 or 16.
     """
     if not machine.device.tensor_cores:
         return channels
@@ -563,11 +566,11 @@ def _implicit_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algori
 
 
 def explicit_im2col_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCost:
-    """Compute the cost of im2col to memory and a plain product.
+    """Compute the cost of a convolution by explicit im2col: columns written to memory, then a plain GEMM.
 
-    The data gradient writes the columns and adds them up (col2im). A library adds them up in the gradient itself
-    (cuDNN's data algorithm 0), so that it needs no workspace. The gradient is first filled with zeros, and the rows
-    that outputs reach are read and written again. Its blocks do not cross images.
+    The data gradient writes the columns and adds them up (col2im). A library adds them up in the gradient tensor
+    (cuDNN's data algorithm 0), so that no workspace is needed. The gradient is first filled with zeros, and the rows
+    that outputs reach are read and written again. Thread blocks of the data gradient do not cross images.
 
     Parameters
     ----------
@@ -599,7 +602,7 @@ def explicit_im2col_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> 
 
 
 def _square_unit(shape: ConvolutionShape, side: float) -> Mask:
-    """Return True if the filter is side x side, with stride 1 and no dilation."""
+    """Return True where the filter is side x side, with stride 1 and no dilation."""
     plain = (shape.stride_h == 1) & (shape.stride_w == 1) & (shape.dilation_h == 1) & (shape.dilation_w == 1)
     return np.asarray((shape.kernel_h == side) & (shape.kernel_w == side) & plain)
 
@@ -653,9 +656,10 @@ def _winograd_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algori
 def _transformed_cost(
     shape: ConvolutionShape, machine: ConvolutionSetup, tiles: Array, points: float, flop_factor: float, words: float
 ) -> AlgorithmCost:
-    """Compute the cost of transforms around ``points`` batched products of tiles x c x k.
+    """Compute the cost of a Winograd or FFT convolution with stored transforms around batched GEMMs.
 
-    A point has ``words`` stored elements, and ``flop_factor`` times the FLOP of a real product.
+    There are ``points`` products of tiles x c x k. A point has ``words`` stored elements, and ``flop_factor`` times the
+    FLOP of a real product.
     """
     p, g = machine.parameters, shape.groups
     filters = shape.direction == Direction.FILTER
@@ -672,9 +676,9 @@ def _transformed_cost(
 
 
 def _nonfused_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCost:
-    """Compute the cost of Winograd's F(4x4, 3x3) or F(4x4, 5x5) with stored transforms.
+    """Compute the cost of unfused Winograd, F(4x4, 3x3) or F(4x4, 5x5), with stored transforms.
 
-    These are 36 or 64 batched products over tiles of 4 x 4 outputs.
+    There are 36 or 64 batched products over tiles of 4 x 4 outputs.
 
     Parameters
     ----------
@@ -700,7 +704,7 @@ def _nonfused_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algori
 
 
 def _fft_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCost:
-    """Compute the cost of products in the frequency domain.
+    """Compute the cost of an FFT convolution: transforms, and one complex product for each frequency.
 
     A tile of F x F has F (F/2 + 1) complex points; the fastest F of 16 to 128 is taken.
 
@@ -732,10 +736,10 @@ def _fft_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCo
 
 
 def _direct_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCost:
-    """Compute the cost of a direct convolution, which has no product form.
+    """Compute the cost of a direct depthwise convolution, which has no matrix product.
 
     Each result sums its taps separately, at a small share of peak or at the speed of memory. In the filter gradient
-    each tap is a result: its block reads the whole channel of both tensors, in all images, and L2 keeps nothing of it.
+    each tap is a result: a thread block reads the whole channel of both tensors, in all images, and L2 keeps nothing.
 
     Parameters
     ----------
@@ -807,7 +811,7 @@ def algorithm_costs(
     algorithms: Collection[str] = tuple(FIRST_CHOSEN_RELEASE),
     available: Mapping[str, tuple[float, float, float]] = FIRST_CHOSEN_RELEASE,
 ) -> dict[str, AlgorithmCost]:
-    """Compute the cost of each algorithm of a convolution.
+    """Compute the time and workspace of each algorithm that a library has for a convolution.
 
     Valid for 2-D convolutions of 1 to 10^5 positions and more. Library heuristics that choose a slower kernel than the
     best (as in cuDNN 4 to 6) are modelled only by `available`.
@@ -826,9 +830,9 @@ def algorithm_costs(
         cuDNN version, such as 7.6.
     channels_last : bool, default False
         True if tensors have that layout on tensor cores.
-    algorithms : collection of str, default tuple(AVAILABLE_FROM)
+    algorithms : collection of str, default tuple(FIRST_CHOSEN_RELEASE)
         Names of algorithms.
-    available : mapping of str to tuple of (float, float, float), default AVAILABLE_FROM
+    available : mapping of str to tuple of (float, float, float), default FIRST_CHOSEN_RELEASE
         First release with each algorithm: `FIRST_CHOSEN_RELEASE` or `FIRST_AUTOTUNED_RELEASE`.
 
     Returns
@@ -856,7 +860,7 @@ def algorithm_costs(
 def fastest_time_and_flops(
     costs: Mapping[str, AlgorithmCost], workspace_limit: Numeric = np.inf
 ) -> tuple[Array, Array]:
-    """Return the time of the fastest algorithm within a workspace limit, and its relative FLOP.
+    """Return the time of the fastest convolution algorithm within a workspace limit, and its relative FLOP.
 
     Parameters
     ----------
@@ -878,7 +882,7 @@ def fastest_time_and_flops(
 
 
 def fastest_time(costs: Mapping[str, AlgorithmCost], workspace_limit: Numeric = np.inf) -> Array:
-    """Return the time of the fastest algorithm within a workspace limit.
+    """Return the time of the fastest convolution algorithm within a workspace limit.
 
     Parameters
     ----------

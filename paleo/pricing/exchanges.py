@@ -1,4 +1,4 @@
-"""Time of the exchange of tokens with experts by libraries that send each token separately.
+"""Time of the MoE token exchange by libraries such as DeepEP, which send each token separately.
 
 A token is sent once to each rank with some of its experts (DeepEP's normal mode, NVLink kernels of TensorRT-LLM);
 between nodes once to each node, or once per expert (DeepEP's low-latency mode). Some multiprocessors do the copies.
@@ -63,7 +63,7 @@ class ExchangeLinks:
 
 
 def exchange_links(system: System) -> ExchangeLinks:
-    """Return the link and NIC bandwidths of one device of a system.
+    """Return the intra-node link bandwidth and the NIC bandwidth of one device of a system.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ def expert_exchange_time(
     links : ExchangeLinks
         Links and NIC of a device.
     parameters : TokenExchangeParameters
-        Calibration of the exchange.
+        Calibration of the exchange kernels.
 
     Returns
     -------
@@ -153,7 +153,9 @@ def expert_exchange_time(
 
 
 def intra_node_token_exchange_time(payload_bytes: Array, ranks: int, system: System, kernel: str) -> Array | None:
-    """Compute the time of an exchange inside a node: each token is sent once to each rank with some of its experts.
+    """Compute the time of one direction of an MoE token exchange inside a node.
+
+    Each token is sent once to each rank with some of its experts.
 
     Parameters
     ----------
@@ -164,7 +166,7 @@ def intra_node_token_exchange_time(payload_bytes: Array, ranks: int, system: Sys
     system : System
         Machine: its devices, nodes and links.
     kernel : str
-        Family of the exchange, such as ``deepep-normal.dispatch``.
+        Kernel of the exchange, such as ``deepep-normal.dispatch``.
 
     Returns
     -------
@@ -239,7 +241,7 @@ def custom_all_reduce_time(
 
 
 def _ring_beyond(payload: Array, wire: Array, links: GroupLinks, p: CustomAllReduceParameters) -> Array:
-    """Compute the time of NCCL's ring for large payloads, or of in-switch reduction if that is faster [s]."""
+    """Compute the time of NCCL's ring for payloads too large for custom kernels, or of NVLink SHARP if faster [s]."""
     copied = 0.5 * p.copy * payload / links.ranks / links.levels[0].bandwidth
     moved = wire / p.ring_fraction + copied
     time = (

@@ -122,7 +122,7 @@ def training_attention_parameters(engine: PrefillParameters, training: TrainingK
     Returns
     -------
     PrefillParameters
-        Parameters of the kernel's time in training.
+        Parameters of the attention kernel in training.
     """
     rate = engine.mma_efficiency * training.forward
     return replace(engine, mma_efficiency=rate, backward_efficiency=training.backward)
@@ -155,14 +155,14 @@ UNPADDED_GEMM_PHASES: Mapping[str, tuple[str, ...]] = {
 def gemm_times(
     predictor: FamilyPredictor, group: str, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[Any], Array]:
-    """Compute the times of GEMM kernels; ``gemm.narrow`` kernels use the run's fp8 or fp4 format.
+    """Predict the times of GEMM kernels; the group ``gemm.narrow`` runs in the fp8 or fp4 format of the run.
 
     Parameters
     ----------
     predictor : FamilyPredictor
         The device, format and software of the run.
     group : str
-        Calibration family, with the variant of its kernels.
+        Group of kernels: ``gemm`` and the variant, such as ``gemm.narrow``.
     kernels : sequence of Kernel
         Kernels of that family.
 
@@ -211,14 +211,14 @@ def gemm_times(
 
 
 def _unpadded_time(predictor: FamilyPredictor, kernels: Sequence[Kernel], m: Array, n: Array, k: Array) -> Array:
-    """Compute the time of products with unaligned rows that the software does not pad; 0 for all others."""
+    """Compute the time of GEMMs with unaligned rows that the software does not pad; 0 for all other GEMMs."""
     unpadded = UNPADDED_GEMM_PHASES[predictor.software.fusion.padded_products]
     chosen = np.array([kernel.phase in unpadded and kernel.shape.get("batch", 1.0) == 1.0 for kernel in kernels])
     return np.where(chosen, unaligned_rows_time(m, n, k, _along_sum(kernels), predictor.datasheet()), 0.0)
 
 
 def _along_sum(kernels: Sequence[Kernel]) -> tuple[Array, Array]:
-    """Return 1 where the left, and where the right, operand is contiguous along the summed dim; else 0."""
+    """Return for the left and right operand of each GEMM 1 if the summed dim (k) is contiguous in memory, else 0."""
     left, right = np.array([_ALONG_SUM.get(kernel.phase, (1.0, 1.0)) for kernel in kernels], dtype=np.float64).T
     return left, right
 
@@ -252,7 +252,7 @@ NO_PRODUCT, NARROW = ("direct",), ("implicit", "direct")
 def convolution_times(
     predictor: FamilyPredictor, group: str, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[Any], Array]:
-    """Compute the times of convolutions by the fastest algorithm that the software has.
+    """Predict the times of convolutions, each by the fastest algorithm that the software has.
 
     Parameters
     ----------
@@ -287,7 +287,7 @@ def convolution_times(
 
 @FLOP_RATIOS.register("conv")
 def convolution_flop_ratio(predictor: FamilyPredictor, kernels: Sequence[Kernel]) -> Array:
-    """Return the FLOP that each convolution's algorithm executes, relative to the direct algorithm.
+    """Return the FLOP that the algorithm of each convolution executes, relative to the direct algorithm.
 
     Parameters
     ----------
@@ -307,7 +307,10 @@ def convolution_flop_ratio(predictor: FamilyPredictor, kernels: Sequence[Kernel]
 def _chosen_convolutions(
     predictor: FamilyPredictor, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[convolution.ConvolutionParameters], tuple[Array, Array]]:
-    """Return the parameters of convolutions, and the time and share of FLOP of the fastest algorithm of each."""
+    """Choose the fastest algorithm of each convolution.
+
+    Returns the calibrated parameters, and the time [s] and the FLOP relative to the direct algorithm of each kernel.
+    """
     entry, stated = (
         predictor.parameters_of(convolution.ConvolutionParameters, convolution_family(predictor)),
         predictor.software.convolutions,
@@ -341,12 +344,13 @@ def _under_power_limit(
     memory_share: Array,
     operands: float,
 ) -> Array:
-    """Slow down convolutions on tensor cores by the power limit under long load.
+    """Compute the times of tensor-core convolutions under long load, slowed down by the power limit.
 
     Convolutions draw as much power as matrix products of as many FLOP, though no more than those of their process: on
     B200, whose products draw 0.84 pJ, ten measured steps of RetinaNet and Stable Diffusion suit 0.70. Their calibration
-    is from short runs over numbers near zero. ``dram`` are bytes from and to memory, ``memory_share`` is the share of
-    the time that traffic takes, and ``operands`` the energy of a FLOP relative to that of the measured format.
+    is from short runs over numbers near zero. ``seconds`` are the times without a power limit, ``dram`` bytes from and
+    to memory, ``memory_share`` is the share of the time that traffic takes, and ``operands`` the energy of a FLOP
+    relative to that of the measured format.
     """
     device, p = predictor.datasheet(), predictor.parameters_of(GemmParameters, "gemm.tensor").parameters
     flops = np.array([kernel.flops for kernel in kernels])
@@ -429,9 +433,10 @@ def _convolved(
     parameters: convolution.ConvolutionParameters,
     algorithms: Sequence[str],
 ) -> tuple[Array, Array]:
-    """Compute time and share of FLOP of the fastest of some algorithms on one arithmetic unit.
+    """Compute time and relative FLOP of the fastest of the named algorithms for each convolution, on one unit.
 
-    A third spatial dim is folded: its positions into the batch, its taps into the channels.
+    The unit, tensor cores or vector units, is that of ``device``. A third spatial dim is folded: its positions into the
+    batch, its taps into the channels.
     """
     software = predictor.software
     algorithms = _available_algorithms(predictor, algorithms)
@@ -475,7 +480,7 @@ def _convolved(
 def attention_times(
     predictor: FamilyPredictor, group: str, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[Any], Array]:
-    """Compute the times of fused attention by the kernel of the software, or else the usual one of the device.
+    """Predict the times of fused attention by the kernel of the software, or else the usual kernel of the device.
 
     Parameters
     ----------
@@ -528,7 +533,7 @@ def attention_times(
 
 
 def _relative_energy(predictor: FamilyPredictor, products: GemmParameters, dtype: str) -> float:
-    """Return the energy of products on tensor cores in training relative to that of the calibration's rows."""
+    """Return the energy of tensor-core GEMMs in training relative to the benchmark that was calibrated [-]."""
     return switching_activity(products.training_activity, dtype, predictor.datasheet(dtype), predictor.user_calibration)
 
 
@@ -536,7 +541,7 @@ def _relative_energy(predictor: FamilyPredictor, products: GemmParameters, dtype
 def memory_pass_times(
     predictor: FamilyPredictor, group: str, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[Any], Array]:
-    """Compute the times of memory passes; a pass whose group name ends in ``.twice`` reads its input twice.
+    """Predict the times of memory passes (norms, softmax, element-wise); groups in ``.twice`` read inputs twice.
 
     Parameters
     ----------
@@ -598,7 +603,7 @@ _MASK_SHARE = 1.0 / 16.0
 def _statistics_bytes(kernel: Kernel, predictor: FamilyPredictor) -> float:
     """Count the bytes that a batch normalisation reads for its statistics, without fused operands.
 
-    There are none in the forward pass if the preceding convolution has summed them.
+    The forward pass reads none if the preceding convolution has summed them.
     """
     summed = (
         predictor.software.fusion.statistics == "convolution"
@@ -608,9 +613,9 @@ def _statistics_bytes(kernel: Kernel, predictor: FamilyPredictor) -> float:
 
 
 def _unread_mask_bytes(kernel: Kernel, software: SoftwareProfile) -> float:
-    """Count the bytes that the fused gradient of batch normalisation and a rectifier does not read.
+    """Count the bytes that the fused gradient of batch normalisation and ReLU does not read.
 
-    These are outputs of the rectifier, of which a one-bit mask is saved (cuDNN's reserve space,
+    These are outputs of the ReLU, of which a one-bit mask is saved (cuDNN's reserve space,
     cudnnBatchNormalizationBackwardEx).
     """
     if software.fusion.norms != "both" or kernel.phase == "forward" or "swept" not in kernel.shape:
@@ -622,7 +627,7 @@ def _unread_mask_bytes(kernel: Kernel, software: SoftwareProfile) -> float:
 def rnn_times(
     predictor: FamilyPredictor, group: str, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[Any], Array]:
-    """Compute the times of whole recurrent layers of the library.
+    """Predict the times of whole recurrent layers, one library call (cuDNN) for all timesteps.
 
     Parameters
     ----------

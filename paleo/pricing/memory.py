@@ -2,8 +2,8 @@
 
 Such a kernel has compulsory reads and writes. Some kernels read their input again, and on narrow types many cannot
 issue loads fast enough for a fast memory. The cache state decides which part of the traffic reaches the memory and
-which only the L2, so it is an argument. The host of a framework needs time to issue the call; it runs ahead of the
-device, so the longer of the two counts (a smooth maximum).
+which only the L2, so it is an argument. The host of a framework needs time to issue the call. The host runs ahead of
+the device, so the longer of the two times counts (a smooth maximum).
 
 All sizes broadcast; bytes are compulsory reads plus writes, times are in seconds.
 """
@@ -192,7 +192,7 @@ def smooth_maximum(first: Sizes, second: Sizes, order: float) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class RowTraffic:
-    """Memory traffic of a row kernel (softmax, norm) beyond its first read, as arguments of `memory_time`."""
+    """Memory traffic of a row-wise kernel (softmax, norm) beyond its first read, as arguments of `memory_time`."""
 
     elements: Array
     reread_bytes: Array
@@ -225,7 +225,7 @@ def softmax_row_traffic(*, rows: Sizes, length: Sizes, element_bytes: Sizes, dev
     Returns
     -------
     RowTraffic
-        Bytes, threads and steps of its rows.
+        Elements, bytes that are read again, threads and steps of each row.
 
     Examples
     --------
@@ -264,7 +264,7 @@ def layer_norm_row_traffic(*, rows: Sizes, length: Sizes, element_bytes: Sizes, 
     Returns
     -------
     RowTraffic
-        Bytes, threads and steps of its rows.
+        Elements, bytes that are read again, threads and steps of each row.
     """
     n, d, width = as_float_arrays(rows, length, element_bytes)
     vector = d % 4 == 0
@@ -277,10 +277,10 @@ def layer_norm_row_traffic(*, rows: Sizes, length: Sizes, element_bytes: Sizes, 
 def block_row_traffic(
     *, rows: Sizes, length: Sizes, element_bytes: Sizes, moved_bytes: Sizes, reduces: Mask = False
 ) -> RowTraffic:
-    """Count the reads of kernels with one thread block per row and one element per thread and step.
+    """Count the reads of row-wise kernels with one thread block per row and one element per thread and step.
 
     Inference engines have such kernels for RMS norm, rotary embedding and gated units. Their loads are not vectors, so
-    on fast devices they are limited by issue rather than memory.
+    that fast devices limit them by issue rather than memory.
 
     Parameters
     ----------
@@ -296,7 +296,7 @@ def block_row_traffic(
     Returns
     -------
     RowTraffic
-        Bytes, threads and steps of the rows.
+        Elements, bytes that are read again, threads and steps of each row.
 
     Examples
     --------
@@ -327,7 +327,7 @@ _TRANSPOSED_BANDWIDTH = 0.75
 def layout_conversion_time(
     moved_bytes: Sizes, elements: Sizes, device: DeviceDatasheet, *, loads: float = SCALAR_ELEMENTS_PER_CLOCK
 ) -> Array:
-    """Compute the time to convert tensors from one memory layout to another.
+    """Compute the time to convert tensors between memory layouts, such as channels-first and channels-last.
 
     Parameters
     ----------
