@@ -1,10 +1,10 @@
 """Effect of the power limit on kernels: the factor by which arithmetic slows down, and a board's power.
 
 Every FLOP and every byte of DRAM costs energy, and a busy device additionally draws a share of its limit. If the sum
-over the time at full clock exceeds the limit, the clock falls until it does not. Energy per FLOP is assumed constant:
-under load the voltage is near its minimum, so that a lower clock saves power only in proportion. Compared with a law of
-power ~ clock², this law transfers better from L40S to a card of the next generation, and gives H100 and B200 equal
-energy per FLOP (0.6 pJ), in accordance with their common process (TSMC 4N).
+over the time at full clock exceeds the limit, the clock falls until the limit is kept. Energy per FLOP is assumed
+constant: under load the voltage is near its minimum, so that a lower clock saves power only in proportion. Compared
+with a law of power ~ clock², this law transfers better from L40S to a card of the next generation, and gives H100 and
+B200 equal energy per FLOP (0.6 pJ), in accordance with their common process (TSMC 4N).
 
 Energies by process, and the structure of the L2, are start values of fits if rows do not determine them.
 """
@@ -74,9 +74,9 @@ def power_slowdown(
     """Compute the factor (at least 1) by which the power limit slows kernels down.
 
     The power of arithmetic is compared with the limit less the power of idling and memory. The part of the energy that
-    any running kernel draws is proportional to time. So units that run at a cut rate spend correspondingly more of it
-    per FLOP, and vector units draw it at any share of their rate. On tensor cores, whose instructions do a thousand
-    FLOP, energy is proportional to FLOP, as measured products of H100, H200, B200 and GB200 show.
+    any running kernel draws is proportional to time. So units that run at a cut rate spend correspondingly more of that
+    energy per FLOP, and vector units draw it at any share of their rate. On tensor cores, whose instructions do a
+    thousand FLOP, energy is proportional to FLOP, as measured products of H100, H200, B200 and GB200 show.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def power_slowdown(
 
 
 def throttled_share(busy: Numbers, sustained: Numbers, ramp: float = HALF_THROTTLE_TIME) -> Array:
-    """Return which share of the power limit's slow-down a kernel sees: 1 under sustained load, less in a short test.
+    """Return how much of the power limit's slow-down a kernel sees: all under sustained load, less in a short test.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def throttled_share(busy: Numbers, sustained: Numbers, ramp: float = HALF_THROTT
     sustained : array-like
         1 after long load, 0 in a short test run.
     ramp : float, default HALF_THROTTLE_TIME
-        Kernel time at which half applies [s].
+        Kernel time at which half of the slow-down applies [s].
 
     Returns
     -------
@@ -142,11 +142,11 @@ def throttled_share(busy: Numbers, sustained: Numbers, ramp: float = HALF_THROTT
 
 
 def relative_operand_energy(dtype: str) -> float:
-    """Return the energy per FLOP of tensor cores relative to that of the format that was measured.
+    """Return the energy per FLOP of tensor cores in a number format, relative to the calibrated 16-bit products.
 
-    From 16 to 8 bits it is proportional to the bytes of operands (training_energy in fp8 relative to that in 16 bits:
-    0.53 on H100, 0.5 on L40S, 0.44 on B200). TF32 moves four bytes. Formats below 16 bits have separate families, so
-    their factor is 1.
+    From 16 to 8 bits the energy is proportional to the bytes of operands (training_energy in fp8 relative to that in 16
+    bits: 0.53 on H100, 0.5 on L40S, 0.44 on B200). TF32 moves four bytes. Formats below 16 bits have separate families,
+    so their factor is 1.
 
     Parameters
     ----------
@@ -175,8 +175,8 @@ SUSTAINED_ENERGY_FAMILY = "arithmetic"
 class SustainedEnergyParameters:
     """Energy of a sixteen-bit FLOP in measured steps relative to ``GemmParameters.training_energy``, by architecture.
 
-    A device draws it until its power limit slows it down, so that long steps show it and short tests do not. Valid for
-    parts with HBM. Products in eight bits and convolutions need no factor; other architectures have 1.
+    A device draws this energy until its power limit slows it down, so that long steps show it and short tests do not.
+    Valid for parts with HBM. Products in eight bits and convolutions need no factor; other architectures have 1.
     """
 
     ampere: float = parameter("1", "0.6..2", "of Ampere's tensor cores")
@@ -190,7 +190,7 @@ class SustainedEnergyParameters:
         Parameters
         ----------
         architecture : str
-            Architecture, as in device specs.
+            Architecture of the device, such as ``Hopper``.
 
         Returns
         -------
@@ -235,9 +235,9 @@ class PowerParameters:
 
     Fitted to mean watts of training steps under power limits (Zeus: You, Chung, Chowdhury, NSDI 2023). A kernel adds
     ``busy`` whatever it does: clock trees, schedulers and register files at full clock, leakage of a warm chip.
-    ``training_energy`` of a device's products is the limit less the idle power, divided by their sustained rate, so it
-    includes that part. ``arithmetic_energy_share`` is the share of it that is proportional to FLOP; with it the watts
-    at that rate equal the limit.
+    ``training_energy`` of a device's products is the limit less the idle power, divided by their sustained rate, so
+    that ``busy`` is included. ``arithmetic_energy_share`` is the share of that energy which is proportional to FLOP;
+    the watts at that rate then equal the limit.
 
     Notes
     -----
@@ -285,22 +285,22 @@ class PowerParameters:
 
 
 def clock_under_limit(excess: Numbers, least_voltage_clock: float) -> Array:
-    """Compute the share of the boost clock at which dynamic power equals its limit.
+    """Compute the share of the boost clock at which a board's dynamic power equals its power limit.
 
     Dynamic power is proportional to clock x voltage². Down to ``least_voltage_clock`` the voltage falls with the clock
-    (power ~ clock³), below it is constant (power ~ clock).
+    (power ~ clock³); at lower clocks the voltage is constant (power ~ clock).
 
     Parameters
     ----------
     excess : array-like
-        Dynamic power at boost relative to the power that remains for it.
+        Dynamic power at the boost clock over the power that the limit leaves for dynamic power [-].
     least_voltage_clock : float
         Share of the boost clock below which the voltage is constant.
 
     Returns
     -------
     ndarray
-        Shares, up to 1.
+        Shares of the boost clock, up to 1.
 
     References
     ----------
@@ -317,9 +317,10 @@ def clock_under_limit(excess: Numbers, least_voltage_clock: float) -> Array:
 
 
 class EnergyPerFlop(NamedTuple):
-    """Energy at full clock [pJ/FLOP] of matrix units with two-byte and one-byte operands, and of vector units in fp32.
+    """Energy per FLOP at full clock [pJ/FLOP], by arithmetic unit.
 
-    ``training`` and ``training_fp8`` are those of matrix units in sustained training.
+    ``tensor`` and ``fp8`` are those of matrix units with two-byte and one-byte operands, ``vector`` of vector units in
+    fp32. ``training`` and ``training_fp8`` are those of matrix units in sustained training.
     """
 
     tensor: float
@@ -363,12 +364,14 @@ SPLIT_SHARE, WHOLE_SHARE = 0.45, 0.9
 
 
 def energy_per_flop(figures: DeviceDatasheet) -> EnergyPerFlop:
-    """Return the energies per FLOP of a device, by its manufacturing process; an unknown process counts as 7 nm.
+    """Return the energies per FLOP of a device, by its manufacturing process (such as 4 nm).
+
+    An unknown process counts as 7 nm.
 
     Parameters
     ----------
     figures : DeviceDatasheet
-        The device.
+        Datasheet values; architecture and kind of memory count.
 
     Returns
     -------
@@ -392,12 +395,12 @@ def l2_surviving_share(figures: DeviceDatasheet) -> float:
     Parameters
     ----------
     figures : DeviceDatasheet
-        The device.
+        Datasheet values; architecture and kind of memory count.
 
     Returns
     -------
     float
-        0 to 1.
+        Share, 0 to 1.
     """
     split = figures.architecture in _SPLIT_L2 and figures.memory_kind.startswith("HBM")
     return SPLIT_SHARE if split else WHOLE_SHARE

@@ -1,4 +1,6 @@
-"""Time of attention over keys that an indexer selects, of a layer or one of its parts, in inference on one rank.
+"""Time of sparse attention, whose keys an indexer selects (DeepSeek-V3.2), in inference on one rank.
+
+The time covers a layer or one of its parts.
 
     projections = roofline(FLOP / (share · peak), weights / (share · bandwidth))
     scores      = roofline(FLOP of the indexer in fp8, its keys / bandwidth, keys that one block reads in sequence)
@@ -73,8 +75,8 @@ class SparseAttentionParameters:
 class SparseWork:
     """Work of each sparse-attention call, by part: FLOP, bytes and keys, as arrays that broadcast.
 
-    ``weight_element_bytes`` are bytes of a weight, ``cache_element_bytes`` of an entry of the cache. ``has_indexer`` is
-    True where an indexer scores keys, ``is_dense`` where attention covers all keys without one.
+    ``weight_element_bytes`` are bytes of a weight, ``cache_element_bytes`` of an entry of the KV cache. ``has_indexer``
+    is True where an indexer scores keys, ``is_dense`` where attention covers all keys without an indexer.
     """
 
     projection_flops: Array
@@ -103,9 +105,9 @@ def sparse_attention_time(work: SparseWork, device: DeviceDatasheet, parameters:
     Parameters
     ----------
     work : SparseWork
-        Work of each call.
+        FLOP, bytes and keys of each call.
     device : DeviceDatasheet
-        Peak in 16 bits and memory of the device.
+        Datasheet values, with the peak in 16 bits.
     parameters : SparseAttentionParameters
         Calibration of the kernels.
 

@@ -402,7 +402,7 @@ def prefers_switch(payload_bytes: Numeric, links: GroupLinks) -> BoolArray:
 
 
 def _expected_rates(links: GroupLinks) -> tuple[Array, Array]:
-    """Return the rates of a ring inside a node and of a node's NICs in the tuner's cost model [byte/s]."""
+    """Return the bandwidths inside a node and of a node's NICs that NCCL's tuner assumes [byte/s]."""
     inside = np.where(links.ranks > links.nodes, TUNER_BUS * links.levels[0].bandwidth, np.inf)
     return inside, links.levels[-1].bandwidth
 
