@@ -2,9 +2,9 @@
 
 One thread block owns a tile of query rows and loops over blocks of keys (FlashAttention; Dao et al., 2022, 2023; Shah
 et al., 2024). Its time is a start-up cost plus, per key block, the tensor-core time of two matrix products and the time
-of the exponentials. Implementations differ only in data (`AttentionKernel`): tile shapes, whether the query heads that
-share a key head are packed into one tile, and how the keys are split over thread blocks. So calibrations are keyed by
-*kernel* (fa2, fa3, fa4, trtllm) and phase, not only by device.
+of the exponentials. Implementations differ only in data (`AttentionKernel`): tile shapes, packing of query heads that
+share a key head, and the split of the keys over thread blocks. So calibrations are keyed by *kernel* (fa2, fa3, fa4,
+trtllm) and phase, not only by device.
 
 All sizes broadcast; times are in seconds. ``query_length`` counts tokens of one sequence; all sequences have the same
 length.
@@ -208,8 +208,8 @@ def key_blocks(
 ) -> Array:
     """Count the key blocks that all query tiles of one head visit together, under a causal mask or a sliding window.
 
-    Tile i under a causal mask (aligned at the last key) visits ceil((offset + (i + 1) t) / c) blocks of c keys, with t
-    tokens a tile and offset = kv_length - query_length. The sum over i has a closed form, which is exact if t divides c
+    Tile i under a causal mask (aligned at the last key) visits ceil((offset + (i + 1) t) / c) blocks of c keys. A tile
+    has t tokens, and offset = kv_length - query_length. The sum over i has a closed form, which is exact if t divides c
     or c divides t, and the offset is a multiple of c. A sliding window of w keys skips the blocks before offset + i t -
     w.
 
@@ -547,14 +547,14 @@ def attention_prefill_time(
 ) -> Array:
     """Compute the time of prefill attention (forward, many query tokens).
 
-    time = launch + hot · ((max(work / S + last wave, longest tile) / clock)^p + (bytes / bandwidth)^p)^(1/p) + merge
-           + write
+        time = launch + hot · ((max(work / S + last wave, longest tile) / clock)^p + (bytes / bandwidth)^p)^(1/p)
+               + merge + write
 
     with work = key blocks · (two products at the tensor rate + exponentials) + tiles · tile_cycles on S
     multiprocessors. Bytes are read from L2 as far as they fit. If there are few tiles, their keys are split
     (``balanced_splits``), and partial sums are merged. ``hot`` is the slow-down at the power limit
-    (`paleo.pricing.power`), which has its full effect under ``sustained`` load and which depends on the ``activity`` of
-    the data. Valid from one tile to kernels of minutes, and for head dimensions up to 512. ``flop_factor`` and
+    (`paleo.pricing.power`). The slow-down has its full effect under ``sustained`` load and depends on the ``activity``
+    of the data. Valid from one tile to kernels of minutes, and for head dimensions up to 512. ``flop_factor`` and
     ``traffic_factor`` scale products and bytes for the backward pass.
 
     Parameters
@@ -716,9 +716,9 @@ def attention_backward_time(
 ) -> Array:
     """Compute the time of backward attention, from the forward calibration and ``backward_efficiency``.
 
-    The backward pass has five products instead of two (scores again, dV, dP, dQ, dK: 2.5 times the FLOP), one
-    exponential, and about three times the bytes: q, k, v, o, do are read; dq, dk, dv written; dq is also accumulated in
-    fp32 (Dao, 2023).
+    The backward pass has five products instead of two (scores again, dV, dP, dQ, dK: 2.5 times the FLOP), and one
+    exponential. It moves about three times the bytes: q, k, v, o, do are read; dq, dk, dv written; dq is also
+    accumulated in fp32 (Dao, 2023).
 
     Parameters
     ----------

@@ -73,7 +73,7 @@ class FastestAlgorithm:
 
 
 def fastest_per_payload(table: Mapping[str, Array]) -> FastestAlgorithm:
-    """Choose the fastest algorithm of each element; a tie goes to the first name.
+    """Choose the fastest collective algorithm for each payload; a tie goes to the first name.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ class Crossover:
 
 
 def crossovers(prices: AlgorithmTimeFunction, *, smallest: float = 1.0, largest: float = TERA) -> list[Crossover]:
-    """Find the payloads at which the fastest algorithm changes.
+    """Find the payloads at which the fastest algorithm of a collective changes.
 
     A logarithmic grid finds the changes, bisection refines each to a relative 1e-9.
 
@@ -145,7 +145,7 @@ class CollectiveModel(Protocol):
     """Protocol of a collective library (such as NCCL): which algorithms it may run, and the time of each."""
 
     def candidate_algorithms(self, operation: str, links: GroupLinks) -> list[Algorithm]:
-        """List the algorithms that the library may run for an operation on these links.
+        """List the algorithms that the library may run for a collective over a group's links.
 
         Parameters
         ----------
@@ -370,7 +370,7 @@ class AlphaBetaModel:
         )
 
     def candidate_algorithms(self, operation: str, links: GroupLinks) -> list[Algorithm]:
-        """List all algorithms of the literature except parameter servers.
+        """List all algorithms of the literature for a collective operation, except parameter servers.
 
         Parameters
         ----------
@@ -409,7 +409,7 @@ class AlphaBetaModel:
         return np.asarray(True)
 
     def algorithm_time(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:
-        """Compute the time of one algorithm by latency (alpha) and bandwidth (beta).
+        """Compute the time of a collective by one algorithm, from latency (alpha) and bandwidth (beta).
 
         Parameters
         ----------
@@ -478,7 +478,7 @@ class Nccl:
     sends_round_group: bool = False
 
     def candidate_algorithms(self, operation: str, links: GroupLinks) -> list[Algorithm]:
-        """List the algorithms of NCCL for an operation and, on a torus, those of XLA.
+        """List the algorithms of NCCL for a collective operation and, on a torus, those of XLA.
 
         Parameters
         ----------
@@ -532,7 +532,7 @@ class Nccl:
         return np.asarray(several & expected & (links.intra_node_links.ranks >= MIN_SWITCH_RANKS))
 
     def algorithm_time(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:
-        """Compute the time of one algorithm inside a node, or between nodes.
+        """Compute the time of a collective by one NCCL algorithm, inside a node or between nodes.
 
         Parameters
         ----------
@@ -856,7 +856,7 @@ class Fabric:
         """Compute the time of an MoE token exchange within a node by DeepEP's measured kernels.
 
         Token exchanges between nodes use NCCL's collectives instead. The measured rows between nodes are of one
-        cluster, whose rates halve from four to eight nodes; steps on 8 to 32 nodes of other clusters are predicted
+        cluster, whose rates halve from four to eight nodes. Steps on 8 to 32 nodes of other clusters are predicted
         worse with them (10 to 21 %).
 
         Parameters

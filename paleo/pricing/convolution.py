@@ -117,8 +117,8 @@ def convolution_shape(
 ) -> ConvolutionShape:
     """Compute the output size and the channels per group of a convolution from the extents of its layer.
 
-    An output extent is floor((n + 2 p - d (r - 1) - 1) / s) + 1, for an input extent n, padding p, dilation d, kernel
-    extent r and stride s.
+    An output extent is floor((n + 2 p - d (r - 1) - 1) / s) + 1. The input has extent n, the kernel r; p is the
+    padding, d the dilation and s the stride.
 
     Parameters
     ----------
@@ -443,8 +443,8 @@ def tiled_gemm_time(
 ) -> Array:
     """Compute the time of equal GEMMs with the fastest thread-block tile and split-K.
 
-    A block of tile (a, b) costs 1 + (tile_penalty (1/a + 1/b))^2 times the 2 a b k FLOP of an infinite tile, since only
-    a wider tile loads fewer operands per FLOP. Blocks run in waves. Splits of k fill idle multiprocessors, and cost the
+    A block of tile (a, b) costs 1 + (tile_penalty (1/a + 1/b))^2 times the 2 a b k FLOP of an infinite tile. Only a
+    wider tile loads fewer operands per FLOP. Blocks run in waves. Splits of k fill idle multiprocessors, and cost the
     traffic of the partial sums (32-bit) and a second, short phase. An element of the sum takes at least
     ``depth_cycles``: blocks that share a multiprocessor hide each other's latency, a single wave cannot.
 
@@ -608,7 +608,7 @@ def _square_unit(shape: ConvolutionShape, side: float) -> Mask:
 
 
 def _extents_of_result(shape: ConvolutionShape) -> tuple[Array, Array, Array, Array]:
-    """Return (rows of the result, columns of the result, channels summed over, channels of the result).
+    """Return (rows, columns, channels summed over, channels of the result) of a convolution, by its direction.
 
     The data gradient swaps input and output.
     """

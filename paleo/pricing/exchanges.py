@@ -1,8 +1,8 @@
 """Time of the MoE token exchange by libraries such as DeepEP, which send each token separately.
 
-A token is sent once to each rank with some of its experts (DeepEP's normal mode, NVLink kernels of TensorRT-LLM);
-between nodes once to each node, or once per expert (DeepEP's low-latency mode). Some multiprocessors do the copies.
-Ranks first exchange the counts of their tokens.
+A token is sent once to each rank with some of its experts (DeepEP's normal mode, NVLink kernels of TensorRT-LLM).
+Between nodes a token is sent once to each node, or once per expert (DeepEP's low-latency mode). Some multiprocessors do
+the copies. Ranks first exchange the counts of their tokens.
 
     time = launch + hops · log2(nodes) + (link⁴ + copies⁴ + network⁴ + tokens⁴)^¼
     copies  = all that a rank sends, its own share included, over what its multiprocessors copy

@@ -10,8 +10,8 @@ average. Where popularity follows a power law, the busiest of the ranks determin
     time = launch + Σ over both products roofline(grouped tiles, weights of the experts that are hit) + passes
 
 Passes (sorting, activation, sum over a token's visits) run over all visits of the tokens on the rank, those to experts
-of other ranks included. In vLLM with Triton's kernels they take 1.9 to 2.1 ps an element of 16 bits on A100, H100 and
-B200, whose bandwidths differ by a factor of four; around other kernels they take the time of their bytes.
+of other ranks included. In vLLM with Triton's kernels passes take 1.9 to 2.1 ps an element of 16 bits on A100, H100 and
+B200, whose bandwidths differ by a factor of four. Around other kernels they take the time of their bytes.
 
 References: Fedus et al., Switch Transformer, arXiv:2101.03961; Gale et al., MegaBlocks, MLSys 2023 (grouped products);
 Blom, Statistical Estimates and Transformed Beta-Variables, 1958 (largest of normal numbers); Cornish and Fisher, 1938,

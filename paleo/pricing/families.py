@@ -1,4 +1,4 @@
-"""The families of kernels: the calibration and the formula by which each is priced on a device.
+"""Kernel families (GEMM, convolution, attention, memory pass, RNN): calibration and formula of their times on a device.
 
 A further family is a file in this folder that registers itself.
 
@@ -346,11 +346,11 @@ def _under_power_limit(
 ) -> Array:
     """Compute the times of tensor-core convolutions under long load, slowed down by the power limit.
 
-    Convolutions draw as much power as matrix products of as many FLOP, though no more than those of their process: on
-    B200, whose products draw 0.84 pJ, ten measured steps of RetinaNet and Stable Diffusion suit 0.70. Their calibration
-    is from short runs over numbers near zero. ``seconds`` are the times without a power limit, ``dram`` bytes from and
-    to memory, ``memory_share`` is the share of the time that traffic takes, and ``operands`` the energy of a FLOP
-    relative to that of the measured format.
+    Convolutions draw as much power as matrix products of as many FLOP, though no more than those of their process. On
+    B200, whose products draw 0.84 pJ, ten measured steps of RetinaNet and Stable Diffusion suit 0.70. The calibration
+    of convolutions is from short runs over numbers near zero. ``seconds`` are the times without a power limit, ``dram``
+    bytes from and to memory, and ``memory_share`` the share of the time that traffic takes. ``operands`` is the energy
+    of a FLOP relative to that of the measured format.
     """
     device, p = predictor.datasheet(), predictor.parameters_of(GemmParameters, "gemm.tensor").parameters
     flops = np.array([kernel.flops for kernel in kernels])
@@ -387,8 +387,8 @@ def inter_kernel_traffic_time(predictor: FamilyPredictor, moved: Array) -> tuple
 def inference_convolution_times(predictor: FamilyPredictor, kernels: Sequence[Kernel], moved: Array) -> Array:
     """Compute the times of convolutions in an inference compiler: implicit products in the format of the run.
 
-    They run under long load, so that the power limit applies. Energy is proportional to the bytes of operands, as for
-    products in training (`relative_operand_energy`).
+    The convolutions run under long load, so that the power limit applies. Energy is proportional to the bytes of
+    operands, as for products in training (`relative_operand_energy`).
 
     Parameters
     ----------
@@ -416,7 +416,7 @@ def inference_convolution_times(predictor: FamilyPredictor, kernels: Sequence[Ke
 
 
 def _available_algorithms(predictor: FamilyPredictor, algorithms: Sequence[str]) -> Sequence[str]:
-    """Return the algorithms that exist for the device and the dtype.
+    """Return the convolution algorithms that exist for the device and the number format of a run.
 
     cuDNN's Winograd and Fourier kernels are for GPUs, and not for fp64 (NVIDIA, cuDNN API reference,
     cudnnConvolutionFwdAlgo_t, supported configurations).

@@ -279,11 +279,11 @@ def scattered_read_time(
     """Compute the time to read a transposed B, [n, k] in memory, by kernels of vector units.
 
     A main loop takes eight elements of each row at a time, one sector of 32 bytes of fp32. Blocks run along n first, so
-    that all rows of B are read at once, each on a separate DRAM page: the number of opened pages counts, not bytes.
+    that all rows of B are read at once, each on a separate DRAM page. The number of opened pages counts, not bytes.
     DeepBench's products reach 50 of 480 GB/s on Titan X (Pascal) and 44 of 336 on that of Maxwell, for any size, if n
     is many tiles; HBM2 (P100), with its many banks, shows no such effect. Each round of blocks over m reads B again;
     each product of a batch has its own B. Narrow tiles take more elements at a time (16 rows: three sectors), and rows
-    a power of two apart open half the pages; both follow from these rows, the latter is unexplained.
+    a power of two apart open half the pages. Both follow from these rows, the latter is unexplained.
 
     Parameters
     ----------

@@ -215,7 +215,7 @@ def arithmetic_unit(device: Device, dtype: str, compute: str | None = None) -> A
 
 
 def datasheet_clock(device: Device) -> float:
-    """Return the clock frequency at which the datasheet states its peak rates [Hz].
+    """Return the clock frequency to which the peak rates of the datasheet belong [Hz].
 
     Parameters
     ----------
@@ -299,9 +299,9 @@ def built_rate_ratio(device: Device, dtype: str, peak_flops_per_s: float) -> flo
 
 
 def pointwise_format(device: Device) -> str:
-    """Return the format whose rate limits element-wise arithmetic.
+    """Return the number format whose rate limits element-wise arithmetic on a device.
 
-    This is fp32, or 16 bits if the maker states no fp32 rate (TPU, Gaudi). Memory limits those passes long before
+    This is fp32, or 16 bits if the maker publishes no fp32 rate (TPU, Gaudi). Memory limits those passes long before
     either.
 
     Parameters
@@ -445,7 +445,7 @@ class KernelPredictor(Protocol):
         """
 
     def times(self, kernels: Sequence[Kernel]) -> KernelTimes:
-        """Predict the times of kernels.
+        """Predict device and host times of kernels, with the factors of their 90 % intervals.
 
         Parameters
         ----------
@@ -463,9 +463,9 @@ class KernelPredictor(Protocol):
 class _ConstantRates:
     """Kernel times by the roofline, at constant shares of the datasheet's peaks.
 
-    If ``constant_efficiencies.combine`` is "sum", they follow the original Paleo (Qi et al., ICLR 2017): arithmetic and
-    traffic add up, kinds that are ``free_in_original_paleo`` cost nothing, and the optimizer update runs at the
-    datasheet's rates. The original's GB of 2^30 bytes is not used (its memory times are 7 % shorter).
+    If ``constant_efficiencies.combine`` is "sum", the times follow the original Paleo (Qi et al., ICLR 2017).
+    Arithmetic and traffic then add up, kinds that are ``free_in_original_paleo`` cost nothing, and the optimizer update
+    runs at the datasheet's rates. The original's GB of 2^30 bytes is not used (its memory times are 7 % shorter).
     """
 
     device: Device

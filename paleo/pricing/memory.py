@@ -248,9 +248,9 @@ def softmax_row_traffic(*, rows: Sizes, length: Sizes, element_bytes: Sizes, dev
 def layer_norm_row_traffic(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: DeviceDatasheet) -> RowTraffic:
     """Count layer norm's reads of its rows: one for the moments, and a second one to normalise.
 
-    If the length of rows is a multiple of four elements, one kernel reads them as vectors, and the second read finds in
-    L2 what the resident blocks left there. Other rows take two kernels, so that the whole tensor is read once before
-    the second read starts.
+    If the length of rows is a multiple of four elements, one kernel reads them as vectors. Its second read finds in L2
+    what the resident blocks left there. Other rows take two kernels, so that the whole tensor is read once before the
+    second read starts.
 
     Parameters
     ----------

@@ -3,7 +3,7 @@
 Every FLOP and every byte of DRAM costs energy, and a busy device additionally draws a share of its limit. If the sum
 over the time at full clock exceeds the limit, the clock falls until the limit is kept. Energy per FLOP is assumed
 constant: under load the voltage is near its minimum, so that a lower clock saves power only in proportion. Compared
-with a law of power ~ clock², this law transfers better from L40S to a card of the next generation, and gives H100 and
+with a law of power ~ clock², this law transfers better from L40S to a card of the next generation. It gives H100 and
 B200 equal energy per FLOP (0.6 pJ), in accordance with their common process (TSMC 4N).
 
 Energies by process, and the structure of the L2, are start values of fits if rows do not determine them.
@@ -144,9 +144,9 @@ def throttled_share(busy: Numbers, sustained: Numbers, ramp: float = HALF_THROTT
 def relative_operand_energy(dtype: str) -> float:
     """Return the energy per FLOP of tensor cores in a number format, relative to the calibrated 16-bit products.
 
-    From 16 to 8 bits the energy is proportional to the bytes of operands (training_energy in fp8 relative to that in 16
-    bits: 0.53 on H100, 0.5 on L40S, 0.44 on B200). TF32 moves four bytes. Formats below 16 bits have separate families,
-    so their factor is 1.
+    The energy is proportional to the bytes of operands. In fp8 ``training_energy`` relative to that in 16 bits is 0.53
+    on H100, 0.5 on L40S, 0.44 on B200. TF32 moves four bytes. Formats below 16 bits have separate families, so their
+    factor is 1.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Time of recurrent layers (RNN, GRU, LSTM): T steps of h' = f(W h); input GEMMs are predicted separately.
 
-The standard kernel launches a product (g h x h)(h x b), backward (h x g h)(g h x b), and a pointwise kernel in each
-step, and reads the weights in each step from L2 or memory. The persistent kernel keeps the weights in registers and
+In each step the standard kernel launches a product (g h x h)(h x b), backward (h x g h)(g h x b), and a pointwise
+kernel. It reads the weights in each step from L2 or memory. The persistent kernel keeps the weights in registers and
 needs a grid-wide barrier instead. The filter gradient is one product (g h x bT)(bT x h) for all steps.
 
 The library chooses the kernel of the product. From cuDNN 7 on that is the fastest kernel for plain products, so the
@@ -130,7 +130,7 @@ def _product_time(
     *,
     most_blocks: float = np.inf,
 ) -> Array:
-    """Compute the arithmetic time of (m x k)(k x n) with the best tile and split, in whole waves of blocks [s].
+    """Compute the arithmetic time of a recurrent GEMM (m x k)(k x n) with the best tile and split, in whole waves [s].
 
     A multiprocessor takes at least ``depth_cycles`` per element of the sum, since a single block cannot hide its
     latency; this limits small batches. A sum is split only into at most ``most_blocks`` blocks.
@@ -275,7 +275,7 @@ def timestep_time(
     parameters: RnnParameters,
     products: GemmParameters | None = None,
 ) -> Array:
-    """Compute the time of one time step without launches: the recurrent GEMM and the pointwise kernel.
+    """Compute the time of one step of a recurrent layer without launches: recurrent GEMM and pointwise kernel.
 
     Parameters
     ----------

@@ -14,10 +14,10 @@ The time covers a layer or one of its parts.
 
 where ``roofline`` is `paleo.pricing.engine_gemm.roofline_with_overlap_loss`.
 
-A kernel that gathers keys computes whole tiles of heads (64 or 128), so a rank with fewer heads is no faster; some
-multiply all slots of a selection, those without a key too. Attention over all keys has keys and values for each head.
-Launches add to the device's time in a CUDA graph (order 1), and hide behind it where a host issues them ahead. Their
-number grows where operands are converted first: projections in 8 and 4 bits, and keys for a cache in 8 bits.
+A kernel that gathers keys computes whole tiles of heads (64 or 128), so a rank with fewer heads is no faster. Some
+kernels multiply all slots of a selection, those without a key too. Attention over all keys has keys and values for each
+head. Launches add to the device's time in a CUDA graph (order 1), and hide behind it where a host issues them ahead.
+Their number grows where operands are converted first: projections in 8 and 4 bits, and keys for a cache in 8 bits.
 
 References: DeepSeek-AI, DeepSeek-V3.2, 2025, section 2.1; DeepSeek-V4, 2026, section 2.3.
 """

@@ -12,10 +12,10 @@ and a library holds the operand for which the array is occupied for fewer clocks
 the rows.
 
 A convolution streams positions. If a core has several samples, it sums over channels and taps together, and samples
-fill the vector lanes of memory. A core with at most one sample (an image or a volume that is split over cores) sums
-over channels tap by tap, each padded, and stores channels along the lanes, padded as well. Steps of ResNet-50 and SSD
-need the former (tap by tap they are predicted 1.4 to 3 times as long as measured), those of 3D U-Net the latter (with
-joint taps they are predicted at 0.4 and 0.5 of the measured times).
+fill the vector lanes of memory. A core may have at most one sample (an image or a volume that is split over cores). It
+then sums over channels tap by tap, each padded, and stores channels along the lanes, padded as well. Steps of ResNet-50
+and SSD need the former: tap by tap they are predicted 1.4 to 3 times as long as measured. Steps of 3D U-Net need the
+latter: with joint taps they are predicted at 0.4 and 0.5 of the measured times.
 
 Jouppi et al., "In-Datacenter Performance Analysis of a Tensor Processing Unit", ISCA 2017 (tiles loaded behind rows
 that stream); Jouppi et al., "TPU v4", ISCA 2023; Google, Cloud TPU performance guide (tiles of 8 by 128). Padding is
@@ -93,7 +93,7 @@ def occupied_gemm_flops(m: Number, n: Number, k: Number, width: float) -> Array:
 def _gemm(kernel: Kernel, width: float, cores: float) -> float:
     """Count the FLOP of the clock cycles for which a GEMM occupies the systolic arrays of a chip.
 
-    Its rows are divided among the cores (for weight gradients, its sum).
+    The rows of the GEMM are divided among the cores (for weight gradients, its sum over k).
     """
     shape = kernel.shape
     summed, rows = (cores, 1.0) if kernel.phase == "backward_weight" else (1.0, cores)

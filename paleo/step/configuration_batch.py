@@ -57,7 +57,7 @@ class LayoutCases:
         return len(self.layout_index)
 
     def select(self, cases: IndexArray) -> LayoutCases:
-        """Select some of the configurations.
+        """Select some of the configurations by index.
 
         Parameters
         ----------
@@ -193,7 +193,10 @@ class ConfigurationBatch:
 
     @property
     def layer_times(self) -> LayerTimes:
-        """Times of one layer of each section, with exposed offload and token exchange, shape (sections, cases) [s]."""
+        """Times of one layer of each section, with exposed offload and token exchange, shape (sections, cases) [s].
+
+        A section is a run of equal layers.
+        """
         if not self.has_backward or not (self.backend.offload.parts or self.overlaps_token_exchange):
             return self.cases.layer_times
         return self.cache.get_or_compute(("times", self.zero, self.schedule.name), self._waiting)
@@ -216,8 +219,8 @@ class ConfigurationBatch:
         """Share of a stage's passes that are not paired with a pass of another microbatch, shape (cases,).
 
         Unpaired passes (`Schedule.unpaired_passes`) wait for their MoE token exchange. All passes get the mean of both
-        kinds. Megatron-Core pairs a forward and a backward pass only in the steady state of 1F1B, for which it fills
-        the pipeline with one more pass (``overlap_moe_expert_parallel_comm`` in its pipeline_parallel/schedules.py).
+        kinds. Megatron-Core pairs a forward and a backward pass only in the steady state of 1F1B. It fills the pipeline
+        with one more pass for that (``overlap_moe_expert_parallel_comm`` in its pipeline_parallel/schedules.py).
         """
         stages, chunks = self.assignment.stages, self.assignment.chunks_per_stage
         unpaired = self.schedule.unpaired_passes(stages, self.microbatches, chunks) if stages > 1 else 1.0

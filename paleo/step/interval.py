@@ -71,7 +71,7 @@ class IntervalParameters:
 def interval_parameters(user_calibration: Calibration | None = None) -> IntervalParameters:
     """Return the fitted constants of step intervals.
 
-    They come from the user's calibration, else from the shipped one, else from the defaults.
+    The constants come from the user's calibration, else from the shipped one, else from the defaults.
 
     Parameters
     ----------
@@ -244,8 +244,8 @@ def _links(backend: Backend, mesh: Mesh) -> Array:
 def lacks_timed_convolutions(software: SoftwareProfile, device: Device, dtype: str) -> bool:
     """Return True if no calibration covers the convolutions of a software's library.
 
-    This holds for a framework's convolution kernels other than cuDNN's, for cuDNN releases before the first that was
-    timed, and for releases without kernels for the requested tensor cores.
+    Not covered are kernels other than cuDNN's, cuDNN releases before the first that was timed, and releases without
+    kernels for the requested tensor cores.
 
     Parameters
     ----------

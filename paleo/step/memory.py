@@ -135,7 +135,7 @@ def tied_stage_pairs(ties: Sequence[TiedParameter], layers: Array) -> list[tuple
 def gathered_parameter_mask(layers: Array, ties: Sequence[TiedParameter]) -> Array:
     """Return which parameters a stage gathers, and computes gradients of, in one layer of each section (ZeRO-3).
 
-    These are the section's parameters, and copies of the tied parameters that the section reads.
+    Gathered are the section's parameters, and copies of the tied parameters that the section reads.
 
     Parameters
     ----------
@@ -517,7 +517,7 @@ def clip_kernels(count: float, clip: str, formats: Precision) -> list[Kernel]:
 def gradient_norm_axes(zero: int) -> Axes:
     """Return the mesh axes over which the global gradient norm is summed.
 
-    These are the axes that split gradients.
+    The axes are those that split gradients: tp and pp, with ZeRO the data-parallel axes, too.
 
     Parameters
     ----------
@@ -540,12 +540,12 @@ MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "workspac
 class Footprint:
     """Memory of the fullest device at the end of the forward pass, when most activations are alive [byte].
 
-    ``workspace`` is the largest temporary memory: two copies of the largest activation (a gradient and the next one)
-    and communication buckets, or the temporaries of the update if they exceed these and the activations. Part of the
-    workspace is ``reserved``, the memory outside tensors: the context of the process and buffers of its communicators.
-    ``fragmentation`` is the memory that the framework's allocator caches in addition to its tensors, as a share of
-    them. ``flat_buffer_cache`` is what the allocator caches for flat buffers, for which the blocks of smaller tensors
-    are too small. Both are freed before memory runs out, so they are not part of the total.
+    ``workspace`` is the largest temporary memory. That is two copies of the largest activation (a gradient and the next
+    one) and communication buckets, or the temporaries of the update if these exceed the former and the activations.
+    Part of the workspace is ``reserved``, the memory outside tensors: the context of the process and buffers of its
+    communicators. ``fragmentation`` is the memory that the framework's allocator caches in addition to its tensors, as
+    a share of them. ``flat_buffer_cache`` is what the allocator caches for flat buffers, for which the blocks of
+    smaller tensors are too small. Both are freed before memory runs out, so they are not part of the total.
 
     >>> shown = Footprint(6.0, 2.0, 4.0, 5.0, 2.0, 1.0, 0.125, capacity=20.5)
     >>> shown.allocated, shown.cached, shown.used, shown.fits

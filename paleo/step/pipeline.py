@@ -45,11 +45,11 @@ Index = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class ShardedIterationTimes:
-    """Times of one layer of each section with sharded parameters (ZeRO-3), shape (sections, …) [s].
+    """Times of one layer of each section (run of equal layers) under ZeRO-3, shape (sections, …) [s].
 
     ``forward``, ``backward`` and ``weight_gradients`` are the passes with their exposed collectives. ``gather`` and
-    ``regather`` are the parameter gathers before forward and backward, ``gradient_exchange`` the gradient
-    exchange; None for exchanges that do not occur.
+    ``regather`` are the parameter gathers before forward and backward, ``gradient_exchange`` the gradient exchange;
+    None for exchanges that do not occur.
     """
 
     forward: Array
@@ -61,7 +61,7 @@ class ShardedIterationTimes:
 
     @cached_property
     def full_backward(self) -> Array:
-        """Time of a backward pass that computes the gradients of inputs and weights [s]."""
+        """Time of a layer's backward pass with the gradients of inputs and weights, shape (sections, …) [s]."""
         return self.backward + self.weight_gradients
 
 

@@ -144,7 +144,7 @@ class SectionTimes:
     workspace_bytes: Array
 
     def select_sections(self, sections: Sequence[int]) -> SectionTimes:
-        """Select some sections by index; an index may repeat.
+        """Select some sections (runs of equal layers) by index; an index may repeat.
 
         Parameters
         ----------
@@ -161,7 +161,7 @@ class SectionTimes:
         return SectionTimes(self.repeat[rows], **figures, times_by_limit=self.times_by_limit[:, :, rows])
 
     def select_configurations(self, configurations: Index) -> SectionTimes:
-        """Select some configurations by index, along the last axis.
+        """Select the times and memory of some configurations by index, along the last axis.
 
         Parameters
         ----------
@@ -229,7 +229,7 @@ class LayerTimes:
         return self.forward_with_transfers + self.backward_with_transfers + self.weight_gradients
 
     def select_configurations(self, configurations: Index) -> LayerTimes:
-        """Select some configurations by index, along the last axis.
+        """Select the times and memory of some configurations by index, along the last axis.
 
         Parameters
         ----------
@@ -337,7 +337,7 @@ class SectionSums:
 
     @classmethod
     def from_program(cls, program: Program) -> SectionSums:
-        """Build the matrices that sum the kernels and collectives of a program by section.
+        """Build the matrices that sum the kernels and collectives of a program by section (run of equal layers).
 
         Parameters
         ----------
@@ -395,7 +395,7 @@ def _is_product(counted: CountedKernel) -> bool:
 
 
 def _routes(counted: CountedKernel) -> bool:
-    """Return True for a kernel that sorts tokens for dispatch to experts."""
+    """Return True for a kernel that sorts tokens for dispatch to MoE experts."""
     return counted.kernel.expert_count > 0 and counted.kernel.family == "memory"
 
 
@@ -417,7 +417,7 @@ def section_times(
     call: float = 0.0,
     waiting_power: float = HOST_AHEAD_EXPONENT,
 ) -> SectionTimes:
-    """Sum times of kernels and collectives to time and memory of one layer of each section.
+    """Sum times of kernels and collectives to time and memory of one layer of each section (run of equal layers).
 
     A pass of a section takes the `host_paced_time` of all its kernels and collectives together. Time spent waiting for
     the host counts as kernel time.
@@ -487,7 +487,10 @@ def section_times(
 
 
 class _Computation(NamedTuple):
-    """Times of the computation that collectives can overlap with, as in `CollectiveSums`, shape (sections, …) [s]."""
+    """Times of the computation with which collectives can overlap, shape (sections, …) [s].
+
+    Fields are those of `CollectiveSums`.
+    """
 
     section: Array
     attention_core: Array

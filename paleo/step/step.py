@@ -67,7 +67,7 @@ class StageMemory:
 
     ``workspace`` is temporary memory including gathered parameters. ``reserved`` is the memory of the process outside
     tensors, shape (configurations,). ``host_bytes`` are states and activations in host memory. ``flat_buffer_cache`` is
-    the smaller of the flat copies of gradients and the memory in use before them: the allocator has blocks for both,
+    the smaller of the flat copies of gradients and the memory in use before them. The allocator has blocks for both,
     although they are never alive at the same time.
     """
 
@@ -438,7 +438,7 @@ def timed_program(program: Program, layout: Plan, backend: Backend) -> TimedProg
 def single_batch(
     program: TimedProgram, layout: Plan, backend: Backend, arriving: InputPipeline | None
 ) -> ConfigurationBatch:
-    """Wrap one configuration as a `ConfigurationBatch` of length one.
+    """Wrap one configuration as a `ConfigurationBatch` of length one, the input of `predict_steps`.
 
     Parameters
     ----------

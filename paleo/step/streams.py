@@ -321,8 +321,8 @@ def _stream_ends(
     """Return (end of the streams [s], time of collectives [s], share of contention [-]), shape (cases,) each.
 
     ``members`` are (layout, order of its layers) of the configurations ``cases``. A step takes no longer than without
-    any overlap. The end of the streams is a maximum of sums, so it is convex in the time lost to contention: the share
-    from linear interpolation keeps it within that limit.
+    any overlap. The end of the streams is a maximum of sums, so it is convex in the time lost to contention. The share
+    from linear interpolation keeps the step within that limit.
     """
     column = np.zeros(len(batch.layouts), dtype=np.intp)
     column[[layout for layout, _ in members]] = np.arange(len(members))

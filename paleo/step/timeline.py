@@ -1,7 +1,7 @@
 """The timeline of one configuration: the passes of its step as tasks on streams, or on the stages of a pipeline.
 
-Without a pipeline, gradient buckets are sent on a separate stream as soon as the backward pass has filled them, unless
-the run exchanges gradients after that pass. Sharded parameters are gathered before the section (run of equal layers)
+Without a pipeline, gradient buckets are sent on a separate stream as soon as the backward pass has filled them. A run
+may also exchange gradients after that pass. Sharded parameters are gathered before the section (run of equal layers)
 that needs them. All microbatches but the last are one task, as they are equal.
 
 Exposed collectives of layers are listed by name (`section_collectives`).

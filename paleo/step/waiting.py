@@ -223,7 +223,7 @@ def expected_slowest_time(means: Sequence[float], independent: float) -> float:
     """Compute the expected time of a synchronous step whose ranks differ in their mean step times.
 
     Ranks are ordered by their means. For every k the slowest k ranks, with noise around their common mean, give a lower
-    bound of the expected maximum; the result is the largest of these bounds.
+    bound of the expected maximum. The result is the largest of these bounds.
 
     Parameters
     ----------

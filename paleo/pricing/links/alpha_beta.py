@@ -277,7 +277,7 @@ def partly_overlapped_time(latency: Numeric, transfer: Numeric) -> Array:
 
 
 def corrected_hop_latency(measured: float, stated: float | None, latency: float) -> float:
-    """Compute what a hop over one link takes longer than the measured hop over a link with another latency.
+    """Compute the time to add to a measured hop time if the link has another latency.
 
     The link's part of the hop changes in proportion; the software's part does not. The link's part is the datasheet
     latency, or the whole hop if that is shorter. If the latency of the measured link is unknown, the hop takes at least

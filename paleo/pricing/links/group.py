@@ -182,7 +182,7 @@ class GroupLinks:
 
     @property
     def intra_node_links(self) -> GroupLinks:
-        """The part of the group inside one node, with fan-outs of 1 between nodes."""
+        """Links of the group inside one node, with fan-outs of 1 between nodes."""
         inner, outer = self.levels[: self.inner_levels], self.levels[self.inner_levels :]
         alone = (replace(level, fan_out=np.ones_like(np.asarray(level.fan_out))) for level in outer)
         return replace(self, levels=(*inner, *alone))
@@ -282,9 +282,9 @@ class GroupLinks:
 
 
 def group_links(system: System, *, stride: int, size: int) -> GroupLinks:
-    """Return the links of a communication group whose like groups use the network at the same time.
+    """Return the links of a communication group that shares node ports with the other groups of its kind.
 
-    The system's other ranks form groups of the same stride and size, which share the ports of the nodes.
+    The system's other ranks form groups of the same stride and size, which use the network at the same time.
 
     Parameters
     ----------
@@ -623,7 +623,7 @@ def intra_node_time(
 
     The time is launch + sqrt(steps² + wire²) with the protocol's step and share of the link. In LL128 steps and wire
     add up. Simple adds its start, the copy of a rank's own share, and the filling of the pipeline. The sum of bytes
-    (``adds_bytes``) is slower, as a thread adds fewer than it moves in the same time; in Simple the wire hides that
+    (``adds_bytes``) is slower, as a thread adds fewer than it moves in the same time. In Simple the wire hides that
     except for one rank's share.
 
     Valid for 2 to 72 ranks in one NVLink domain or PCIe tree, and payloads from 512 B.
@@ -749,7 +749,7 @@ def exchange_time(
 ) -> Array:
     """Compute the time of the traffic of an all_to_all or send_recv inside one node.
 
-    A rank sends to all its peers at once, each by a separate channel: in LL while that is faster, else in Simple, whose
+    A rank sends to all its peers at once, each by a separate channel. LL is used while it is faster, else Simple, whose
     fences the transfer hides. No rank waits for the last rank of a group, as ranks exchange in pairs. The whole payload
     passes `_CHANNELS` multiprocessors, including a rank's own share, which limits the bandwidth of few ranks on a wide
     link: (link⁴ + channels⁴)^¼. A channel moves about as many bytes a clock on Blackwell (11.7) as on Hopper (11.5).

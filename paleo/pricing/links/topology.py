@@ -1,11 +1,11 @@
 """The share of the network between nodes that topology, placement, hashing and neighbours leave to a job.
 
-All are closed forms over arrays. Nodes are connected to leaf switches, ``leaf_nodes`` nodes to each. The nodes of a
-job are packed onto as few leaves as possible, spread evenly over ``k`` leaves, or drawn at random from the whole
-machine. A ring whose ranks are sorted by leaf, as NCCL sorts them, sends one flow per channel out of each leaf and is
-not slowed down on an idle tree. An all-to-all needs the rates of all members of a leaf, and neighbours on the uplinks
-take a share from both. The groups of one job compete, too: if the nodes of a group are a stride apart (pipeline stages
-outside replicas, replicas outside groups of experts), the nodes in between belong to groups that send at the same time.
+All are closed forms over arrays. Nodes are connected to leaf switches, ``leaf_nodes`` nodes to each. The nodes of a job
+are packed onto as few leaves as possible, spread evenly over ``k`` leaves, or drawn at random from the whole machine. A
+ring whose ranks are sorted by leaf, as NCCL sorts them, sends one flow per channel out of each leaf and is not slowed
+down on an idle tree. An all-to-all needs the rates of all members of a leaf, and neighbours on the uplinks take a share
+from both. The groups of one job compete, too. If the nodes of a group are a stride apart (pipeline stages outside
+replicas, replicas outside groups of experts), other groups on the nodes in between send at the same time.
 
 In a rail fabric NIC i of each node is connected to rail switch i. Traffic between different rails passes the spine, or
 first NVLink to the GPU of the right rail (NCCL's PXN, 2.12 and later). In a dragonfly a leaf is a group of routers, and
@@ -296,7 +296,7 @@ def ecmp_share(flows: Numeric, links: Numeric) -> Array:
 def exchange_share(nodes: Numeric, members: Numeric, leaf: int, oversubscription: float) -> Array:
     """Compute the share of its NIC bandwidth that a node keeps in an all-to-all over oversubscribed leaf switches.
 
-    The fullest leaf needs m (n-m)/(n-1) node rates (n-m of the n-1 peers of a node are elsewhere), and has q/o, with q
+    The fullest leaf needs m (n-m)/(n-1) node rates, as n-m of the n-1 peers of a node are elsewhere. It has q/o, with q
     nodes per leaf and oversubscription o.
 
     Parameters
@@ -704,10 +704,11 @@ def _in_order(nodes: int, machine: int, leaf: int, placement: NodePlacement, str
 
 
 def _at_random(nodes: int, machine: int, leaf: int, stride: float) -> _Job:
-    """Place the nodes of a group on leaf switches at random: the mean and the fullest leaf.
+    """Place the nodes of a group on leaf switches at random.
 
-    The exchanges of all groups together need as much of the fullest leaf as one exchange of all the job's nodes would,
-    on average. Only rings with a node on a leaf leave that leaf.
+    The result has the mean number of leaves, and the expected number of nodes on the fullest leaf. The exchanges of all
+    groups together need as much of the fullest leaf as one exchange of all the job's nodes would, on average. Only
+    rings with a node on a leaf leave that leaf.
     """
     whole = nodes * stride
     leaves, mean = float(mean_leaf_count(nodes, machine, leaf)), whole * leaf / machine
