@@ -264,12 +264,12 @@ def balanced_splits(*, tiles: Numeric, blocks: Numeric, multiprocessors: float, 
     multiprocessors : float
         Multiprocessors of the device.
     most : int
-        The most parts of a tile.
+        Largest number of split-KV splits of a tile.
 
     Returns
     -------
     ndarray
-        Parts of each tile.
+        Split-KV splits of each tile.
 
     Examples
     --------
@@ -328,7 +328,7 @@ def decode_splits(
     division : AttentionKernel
         Attention kernel, whose ``decode_split_rule`` decides.
     batch : ndarray
-        Sequences.
+        Number of sequences.
     grouped : ndarray of bool
         True where a tile holds several query heads of a key head.
     tiles : ndarray
@@ -369,12 +369,12 @@ def wave_splits(*, tiles: Numeric, blocks: Numeric, slots: float, most: int = WA
     slots : float
         Thread blocks that run at once.
     most : int, default WAVE_SPLITS
-        The most parts of a tile.
+        Largest number of split-KV splits of a tile.
 
     Returns
     -------
     ndarray
-        Parts of each tile.
+        Split-KV splits of each tile.
 
     Examples
     --------
@@ -574,7 +574,7 @@ def attention_prefill_time(
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : PrefillParameters
-        Calibration of the device.
+        Calibrated parameters of the kernel on the device.
     window : array-like, default 0.0
         Keys that a query attends to at most; 0 is no window.
     element_bytes : array-like, default 2.0
@@ -737,7 +737,7 @@ def attention_backward_time(
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : PrefillParameters
-        Calibration of the device.
+        Calibrated parameters of the kernel on the device.
     window : array-like, default 0.0
         Keys that a query attends to at most; 0 is no window.
     element_bytes : array-like, default 2.0
@@ -800,7 +800,7 @@ def attention_decode_time(
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : DecodeParameters
-        Calibration of the device.
+        Calibrated parameters of the kernel on the device.
     window : array-like, default 0.0
         Keys that a query attends to at most; 0 is no window.
     element_bytes : array-like, default 2.0

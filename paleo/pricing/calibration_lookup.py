@@ -184,7 +184,7 @@ def find_parameters(
     Parameters
     ----------
     kind : type
-        Dataclass of the parameters.
+        Dataclass of the calibrated parameters.
     subject : str
         Name of the device or system.
     architecture : str
@@ -194,7 +194,7 @@ def find_parameters(
     memory_kind : str, default ''
         Memory technology of a device, or kind of the links inside a node of a system.
     stacks : sequence of str, default TIMING_METHODS
-        Ways of timing, best first.
+        Ways of timing (such as ``graph``), best first.
     user_calibration : Calibration, optional
         Calibration of the user, which takes precedence over the shipped ones.
 
@@ -313,7 +313,7 @@ def inherited_entry(
 
     Returns
     -------
-    Entry
+    CalibrationEntry
         Entry with a widened interval.
 
     Raises

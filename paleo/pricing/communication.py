@@ -167,7 +167,7 @@ class CollectiveModel(Protocol):
         Parameters
         ----------
         algorithm : Algorithm
-            The algorithm.
+            Collective algorithm, such as a ring.
         operation : str
             Collective operation, such as ``all_reduce``.
         payload_bytes : array-like
@@ -188,7 +188,7 @@ class CollectiveModel(Protocol):
         Parameters
         ----------
         algorithm : Algorithm
-            The algorithm.
+            Collective algorithm, such as a ring.
         operation : str
             Collective operation, such as ``all_reduce``.
         payload_bytes : array-like
@@ -393,7 +393,7 @@ class AlphaBetaModel:
         Parameters
         ----------
         algorithm : Algorithm
-            The algorithm.
+            Collective algorithm, such as a ring.
         operation : str
             Collective operation, such as ``all_reduce``.
         payload_bytes : array-like
@@ -404,7 +404,7 @@ class AlphaBetaModel:
         Returns
         -------
         ndarray of bool
-            A single True.
+            A single True, which broadcasts.
         """
         return np.asarray(True)
 
@@ -414,7 +414,7 @@ class AlphaBetaModel:
         Parameters
         ----------
         algorithm : Algorithm
-            The algorithm.
+            Collective algorithm, such as a ring.
         operation : str
             Collective operation, such as ``all_reduce``.
         payload_bytes : array-like
@@ -508,7 +508,7 @@ class Nccl:
         Parameters
         ----------
         algorithm : Algorithm
-            The algorithm.
+            Collective algorithm, such as a ring.
         operation : str
             Collective operation, such as ``all_reduce``.
         payload_bytes : array-like
@@ -537,7 +537,7 @@ class Nccl:
         Parameters
         ----------
         algorithm : Algorithm
-            The algorithm.
+            Collective algorithm, such as a ring.
         operation : str
             Collective operation, such as ``all_reduce``.
         payload_bytes : array-like
@@ -785,7 +785,7 @@ class Fabric:
         Returns
         -------
         dict of str to ndarray
-            Seconds by algorithm.
+            Time of each algorithm by name [s].
         """
         table = algorithm_times(self.collective_model, operation, payload_bytes, links, names)
         return {name: np.maximum(seconds, self._floor) for name, seconds in table.items()}
@@ -817,12 +817,12 @@ class Fabric:
         stride : int
             Distance of neighbours of the group, in ranks.
         ranks : int
-            Size of the group.
+            Number of ranks of the group.
 
         Returns
         -------
         int
-            Nodes or ranks.
+            Number of nodes or ranks.
         """
         if ranks == 1 or not self.system.levels:
             return ranks
@@ -839,7 +839,7 @@ class Fabric:
         stride : int
             Distance of neighbours of the group, in ranks.
         ranks : int
-            Size of the group.
+            Number of ranks of the group.
 
         Returns
         -------
@@ -866,7 +866,7 @@ class Fabric:
         stride : int
             Distance of neighbours of the group, in ranks.
         ranks : int
-            Size of the group.
+            Number of ranks of the group.
         payload_bytes : ndarray
             Bytes that a rank sends, including those to itself.
 
@@ -890,7 +890,7 @@ class Fabric:
         stride : int
             Distance of neighbours of the group, in ranks.
         ranks : int
-            Size of the group.
+            Number of ranks of the group.
 
         Returns
         -------

@@ -123,7 +123,7 @@ def convolution_shape(
     Parameters
     ----------
     batch : array-like
-        Samples.
+        Number of samples.
     channels : array-like
         Input channels over all groups.
     height, width : array-like
@@ -137,7 +137,7 @@ def convolution_shape(
     stride_h, stride_w : array-like, default 1.0
         Strides.
     dilation_h, dilation_w : array-like, default 1.0
-        Distances of taps.
+        Dilation: distance of neighbouring taps.
     groups : array-like, default 1.0
         Groups of channels.
     direction : int or ndarray of int, default Direction.FORWARD
@@ -539,7 +539,7 @@ def _implicit_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algori
     Returns
     -------
     AlgorithmCost
-        Seconds and workspace [byte].
+        Time [s] and workspace [byte].
     """
     p, tensor = machine.parameters, machine.device.tensor_cores
     joined = _groups_per_product(shape, machine)
@@ -582,7 +582,7 @@ def explicit_im2col_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> 
     Returns
     -------
     AlgorithmCost
-        Seconds and workspace [byte].
+        Time [s] and workspace [byte].
     """
     columns, back = shape.channels * shape.taps, shape.direction == Direction.DATA
     image = shape.out_h * shape.out_w
@@ -636,7 +636,7 @@ def _winograd_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algori
     Returns
     -------
     AlgorithmCost
-        Seconds and workspace [byte].
+        Time [s] and workspace [byte].
     """
     p, device = machine.parameters, machine.device
     rows, columns, summed, outputs = _extents_of_result(shape)
@@ -690,7 +690,7 @@ def _nonfused_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algori
     Returns
     -------
     AlgorithmCost
-        Seconds and workspace [byte].
+        Time [s] and workspace [byte].
     """
     rows, columns, _, _ = _extents_of_result(shape)
     tiles = shape.batch * np.ceil(rows / 4.0) * np.ceil(columns / 4.0)
@@ -718,7 +718,7 @@ def _fft_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCo
     Returns
     -------
     AlgorithmCost
-        Seconds and workspace [byte].
+        Time [s] and workspace [byte].
     """
     rows, columns, _, _ = _extents_of_result(shape)
     plain = (shape.stride_h == 1) & (shape.stride_w == 1) & (shape.dilation_h == 1) & (shape.dilation_w == 1)
@@ -751,7 +751,7 @@ def _direct_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algorith
     Returns
     -------
     AlgorithmCost
-        Seconds and workspace [byte].
+        Time [s] and workspace [byte].
     """
     arithmetic = shape.flops / (_DIRECT_SHARE * machine.multiprocessor_flops_per_s * machine.device.multiprocessors)
     rereads = np.where(shape.direction == Direction.FILTER, shape.taps - 1.0, 0.0)
@@ -823,7 +823,7 @@ def algorithm_costs(
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : ConvolutionParameters
-        Calibration of the device.
+        Calibrated parameters of the kernel on the device.
     element_bytes : array-like, default 4.0
         Bytes of a stored element.
     library : array-like, default PRESENT

@@ -87,7 +87,7 @@ def engine_gemm_time(
     device : DeviceDatasheet
         Datasheet values, with the peak of the number format of the products.
     parameters : EngineGemmParameters
-        Calibration of the kernel.
+        Calibrated parameters of the kernel on the device.
     count : array or float
         Number of products; groups of products have leading axes in ``rows`` and ``count``, which are summed.
     splits : sequence of int
@@ -177,7 +177,7 @@ def low_precision_gemm_time(
     device : DeviceDatasheet
         Datasheet values, with the peak of the narrow format.
     parameters : EngineGemmParameters
-        Calibration of the kernel.
+        Calibrated parameters of the kernel on the device.
 
     Returns
     -------

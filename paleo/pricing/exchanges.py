@@ -162,7 +162,7 @@ def intra_node_token_exchange_time(payload_bytes: Array, ranks: int, system: Sys
     payload_bytes : ndarray
         Bytes that a rank sends, including those to itself.
     ranks : int
-        Ranks that share the experts.
+        Number of expert-parallel ranks that share the experts.
     system : System
         Machine: its devices, nodes and links.
     kernel : str
@@ -223,7 +223,7 @@ def custom_all_reduce_time(
     links : GroupLinks
         Levels of the network that the group spans.
     parameters : CustomAllReduceParameters
-        Calibration of the links.
+        Calibrated parameters of the collective library on these links.
 
     Returns
     -------

@@ -60,7 +60,7 @@ def expected_normal_maximum(count: Array) -> Array:
     Parameters
     ----------
     count : array
-        How many numbers are drawn.
+        Number n of normal numbers.
 
     Returns
     -------
@@ -93,9 +93,9 @@ def expert_loads(exponent: Array, ratio: Array, ranks: Array, local: Array) -> t
     ratio : array, shape (rows,)
         Most over least load of an expert.
     ranks : array, shape (rows,)
-        Ranks that share the experts.
+        Number of expert-parallel ranks that share the experts.
     local : array, shape (rows,)
-        Experts of a rank.
+        Number of experts of a rank.
 
     Returns
     -------
@@ -194,7 +194,7 @@ def experts_time(
     device : DeviceDatasheet
         Datasheet values, with the peak of the number format of the products.
     parameters : EngineGemmParameters
-        Calibration of the kernel.
+        Calibrated parameters of the kernel on the device.
     tiles : sequence of (rows, columns)
         Tiles of the kernel.
     visitors_only : array

@@ -70,7 +70,7 @@ def experts_product_time(*, experts: npt.ArrayLike, launch: float, **product: An
     Parameters
     ----------
     experts : array-like
-        Experts of the rank.
+        Number of experts of the rank.
     launch : float
         Seconds that each expert adds.
     **product
@@ -164,7 +164,7 @@ def gemm_times(
     group : str
         Group of kernels: ``gemm`` and the variant, such as ``gemm.narrow``.
     kernels : sequence of Kernel
-        Kernels of that family.
+        Kernels of the family.
 
     Returns
     -------
@@ -261,7 +261,7 @@ def convolution_times(
     group : str
         Calibration family, with the variant of its kernels.
     kernels : sequence of Kernel
-        Kernels of that family.
+        Kernels of the family.
 
     Returns
     -------
@@ -271,7 +271,7 @@ def convolution_times(
     Raises
     ------
     SpecError
-        If no algorithm applies.
+        If no algorithm of the software can compute a convolution.
     """
     entry, (times, _) = _chosen_convolutions(predictor, kernels)
     if not np.all(np.isfinite(times)):
@@ -489,7 +489,7 @@ def attention_times(
     group : str
         Calibration family, with the variant of its kernels.
     kernels : sequence of Kernel
-        Kernels of that family.
+        Kernels of the family.
 
     Returns
     -------
@@ -550,7 +550,7 @@ def memory_pass_times(
     group : str
         Calibration family, with the variant of its kernels.
     kernels : sequence of Kernel
-        Kernels of that family.
+        Kernels of the family.
 
     Returns
     -------
@@ -636,7 +636,7 @@ def rnn_times(
     group : str
         Calibration family, with the variant of its kernels.
     kernels : sequence of Kernel
-        Kernels of that family.
+        Kernels of the family.
 
     Returns
     -------

@@ -455,7 +455,7 @@ def gemm_time(
     device : DeviceDatasheet
         Datasheet values of the device (`paleo.pricing.kernels.device_datasheet`).
     parameters : GemmParameters
-        Calibration of the device.
+        Calibrated parameters of the kernel on the device.
 
     Returns
     -------

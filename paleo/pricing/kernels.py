@@ -436,7 +436,7 @@ class KernelPredictor(Protocol):
         Parameters
         ----------
         kernels : sequence of Kernel
-            The kernels, in any order.
+            Kernels, in any order.
 
         Returns
         -------
@@ -450,7 +450,7 @@ class KernelPredictor(Protocol):
         Parameters
         ----------
         kernels : sequence of Kernel
-            The kernels, in any order.
+            Kernels, in any order.
 
         Returns
         -------
@@ -493,7 +493,7 @@ class _ConstantRates:
         Parameters
         ----------
         kernels : sequence of Kernel
-            The kernels, in any order.
+            Kernels, in any order.
 
         Returns
         -------
@@ -508,7 +508,7 @@ class _ConstantRates:
         Parameters
         ----------
         kernels : sequence of Kernel
-            The kernels, in any order.
+            Kernels, in any order.
 
         Returns
         -------
@@ -613,7 +613,7 @@ class FamilyPredictor:
         Parameters
         ----------
         kernels : sequence of Kernel
-            The kernels, in any order.
+            Kernels, in any order.
 
         Returns
         -------
@@ -638,9 +638,9 @@ class FamilyPredictor:
         Parameters
         ----------
         kind : type
-            Dataclass of the parameters.
+            Dataclass of the calibrated parameters.
         family : str
-            Calibration family.
+            Calibration family, such as ``gemm.tensor``.
 
         Returns
         -------
@@ -721,7 +721,7 @@ def shape_values(kernels: Sequence[Kernel], name: str, default: float = 1.0) -> 
     Parameters
     ----------
     kernels : sequence of Kernel
-        The kernels, in any order.
+        Kernels, in any order.
     name : str
         Name of the entry.
     default : float, default 1.0
@@ -796,7 +796,7 @@ class CalibratedPredictor:
         Parameters
         ----------
         kernels : sequence of Kernel
-            The kernels, in any order.
+            Kernels, in any order.
 
         Returns
         -------

@@ -76,7 +76,7 @@ def latent_attention_time(
     device : DeviceDatasheet
         Datasheet values, with the peak of the number format of the products.
     parameters : LatentAttentionParameters
-        Calibration of the kernel.
+        Calibrated parameters of the kernel on the device.
 
     Returns
     -------

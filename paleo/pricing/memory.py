@@ -77,11 +77,11 @@ def memory_time(
     moved_bytes : array-like
         Bytes that are read and written once.
     elements : array-like
-        Elements that are computed.
+        Number of elements that are computed.
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : MemoryParameters
-        Calibration of the device.
+        Calibrated parameters of the kernel on the device.
     reread_bytes : array-like, default 0.0
         Bytes that are read once more.
     reread_footprint : array-like, default 0.0
@@ -131,7 +131,7 @@ def resident_blocks(threads: Sizes) -> Array:
     Returns
     -------
     ndarray
-        Blocks.
+        Number of thread blocks.
 
     Examples
     --------
@@ -334,7 +334,7 @@ def layout_conversion_time(
     moved_bytes : array-like
         Bytes that are read and written once.
     elements : array-like
-        Elements that are computed.
+        Number of elements.
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     loads : float, default SCALAR_ELEMENTS_PER_CLOCK

@@ -273,7 +273,7 @@ class PowerParameters:
         Returns
         -------
         float
-            Watts.
+            Power [W].
 
         Examples
         --------

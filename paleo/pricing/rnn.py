@@ -181,7 +181,7 @@ def column_chosen_gemm_time(
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : RnnParameters
-        Calibration of the device.
+        Calibrated parameters of the kernel on the device.
 
     Returns
     -------
@@ -282,9 +282,9 @@ def timestep_time(
     gate_count : ndarray
         Gates of the cell: products of h x h in each step (`GATES_BY_CELL`).
     hidden : ndarray
-        Units of the layer, h.
+        Hidden units of the layer, h.
     batch : ndarray
-        Sequences.
+        Number of sequences.
     element_bytes : ndarray
         Bytes of a stored element.
     backward : bool, default False
@@ -294,7 +294,7 @@ def timestep_time(
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : RnnParameters
-        Calibration of the device.
+        Calibrated parameters of the kernel on the device.
     products : GemmParameters, optional
         Calibration of plain GEMMs; it also holds for recurrent GEMMs of cuDNN `_PLAIN_RELEASE` and later.
 
@@ -345,15 +345,15 @@ def persistent_timestep_time(
     gate_count : ndarray
         Gates of the cell: products of h x h in each step (`GATES_BY_CELL`).
     hidden : ndarray
-        Units of the layer, h.
+        Hidden units of the layer, h.
     batch : ndarray
-        Sequences.
+        Number of sequences.
     element_bytes : ndarray
         Bytes of a stored element.
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : RnnParameters
-        Calibration of the device.
+        Calibrated parameters of the kernel on the device.
 
     Returns
     -------
@@ -382,11 +382,11 @@ def weight_gradient_time(
     gate_count : ndarray
         Gates of the cell: products of h x h in each step (`GATES_BY_CELL`).
     hidden : ndarray
-        Units of the layer, h.
+        Hidden units of the layer, h.
     batch : ndarray
-        Sequences.
+        Number of sequences.
     timesteps : ndarray
-        Steps of a sequence.
+        Time steps of a sequence.
     element_bytes : ndarray
         Bytes of a stored element.
     library : array-like, default PRESENT
@@ -394,7 +394,7 @@ def weight_gradient_time(
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : RnnParameters
-        Calibration of the device.
+        Calibrated parameters of the kernel on the device.
     products : GemmParameters, optional
         Calibration of plain GEMMs; it also holds for recurrent GEMMs of cuDNN `_PLAIN_RELEASE` and later.
 
@@ -443,11 +443,11 @@ def rnn_time(
     gate_count : array-like
         Gates of the cell: products of h x h in each step (`GATES_BY_CELL`).
     hidden : array-like
-        Units of the layer, h.
+        Hidden units of the layer, h.
     batch : array-like
-        Sequences.
+        Number of sequences.
     timesteps : array-like
-        Steps of a sequence.
+        Time steps of a sequence.
     direction : int or ndarray of int, default RnnDirection.FORWARD
         Value of `RnnDirection`.
     element_bytes : array-like, default 4.0
@@ -463,7 +463,7 @@ def rnn_time(
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : RnnParameters
-        Calibration of the device.
+        Calibrated parameters of the kernel on the device.
     products : GemmParameters, optional
         Calibration of plain GEMMs; it also holds for recurrent GEMMs of cuDNN `_PLAIN_RELEASE` and later.
 

@@ -107,7 +107,7 @@ def chunked_scan_time(
     device : DeviceDatasheet
         Datasheet values of the device (`paleo.pricing.kernels.device_datasheet`).
     parameters : ScanParameters
-        Calibration of the kernel.
+        Calibrated parameters of the kernel on the device.
 
     Returns
     -------
@@ -153,7 +153,7 @@ def token_scan_time(
     device : DeviceDatasheet
         Datasheet values of the device (`paleo.pricing.kernels.device_datasheet`).
     parameters : ScanParameters
-        Calibration of the kernel.
+        Calibrated parameters of the kernel on the device.
 
     Returns
     -------
@@ -181,7 +181,7 @@ def short_convolution_time(
     device : DeviceDatasheet
         Datasheet values of the device (`paleo.pricing.kernels.device_datasheet`).
     parameters : ScanParameters
-        Calibration of the kernel.
+        Calibrated parameters of the kernel on the device.
 
     Returns
     -------
@@ -210,7 +210,7 @@ def scan_times(
     group : str
         Calibration family, such as ``scan.chunk_gated_delta_rule``.
     kernels : sequence of Kernel
-        Kernels of that family.
+        Kernels of the family.
 
     Returns
     -------

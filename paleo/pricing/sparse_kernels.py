@@ -109,7 +109,7 @@ def sparse_attention_time(work: SparseWork, device: DeviceDatasheet, parameters:
     device : DeviceDatasheet
         Datasheet values, with the peak in 16 bits.
     parameters : SparseAttentionParameters
-        Calibration of the kernels.
+        Calibrated parameters of the kernels on the device.
 
     Returns
     -------

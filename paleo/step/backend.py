@@ -110,7 +110,7 @@ def with_replicated_heads(model: ModelSpec, sizes: Mapping[str, Any], tp: int) -
     sizes : mapping
         Parameters of the network that a run overrides.
     tp : int
-        Tensor-parallel ranks.
+        Number of tensor-parallel ranks.
 
     Returns
     -------
@@ -250,7 +250,7 @@ class Backend:
         zero : int
             ZeRO stage, 0 to 3.
         stages : int
-            Pipeline stages.
+            Number of pipeline stages.
 
         Returns
         -------
@@ -322,7 +322,7 @@ class Backend:
         tensors : Numeric
             Number of tensors that hold these parameters.
         rule : Optimizer
-            Update rule.
+            Optimizer and its update rule, such as Adam.
 
         Returns
         -------
@@ -357,7 +357,7 @@ class Backend:
         Parameters
         ----------
         counts : ndarray, shape (...)
-            Gradient elements.
+            Number of gradient elements.
 
         Returns
         -------
@@ -389,11 +389,11 @@ class Backend:
         graph : Graph
             Network as a graph of layers.
         gpus : int
-            Devices of the run.
+            Number of devices of the run.
         replica : Numeric
             Ranks that hold one replica of the model.
         local_batch : Numeric
-            Samples of one replica.
+            Number of samples of one replica.
 
         Returns
         -------
@@ -456,7 +456,7 @@ class Backend:
         batch : int
             Number of samples.
         tp : int, default 1
-            Tensor-parallel ranks.
+            Number of tensor-parallel ranks.
 
         Returns
         -------
@@ -506,7 +506,7 @@ class Backend:
         placement : Placement
             For each layer, which dims are split over which axes.
         mesh : Mesh
-            Parallel degrees of the axes.
+            Parallel degrees of the mesh axes.
 
         Returns
         -------
@@ -531,7 +531,7 @@ class Backend:
         placement : Placement
             For each layer, which dims are split over which axes.
         mesh : Mesh
-            Parallel degrees of the axes.
+            Parallel degrees of the mesh axes.
         sections : int, optional
             Number of first sections to lower; all by default.
 
@@ -558,11 +558,11 @@ class Backend:
         placement : Placement
             For each layer, which dims are split over which axes.
         mesh : Mesh
-            Parallel degrees of the axes.
+            Parallel degrees of the mesh axes.
 
         Returns
         -------
-        Dispatch
+        TokenDispatch
             Nodes or devices that get one copy of a token, and what overlaps with the exchange.
         """
         if self.software.parallelism.expert_dispatch == "nccl":
@@ -588,7 +588,7 @@ class Backend:
         Parameters
         ----------
         mesh : Mesh
-            Parallel degrees of the axes.
+            Parallel degrees of the mesh axes.
 
         Returns
         -------

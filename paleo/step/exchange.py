@@ -49,7 +49,7 @@ def gradient_elements_by_axes(program: Program, mesh: Mesh, copies: int) -> dict
     program : Program
         Kernels and collectives of one rank.
     mesh : Mesh
-        Parallel degrees of the axes.
+        Parallel degrees of the mesh axes.
     copies : int
         Replicas of the network in one pipeline: 2 for bidirectional schedules, else 1.
 
@@ -75,7 +75,7 @@ def gathered_elements_by_axes(program: Program, mesh: Mesh, copies: int, *, froz
     program : Program
         Kernels and collectives of one rank.
     mesh : Mesh
-        Parallel degrees of the axes.
+        Parallel degrees of the mesh axes.
     copies : int
         Replicas of the network in one pipeline: 2 for bidirectional schedules, else 1.
     frozen : bool
@@ -108,7 +108,7 @@ def owned_elements(program: Program, mesh: Mesh, copies: int) -> Array:
     program : Program
         Kernels and collectives of one rank.
     mesh : Mesh
-        Parallel degrees of the axes.
+        Parallel degrees of the mesh axes.
     copies : int
         Replicas of the network in one pipeline: 2 for bidirectional schedules, else 1.
 
@@ -281,7 +281,7 @@ class OrderedExchanges:
         Parameters
         ----------
         members : Index
-            Positions on the last axis.
+            Positions of the configurations on the last axis.
 
         Returns
         -------
@@ -314,7 +314,7 @@ def order_gradient_exchanges(seconds: Array, buckets: Array, schedule: Schedule,
     schedule : Schedule
         Pipeline schedule.
     chunks : int
-        Model chunks of a stage.
+        Number of model chunks of a stage.
 
     Returns
     -------
@@ -367,7 +367,7 @@ def exposed_gradient_exchange_time(
     passes : PassTimes
         Time of the passes of each stage [s].
     chunks : int
-        Chunks of a stage.
+        Number of model chunks of a stage.
     contention : float
         Seconds that the passes lose for each second of overlapping communication.
 
@@ -573,7 +573,7 @@ def compressed_collectives(
     Parameters
     ----------
     method : Compression
-        Compression method.
+        Gradient compression method.
     gradient : SummedGradient
         Sizes per gradient element, from `gradient_sizes_per_element`.
     owed : Sequence[RequiredCollective[NumberOrArray]]
@@ -601,7 +601,7 @@ def compressed_gather(
     Parameters
     ----------
     method : Compression
-        Compression method.
+        Gradient compression method.
     gradient : SummedGradient
         Sizes per gradient element, from `gradient_sizes_per_element`.
     width : float
@@ -636,7 +636,7 @@ def scoped_groups(operation: str, groups: IntArray, devices_per_node: int) -> tu
     groups : IntArray, shape (2, ...)
         Strides and ranks of the whole groups.
     devices_per_node : int
-        Devices of a node.
+        Number of devices of a node.
 
     Returns ------- tuple[str, IntArray]
         Operation without scope, and strides and ranks of the groups that take part.
@@ -680,7 +680,7 @@ def scaled_gradient(gradient: SummedGradient, elements: float) -> SummedGradient
     Returns
     -------
     SummedGradient
-        Counts of the whole gradient.
+        Sizes of the whole gradient.
     """
     counts = ("tensors", "matrices", "matrix_elements", "matrix_sides", "dense_elements", "dense_sides")
     return replace(gradient, elements=elements, **{name: getattr(gradient, name) * elements for name in counts})
@@ -692,7 +692,7 @@ def compression_kernels(method: Compression, gradient: SummedGradient, elements:
     Parameters
     ----------
     method : Compression
-        Compression method.
+        Gradient compression method.
     gradient : SummedGradient
         Sizes per gradient element, from `gradient_sizes_per_element`.
     elements : float
@@ -716,7 +716,7 @@ def compression_calls_per_element(method: Compression, gradient: SummedGradient)
     Parameters
     ----------
     method : Compression
-        Compression method.
+        Gradient compression method.
     gradient : SummedGradient
         Sizes per gradient element, from `gradient_sizes_per_element`.
 
@@ -734,7 +734,7 @@ def compression_state_bytes(method: Compression, gradient: SummedGradient) -> fl
     Parameters
     ----------
     method : Compression
-        Compression method.
+        Gradient compression method.
     gradient : SummedGradient
         Sizes per gradient element, from `gradient_sizes_per_element`.
 

@@ -124,7 +124,7 @@ class Uncertainty:
         Share of passes over memory that the software runs one by one unless its users turn a compiler on. Publications
         seldom say if they did, and no table holds kernels of either kind.
     spreads : IntervalParameters
-        Weight of each part.
+        Fitted weight of each part.
     """
 
     product_half_width: Array
@@ -184,7 +184,7 @@ def uncertainty(program: TimedProgram, layout: Plan, backend: Backend, *, expose
     program : TimedProgram
         One rank's kernels and collectives with their times.
     layout : Plan
-        Resolved parallel plan.
+        Parallel plan of the run: mesh, strategy, microbatches.
     backend : Backend
         Software, and models of kernel and link times.
     exposed : float

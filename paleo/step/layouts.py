@@ -240,7 +240,7 @@ class Layouts:
         groups : Count, shape (2, groups, stages or 1, layouts)
             Rank stride and number of ranks of each group.
         sizes : ndarray, shape (..., layouts) or (stages, ..., layouts)
-            Payload [byte].
+            Size of the whole tensor [byte].
 
         Returns
         -------
@@ -270,7 +270,7 @@ class Layouts:
         groups : Count, shape (2, groups, stages or 1, layouts)
             Rank stride and number of ranks of each group.
         sizes : ndarray, shape (..., layouts)
-            Payload [byte].
+            Size of the whole tensor [byte].
 
         Returns
         -------
@@ -537,7 +537,7 @@ class Layouts:
         Returns
         -------
         tuple[Array, Array], shape (stages, chunks or 1, layouts)
-            (times [s], bytes).
+            (times [s], bytes that each rank exchanges).
         """
         kinds, copies = assignment.distinct_stages_and_chunks, assignment.replicas
         width = self.backend.formats.accumulated_gradient_bytes
@@ -801,7 +801,7 @@ class Layouts:
         zero : int
             ZeRO stage, 0 to 3.
         stages : int
-            Stages of the pipeline.
+            Number of pipeline stages.
         overlapped : bool
             True if gradients are summed during the backward pass. Otherwise each rank holds whole gradients until the
             pass ends.

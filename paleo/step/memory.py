@@ -252,9 +252,9 @@ class Assignment:
         schedule : Schedule
             Pipeline schedule.
         stages : int
-            Pipeline stages.
+            Number of pipeline stages.
         chunks : int
-            Model chunks of a stage.
+            Number of model chunks of a stage.
         ties : sequence of TiedParameter
             Parameters that two layers share, such as embeddings.
         kinds : DistinctStagesAndChunks
@@ -311,11 +311,11 @@ def live_microbatches(schedule: Schedule, stages: int, microbatches: Numeric, ch
     schedule : Schedule
         Pipeline schedule.
     stages : int
-        Pipeline stages.
+        Number of pipeline stages.
     microbatches : Numeric, shape (...)
-        Microbatches of a step.
+        Number of microbatches of a step.
     chunks : int
-        Model chunks of a stage.
+        Number of model chunks of a stage.
 
     Returns ------- ndarray, shape (stages, chunks, ...)
         Microbatches.
@@ -364,7 +364,7 @@ def state_memory(
     Parameters
     ----------
     parameters : ndarray, shape (stages, ...)
-        Parameter elements.
+        Number of parameter elements.
     trained : ndarray, shape (stages, ...)
         Parameter elements with gradients and optimizer states.
     largest : Numeric, shape (...)
@@ -374,7 +374,7 @@ def state_memory(
     zero : int
         ZeRO stage, 0 to 3.
     optimizer : Optimizer
-        Update rule.
+        Optimizer and its update rule, such as Adam.
     formats : Precision
         Bytes of a number as parameter, gradient, master or optimizer state.
     training : bool, optional
@@ -446,11 +446,11 @@ def with_update_temporaries(work: Array, states: StateMemory, activations: Array
     Parameters
     ----------
     work : ndarray, shape (stages, ...)
-        Temporary bytes.
+        Temporary memory [byte].
     states : StateMemory
         Bytes of states, and of temporaries of the update.
     activations : ndarray, shape (stages, ...)
-        Bytes of activations.
+        Memory of activations [byte].
 
     Returns
     -------
@@ -466,11 +466,11 @@ def total_memory(states: StateMemory, activations: Array, work: Numeric) -> Arra
     Parameters
     ----------
     states : StateMemory
-        Bytes of states.
+        Memory of parameters, gradients and optimizer states [byte].
     activations : ndarray, shape (stages, ...)
-        Bytes of activations.
+        Memory of activations [byte].
     work : Numeric, shape (stages, ...)
-        Temporary bytes.
+        Temporary memory [byte].
 
     Returns
     -------
@@ -493,7 +493,7 @@ def clip_kernels(count: float, clip: str, formats: Precision) -> list[Kernel]:
     Parameters
     ----------
     count : float
-        Gradient elements.
+        Number of gradient elements.
     clip : str
         ``none``, ``norm`` or ``scaled``.
     formats : Precision
@@ -502,7 +502,7 @@ def clip_kernels(count: float, clip: str, formats: Precision) -> list[Kernel]:
     Returns
     -------
     list of Kernel
-        Kernels.
+        Memory-bound kernels; none without clipping.
 
     References
     ----------
@@ -608,7 +608,7 @@ def host_link_rate(system: System, rates: ConstantEfficiencies | None = None) ->
     Returns
     -------
     float
-        Rate [byte/s].
+        Copy bandwidth in each direction [byte/s].
     """
     return system.device.host_copy_bandwidth(None if rates is None else rates.link)
 
@@ -798,7 +798,7 @@ class OffloadShares:
         ranks : Numeric, shape (configurations,)
             Ranks that share states.
         microbatches : Numeric, shape (configurations,)
-            Microbatches of a step.
+            Number of microbatches of a step.
         scattered : bool
             True if gradients are reduce-scattered after every microbatch.
         activations : Numeric, shape (sections,), optional
@@ -829,11 +829,11 @@ def with_offload_traffic(
     times : LayerTimes
         Times of layer iterations without offload.
     parameters : ndarray, shape (sections, ...)
-        Parameter elements.
+        Number of parameter elements.
     trained : ndarray, shape (sections, ...)
-        Trained elements.
+        Number of trained parameter elements.
     offload : Offload
-        Parts in host memory.
+        Parts of the state in host memory, with link rates.
     formats : Precision
         Bytes of a number as parameter, gradient, master or optimizer state.
     shares : OffloadShares
@@ -842,7 +842,7 @@ def with_offload_traffic(
     Returns
     -------
     LayerTimes
-        Times of layer iterations.
+        Time and memory of one layer of each section (run of equal layers).
     """
     shape = (-1,) + (1,) * (times.forward.ndim - 1)
     elements, learned = (each.reshape(shape) if each.ndim == 1 else each for each in (parameters, trained))
@@ -886,9 +886,9 @@ def divide_offloaded(
     Parameters
     ----------
     states : StateMemory
-        Bytes of states.
+        Memory of parameters, gradients and optimizer states [byte].
     offload : Offload
-        Parts in host memory.
+        Parts of the state in host memory, with link rates.
     largest : Numeric
         Elements of the largest section.
     formats : Precision
@@ -935,11 +935,11 @@ def host_update_time(
     backward : ndarray, shape (...)
         Time of the last backward pass [s].
     optimizer : Optimizer
-        Update rule.
+        Optimizer and its update rule, such as Adam.
     formats : Precision
         Bytes of a number as parameter, gradient, master or optimizer state.
     offload : Offload
-        Parts in host memory, with rates.
+        Parts of the state in host memory, with link rates.
 
     Returns
     -------

@@ -362,7 +362,7 @@ def iteration_seconds(times: LayerTimes, layouts: Layouts, layout: Index, *, sha
     Parameters
     ----------
     times : LayerTimes
-        Times of layer iterations.
+        Time and memory of one layer of each section (run of equal layers).
     layouts : Layouts
         Parallel layouts.
     layout : Index, shape (cases,)

@@ -166,7 +166,7 @@ class SectionTimes:
         Parameters
         ----------
         configurations : Index
-            Positions on the last axis.
+            Positions of the configurations on the last axis.
 
         Returns
         -------
@@ -234,7 +234,7 @@ class LayerTimes:
         Parameters
         ----------
         configurations : Index
-            Positions on the last axis.
+            Positions of the configurations on the last axis.
 
         Returns
         -------
@@ -300,7 +300,7 @@ class SectionSums:
     forward_core, backward_core : ndarray
         Kernels of the core of attention.
     forward_products, backward_products : ndarray
-        Products with weights.
+        GEMMs with weights.
     forward_shared_experts, backward_shared_experts : ndarray
         Kernels of shared experts.
     recomputed, selectively_recomputed : ndarray
@@ -698,7 +698,7 @@ def with_contention(
     Parameters
     ----------
     times : LayerTimes
-        Times of layer iterations.
+        Time and memory of one layer of each section (run of equal layers).
     gathers : ndarray, shape (sections, ...)
         Time of parameter gathers, forward and backward [s].
     gradients : ndarray, shape (sections, ...)
@@ -711,7 +711,7 @@ def with_contention(
     Returns
     -------
     LayerTimes
-        Times.
+        Layer times with contention [s].
     """
     if overlap.sharded and overlap.contention == 0.0:
         return times

@@ -276,7 +276,7 @@ def stage_memory(batch: ConfigurationBatch) -> StageMemory:
     Returns
     -------
     StageMemory
-        Bytes.
+        Memory by part [byte].
     """
     layouts, assignment = batch.layouts, batch.assignment
     kinds, rows = assignment.distinct_stages_and_chunks.stages, assignment.stage_kind

@@ -233,7 +233,7 @@ class ContendedTimes:
         Returns
         -------
         ContendedTimes
-            Times.
+            Layer times with part of the slowdown [s].
         """
         parts = []
         for slowed in (self.last_microbatch, self.earlier_microbatches):

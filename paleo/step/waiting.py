@@ -295,11 +295,11 @@ def input_pipeline(
     sample_bytes : float
         Bytes of a sample in the format of the copy.
     gpus : int
-        Devices of the run.
+        Number of devices of the run.
     replica : Numeric
         Ranks of one model replica.
     local_batch : Numeric
-        Samples of one replica.
+        Number of samples of one replica.
     link : float, optional
         Rate of the link to the host [byte/s]; by default the usual share of the slot.
 
@@ -348,7 +348,7 @@ def default_input_options(run: Run, graph: Graph, system: System, decode: float,
     decode : float
         Seconds of one core to decode a photograph.
     gpus : int
-        Devices of the run.
+        Number of devices of the run.
 
     Returns
     -------

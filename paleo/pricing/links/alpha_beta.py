@@ -230,7 +230,7 @@ def bus_factor(operation: str, ranks: Numeric) -> Array:
     operation : str
         Collective operation, such as ``all_reduce``.
     ranks : array-like
-        Size of the group.
+        Number of ranks of the group.
 
     Returns
     -------

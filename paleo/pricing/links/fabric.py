@@ -210,7 +210,7 @@ def fabric_time(
     links : GroupLinks
         Levels of the network that the group spans.
     parameters : FabricParameters
-        Calibration of the links.
+        Calibrated parameters of the collective library on these links.
     lockstep : bool
         True for an algorithm that waits for the slowest hop in each step.
     imbalance : array-like, default 1.0
@@ -260,7 +260,7 @@ def fabric_exchange_time(
     links : GroupLinks
         Levels of the network that the group spans.
     parameters : FabricParameters
-        Calibration of the links.
+        Calibrated parameters of the collective library on these links.
     shift : bool, default False
         True if each rank sends to one neighbour and receives from another (nccl-tests' send_recv), False if both are
         the same neighbour.

@@ -218,7 +218,7 @@ class GroupLinks:
         Parameters
         ----------
         algorithm : Algorithm
-            The algorithm.
+            Collective algorithm, such as a ring.
         operation : str
             Collective operation, such as ``all_reduce``.
 
@@ -318,7 +318,7 @@ def sole_group_links(system: System, *, ranks: int, ranks_per_node: int) -> Grou
     system : System
         Machine: its devices, nodes and links.
     ranks : int
-        Size of the group.
+        Number of ranks of the group.
     ranks_per_node : int
         Ranks of the group in each node.
 
@@ -639,7 +639,7 @@ def intra_node_time(
     links : GroupLinks
         Levels of the network that the group spans.
     parameters : NcclParameters
-        Calibration of the links.
+        Calibrated parameters of the collective library on these links.
     low_latency : array-like of bool, default True
         True if the library has LL (NCCL 2.1 and later).
     adds_bytes : array-like of bool, default False
@@ -680,7 +680,7 @@ def switch_time(*, operation: str, traffic: Traffic, links: GroupLinks, paramete
     links : GroupLinks
         Levels of the network that the group spans.
     parameters : NcclParameters
-        Calibration of the links.
+        Calibrated parameters of the collective library on these links.
 
     Returns
     -------
@@ -763,7 +763,7 @@ def exchange_time(
     links : GroupLinks
         Levels of the network that the group spans.
     parameters : ExchangeParameters
-        Calibration of the links.
+        Calibrated parameters of the collective library on these links.
 
     Returns
     -------

@@ -102,7 +102,7 @@ def node_placement(text: str, background: float = 0.0, neighbour: str | None = N
     Raises
     ------
     SpecError
-        If a text is not one of these.
+        If a text names no placement or no pattern of traffic.
 
     Examples
     --------
@@ -334,7 +334,7 @@ def rail_exchange_share(nodes: Numeric, members: Numeric, rails: Numeric, leaf: 
     members : array-like
         Nodes of the job on its fullest leaf or group.
     rails : array-like
-        Rail switches.
+        Number of rail switches.
     leaf : int
         Nodes below the rails.
     oversubscription : float
@@ -658,7 +658,7 @@ def placement_port_share(system: System, nodes: int, placement: NodePlacement, s
     Returns
     -------
     NetworkShare
-        Shares by operation.
+        Shares of the NIC bandwidth by traffic pattern, 0 to 1.
     """
     outer = [level for level in system.levels if system.joins_nodes(level)]
     if not outer or nodes < 2:
@@ -771,7 +771,7 @@ def dragonfly(level: InterconnectLevel, machine: int, group: int) -> Dragonfly:
     Returns
     -------
     Dragonfly
-        Groups and links.
+        Number of groups, links of each pair, and routing.
     """
     groups = -(-machine // group)
     balanced = group / max(groups - 1.0, 1.0) / level.oversubscription
