@@ -198,7 +198,9 @@ def find_parameters(
     user_calibration : Calibration, optional
         Calibration of the user, which takes precedence over the shipped ones.
 
-    Returns ------- SourcedParameters[Parameters]
+    Returns
+    -------
+    SourcedParameters[Parameters]
         Parameters with their origin and interval.
     """
     # each stack is followed by its base (eager/linear: eager), then by the usual ones
@@ -239,7 +241,9 @@ def _with_host_parameters(
 def host_parameters(entry: CalibrationEntry) -> dict[str, float]:
     """Return those parameters of a calibration entry that describe the host (launch costs), not the device.
 
-    Parameters ---------- entry : CalibrationEntry
+    Parameters
+    ----------
+    entry : CalibrationEntry
         Calibrated parameters of one family, timed in one way.
 
     Returns

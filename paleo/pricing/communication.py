@@ -1,9 +1,9 @@
 """Time of NCCL and textbook collectives for groups of ranks on a system.
 
 A group of ranks spans levels of the network (`GroupLinks`). A collective model says which algorithms a library chooses
-from, and the time of each. It covers every algorithm in the registry, so that a new one is included automatically.
-`Nccl` has calibrated launch costs, steps and link efficiencies; `AlphaBetaModel` has the constants of `--calibration
-ideal` and `ppp=…`. The fastest algorithm, and the payloads at which it changes, follow from these times.
+from, and the time of each. All algorithms in the registry are covered, so that a new one is included automatically.
+`Nccl` has calibrated launch costs, steps and link efficiencies. `AlphaBetaModel` has the constants of the calibrations
+``ideal`` and ``ppp=…``. The fastest algorithm, and the payloads at which it changes, follow from these times.
 """
 
 from __future__ import annotations
@@ -59,7 +59,10 @@ _BISECTION = 2.0**-30
 
 
 class AlgorithmTimeFunction(Protocol):
-    """Function from an array of payloads [byte] to the time of each algorithm [s], as a dict by name."""
+    """Function that returns the time of a collective by each algorithm [s], for an array of payloads [byte].
+
+    The result maps names of algorithms to arrays of the shape of the payloads.
+    """
 
     def __call__(self, payload_bytes: Array, names: Sequence[str] | None = None, /) -> Mapping[str, Array]: ...
 
@@ -266,7 +269,7 @@ def algorithm_times(
     links: GroupLinks,
     names: Sequence[str] | None = None,
 ) -> dict[str, Array]:
-    """Compute the times of a collective by each algorithm that a library may run, or by named ones.
+    """Compute the time of a collective by each algorithm that a library may run, or by named algorithms.
 
     Parameters
     ----------
@@ -306,7 +309,7 @@ def fastest_algorithm(
     links: GroupLinks,
     names: Sequence[str] | None = None,
 ) -> FastestAlgorithm:
-    """Find the fastest algorithm that a library may run for a collective, or the fastest of named ones.
+    """Find the fastest algorithm that a library may run for a collective of each payload, or of named ones.
 
     Parameters
     ----------

@@ -308,7 +308,7 @@ class ConvolutionSetup:
 
     @property
     def multiprocessor_flops_per_s(self) -> float:
-        """Peak FLOP/s of one multiprocessor at the sustained clock."""
+        """Peak FLOP/s of one multiprocessor at the clock that full arithmetic load sustains."""
         return self.device.flops_per_clock * self.clock
 
     @property

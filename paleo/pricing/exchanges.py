@@ -189,7 +189,7 @@ def intra_node_token_exchange_time(payload_bytes: Array, ranks: int, system: Sys
 
 @dataclass(frozen=True, slots=True)
 class CustomAllReduceParameters:
-    """Calibration of one-shot and two-shot all-reduce kernels over NVLink, and of the ring for large payloads."""
+    """Calibrated parameters of one-shot and two-shot all-reduce over NVLink, and of NCCL's ring for large payloads."""
 
     launch: float = parameter("4 us", "0.5..50 us", "kernel start and first barrier")
     host: float = parameter("1 ns", "1 ns..500 us", "time the host needs to issue the call")

@@ -191,7 +191,9 @@ def replica_groups(mesh: Mesh, axes: Axes, copies: int) -> list[tuple[IntArray, 
     copies : int
         Replicas of the network in one pipeline: 2 for bidirectional schedules, else 1.
 
-    Returns ------- list[tuple[IntArray, IntArray]]
+    Returns
+    -------
+    list[tuple[IntArray, IntArray]]
         Stride and ranks of each group, arrays of shape (stages,).
     """
     stages = mesh.degree("pp")
@@ -226,7 +228,9 @@ def gradient_exchange_collectives(
     mesh : Mesh
         Parallel degrees of the mesh axes.
 
-    Returns ------- tuple[tuple[str, Axes, NumberOrArray], ...]
+    Returns
+    -------
+    tuple[tuple[str, Axes, NumberOrArray], ...]
         Operation, axes and payload of each collective.
 
     References
@@ -579,7 +583,9 @@ def compressed_collectives(
     owed : Sequence[RequiredCollective[NumberOrArray]]
         (operation, axes, payload) of each uncompressed collective.
 
-    Returns ------- tuple[RequiredCollective[NumberOrArray], ...]
+    Returns
+    -------
+    tuple[RequiredCollective[NumberOrArray], ...]
         (operation, axes, payload) of each collective that replaces them, payload in the unit of the input.
     """
     return tuple(
@@ -613,7 +619,9 @@ def compressed_gather(
     again : bool
         True for the gather before the backward pass, False for the one before the forward pass.
 
-    Returns ------- tuple[RequiredCollective[NumberOrArray], ...]
+    Returns
+    -------
+    tuple[RequiredCollective[NumberOrArray], ...]
         One (operation, axes, payload), payload in the unit of ``size``.
     """
     message = method.messages(gradient)[int(again)]
@@ -638,7 +646,9 @@ def scoped_groups(operation: str, groups: IntArray, devices_per_node: int) -> tu
     devices_per_node : int
         Number of devices of a node.
 
-    Returns ------- tuple[str, IntArray]
+    Returns
+    -------
+    tuple[str, IntArray]
         Operation without scope, and strides and ranks of the groups that take part.
 
     Examples
@@ -655,7 +665,10 @@ def scoped_groups(operation: str, groups: IntArray, devices_per_node: int) -> tu
 
 
 def _ratios(method: Compression, gradient: SummedGradient, *, scattered: bool) -> list[tuple[str, float]]:
-    """Return each message of a compression method as (operation, payload over bytes of the plain gradient)."""
+    """Return the messages of a compression method as (operation, payload over bytes of the plain gradient).
+
+    Only the reduce-scatter part is returned if gradients are ``scattered``.
+    """
     width, ratios = float(gradient.bytes), []
     for message in method.messages(gradient):
         ratio = float(message.payload) / width

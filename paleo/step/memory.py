@@ -317,8 +317,10 @@ def live_microbatches(schedule: Schedule, stages: int, microbatches: Numeric, ch
     chunks : int
         Number of model chunks of a stage.
 
-    Returns ------- ndarray, shape (stages, chunks, ...)
-        Microbatches.
+    Returns
+    -------
+    ndarray, shape (stages, chunks, ...)
+        Number of microbatches.
     """
     if stages == 1:
         return np.ones((1, 1) + np.ndim(microbatches) * (1,))

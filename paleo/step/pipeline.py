@@ -203,8 +203,8 @@ def _expanded(row: _Row) -> _Row:
 class ShardedChunks:
     """Pass times of pipeline stages with sharded parameters or gradients, with exposed gathers and reduce-scatters.
 
-    ``passes`` has the shape (3 passes, kinds, chunks, cases) [s]; ``stage_kind`` is the kind of each stage, shape
-    (stages,).
+    ``passes`` has the shape (3 passes, kinds, chunks, cases) [s]; stages with equal layers are of one kind.
+    ``stage_kind`` is the kind of each stage, shape (stages,).
     """
 
     passes: Array
@@ -212,7 +212,7 @@ class ShardedChunks:
 
 
 def stage_passes(batch: ConfigurationBatch) -> PassTimes:
-    """Return the time of one microbatch through all model chunks of each stage, with exposed sends.
+    """Return the time of one microbatch through all model chunks of each pipeline stage, with exposed sends.
 
     Parameters
     ----------

@@ -725,9 +725,10 @@ def with_contention(
 
 
 def _lost(computing: Array, travelling: Array, overlap: Overlap) -> Array:
-    """Return the time that layers lose to overlapping collectives, or wait for collectives if nothing overlaps [s].
+    """Return the time that layers lose to overlapping collectives [s].
 
-    ``computing`` and ``travelling`` are the times of computation and collectives [s].
+    ``computing`` and ``travelling`` are the times of computation and collectives [s]. If the software overlaps nothing,
+    the layers wait for the whole time of the collectives.
     """
     if not overlap.sharded:
         return travelling
