@@ -43,7 +43,7 @@ class DeviceDatasheet:
     """Datasheet values of one device for one number format, in SI units; all that a pricing formula may use.
 
     ``uncapped_rate_ratio`` is the ratio of the rate for which the unit is built to the rate that the maker allows
-    (`uncapped_rate_ratio`).
+    (`built_rate_ratio`).
     """
 
     name: str

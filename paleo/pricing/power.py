@@ -255,7 +255,7 @@ class PowerParameters:
 
     @property
     def arithmetic_energy_share(self) -> float:
-        """Share (0 to 1) of a FLOP's energy in training that is proportional to the FLOP rate."""
+        """Share (0 to 1) of the energy of a FLOP in training that is proportional to FLOP, not to time."""
         return 1.0 - self.busy / (1.0 - NON_ARITHMETIC_SHARE)
 
     def idle_watts(self, design_power: float, memory_kind: str, memory_bandwidth: float) -> float:

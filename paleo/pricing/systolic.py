@@ -186,7 +186,7 @@ def occupied_flops(kernels: Sequence[Kernel], device: Device) -> Array:
 
 
 def padded_bytes(kernel: Kernel, device: Device) -> float:
-    """Compute the bytes that a kernel moves on a TPU, with channels padded to the vector lanes.
+    """Compute the bytes that a kernel moves on a device with systolic arrays, with channels padded to the vector lanes.
 
     If a core has at most one sample, its channels lie along the vector lanes and are padded to a multiple of them.
     Otherwise nothing is padded: several samples fill the lanes together, and the sides of matrices are long.

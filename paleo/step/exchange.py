@@ -179,8 +179,8 @@ def mean_sharding_ranks(trained: Array, owned: Array, ranks: Numeric) -> Array:
 def replica_groups(mesh: Mesh, axes: Axes, copies: int) -> list[tuple[IntArray, IntArray]]:
     """List the groups of ranks (stride, size) that reduce the gradients of each stage; the slowest sets the time.
 
-    Two replicas of the network make the group twice as large. Its sums also pass between the two stages that hold the
-    same piece, so a group of those two is listed as well.
+    Two replicas of the network make the group twice as large. The gradients are then also summed between the two stages
+    that hold the same piece, so a group of those two is listed as well.
 
     Parameters
     ----------
@@ -667,7 +667,7 @@ def scoped_groups(operation: str, groups: IntArray, devices_per_node: int) -> tu
 def _ratios(method: Compression, gradient: SummedGradient, *, scattered: bool) -> list[tuple[str, float]]:
     """Return the messages of a compression method as (operation, payload over bytes of the plain gradient).
 
-    Only the reduce-scatter part is returned if gradients are ``scattered``.
+    If gradients are ``scattered``, all-gathers are left out, and all-reduces become reduce-scatters.
     """
     width, ratios = float(gradient.bytes), []
     for message in method.messages(gradient):

@@ -792,7 +792,7 @@ class Layouts:
     def state_memory(
         self, kinds: DistinctStages, zero: int, stages: int, *, overlapped: bool
     ) -> tuple[StateMemory, Array]:
-        """Return the memory of parameters, gradients and optimizer states of each distinct stage.
+        """Compute the memory of parameters, gradients and optimizer states of each distinct pipeline stage.
 
         Parameters
         ----------

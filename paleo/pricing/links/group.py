@@ -345,7 +345,9 @@ def sole_group_links(system: System, *, ranks: int, ranks_per_node: int) -> Grou
 
 
 def nvlink_domain_ranks(system: System, ranks_per_node: int) -> int:
-    """Count the ranks of a group that reach each other over NVLink, without the network between nodes.
+    """Count the ranks of a group that reach each other without the network between nodes.
+
+    These are the ranks of one machine, or of an NVLink domain of several machines.
 
     Parameters
     ----------
