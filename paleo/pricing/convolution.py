@@ -443,8 +443,8 @@ def tiled_gemm_time(
 ) -> Array:
     """Compute the time of equal GEMMs with the fastest thread-block tile and split-K.
 
-    A block of tile (a, b) costs 1 + (tile_penalty (1/a + 1/b))^2 times the 2 a b k FLOP of an infinite tile. Only a
-    wider tile loads fewer operands per FLOP. Blocks run in waves. Splits of k fill idle multiprocessors, and cost the
+    A block of tile (a, b) costs 1 + (tile_penalty (1/a + 1/b))^2 times the 2 a b k FLOP of an infinite tile, since only
+    a wider tile loads fewer operands per FLOP. Blocks run in waves. Splits of k fill idle multiprocessors, and cost the
     traffic of the partial sums (32-bit) and a second, short phase. An element of the sum takes at least
     ``depth_cycles``: blocks that share a multiprocessor hide each other's latency, a single wave cannot.
 
@@ -453,7 +453,7 @@ def tiled_gemm_time(
     m, n, k : ndarray
         Extents of the product C[m, n] = A[m, k] B[k, n].
     count : array-like
-        Number of equal products.
+        Products.
     machine : ConvolutionSetup
         The device with its calibration.
     tiles : Tiles, default VECTOR_TILES
@@ -464,7 +464,7 @@ def tiled_gemm_time(
     Returns
     -------
     ndarray
-        Time of the arithmetic [s].
+        Seconds of arithmetic.
     """
     device, p = machine.device, machine.parameters
     rate = p.gemm_efficiency * machine.multiprocessor_flops_per_s

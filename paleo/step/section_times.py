@@ -144,7 +144,7 @@ class SectionTimes:
     workspace_bytes: Array
 
     def select_sections(self, sections: Sequence[int]) -> SectionTimes:
-        """Select some sections (runs of equal layers) by index; an index may repeat.
+        """Select some sections by index; an index may repeat.
 
         Parameters
         ----------
@@ -154,7 +154,7 @@ class SectionTimes:
         Returns
         -------
         SectionTimes
-            Times and memory of the selected sections.
+            Costs of these sections.
         """
         rows = list(sections)
         figures = {name: getattr(self, name)[rows] for name in ARRAY_FIELDS if name != "times_by_limit"}
