@@ -2,9 +2,9 @@
 
 One thread block owns a tile of query rows and loops over blocks of keys (FlashAttention; Dao et al., 2022, 2023; Shah
 et al., 2024). Its time is a start-up cost plus, per key block, the tensor-core time of two matrix products and the time
-of the exponentials. Implementations differ only in data (`AttentionKernel`): tile shapes, whether the query heads that
-share a key head are packed into one tile, and how the keys are split over thread blocks. So calibrations are keyed by
-*kernel* (fa2, fa3, fa4, trtllm) and phase, not only by device.
+of the exponentials. Implementations differ only in data (`AttentionKernel`): tile shapes, packing of query heads that
+share a key head, and the split of the keys over thread blocks. So calibrations are keyed by *kernel* (fa2, fa3, fa4,
+trtllm) and phase, not only by device.
 
 All sizes broadcast; times are in seconds. ``query_length`` counts tokens of one sequence; all sequences have the same
 length.
@@ -44,7 +44,7 @@ WAVE_SPLITS, CAPTURED_BATCH = 128, 512
 
 @dataclass(frozen=True, slots=True)
 class AttentionKernel:
-    """Implementation of fused attention: tile shapes and division of the work, from its public source.
+    """Tile shapes and work division of one fused-attention implementation (FlashAttention, trtllm-gen).
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class AttentionKernel:
     max_kv_splits : int
         Most parts into which prefill splits the keys of a tile if there are too few tiles for the device; 1: never.
     decode_split_rule : str
-        Rule for the number of splits in decode (`decode_split_rule`).
+        Rule for the number of split-KV splits in decode (`decode_splits`).
     contiguous_kv_tiles : tuple
         Tiles for contiguous instead of paged keys, if different.
     decode_tiles : tuple
@@ -123,12 +123,12 @@ def attention_kernel(name: str) -> AttentionKernel:
 
 
 def default_kernel(architecture: str, memory_kind: str = "HBM") -> str:
-    """Name the attention kernel that current software runs on an architecture.
+    """Return the name of the attention kernel that current software runs on a GPU architecture.
 
     Parameters
     ----------
     architecture : str
-        Architecture, as in device specs.
+        Architecture of the device, such as ``Hopper``.
     memory_kind : str, default 'HBM'
         Memory technology. Cards with GDDR lack the tensor memory that FlashAttention-4 needs.
 
@@ -148,7 +148,7 @@ def default_kernel(architecture: str, memory_kind: str = "HBM") -> str:
 
 
 def tile_shape(tiles: tuple[tuple[float, float, float], ...], head_dim: Numeric) -> tuple[Array, Array]:
-    """Return the query rows and key columns of a tile for each head dimension.
+    """Return the query rows and key columns of the compiled tile that an attention kernel uses for each head dimension.
 
     Parameters
     ----------
@@ -173,7 +173,9 @@ def tile_shape(tiles: tuple[tuple[float, float, float], ...], head_dim: Numeric)
 
 
 def padded_head_dim(head_dim: Numeric) -> Array:
-    """Return the compiled head dimension to which each head dimension is padded.
+    """Return the head dimension of the compiled attention kernel that runs each head dimension.
+
+    Kernels are compiled for a few head dimensions only. Smaller heads are padded with zeros to the next one.
 
     Parameters
     ----------
@@ -204,10 +206,10 @@ def key_blocks(
     causal: Mask,
     window: Numeric = 0.0,
 ) -> Array:
-    """Count the key blocks that all query tiles of one head visit together.
+    """Count the key blocks that all query tiles of one head visit together, under a causal mask or a sliding window.
 
-    Tile i under a causal mask (aligned at the last key) visits ceil((offset + (i + 1) t) / c) blocks of c keys, with t
-    tokens a tile and offset = kv_length - query_length. The sum over i has a closed form, which is exact if t divides c
+    Tile i under a causal mask (aligned at the last key) visits ceil((offset + (i + 1) t) / c) blocks of c keys. A tile
+    has t tokens, and offset = kv_length - query_length. The sum over i has a closed form, which is exact if t divides c
     or c divides t, and the offset is a multiple of c. A sliding window of w keys skips the blocks before offset + i t -
     w.
 
@@ -262,12 +264,12 @@ def balanced_splits(*, tiles: Numeric, blocks: Numeric, multiprocessors: float, 
     multiprocessors : float
         Multiprocessors of the device.
     most : int
-        The most parts of a tile.
+        Largest number of split-KV splits of a tile.
 
     Returns
     -------
     ndarray
-        Parts of each tile.
+        Split-KV splits of each tile.
 
     Examples
     --------
@@ -315,18 +317,18 @@ def decode_splits(
     blocks: Array,
     multiprocessors: float,
 ) -> tuple[Array, npt.NDArray[np.bool_]]:
-    """Compute the number of split-KV splits that a decode kernel uses for each tile, by its own rule.
+    """Compute the number of split-KV splits that a decode kernel uses for each tile, by the kernel's rule.
 
-    ``waves`` fills waves of two blocks per multiprocessor (`wave_splits`), ``balanced`` one wave (`balanced_splits`).
-    ``captured`` launches the largest number at any length where a CUDA graph was captured for the batch size.
-    ``filling`` has no more parts than multiprocessors (`device_filling_splits`).
+    The rule ``waves`` fills waves of two blocks per multiprocessor (`wave_splits`), ``balanced`` one wave
+    (`balanced_splits`). ``captured`` launches the largest number at any length where a CUDA graph was captured for the
+    batch size. ``filling`` has no more splits than multiprocessors (`device_filling_splits`).
 
     Parameters
     ----------
     division : AttentionKernel
-        How the kernel divides its work.
+        Attention kernel, whose ``decode_split_rule`` decides.
     batch : ndarray
-        Sequences.
+        Number of sequences.
     grouped : ndarray of bool
         True where a tile holds several query heads of a key head.
     tiles : ndarray
@@ -354,9 +356,9 @@ def decode_splits(
 
 
 def wave_splits(*, tiles: Numeric, blocks: Numeric, slots: float, most: int = WAVE_SPLITS) -> Array:
-    """Compute into how few parts the keys can be split so that waves of thread blocks are nearly full.
+    """Compute the smallest number of split-KV splits with which waves of thread blocks are nearly full.
 
-    Waves are at least 85 % as full as with the best number of parts.
+    This is FlashAttention-2's rule: waves are at least 85 % as full as with the best number of splits.
 
     Parameters
     ----------
@@ -367,12 +369,12 @@ def wave_splits(*, tiles: Numeric, blocks: Numeric, slots: float, most: int = WA
     slots : float
         Thread blocks that run at once.
     most : int, default WAVE_SPLITS
-        The most parts of a tile.
+        Largest number of split-KV splits of a tile.
 
     Returns
     -------
     ndarray
-        Parts of each tile.
+        Split-KV splits of each tile.
 
     Examples
     --------
@@ -390,7 +392,10 @@ def wave_splits(*, tiles: Numeric, blocks: Numeric, slots: float, most: int = WA
 
 
 def _fewest_full(n: Array, b: Array, splits: Array, slots: float) -> Array:
-    """Return the result of `wave_splits` for ``n`` tiles of ``b`` key blocks, over candidate numbers of splits."""
+    """Return the smallest of the candidate ``splits`` whose waves are at least 85 % as full as the best, for each row.
+
+    A row has ``n`` tiles of ``b`` key blocks, of which ``slots`` thread blocks run at once.
+    """
     best, chosen = np.zeros(n.shape), np.zeros(n.shape)
     fullness = []
     for s in splits:
@@ -460,10 +465,11 @@ def cache_write_time(
     *, tokens: Numeric, kv_heads: Numeric, head_dim: Numeric, element_bytes: Numeric, write_latency: float,
     bandwidth: float, device: DeviceDatasheet,
 ) -> Array:  # fmt: skip
-    """Compute the time to copy new keys and values into a paged cache.
+    """Compute the time to copy new keys and values into a paged KV cache.
 
-    One thread block of min(kv_heads · head_dim, 512) threads copies one token. There are tokens · threads / resident
-    threads rounds, each with one latency. Many bytes are limited by the bandwidth.
+    One thread block of min(kv_heads · head_dim, 512) threads copies one token. The copy takes tokens · threads /
+    resident threads rounds of one latency each. Many bytes are limited by the bandwidth; both combine as the root of
+    their sum of squares.
 
     Parameters
     ----------
@@ -494,9 +500,9 @@ def cache_write_time(
 
 
 def miss_fraction(footprint: Numeric, capacity: float) -> Array:
-    """Compute the L2 miss rate (0 to 1) of data that is read repeatedly.
+    """Compute the L2 miss rate (0 to 1) of data that is read repeatedly, as a steep step at the cache's capacity.
 
-    It is a steep step at the cache's capacity.
+    The rate is 1 / (1 + (capacity / footprint)^8).
 
     Parameters
     ----------
@@ -543,15 +549,15 @@ def attention_prefill_time(
 ) -> Array:
     """Compute the time of prefill attention (forward, many query tokens).
 
-    time = launch + hot · ((max(work / S + last wave, longest tile) / clock)^p + (bytes / bandwidth)^p)^(1/p) + merge
-           + write
+        time = launch + hot · ((max(work / S + last wave, longest tile) / clock)^p + (bytes / bandwidth)^p)^(1/p)
+               + merge + write
 
     with work = key blocks · (two products at the tensor rate + exponentials) + tiles · tile_cycles on S
     multiprocessors. Bytes are read from L2 as far as they fit. If there are few tiles, their keys are split
     (``balanced_splits``), and partial sums are merged. ``hot`` is the slow-down at the power limit
-    (`paleo.pricing.power`): it has full effect under ``sustained`` load and depends on the ``activity`` of the data.
-    Valid from one tile to kernels of minutes, and for head dimensions up to 512. ``flop_factor`` and ``traffic_factor``
-    scale products and bytes for the backward pass.
+    (`paleo.pricing.power`). The slow-down has its full effect under ``sustained`` load and depends on the ``activity``
+    of the data. Valid from one tile to kernels of minutes, and for head dimensions up to 512. ``flop_factor`` and
+    ``traffic_factor`` scale products and bytes for the backward pass.
 
     Parameters
     ----------
@@ -570,7 +576,7 @@ def attention_prefill_time(
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : PrefillParameters
-        Calibration of the device.
+        Calibrated parameters of the kernel on the device.
     window : array-like, default 0.0
         Keys that a query attends to at most; 0 is no window.
     element_bytes : array-like, default 2.0
@@ -626,7 +632,7 @@ def attention_prefill_time(
 
 @dataclass(frozen=True, slots=True)
 class _Tiling:
-    """Query tiles of all heads, the key blocks that they visit, and the splits of their keys."""
+    """Division of one attention call: query tiles of all heads, the key blocks that they visit, and split-KV splits."""
 
     tiles: Array
     blocks: Array
@@ -650,7 +656,11 @@ def _tiling(
     window: Numeric,
     device: DeviceDatasheet,
 ) -> _Tiling:
-    """Divide attention into tiles, key blocks and splits."""
+    """Divide one attention call into query tiles, key blocks and split-KV splits.
+
+    ``tile`` holds query rows and key columns. ``b`` is the batch, ``hq`` and ``hk`` the heads of queries and keys,
+    ``nq`` and ``nk`` the tokens of queries and keys, and ``d`` the head dimension.
+    """
     rows, columns = tile
     group = np.where(np.asarray(causal) & division.packs_query_heads, hq / hk, 1.0)
     rows = np.where(nq * group <= _WARP_GROUP_ROWS, np.minimum(rows, _WARP_GROUP_ROWS), rows)
@@ -674,7 +684,7 @@ def _tiling(
 
 
 def _busy_cycles(work: _Tiling, block: Array, start: Array, wave_quantization: float, multiprocessors: float) -> Array:
-    """Compute the cycles of the busiest multiprocessor: its share and the idle last wave, or the longest tile.
+    """Compute the cycles of the busiest multiprocessor: all its tiles and the idle last wave, or the longest tile.
 
     If tiles of lengths 0 to L start in any order, multiprocessors idle for L - L/3 at the end. One of them has just
     started its longest tile, while the others have L/3 left on average (residual life E[X²] / 2 E[X] of a renewal
@@ -708,8 +718,9 @@ def attention_backward_time(
 ) -> Array:
     """Compute the time of backward attention, from the forward calibration and ``backward_efficiency``.
 
-    It has five products instead of two (scores again, dV, dP, dQ, dK: 2.5 times the FLOP), one exponential, and about
-    three times the bytes: q, k, v, o, do are read; dq, dk, dv written; dq is also accumulated in fp32 (Dao, 2023).
+    The backward pass has five products instead of two (scores again, dV, dP, dQ, dK: 2.5 times the FLOP), and one
+    exponential. It moves about three times the bytes: q, k, v, o, do are read; dq, dk, dv written; dq is also
+    accumulated in fp32 (Dao, 2023).
 
     Parameters
     ----------
@@ -728,7 +739,7 @@ def attention_backward_time(
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : PrefillParameters
-        Calibration of the device.
+        Calibrated parameters of the kernel on the device.
     window : array-like, default 0.0
         Keys that a query attends to at most; 0 is no window.
     element_bytes : array-like, default 2.0
@@ -791,7 +802,7 @@ def attention_decode_time(
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : DecodeParameters
-        Calibration of the device.
+        Calibrated parameters of the kernel on the device.
     window : array-like, default 0.0
         Keys that a query attends to at most; 0 is no window.
     element_bytes : array-like, default 2.0
@@ -836,9 +847,9 @@ def attention_decode_time(
 
 
 def _traffic_time(moved: Array, device: DeviceDatasheet, p: PrefillParameters | DecodeParameters) -> Array:
-    """Compute the time to read ``moved`` bytes that the previous step read, too [s].
+    """Compute the time to read ``moved`` bytes that were also read in the previous step, in part from L2 [s].
 
-    All pass through L2; the part that does not stay in L2 from step to step comes from memory.
+    All bytes pass through L2. The part that does not stay in L2 from step to step comes from memory.
     """
     missed = moved * miss_fraction(moved, p.l2_survival_share * device.l2_bytes)
     memory = missed / (p.bandwidth_fraction * device.memory_bandwidth)

@@ -1,11 +1,12 @@
-"""The calibration that prices a run (`ConstantEfficiencies`, `lookup`), and the entry that prices a family.
+"""Lookup of calibrated parameters: which calibration predicts the time of a kernel family or link on a device.
 
-A run is priced by the plain roofline, the original Paleo's constants, or measured parameters. The entry of a family is
-the device's own, an inherited one, or the formula's defaults. The order of search, with a wider interval at each step:
+Times come from the plain roofline, from the original Paleo's constants (both `ConstantEfficiencies`), or from measured
+parameters (`find_parameters`). The parameters of a family are measured on the device, inherited, or the defaults of the
+formula. A *stack* is the way in which kernels were timed. The order of search, with a wider interval at each step:
 
 1. the user's calibration file, then the shipped file of the device or system, in the wanted stack;
-2. the same file in another stack: parameters of the silicon are kept, those of the host are taken from the rules of the
-   device's architecture for the wanted stack;
+2. the same file in another stack: parameters of the silicon are kept, those of the host are taken from the rules of
+   the device's architecture for the wanted stack;
 3. the rules of the architecture (``architectures.yaml``), by the best match of memory technology, then of the stack;
 4. the rules of its nearest relatives (Blackwell Ultra: Blackwell, then Hopper; Turing: Volta; …);
 5. the defaults of the formula.
@@ -81,14 +82,14 @@ def streaming_fraction(*, memory_kind: str, architecture: str, inline_ecc: bool)
     memory_kind : str
         Memory technology, such as ``HBM3`` or ``GDDR6``.
     architecture : str
-        Architecture, as in device specs.
+        Architecture of the device, such as ``Turing``.
     inline_ecc : bool
         True if error-correcting bytes are stored among the data.
 
     Returns
     -------
     float
-        0 to 1.
+        Achieved over datasheet bandwidth, 0 to 1 [-].
 
     Examples
     --------
@@ -104,9 +105,11 @@ def streaming_fraction(*, memory_kind: str, architecture: str, inline_ecc: bool)
 
 @dataclass(frozen=True, slots=True)
 class SourcedParameters(Generic[Parameters]):
-    """Parameters with their origin (``measured``, ``inherited`` or ``default``) and the factors of their interval.
+    """Calibrated parameters of one kernel or link family, with their origin and the 90 % interval of predicted times.
 
-    ``interval_bins`` holds (up to predicted seconds, low factor, high factor), in ascending order of times.
+    ``origin`` is ``measured``, ``inherited`` or ``default``; ``subject`` names the device, system or architecture that
+    the parameters come from. ``interval_bins`` holds (up to predicted seconds, low factor, high factor), in ascending
+    order of times.
     """
 
     parameters: Parameters
@@ -181,23 +184,23 @@ def find_parameters(
     Parameters
     ----------
     kind : type
-        Dataclass of the parameters.
+        Dataclass of the calibrated parameters.
     subject : str
         Name of the device or system.
     architecture : str
-        Its architecture.
+        Architecture of the device, such as ``Hopper``.
     family : str
-        Calibration family.
+        Calibration family, such as ``gemm.tensor``: kernels or links that share one formula.
     memory_kind : str, default ''
         Memory technology of a device, or kind of the links inside a node of a system.
     stacks : sequence of str, default TIMING_METHODS
-        Ways of timing, best first.
+        Ways of timing (such as ``graph``), best first.
     user_calibration : Calibration, optional
         Calibration of the user, which takes precedence over the shipped ones.
 
     Returns
     -------
-    SourcedParameters[P]
+    SourcedParameters[Parameters]
         Parameters with their origin and interval.
     """
     # each stack is followed by its base (eager/linear: eager), then by the usual ones
@@ -240,8 +243,8 @@ def host_parameters(entry: CalibrationEntry) -> dict[str, float]:
 
     Parameters
     ----------
-    entry : Entry
-        Calibration of a family and stack.
+    entry : CalibrationEntry
+        Calibrated parameters of one family, timed in one way.
 
     Returns
     -------
@@ -255,9 +258,10 @@ def host_parameters(entry: CalibrationEntry) -> dict[str, float]:
 def _inherited(
     family: str, architecture: str, memory_kind: str, stacks: Sequence[str]
 ) -> tuple[CalibrationEntry, str] | None:
-    """Return (entry built by the best inheritance rule, name of its source); None if no rule fits.
+    """Return (calibration entry inherited from measured devices, name of its source); None if no rule fits.
 
-    The source is the architecture for which the rule was written, or the devices of another maker that it names.
+    The best inheritance rule is chosen. The source is the architecture for which the rule was written, or the devices
+    of another maker that the rule names.
     """
     for steps, relative in enumerate(_relatives(architecture)):
         choices = [(rule, stack) for rule in _rules(family, relative) for stack in rule.stacks]
@@ -284,7 +288,10 @@ def _rules(family: str, architecture: str) -> tuple[InheritanceRule, ...]:
 
 
 def _memory_distance(rule: InheritanceRule, memory_kind: str) -> int:
-    """Return 0 for the same memory technology, 1 for a rule for any, 2 for the same class (HBM, GDDR), else 3."""
+    """Rate how well the memory of an inheritance rule fits a device's memory technology; 0 is best.
+
+    0: same technology, 1: rule for any memory, 2: same class (HBM, GDDR), 3: another class.
+    """
     if rule.memory_kinds is None:
         return 1
     if memory_kind in rule.memory_kinds:
@@ -300,17 +307,17 @@ def inherited_entry(
     Parameters
     ----------
     rule : InheritanceRule
-        The rule.
+        Names the measured devices, factors on their parameters, and the widening of the interval.
     family, stack : str
-        Family and stack of the entry.
+        Calibration family, such as ``gemm.tensor``, and way of timing, such as ``graph``.
     architecture : str
         The architecture that inherits.
     memory_kind : str
-        Its memory technology.
+        Memory technology of its devices, such as ``HBM3``.
 
     Returns
     -------
-    Entry
+    CalibrationEntry
         Entry with a widened interval.
 
     Raises
@@ -347,7 +354,7 @@ def _source(subject: str, family: str, stack: str) -> CalibrationEntry:
 
 
 def _geometric_mean(sets: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, float]:
-    """Compute the weighted geometric mean of parameter sets."""
+    """Compute the weighted geometric mean of several sets of calibrated parameters, name by name."""
     if len(sets) == 1:
         return dict(sets[0])
     total = sum(weights)
@@ -381,12 +388,12 @@ def _sourced(kind: type[Parameters], entry: CalibrationEntry, origin: str, subje
 
 @dataclass(frozen=True, slots=True)
 class ConstantEfficiencies:
-    """Constant efficiencies: shares of the datasheet's peaks that computation and links reach, and a launch floor [s].
+    """Constant shares of the datasheet's peaks that computation, memory and links reach, and a launch time [s].
 
     ``combine`` is ``max`` if arithmetic and memory traffic of a kernel overlap, and ``sum`` if they add up (the
-    original Paleo). With ``includes_latency`` False links have no alpha, as in the original. With ``pads_to_arrays``
-    products are padded to the systolic arrays of a device that states them (`paleo.pricing.systolic`). ``low_factor``
-    and ``high_factor`` are the factors of the interval.
+    original Paleo). ``includes_latency`` is False if links have no alpha, as in the original. ``pads_to_arrays`` is
+    True if products are padded to the systolic arrays of the device (`paleo.pricing.systolic`). ``low_factor`` and
+    ``high_factor`` bound the interval of a predicted time.
     """
 
     name: str
@@ -412,7 +419,7 @@ TPU_EFFICIENCIES = ConstantEfficiencies(
 
 
 def constant_efficiencies(device_kind: str, text: str) -> ConstantEfficiencies | None:
-    """Return the constant efficiencies that a calibration option names, or those of ``auto`` for TPUs.
+    """Return the constant efficiencies that a calibration option names; for TPUs ``auto`` has constants, too.
 
     Parameters
     ----------
@@ -434,10 +441,10 @@ _LEAST_SHARE = 1e-4
 
 
 def parse_efficiencies(text: str) -> ConstantEfficiencies | None:
-    """Parse a calibration of constant efficiency: ``ideal`` (the peaks), or ``ppp=C,L``.
+    """Parse a calibration option with constant efficiencies: ``ideal`` (the peaks), or ``ppp=C,L``.
 
-    C is the share of peak that computation reaches (the platform percent of peak of Paleo, 2017), L that of links; L
-    is C if it is absent.
+    C is the share of peak that computation reaches (the platform percent of peak of Paleo, 2017), L that of links; L is
+    C if absent.
 
     Parameters
     ----------
@@ -447,7 +454,7 @@ def parse_efficiencies(text: str) -> ConstantEfficiencies | None:
     Returns
     -------
     ConstantEfficiencies, optional
-        None for anything else.
+        Constant shares of peak; None for any other option.
 
     Raises
     ------

@@ -1,10 +1,9 @@
-"""Time of collectives on a system.
+"""Time of NCCL and textbook collectives for groups of ranks on a system.
 
-Groups of mesh axes are resolved to the network levels that they span, and priced by the way in which a library runs a
-collective. A policy says which algorithms a library chooses from, and what their traffic costs. It prices every
-algorithm in the registry, so that a new one is included automatically. `Nccl` has calibrated launch costs, steps and
-link efficiencies; `AlphaBetaModel` the constants of `--calibration ideal` and `ppp=…`. The fastest algorithm, and the
-payloads at which it changes, follow from the prices.
+A group of ranks spans levels of the network (`GroupLinks`). A collective model says which algorithms a library chooses
+from, and the time of each. All algorithms in the registry are covered, so that a new one is included automatically.
+`Nccl` has calibrated launch costs, steps and link efficiencies. `AlphaBetaModel` has the constants of the calibrations
+``ideal`` and ``ppp=…``. The fastest algorithm, and the payloads at which it changes, follow from these times.
 """
 
 from __future__ import annotations
@@ -60,7 +59,10 @@ _BISECTION = 2.0**-30
 
 
 class AlgorithmTimeFunction(Protocol):
-    """Function from an array of payloads [byte] to the time of each algorithm [s], as a dict by name."""
+    """Function that returns the time of a collective by each algorithm [s], for an array of payloads [byte].
+
+    The result maps names of algorithms to arrays of the shape of the payloads.
+    """
 
     def __call__(self, payload_bytes: Array, names: Sequence[str] | None = None, /) -> Mapping[str, Array]: ...
 
@@ -74,7 +76,7 @@ class FastestAlgorithm:
 
 
 def fastest_per_payload(table: Mapping[str, Array]) -> FastestAlgorithm:
-    """Choose the fastest algorithm of each element; a tie goes to the first name.
+    """Choose the fastest collective algorithm for each payload; a tie goes to the first name.
 
     Parameters
     ----------
@@ -106,7 +108,7 @@ class Crossover:
 
 
 def crossovers(prices: AlgorithmTimeFunction, *, smallest: float = 1.0, largest: float = TERA) -> list[Crossover]:
-    """Find the payloads at which the fastest algorithm changes.
+    """Find the payloads at which the fastest algorithm of a collective changes.
 
     A logarithmic grid finds the changes, bisection refines each to a relative 1e-9.
 
@@ -146,7 +148,7 @@ class CollectiveModel(Protocol):
     """Protocol of a collective library (such as NCCL): which algorithms it may run, and the time of each."""
 
     def candidate_algorithms(self, operation: str, links: GroupLinks) -> list[Algorithm]:
-        """List the algorithms that the library may run for an operation on these links.
+        """List the algorithms that the library may run for a collective over a group's links.
 
         Parameters
         ----------
@@ -163,12 +165,12 @@ class CollectiveModel(Protocol):
         ...
 
     def would_run(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> BoolArray:
-        """Return for which payloads the library would run an algorithm.
+        """Return True for the payloads for which the library would choose an algorithm.
 
         Parameters
         ----------
         algorithm : Algorithm
-            The algorithm.
+            Collective algorithm, such as a ring.
         operation : str
             Collective operation, such as ``all_reduce``.
         payload_bytes : array-like
@@ -189,7 +191,7 @@ class CollectiveModel(Protocol):
         Parameters
         ----------
         algorithm : Algorithm
-            The algorithm.
+            Collective algorithm, such as a ring.
         operation : str
             Collective operation, such as ``all_reduce``.
         payload_bytes : array-like
@@ -267,7 +269,7 @@ def algorithm_times(
     links: GroupLinks,
     names: Sequence[str] | None = None,
 ) -> dict[str, Array]:
-    """Compute the times of a collective by each algorithm that a library may run, or by named ones.
+    """Compute the time of a collective by each algorithm that a library may run, or by named algorithms.
 
     Parameters
     ----------
@@ -307,7 +309,7 @@ def fastest_algorithm(
     links: GroupLinks,
     names: Sequence[str] | None = None,
 ) -> FastestAlgorithm:
-    """Find the fastest algorithm that a library may run for a collective, or the fastest of named ones.
+    """Find the fastest algorithm that a library may run for a collective of each payload, or of named ones.
 
     Parameters
     ----------
@@ -342,13 +344,13 @@ def fastest_algorithm(
 class AlphaBetaModel:
     """Collective model of textbooks: all algorithms of the literature, with alpha-beta costs.
 
-    Bandwidths are constant shares of the datasheet's.
+    Bandwidths are constant shares of the datasheet bandwidth.
     """
 
     efficiencies: ConstantEfficiencies
 
     def level_costs(self, links: GroupLinks) -> tuple[LevelCost, ...]:
-        """Return latency and bandwidth of each level of a group.
+        """Return latency (alpha) and inverse bandwidth (beta) of each interconnect level that a group spans.
 
         Parameters
         ----------
@@ -371,7 +373,7 @@ class AlphaBetaModel:
         )
 
     def candidate_algorithms(self, operation: str, links: GroupLinks) -> list[Algorithm]:
-        """List all algorithms of the literature except parameter servers.
+        """List all algorithms of the literature for a collective operation, except parameter servers.
 
         Parameters
         ----------
@@ -394,7 +396,7 @@ class AlphaBetaModel:
         Parameters
         ----------
         algorithm : Algorithm
-            The algorithm.
+            Collective algorithm, such as a ring.
         operation : str
             Collective operation, such as ``all_reduce``.
         payload_bytes : array-like
@@ -405,17 +407,17 @@ class AlphaBetaModel:
         Returns
         -------
         ndarray of bool
-            A single True.
+            A single True, which broadcasts.
         """
         return np.asarray(True)
 
     def algorithm_time(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:
-        """Compute the time of one algorithm by latency (alpha) and bandwidth (beta).
+        """Compute the time of a collective by one algorithm, from latency (alpha) and bandwidth (beta).
 
         Parameters
         ----------
         algorithm : Algorithm
-            The algorithm.
+            Collective algorithm, such as a ring.
         operation : str
             Collective operation, such as ``all_reduce``.
         payload_bytes : array-like
@@ -431,7 +433,7 @@ class AlphaBetaModel:
         return traffic_time(algorithm.traffic(operation, payload_bytes, links.fan_outs), self.level_costs(links))
 
     def time_lower_bound(self, operation: str, payload_bytes: Numeric, links: GroupLinks, *, in_network: bool) -> Array:
-        """Return the alpha-beta lower bound of the time of a collective [s].
+        """Compute the alpha-beta lower bound of the time of a collective by any algorithm [s].
 
         Parameters
         ----------
@@ -459,7 +461,8 @@ class Nccl:
     Attributes
     ----------
     intra_node, intra_node_exchange, inter_node : parameters
-        Calibration of collectives inside a node, of all_to_all and send_recv there, and of all that crosses nodes.
+        Calibration of collectives inside a node, of all_to_all and send_recv inside a node, and of collectives between
+        nodes.
     switch_can_add : bool or ndarray of bool
         True if the switches can add the dtype. They cannot add int8, which threads also add at a lower rate.
     has_ll_protocol, has_trees : bool or ndarray of bool
@@ -478,7 +481,7 @@ class Nccl:
     sends_round_group: bool = False
 
     def candidate_algorithms(self, operation: str, links: GroupLinks) -> list[Algorithm]:
-        """List the algorithms of NCCL for an operation and, on a torus, those of XLA.
+        """List the algorithms of NCCL for a collective operation and, on a torus, those of XLA.
 
         Parameters
         ----------
@@ -508,7 +511,7 @@ class Nccl:
         Parameters
         ----------
         algorithm : Algorithm
-            The algorithm.
+            Collective algorithm, such as a ring.
         operation : str
             Collective operation, such as ``all_reduce``.
         payload_bytes : array-like
@@ -532,12 +535,12 @@ class Nccl:
         return np.asarray(several & expected & (links.intra_node_links.ranks >= MIN_SWITCH_RANKS))
 
     def algorithm_time(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:
-        """Compute the time of one algorithm inside a node, or between nodes.
+        """Compute the time of a collective by one NCCL algorithm, inside a node or between nodes.
 
         Parameters
         ----------
         algorithm : Algorithm
-            The algorithm.
+            Collective algorithm, such as a ring.
         operation : str
             Collective operation, such as ``all_reduce``.
         payload_bytes : array-like
@@ -589,7 +592,9 @@ class Nccl:
         )  # fmt: skip
 
     def time_lower_bound(self, operation: str, payload_bytes: Numeric, links: GroupLinks, *, in_network: bool) -> Array:
-        """Compute a lower bound of the time of any algorithm [s]: start of a kernel, and bytes at datasheet bandwidth.
+        """Compute a lower bound of the time of a collective by any algorithm [s].
+
+        The bound is the start of a kernel, and the bytes at the datasheet bandwidth.
 
         Parameters
         ----------
@@ -683,7 +688,7 @@ def link_parameters(system: System, family: str, calibration: Calibration | None
 
 
 def _parameters_of_system(system: str) -> SourcedParameters[FabricParameters]:
-    """Return the fabric parameters of a measured system."""
+    """Return the calibrated NCCL parameters between the nodes of a measured system, by the system's name."""
     family = "collective.fabric"
     return find_parameters(
         FabricParameters, subject=system, architecture="", family=family, stacks=_NCCL_TIMING_METHODS
@@ -692,15 +697,15 @@ def _parameters_of_system(system: str) -> SourcedParameters[FabricParameters]:
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """Network of a system; it computes the times of collectives for many groups of ranks at once.
+    """Predictor of collective times on the network of one system, for many groups of ranks at once.
 
-    A group is a stride between neighbouring ranks and a number of ranks. Times are those of calibrated NCCL, or of
-    alpha-beta with constants if ``constant_efficiencies`` is set. All groups of the same mesh axes are assumed to
-    exchange at the same time and to share the ports of their nodes. ``forced_algorithm`` forces an algorithm for
-    all-reduces. ``host_launch_time`` is the host time of launching a collective, its least time [s]. ``handshake_time``
-    is the time of a token exchange between nodes in addition to its bytes [s]. ``efa_extra_times`` is what each of a
-    device's ports of EFA adds to it, with NCCL and with other libraries [s]. ``dispatch_library`` is the library of the
-    token exchange.
+    A group is a stride between neighbouring ranks and a number of ranks. Times are those of calibrated NCCL, or of an
+    alpha-beta model if ``constant_efficiencies`` is set. All groups of the same mesh axes are assumed to exchange at
+    the same time and to share the ports of their nodes. ``forced_algorithm`` forces an algorithm for all-reduces.
+    ``host_launch_time`` is the host time of launching a collective, a floor of its time [s]. ``dispatch_library`` is
+    the library of the MoE token exchange. ``handshake_time`` is the time of a token exchange between nodes in addition
+    to its bytes [s]. ``efa_extra_times`` is added to that for each EFA port of a device, with NCCL and with other
+    libraries [s].
     """
 
     system: System
@@ -718,9 +723,9 @@ class Fabric:
     _known: dict[str, dict[bytes, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def collective_times(self, operation: str, strides: IntArray, ranks: IntArray, payload_bytes: Array) -> Array:
-        """Compute the time of one collective for each of several groups.
+        """Compute the time of one collective operation for each of several groups.
 
-        Each collective is computed once; most layouts of a search have equal ones.
+        Equal collectives are computed once, as most layouts of a search share them.
 
         Parameters
         ----------
@@ -757,7 +762,7 @@ class Fabric:
         return seconds
 
     def _times(self, operation: str, groups: list[tuple[int, int]], index: IntArray, payload_bytes: Array) -> Array:
-        """Compute the time of each payload [s]; payload i goes over group ``index[i]``."""
+        """Compute the time of the fastest algorithm for each payload [s]; payload i goes over group ``index[i]``."""
         if not self.system.levels:
             raise PlanError(f"system {self.system.name} is one device alone; {operation} needs links")
         links = stack_links([self._placed(operation, *group) for group in groups], index)
@@ -785,20 +790,21 @@ class Fabric:
         Returns
         -------
         dict of str to ndarray
-            Seconds by algorithm.
+            Time of each algorithm by name [s].
         """
         table = algorithm_times(self.collective_model, operation, payload_bytes, links, names)
         return {name: np.maximum(seconds, self._floor) for name, seconds in table.items()}
 
     @property
     def _floor(self) -> float:
-        """Least time of a collective: the host time of its call, or 0 with constant rates [s]."""
+        """Least time of a collective: the host time of its launch, or 0 with constant efficiencies [s]."""
         return self.host_launch_time if self.constant_efficiencies is None else 0.0
 
     def _placed(self, operation: str, stride: int, ranks: int) -> GroupLinks:
-        """Return the links of a group with the bandwidth that remains to it in the fabric.
+        """Return the links of a group with the bandwidth that the group keeps in the fabric between nodes.
 
-        It depends on the placement of nodes, hashing of routes, neighbours, and the other groups of the job.
+        That bandwidth depends on the placement of nodes, hashing of routes, neighbouring jobs, and other groups of the
+        job.
         """
         links, node_stride = self.links(stride, ranks), max(1.0, stride / self.system.devices_per_node)
         if self.placement is None or links.fabric_levels == 0:
@@ -816,12 +822,12 @@ class Fabric:
         stride : int
             Distance of neighbours of the group, in ranks.
         ranks : int
-            Size of the group.
+            Number of ranks of the group.
 
         Returns
         -------
         int
-            Nodes or ranks.
+            Number of nodes or ranks.
         """
         if ranks == 1 or not self.system.levels:
             return ranks
@@ -829,14 +835,16 @@ class Fabric:
         return nodes if nodes > 1 else ranks
 
     def exchange_handshake_time(self, stride: int, ranks: int) -> float:
-        """Return the fixed time of a token exchange that crosses nodes, in addition to its bytes [s]; else 0.
+        """Return the fixed time of an MoE token exchange between nodes, in addition to the transfer [s].
+
+        The time is 0 for a group inside one node.
 
         Parameters
         ----------
         stride : int
             Distance of neighbours of the group, in ranks.
         ranks : int
-            Size of the group.
+            Number of ranks of the group.
 
         Returns
         -------
@@ -850,11 +858,11 @@ class Fabric:
         return self.handshake_time + endpoints * self.efa_extra_times[self.dispatch_library != "nccl"]
 
     def token_exchange_time(self, step: str, stride: int, ranks: int, payload_bytes: Array) -> Array | None:
-        """Compute the time of an MoE token exchange within a node, by a library that was measured.
+        """Compute the time of an MoE token exchange within a node by DeepEP's measured kernels.
 
-        Between nodes NCCL's collectives are used instead. The measured rows between nodes are of one cluster, whose
-        rates halve from four to eight nodes; steps on 8 to 32 nodes of other clusters are predicted worse with them (10
-        to 21 %).
+        Token exchanges between nodes use NCCL's collectives instead. The measured rows between nodes are of one
+        cluster, whose rates halve from four to eight nodes. Steps on 8 to 32 nodes of other clusters are predicted
+        worse with them (10 to 21 %).
 
         Parameters
         ----------
@@ -863,7 +871,7 @@ class Fabric:
         stride : int
             Distance of neighbours of the group, in ranks.
         ranks : int
-            Size of the group.
+            Number of ranks of the group.
         payload_bytes : ndarray
             Bytes that a rank sends, including those to itself.
 
@@ -887,7 +895,7 @@ class Fabric:
         stride : int
             Distance of neighbours of the group, in ranks.
         ranks : int
-            Size of the group.
+            Number of ranks of the group.
 
         Returns
         -------
@@ -906,7 +914,7 @@ class Fabric:
 
     @property
     def collective_model(self) -> CollectiveModel:
-        """Model of the collective library: `AlphaBetaModel` if ``rates`` is set, else `Nccl`."""
+        """Model of the collective library: `AlphaBetaModel` if ``constant_efficiencies`` is set, else `Nccl`."""
         if not self._policies:
             self._policies.append(
                 AlphaBetaModel(self.constant_efficiencies) if self.constant_efficiencies is not None else self._nccl()
@@ -918,24 +926,30 @@ class Fabric:
         return Nccl(inside, exchange, between, switch_can_add=self.dtype not in SWITCH_UNSUPPORTED_DTYPES)
 
     def parameters(self) -> dict[str, SourcedParameters[Any]]:
-        """Return the calibrated parameters of each family of collectives (ring, tree, …), with their sources."""
+        """Return the calibrated parameters of each family of collectives, with their sources.
+
+        The families are NCCL inside a node, pairwise exchanges inside a node, and all traffic between nodes.
+        """
         return {family: link_parameters(self.system, family, self.user_calibration) for family in LINK_FAMILIES}
 
 
 def _distinct(strides: IntArray, ranks: IntArray, payload_bytes: Array) -> tuple[IntArray, IntArray]:
-    """Return (positions of distinct collectives, for every collective the index of its equal among these)."""
+    """Find equal collectives among many, so that each is computed once.
+
+    Returns the positions of the distinct collectives, and for every collective the index of its equal among these.
+    """
     groups = strides * (ranks.max() + 1) + ranks
     _, different, place = np.unique(groups + 1j * payload_bytes, return_index=True, return_inverse=True)
     return different, place
 
 
 def describe_collective_calibration(fabric: Fabric, operation: str, links: GroupLinks) -> str:
-    """Describe where the parameters come from that predict an operation over a group.
+    """Describe the calibration behind a collective operation over a group, as text for reports.
 
     Parameters
     ----------
     fabric : Fabric
-        The network of a system and its policy.
+        Network of the system.
     operation : str
         Collective operation, such as ``all_reduce``.
     links : GroupLinks
@@ -954,12 +968,12 @@ def describe_collective_calibration(fabric: Fabric, operation: str, links: Group
 
 
 def calibrated_families(fabric: Fabric, operation: str, links: GroupLinks) -> dict[str, SourcedParameters[Any]]:
-    """Return the calibrated parameters from which an operation over a group is predicted, by family.
+    """Return the calibrated parameters that predict a collective operation over a group, by calibration family.
 
     Parameters
     ----------
     fabric : Fabric
-        The network of a system and its policy.
+        Network of the system.
     operation : str
         Collective operation, such as ``all_reduce``.
     links : GroupLinks
@@ -978,7 +992,7 @@ def calibrated_families(fabric: Fabric, operation: str, links: GroupLinks) -> di
 
 
 def describe_sources(calibrated: Mapping[str, SourcedParameters[Any]]) -> str:
-    """Describe where the parameters of each family come from, as text grouped by source.
+    """Describe where calibrated parameters come from, as text with the families of each source.
 
     Parameters
     ----------

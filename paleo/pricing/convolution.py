@@ -43,9 +43,9 @@ class Direction(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionShape:
-    """Sizes of convolutions as arrays of one shape; ``channels`` and ``filters`` are those of one group.
+    """Sizes of several convolutions, as arrays of one shape.
 
-    ``direction`` holds values of `Direction`.
+    ``channels`` and ``filters`` are those of one group; ``direction`` holds values of `Direction`.
     """
 
     batch: Array
@@ -115,14 +115,15 @@ def convolution_shape(
     groups: Numeric = 1.0,
     direction: int | npt.NDArray[np.int64] = Direction.FORWARD,
 ) -> ConvolutionShape:
-    """Derive the shapes of a convolution from the extents of the whole layer.
+    """Compute the output size and the channels per group of a convolution from the extents of its layer.
 
-    out = floor((n + 2 p - d (r - 1) - 1) / s) + 1
+    An output extent is floor((n + 2 p - d (r - 1) - 1) / s) + 1. The input has extent n, the kernel r; p is the
+    padding, d the dilation and s the stride.
 
     Parameters
     ----------
     batch : array-like
-        Samples.
+        Number of samples.
     channels : array-like
         Input channels over all groups.
     height, width : array-like
@@ -136,7 +137,7 @@ def convolution_shape(
     stride_h, stride_w : array-like, default 1.0
         Strides.
     dilation_h, dilation_w : array-like, default 1.0
-        Distances of taps.
+        Dilation: distance of neighbouring taps.
     groups : array-like, default 1.0
         Groups of channels.
     direction : int or ndarray of int, default Direction.FORWARD
@@ -145,7 +146,7 @@ def convolution_shape(
     Returns
     -------
     ConvolutionShape
-        Fields broadcast.
+        Sizes as arrays of one shape (arguments broadcast).
 
     Examples
     --------
@@ -239,10 +240,10 @@ _WINOGRAD_BLOCK = (8, 16, 32)
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmCost:
-    """Cost of one algorithm: time without the launch (``seconds``) [s] and ``workspace_bytes`` [byte].
+    """Cost of one convolution algorithm: time without the launch (``seconds``) [s] and workspace [byte].
 
-    The time is infinite if the algorithm does not apply. ``relative_flops`` is the FLOP of its products relative to
-    those of the direct convolution, without edges.
+    The time is infinite if the algorithm does not apply. ``relative_flops`` is the FLOP of the algorithm relative to
+    the direct convolution, without partly filled tiles at the edges.
     """
 
     seconds: Array
@@ -269,7 +270,7 @@ def l2_resident_share(moved: Array, device: DeviceDatasheet) -> Array:
 
 
 def sustained_clock_share(device: DeviceDatasheet, energy_per_flop: float) -> float:
-    """Compute the share of the boost clock under full arithmetic load.
+    """Compute the share of the boost clock that vector units keep under full arithmetic load, at the power limit.
 
     Power is proportional to f V^2. Between boost and the lowest voltage V falls with f, below it V is constant. So
     power falls with f^3 and then with f, on average with f^2. Tensor cores are not derated here, as their energy is
@@ -294,7 +295,7 @@ def sustained_clock_share(device: DeviceDatasheet, energy_per_flop: float) -> fl
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionSetup:
-    """Device and convolution library for which times are computed.
+    """Device and convolution library (cuDNN) for which convolution times are computed.
 
     ``cudnn_release`` is the cuDNN release (major.minor), ``element_bytes`` the bytes of a stored element;
     ``channels_last`` is True for tensors in that layout.
@@ -312,7 +313,7 @@ class ConvolutionSetup:
 
     @property
     def multiprocessor_flops_per_s(self) -> float:
-        """Peak FLOP/s of one multiprocessor at the sustained clock."""
+        """Peak FLOP/s of one multiprocessor at the clock that full arithmetic load sustains."""
         return self.device.flops_per_clock * self.clock
 
     @property
@@ -340,7 +341,7 @@ class ConvolutionSetup:
         return elements * self.element_bytes / (fraction * self.device.memory_bandwidth)
 
     def tensor_traffic_time(self, elements: Array) -> Array:
-        """Compute the time to read and write the tensors of a convolution.
+        """Compute the time to read and write the input, output and filter tensors of a convolution.
 
         Parameters
         ----------
@@ -355,7 +356,7 @@ class ConvolutionSetup:
         return self.memory_time(elements, self.parameters.bandwidth_fraction)
 
     def transform_traffic_time(self, elements: Array) -> Array:
-        """Compute the time to read and write the tensors of a transform.
+        """Compute the time to read and write tensors in a transform (im2col, Winograd, FFT).
 
         Parameters
         ----------
@@ -370,7 +371,7 @@ class ConvolutionSetup:
         return self.memory_time(elements, self.parameters.transform_bandwidth)
 
     def _l2_time_ratio(self, elements: Array) -> Array:
-        """Compute the time of traffic between two kernels relative to that of the same traffic through memory [-].
+        """Compute the time of traffic that partly stays in L2 between two kernels, relative to memory alone [-].
 
         Parameters
         ----------
@@ -387,7 +388,9 @@ class ConvolutionSetup:
 
 
 def overlap_with_loss(*times: Array) -> Array:
-    """Combine times of parts that overlap with some loss, as their cubic norm: max ≤ t ≤ sum.
+    """Combine times of parts that overlap with some loss, such as arithmetic and memory traffic.
+
+    The result is the cubic norm (a³ + b³ + …)^(1/3), between the largest part and the sum.
 
     Parameters
     ----------
@@ -408,7 +411,7 @@ def overlap_with_loss(*times: Array) -> Array:
 
 
 def wave_count(blocks: Array, multiprocessors: float, quantisation: float = _WAVE_QUANTISATION) -> Array:
-    """Count the waves of thread blocks, between the fractional number and the next whole one.
+    """Count the waves in which thread blocks run on the multiprocessors, with a partly rounded last wave.
 
     Parameters
     ----------
@@ -494,9 +497,9 @@ def _by_direction(shape: ConvolutionShape, forward: Array, data: Array, filters:
 
 
 def _padded_channels(channels: Array, machine: ConvolutionSetup) -> Array:
-    """Return the channels over which a kernel sums at each tap, with padding.
+    """Return the channels that a kernel sums over at each filter tap, with padding.
 
-    Tensor cores take them in steps of 32 or 64. Few channels in channels-last layout are padded to 4, 8 or 16.
+    Tensor cores take channels in steps of 32 or 64. Few channels in channels-last layout are padded to 4, 8 or 16.
     """
     if not machine.device.tensor_cores:
         return channels
@@ -541,7 +544,7 @@ def _implicit_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algori
     Returns
     -------
     AlgorithmCost
-        Seconds and workspace [byte].
+        Time [s] and workspace [byte].
     """
     p, tensor = machine.parameters, machine.device.tensor_cores
     joined = _groups_per_product(shape, machine)
@@ -568,11 +571,11 @@ def _implicit_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algori
 
 
 def explicit_im2col_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCost:
-    """Compute the cost of im2col to memory and a plain product.
+    """Compute the cost of a convolution by explicit im2col: columns written to memory, then a plain GEMM.
 
-    The data gradient writes the columns and adds them up (col2im). A library adds them up in the gradient itself
-    (cuDNN's data algorithm 0), so that it needs no workspace. The gradient is first filled with zeros, and the rows
-    that outputs reach are read and written again. Its blocks do not cross images.
+    The data gradient writes the columns and adds them up (col2im). A library adds them up in the gradient tensor
+    (cuDNN's data algorithm 0), so that no workspace is needed. The gradient is first filled with zeros, and the rows
+    that outputs reach are read and written again. Thread blocks of the data gradient do not cross images.
 
     Parameters
     ----------
@@ -584,7 +587,7 @@ def explicit_im2col_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> 
     Returns
     -------
     AlgorithmCost
-        Seconds and workspace [byte].
+        Time [s] and workspace [byte].
     """
     columns, back = shape.channels * shape.taps, shape.direction == Direction.DATA
     image = shape.out_h * shape.out_w
@@ -604,13 +607,13 @@ def explicit_im2col_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> 
 
 
 def _square_unit(shape: ConvolutionShape, side: float) -> Mask:
-    """Return True if the filter is side x side, with stride 1 and no dilation."""
+    """Return True where the filter is side x side, with stride 1 and no dilation."""
     plain = (shape.stride_h == 1) & (shape.stride_w == 1) & (shape.dilation_h == 1) & (shape.dilation_w == 1)
     return np.asarray((shape.kernel_h == side) & (shape.kernel_w == side) & plain)
 
 
 def _extents_of_result(shape: ConvolutionShape) -> tuple[Array, Array, Array, Array]:
-    """Return (rows of the result, columns of the result, channels summed over, channels of the result).
+    """Return (rows, columns, channels summed over, channels of the result) of a convolution, by its direction.
 
     The data gradient swaps input and output.
     """
@@ -638,7 +641,7 @@ def _winograd_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algori
     Returns
     -------
     AlgorithmCost
-        Seconds and workspace [byte].
+        Time [s] and workspace [byte].
     """
     p, device = machine.parameters, machine.device
     rows, columns, summed, outputs = _extents_of_result(shape)
@@ -658,9 +661,10 @@ def _winograd_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algori
 def _transformed_cost(
     shape: ConvolutionShape, machine: ConvolutionSetup, tiles: Array, points: float, flop_factor: float, words: float
 ) -> AlgorithmCost:
-    """Compute the cost of transforms around ``points`` batched products of tiles x c x k.
+    """Compute the cost of a Winograd or FFT convolution with stored transforms around batched GEMMs.
 
-    A point has ``words`` stored elements, and ``flop_factor`` times the FLOP of a real product.
+    There are ``points`` products of tiles x c x k. A point has ``words`` stored elements, and ``flop_factor`` times the
+    FLOP of a real product.
     """
     p, g = machine.parameters, shape.groups
     filters = shape.direction == Direction.FILTER
@@ -677,9 +681,9 @@ def _transformed_cost(
 
 
 def _nonfused_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCost:
-    """Compute the cost of Winograd's F(4x4, 3x3) or F(4x4, 5x5) with stored transforms.
+    """Compute the cost of unfused Winograd, F(4x4, 3x3) or F(4x4, 5x5), with stored transforms.
 
-    These are 36 or 64 batched products over tiles of 4 x 4 outputs.
+    There are 36 or 64 batched products over tiles of 4 x 4 outputs.
 
     Parameters
     ----------
@@ -691,7 +695,7 @@ def _nonfused_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algori
     Returns
     -------
     AlgorithmCost
-        Seconds and workspace [byte].
+        Time [s] and workspace [byte].
     """
     rows, columns, _, _ = _extents_of_result(shape)
     tiles = shape.batch * np.ceil(rows / 4.0) * np.ceil(columns / 4.0)
@@ -705,7 +709,7 @@ def _nonfused_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algori
 
 
 def _fft_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCost:
-    """Compute the cost of products in the frequency domain.
+    """Compute the cost of an FFT convolution: transforms, and one complex product for each frequency.
 
     A tile of F x F has F (F/2 + 1) complex points; the fastest F of 16 to 128 is taken.
 
@@ -719,7 +723,7 @@ def _fft_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCo
     Returns
     -------
     AlgorithmCost
-        Seconds and workspace [byte].
+        Time [s] and workspace [byte].
     """
     rows, columns, _, _ = _extents_of_result(shape)
     plain = (shape.stride_h == 1) & (shape.stride_w == 1) & (shape.dilation_h == 1) & (shape.dilation_w == 1)
@@ -737,10 +741,10 @@ def _fft_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCo
 
 
 def _direct_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCost:
-    """Compute the cost of a direct convolution, which has no product form.
+    """Compute the cost of a direct depthwise convolution, which has no matrix product.
 
     Each result sums its taps separately, at a small share of peak or at the speed of memory. In the filter gradient
-    each tap is a result: its block reads the whole channel of both tensors, in all images, and L2 keeps nothing of it.
+    each tap is a result: a thread block reads the whole channel of both tensors, in all images, and L2 keeps nothing.
 
     Parameters
     ----------
@@ -752,7 +756,7 @@ def _direct_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algorith
     Returns
     -------
     AlgorithmCost
-        Seconds and workspace [byte].
+        Time [s] and workspace [byte].
     """
     arithmetic = shape.flops / (_DIRECT_SHARE * machine.multiprocessor_flops_per_s * machine.device.multiprocessors)
     rereads = np.where(shape.direction == Direction.FILTER, shape.taps - 1.0, 0.0)
@@ -812,7 +816,7 @@ def algorithm_costs(
     algorithms: Collection[str] = tuple(FIRST_CHOSEN_RELEASE),
     available: Mapping[str, tuple[float, float, float]] = FIRST_CHOSEN_RELEASE,
 ) -> dict[str, AlgorithmCost]:
-    """Compute the cost of each algorithm of a convolution.
+    """Compute the time and workspace of each algorithm that a library has for a convolution.
 
     Valid for 2-D convolutions of 1 to 10^5 positions and more. Library heuristics that choose a slower kernel than the
     best (as in cuDNN 4 to 6) are modelled only by `available`.
@@ -824,16 +828,16 @@ def algorithm_costs(
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : ConvolutionParameters
-        Calibration of the device.
+        Calibrated parameters of the kernel on the device.
     element_bytes : array-like, default 4.0
         Bytes of a stored element.
     library : array-like, default PRESENT
         cuDNN version, such as 7.6.
     channels_last : bool, default False
         True if tensors have that layout on tensor cores.
-    algorithms : collection of str, default tuple(AVAILABLE_FROM)
+    algorithms : collection of str, default tuple(FIRST_CHOSEN_RELEASE)
         Names of algorithms.
-    available : mapping of str to tuple of (float, float, float), default AVAILABLE_FROM
+    available : mapping of str to tuple of (float, float, float), default FIRST_CHOSEN_RELEASE
         First release with each algorithm: `FIRST_CHOSEN_RELEASE` or `FIRST_AUTOTUNED_RELEASE`.
 
     Returns
@@ -861,7 +865,7 @@ def algorithm_costs(
 def fastest_time_and_flops(
     costs: Mapping[str, AlgorithmCost], workspace_limit: Numeric = np.inf
 ) -> tuple[Array, Array]:
-    """Return the time of the fastest algorithm within a workspace limit, and its relative FLOP.
+    """Return the time of the fastest convolution algorithm within a workspace limit, and its relative FLOP.
 
     Parameters
     ----------
@@ -883,7 +887,7 @@ def fastest_time_and_flops(
 
 
 def fastest_time(costs: Mapping[str, AlgorithmCost], workspace_limit: Numeric = np.inf) -> Array:
-    """Return the time of the fastest algorithm within a workspace limit.
+    """Return the time of the fastest convolution algorithm within a workspace limit.
 
     Parameters
     ----------

@@ -89,13 +89,13 @@ def engine_gemm_time(
     Parameters
     ----------
     rows, columns, length : array
-        Extents of a product; they broadcast.
+        Extents m, n, k of a product; arguments broadcast.
     tiles : sequence of (rows, columns)
-        Tiles that the library has; arrays where a row of the table has a tile of its own.
+        Tile shapes that the library has; arrays where each product has a separate tile.
     device : DeviceDatasheet
-        Peak of the format that the products run in.
+        Datasheet values, with the peak of the number format of the products.
     parameters : EngineGemmParameters
-        Calibration of the kernel.
+        Calibrated parameters of the kernel on the device.
     count : array or float
         Number of products; groups of products have leading axes in ``rows`` and ``count``, which are summed.
     splits : sequence of int
@@ -146,7 +146,7 @@ def roofline_with_overlap_loss(compute: Array, traffic: Array) -> Array:
 
 
 def time_with_host_launch(device: Array, host: float) -> Array:
-    """Combine the time of a kernel with the host time to issue it, as a smooth maximum.
+    """Combine the time of a kernel with the host time to launch it, as a smooth maximum.
 
     Parameters
     ----------
@@ -172,7 +172,9 @@ SCALED_ELEMENT_BYTES = {"fp8": 1.0, "fp4": 0.5 + 1.0 / 16.0}
 def low_precision_gemm_time(
     *, m: Array, n: Array, k: Array, element_bytes: float, device: DeviceDatasheet, parameters: EngineGemmParameters
 ) -> Array:
-    """Compute the time of C[m,n] = A[m,k] B[k,n], with activations A first quantised from 16 bits.
+    """Compute the time of an fp8 or fp4 GEMM call, with the quantisation of its 16-bit activations.
+
+    The product is C[m,n] = A[m,k] B[k,n]; A are the activations.
 
     Parameters
     ----------
@@ -181,9 +183,9 @@ def low_precision_gemm_time(
     element_bytes : float
         Bytes of a narrow element, its scales included.
     device : DeviceDatasheet
-        Peak of the narrow format.
+        Datasheet values, with the peak of the narrow format.
     parameters : EngineGemmParameters
-        Calibration of the kernel.
+        Calibrated parameters of the kernel on the device.
 
     Returns
     -------

@@ -1,8 +1,8 @@
-"""Time of the exchange of tokens with experts by libraries that send each token separately.
+"""Time of the MoE token exchange by libraries such as DeepEP, which send each token separately.
 
-A token is sent once to each rank with some of its experts (DeepEP's normal mode, NVLink kernels of TensorRT-LLM);
-between nodes once to each node, or once per expert (DeepEP's low-latency mode). Some multiprocessors do the copies.
-Ranks first exchange the counts of their tokens.
+A token is sent once to each rank with some of its experts (DeepEP's normal mode, NVLink kernels of TensorRT-LLM).
+Between nodes a token is sent once to each node, or once per expert (DeepEP's low-latency mode). Some multiprocessors do
+the copies. Ranks first exchange the counts of their tokens.
 
     time = launch + hops · log2(nodes) + (link⁴ + copies⁴ + network⁴ + tokens⁴)^¼
     copies  = all that a rank sends, its own share included, over what its multiprocessors copy
@@ -63,7 +63,7 @@ class ExchangeLinks:
 
 
 def exchange_links(system: System) -> ExchangeLinks:
-    """Return the link and NIC bandwidths of one device of a system.
+    """Return the intra-node link bandwidth and the NIC bandwidth of one device of a system.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ def expert_exchange_time(
     links : ExchangeLinks
         Links and NIC of a device.
     parameters : TokenExchangeParameters
-        Calibration of the exchange.
+        Calibration of the exchange kernels.
 
     Returns
     -------
@@ -153,18 +153,20 @@ def expert_exchange_time(
 
 
 def intra_node_token_exchange_time(payload_bytes: Array, ranks: int, system: System, kernel: str) -> Array | None:
-    """Compute the time of an exchange inside a node: each token is sent once to each rank with some of its experts.
+    """Compute the time of one direction of an MoE token exchange inside a node.
+
+    Each token is sent once to each rank with some of its experts.
 
     Parameters
     ----------
     payload_bytes : ndarray
         Bytes that a rank sends, including those to itself.
     ranks : int
-        Ranks that share the experts.
+        Number of expert-parallel ranks that share the experts.
     system : System
         Machine: its devices, nodes and links.
     kernel : str
-        Family of the exchange, such as ``deepep-normal.dispatch``.
+        Kernel of the exchange, such as ``deepep-normal.dispatch``.
 
     Returns
     -------
@@ -187,7 +189,7 @@ def intra_node_token_exchange_time(payload_bytes: Array, ranks: int, system: Sys
 
 @dataclass(frozen=True, slots=True)
 class CustomAllReduceParameters:
-    """Calibration of one-shot and two-shot all-reduce kernels over NVLink, and of the ring for large payloads."""
+    """Calibrated parameters of one-shot and two-shot all-reduce over NVLink, and of NCCL's ring for large payloads."""
 
     launch_time: float = parameter("4 us", "0.5..50 us", "kernel start and first barrier")
     host_time: float = parameter("1 ns", "1 ns..500 us", "time the host needs to issue the call")
@@ -221,7 +223,7 @@ def custom_all_reduce_time(
     links : GroupLinks
         Levels of the network that the group spans.
     parameters : CustomAllReduceParameters
-        Calibration of the links.
+        Calibrated parameters of the collective library on these links.
 
     Returns
     -------

@@ -1,17 +1,17 @@
-"""Time of one rank's experts in inference: tokens are sorted by expert, multiplied in grouped products, and combined.
+"""Time of the MoE experts of one rank in inference: sorted tokens, grouped GEMMs, combined results.
 
 A rank holds E / ep experts, each split over tp ranks. Of T tokens that visit k experts each, T k / ep reach the rank on
-average. Where popularity follows a power law, the busiest of the ranks is priced:
+average. Where popularity follows a power law, the busiest of the ranks determines the time:
 
     loads of experts are drawn from the density x^-a between 1 and 0.8 T, or 200 for few tokens (a = 0: even)
     n = experts of a rank;  σ, μ, g: deviation, mean and skewness of the loads;  y = largest of ep normal numbers
     busiest rank = mean · (1 + z · σ / (μ √n) · √(1 - 1/ep)),  z = y + (y² - 1) · g / (6 √n)
-    experts that are hit: 1 - (1 - load / T)^T of them; the rank that is priced has a visit
+    experts that are hit: 1 - (1 - load / T)^T of them; the busiest rank has at least one visit
     time = launch + Σ over both products roofline(grouped tiles, weights of the experts that are hit) + passes
 
 Passes (sorting, activation, sum over a token's visits) run over all visits of the tokens on the rank, those to experts
-of other ranks included. In vLLM with Triton's kernels they take 1.9 to 2.1 ps an element of 16 bits on A100, H100 and
-B200, whose bandwidths differ by a factor of four; around other kernels they take the time of their bytes.
+of other ranks included. In vLLM with Triton's kernels passes take 1.9 to 2.1 ps an element of 16 bits on A100, H100 and
+B200, whose bandwidths differ by a factor of four. Around other kernels they take the time of their bytes.
 
 References: Fedus et al., Switch Transformer, arXiv:2101.03961; Gale et al., MegaBlocks, MLSys 2023 (grouped products);
 Blom, Statistical Estimates and Transformed Beta-Variables, 1958 (largest of normal numbers); Cornish and Fisher, 1938,
@@ -55,12 +55,12 @@ EXPONENT_OFFSET = 2.0**-20
 
 
 def expected_normal_maximum(count: Array) -> Array:
-    """Return the expected maximum of n standard normal numbers, by Blom's plotting position.
+    """Compute the expected maximum of n standard normal numbers, by Blom's plotting position.
 
     Parameters
     ----------
     count : array
-        How many numbers are drawn.
+        Number n of normal numbers.
 
     Returns
     -------
@@ -81,7 +81,7 @@ def expected_normal_maximum(count: Array) -> Array:
 
 
 def expert_loads(exponent: Array, ratio: Array, ranks: Array, local: Array) -> tuple[Array, Array]:
-    """Return loads of experts whose popularity follows a power law: of classes of experts, and of the busiest rank.
+    """Compute the uneven load of MoE experts whose popularity follows a power law.
 
     Loads have the density x^-a between 1 and `ratio`. Their moments have a closed form, as has the share of all visits
     that the less popular experts have.
@@ -93,9 +93,9 @@ def expert_loads(exponent: Array, ratio: Array, ranks: Array, local: Array) -> t
     ratio : array, shape (rows,)
         Most over least load of an expert.
     ranks : array, shape (rows,)
-        Ranks that share the experts.
+        Number of expert-parallel ranks that share the experts.
     local : array, shape (rows,)
-        Experts of a rank.
+        Number of experts of a rank.
 
     Returns
     -------
@@ -124,16 +124,16 @@ def expert_loads(exponent: Array, ratio: Array, ranks: Array, local: Array) -> t
 
 
 def expert_tiles(family: str, tokens: Array, local: Array, untuned: Array | float | None = None) -> tuple[Tile, ...]:
-    """Return the tiles from which a kernel of experts chooses.
+    """Return the tile shapes from which a kernel of grouped expert GEMMs chooses.
 
     Parameters
     ----------
     family : str
-        Such as ``experts.triton-sglang.bf16``: kernel and scaling.
+        Calibration family, such as ``experts.triton-sglang.bf16``: kernel and scaling.
     tokens, local : array
         Tokens on the rank, and its experts.
     untuned : array, optional
-        1 where Triton's kernel has one tile, by default in SGLang.
+        1 where Triton's kernel is untuned and has a single tile; by default so in SGLang.
 
     Returns
     -------
@@ -192,15 +192,15 @@ def experts_time(
     element_bytes : float
         Bytes of an element of weights and activations.
     device : DeviceDatasheet
-        Peak of the format of the products.
+        Datasheet values, with the peak of the number format of the products.
     parameters : EngineGemmParameters
-        Calibration of the kernel.
+        Calibrated parameters of the kernel on the device.
     tiles : sequence of (rows, columns)
         Tiles of the kernel.
     visitors_only : array
-        1 where only tokens that visit an expert of the rank are there; else all tokens are.
+        1 where the rank holds only tokens that visit its experts; 0 where it holds all tokens.
     unfiltered : array
-        1 where visits to experts of other ranks are multiplied, too, as those of one more expert.
+        1 where visits to experts of other ranks are computed, too, like one more expert.
     padded : bool
         True if passes run over as many visits of each expert as the most popular one has.
     triton : bool

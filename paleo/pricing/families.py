@@ -1,4 +1,4 @@
-"""The families of kernels: the calibration and the formula by which each is priced on a device.
+"""Kernel families (GEMM, convolution, attention, memory pass, RNN): calibration and formula of their times on a device.
 
 A further family is a file in this folder that registers itself.
 
@@ -74,7 +74,7 @@ def experts_product_time(*, experts: npt.ArrayLike, launch: float, **product: An
     Parameters
     ----------
     experts : array-like
-        Experts of the rank.
+        Number of experts of the rank.
     launch : float
         Seconds that each expert adds.
     **product
@@ -126,7 +126,7 @@ def training_attention_parameters(engine: PrefillParameters, training: TrainingK
     Returns
     -------
     PrefillParameters
-        Parameters of the kernel's time in training.
+        Parameters of the attention kernel in training.
     """
     rate = engine.mma_efficiency * training.forward_rate_ratio
     return replace(engine, mma_efficiency=rate, backward_efficiency=training.backward_rate_ratio)
@@ -159,16 +159,16 @@ UNPADDED_GEMM_PHASES: Mapping[str, tuple[str, ...]] = {
 def gemm_times(
     predictor: FamilyPredictor, group: str, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[Any], Array]:
-    """Compute the times of GEMM kernels; ``gemm.narrow`` kernels use the run's fp8 or fp4 format.
+    """Predict the times of GEMM kernels; the group ``gemm.narrow`` runs in the fp8 or fp4 format of the run.
 
     Parameters
     ----------
     predictor : FamilyPredictor
         The device, format and software of the run.
     group : str
-        Calibration family, with the variant of its kernels.
+        Group of kernels: ``gemm`` and the variant, such as ``gemm.narrow``.
     kernels : sequence of Kernel
-        Kernels of that family.
+        Kernels of the family.
 
     Returns
     -------
@@ -215,14 +215,14 @@ def gemm_times(
 
 
 def _unpadded_time(predictor: FamilyPredictor, kernels: Sequence[Kernel], m: Array, n: Array, k: Array) -> Array:
-    """Compute the time of products with unaligned rows that the software does not pad; 0 for all others."""
+    """Compute the time of GEMMs with unaligned rows that the software does not pad; 0 for all other GEMMs."""
     unpadded = UNPADDED_GEMM_PHASES[predictor.software.fusion.padded_products]
     chosen = np.array([kernel.phase in unpadded and kernel.shape.get("batch", 1.0) == 1.0 for kernel in kernels])
     return np.where(chosen, unaligned_rows_time(m, n, k, _along_sum(kernels), predictor.datasheet()), 0.0)
 
 
 def _along_sum(kernels: Sequence[Kernel]) -> tuple[Array, Array]:
-    """Return 1 where the left, and where the right, operand is contiguous along the summed dim; else 0."""
+    """Return for the left and right operand of each GEMM 1 if the summed dim (k) is contiguous in memory, else 0."""
     left, right = np.array([_ALONG_SUM.get(kernel.phase, (1.0, 1.0)) for kernel in kernels], dtype=np.float64).T
     return left, right
 
@@ -256,7 +256,7 @@ NO_PRODUCT, NARROW = ("direct",), ("implicit", "direct")
 def convolution_times(
     predictor: FamilyPredictor, group: str, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[Any], Array]:
-    """Compute the times of convolutions by the fastest algorithm that the software has.
+    """Predict the times of convolutions, each by the fastest algorithm that the software has.
 
     Parameters
     ----------
@@ -265,7 +265,7 @@ def convolution_times(
     group : str
         Calibration family, with the variant of its kernels.
     kernels : sequence of Kernel
-        Kernels of that family.
+        Kernels of the family.
 
     Returns
     -------
@@ -275,7 +275,7 @@ def convolution_times(
     Raises
     ------
     SpecError
-        If no algorithm applies.
+        If no algorithm of the software can compute a convolution.
     """
     entry, (times, _) = _chosen_convolutions(predictor, kernels)
     if not np.all(np.isfinite(times)):
@@ -291,7 +291,7 @@ def convolution_times(
 
 @FLOP_RATIOS.register("conv")
 def convolution_flop_ratio(predictor: FamilyPredictor, kernels: Sequence[Kernel]) -> Array:
-    """Return the FLOP that each convolution's algorithm executes, relative to the direct algorithm.
+    """Return the FLOP that the algorithm of each convolution executes, relative to the direct algorithm.
 
     Parameters
     ----------
@@ -311,7 +311,10 @@ def convolution_flop_ratio(predictor: FamilyPredictor, kernels: Sequence[Kernel]
 def _chosen_convolutions(
     predictor: FamilyPredictor, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[convolution.ConvolutionParameters], tuple[Array, Array]]:
-    """Return the parameters of convolutions, and the time and share of FLOP of the fastest algorithm of each."""
+    """Choose the fastest algorithm of each convolution.
+
+    Returns the calibrated parameters, and the time [s] and the FLOP relative to the direct algorithm of each kernel.
+    """
     entry, stated = (
         predictor.parameters_of(convolution.ConvolutionParameters, convolution_family(predictor)),
         predictor.software.convolutions,
@@ -345,12 +348,13 @@ def _under_power_limit(
     memory_share: Array,
     operands: float,
 ) -> Array:
-    """Slow down convolutions on tensor cores by the power limit under long load.
+    """Compute the times of tensor-core convolutions under long load, slowed down by the power limit.
 
-    Convolutions draw as much power as matrix products of as many FLOP, though no more than those of their process: on
-    B200, whose products draw 0.84 pJ, ten measured steps of RetinaNet and Stable Diffusion suit 0.70. Their calibration
-    is from short runs over numbers near zero. ``dram`` are bytes from and to memory, ``memory_share`` is the share of
-    the time that traffic takes, and ``operands`` the energy of a FLOP relative to that of the measured format.
+    Convolutions draw as much power as matrix products of as many FLOP, though no more than those of their process. On
+    B200, whose products draw 0.84 pJ, ten measured steps of RetinaNet and Stable Diffusion suit 0.70. The calibration
+    of convolutions is from short runs over numbers near zero. ``seconds`` are the times without a power limit, ``dram``
+    bytes from and to memory, and ``memory_share`` the share of the time that traffic takes. ``operands`` is the energy
+    of a FLOP relative to that of the measured format.
     """
     device, p = predictor.datasheet(), predictor.parameters_of(GemmParameters, "gemm.tensor").parameters
     flops = np.array([kernel.flops for kernel in kernels])
@@ -387,8 +391,8 @@ def inter_kernel_traffic_time(predictor: FamilyPredictor, moved: Array) -> tuple
 def inference_convolution_times(predictor: FamilyPredictor, kernels: Sequence[Kernel], moved: Array) -> Array:
     """Compute the times of convolutions in an inference compiler: implicit products in the format of the run.
 
-    They run under long load, so that the power limit applies. Energy is proportional to the bytes of operands, as for
-    products in training (`relative_operand_energy`).
+    The convolutions run under long load, so that the power limit applies. Energy is proportional to the bytes of
+    operands, as for products in training (`relative_operand_energy`).
 
     Parameters
     ----------
@@ -416,7 +420,7 @@ def inference_convolution_times(predictor: FamilyPredictor, kernels: Sequence[Ke
 
 
 def _available_algorithms(predictor: FamilyPredictor, algorithms: Sequence[str]) -> Sequence[str]:
-    """Return the algorithms that exist for the device and the dtype.
+    """Return the convolution algorithms that exist for the device and the number format of a run.
 
     cuDNN's Winograd and Fourier kernels are for GPUs, and not for fp64 (NVIDIA, cuDNN API reference,
     cudnnConvolutionFwdAlgo_t, supported configurations).
@@ -433,9 +437,10 @@ def _convolved(
     parameters: convolution.ConvolutionParameters,
     algorithms: Sequence[str],
 ) -> tuple[Array, Array]:
-    """Compute time and share of FLOP of the fastest of some algorithms on one arithmetic unit.
+    """Compute time and relative FLOP of the fastest of the named algorithms for each convolution, on one unit.
 
-    A third spatial dim is folded: its positions into the batch, its taps into the channels.
+    The unit, tensor cores or vector units, is that of ``device``. A third spatial dim is folded: its positions into the
+    batch, its taps into the channels.
     """
     software = predictor.software
     algorithms = _available_algorithms(predictor, algorithms)
@@ -479,7 +484,7 @@ def _convolved(
 def attention_times(
     predictor: FamilyPredictor, group: str, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[Any], Array]:
-    """Compute the times of fused attention by the kernel of the software, or else the usual one of the device.
+    """Predict the times of fused attention by the kernel of the software, or else the usual kernel of the device.
 
     Parameters
     ----------
@@ -488,7 +493,7 @@ def attention_times(
     group : str
         Calibration family, with the variant of its kernels.
     kernels : sequence of Kernel
-        Kernels of that family.
+        Kernels of the family.
 
     Returns
     -------
@@ -532,7 +537,7 @@ def attention_times(
 
 
 def _relative_energy(predictor: FamilyPredictor, products: GemmParameters, dtype: str) -> float:
-    """Return the energy of products on tensor cores in training relative to that of the calibration's rows."""
+    """Return the energy of tensor-core GEMMs in training relative to the benchmark that was calibrated [-]."""
     return switching_activity(products.training_activity, dtype, predictor.datasheet(dtype), predictor.user_calibration)
 
 
@@ -540,7 +545,7 @@ def _relative_energy(predictor: FamilyPredictor, products: GemmParameters, dtype
 def memory_pass_times(
     predictor: FamilyPredictor, group: str, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[Any], Array]:
-    """Compute the times of memory passes; a pass whose group name ends in ``.twice`` reads its input twice.
+    """Predict the times of memory passes (norms, softmax, element-wise); groups in ``.twice`` read inputs twice.
 
     Parameters
     ----------
@@ -549,7 +554,7 @@ def memory_pass_times(
     group : str
         Calibration family, with the variant of its kernels.
     kernels : sequence of Kernel
-        Kernels of that family.
+        Kernels of the family.
 
     Returns
     -------
@@ -602,7 +607,7 @@ _MASK_SHARE = 1.0 / 16.0
 def _statistics_bytes(kernel: Kernel, predictor: FamilyPredictor) -> float:
     """Count the bytes that a batch normalisation reads for its statistics, without fused operands.
 
-    There are none in the forward pass if the preceding convolution has summed them.
+    The forward pass reads none if the preceding convolution has summed them.
     """
     summed = (
         predictor.software.fusion.statistics == "convolution"
@@ -612,9 +617,9 @@ def _statistics_bytes(kernel: Kernel, predictor: FamilyPredictor) -> float:
 
 
 def _unread_mask_bytes(kernel: Kernel, software: SoftwareProfile) -> float:
-    """Count the bytes that the fused gradient of batch normalisation and a rectifier does not read.
+    """Count the bytes that the fused gradient of batch normalisation and ReLU does not read.
 
-    These are outputs of the rectifier, of which a one-bit mask is saved (cuDNN's reserve space,
+    These are outputs of the ReLU, of which a one-bit mask is saved (cuDNN's reserve space,
     cudnnBatchNormalizationBackwardEx).
     """
     if software.fusion.norms != "both" or kernel.phase == "forward" or "swept" not in kernel.shape:
@@ -626,7 +631,7 @@ def _unread_mask_bytes(kernel: Kernel, software: SoftwareProfile) -> float:
 def rnn_times(
     predictor: FamilyPredictor, group: str, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[Any], Array]:
-    """Compute the times of whole recurrent layers of the library.
+    """Predict the times of whole recurrent layers, one library call (cuDNN) for all timesteps.
 
     Parameters
     ----------
@@ -635,7 +640,7 @@ def rnn_times(
     group : str
         Calibration family, with the variant of its kernels.
     kernels : sequence of Kernel
-        Kernels of that family.
+        Kernels of the family.
 
     Returns
     -------

@@ -145,8 +145,9 @@ def _fourth_root(x: Array) -> Array:
 def cache_miss(footprint: Array, capacity: float) -> Array:
     """Compute the cache miss rate (0 to 1) of a footprint that is read cyclically.
 
-    It is a steep step, 1 - 1 / (1 + x¹⁶): LRU alone would give a sharp one at 1, hashed sets and other traffic smooth
-    it. L40S reads weights of 96 MiB in total at 2 to 3 times the rate of its memory, those of 105 MiB at that rate.
+    The rate is a steep step, 1 - 1 / (1 + x¹⁶): LRU alone would give a sharp one at 1, hashed sets and other traffic
+    smooth the step. L40S reads weights of 96 MiB in total at 2 to 3 times the rate of its memory, those of 105 MiB at
+    that rate.
 
     Parameters
     ----------
@@ -178,12 +179,12 @@ def wave_count(blocks: Array, multiprocessors: float, rounding: float) -> Array:
     multiprocessors : float
         Multiprocessors of the device.
     rounding : float
-        1 counts a partial round as a whole one, 0 as a fraction.
+        1 counts a partial wave as a whole one, 0 as a fraction.
 
     Returns
     -------
     ndarray
-        Rounds.
+        Number of waves.
 
     Examples
     --------
@@ -195,7 +196,10 @@ def wave_count(blocks: Array, multiprocessors: float, rounding: float) -> Array:
 
 
 def _split_counts(blocks: Array, k: Array, batch: Array, device: DeviceDatasheet) -> tuple[Array | float, ...]:
-    """List the splits of k that a library tries: none, one wave of blocks, two waves; batched kernels do not split."""
+    """List the split-K counts that a library tries: none, one wave of blocks, two waves.
+
+    Batched kernels do not split.
+    """
     clustered = device.tensor_cores and device.architecture not in _BEFORE_HOPPER
     most = np.clip(np.floor(k / LEAST_SPLIT), 1.0, MAX_CLUSTER_BLOCKS if clustered else np.inf)
     most = np.where(batch > 1, 1.0, most)
@@ -205,14 +209,16 @@ def _split_counts(blocks: Array, k: Array, batch: Array, device: DeviceDatasheet
 
 
 def _step(element: Array, device: DeviceDatasheet) -> Array | float:
-    """Return the elements of k, of ``element`` bytes each, that a main loop takes at a time."""
+    """Return how many elements of k, of ``element`` bytes each, one iteration of the main loop takes."""
     if not device.tensor_cores:
         return VECTOR_STEP
     return (OLDER_STEP if device.architecture in _BEFORE_HOPPER else TENSOR_STEP) / element
 
 
 def kernel_choice_odds(seconds: Array, reference: Array) -> Array:
-    """Compute the odds that a library's heuristic picks one kernel over another, given its estimation error.
+    """Compute the odds that a library's heuristic picks one kernel over another, (reference / seconds)^16.
+
+    Libraries estimate the time of a kernel with an error of about 1/16, so that slower kernels are chosen at times.
 
     Parameters
     ----------
@@ -224,7 +230,7 @@ def kernel_choice_odds(seconds: Array, reference: Array) -> Array:
     Returns
     -------
     ndarray
-        Relative frequencies, 0 to 1.
+        Odds against the other kernel [-].
 
     Examples
     --------
@@ -238,7 +244,10 @@ def _busy_time(
     shape: tuple[Array, Array, Array, Array], element: Array, result: Array, dram: Array, stall: Array, wide: Array,
     device: DeviceDatasheet, p: GemmParameters,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """Compute the mean time over likely tiles and splits at full clock, and the share of it that is arithmetic."""
+    """Compute the GEMM time averaged over the tiles and splits that a library may choose, at full clock.
+
+    Returns that time [s], and the share of it that is arithmetic [-].
+    """
     m, n, k, batch = shape
     clock, flops = device.clock_hz, device.flops_per_clock
     step = _step(element, device)
@@ -283,11 +292,11 @@ def scattered_read_time(
     """Compute the time to read a transposed B, [n, k] in memory, by kernels of vector units.
 
     A main loop takes eight elements of each row at a time, one sector of 32 bytes of fp32. Blocks run along n first, so
-    that all rows of B are read at once, each on a separate DRAM page: the number of opened pages counts, not bytes.
+    that all rows of B are read at once, each on a separate DRAM page. The number of opened pages counts, not bytes.
     DeepBench's products reach 50 of 480 GB/s on Titan X (Pascal) and 44 of 336 on that of Maxwell, for any size, if n
     is many tiles; HBM2 (P100), with its many banks, shows no such effect. Each round of blocks over m reads B again;
     each product of a batch has its own B. Narrow tiles take more elements at a time (16 rows: three sectors), and rows
-    a power of two apart open half the pages; both follow from these rows, the latter is unexplained.
+    a power of two apart open half the pages. Both follow from these rows, the latter is unexplained.
 
     Parameters
     ----------
@@ -340,7 +349,7 @@ def unaligned_time(m: Array, n: Array, k: Array, batch: Array, device: DeviceDat
     batch : ndarray
         Products of one call; a single product has padded kernels.
     device : DeviceDatasheet
-        Figures of the vector units in fp32.
+        Datasheet values of the vector units in fp32.
 
     Returns
     -------
@@ -378,7 +387,7 @@ def unaligned_rows_time(
     along_sum : tuple of (array-like, array-like)
         1 where A, and where B, is contiguous along k, else 0: along m, and along n.
     device : DeviceDatasheet
-        Figures of the tensor cores.
+        Datasheet values of the tensor cores.
 
     Returns
     -------
@@ -441,7 +450,7 @@ def gemm_time(
     device: DeviceDatasheet,
     parameters: GemmParameters,
 ) -> Array:
-    """Compute the time of GEMM kernels.
+    """Compute the time of GEMM kernels, with tiles, split-K, L2, DRAM and the power limit.
 
     Parameters
     ----------
@@ -463,7 +472,7 @@ def gemm_time(
     device : DeviceDatasheet
         Datasheet values of the device (`paleo.pricing.kernels.device_datasheet`).
     parameters : GemmParameters
-        Calibration of the device.
+        Calibrated parameters of the kernel on the device.
 
     Returns
     -------

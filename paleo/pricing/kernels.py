@@ -1,10 +1,9 @@
-"""Time of kernels on a device: here counts of computation are combined with the properties of hardware.
+"""Predicted times of kernels on a device, from counts of computation and the properties of hardware.
 
-A pricing formula is a pure function that broadcasts over numpy arrays, in SI units. It may depend on the figures of a
-device, from its datasheet for one arithmetic format, and on calibrated parameters
-(`paleo.specs.calibration.parameter`). The simplest price of a kernel is the roofline, with a launch floor and a
-percentage of peak. Under a calibration, all kernels of a family are priced together by the formula of the family
-(``paleo.pricing.families``).
+A pricing formula is a pure function that broadcasts over numpy arrays, in SI units. A formula may depend on the
+datasheet values of a device for one arithmetic format, and on calibrated parameters
+(`paleo.specs.calibration.parameter`). The simplest formula is the roofline, with a launch floor and a percentage of
+peak. A calibration predicts all kernels of a family together by the formula of the family (``paleo.pricing.families``).
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class DeviceDatasheet:
     """Datasheet values of one device for one number format, in SI units; all that a pricing formula may use.
 
     ``uncapped_rate_ratio`` is the ratio of the rate for which the unit is built to the rate that the maker allows
-    (`uncapped_rate_ratio`).
+    (`built_rate_ratio`).
     """
 
     name: str
@@ -127,8 +126,8 @@ def kernel_time(
 ) -> Array:
     """Compute the time of a kernel from a launch floor, arithmetic and memory traffic.
 
-    ``sum`` is the original Paleo's time of a layer (Qi et al., ICLR 2017), with peaks already scaled to its percent of
-    peak.
+    The combination ``max`` is the roofline. ``sum`` is the original Paleo's time of a layer (Qi et al., ICLR 2017),
+    with peaks already scaled to its percent of peak.
 
     Parameters
     ----------
@@ -197,7 +196,7 @@ def arithmetic_unit(device: Device, dtype: str, compute: str | None = None) -> A
     Raises
     ------
     SpecError
-        If `compute` is none of these.
+        If `compute` is no known unit.
 
     Examples
     --------
@@ -216,7 +215,7 @@ def arithmetic_unit(device: Device, dtype: str, compute: str | None = None) -> A
 
 
 def datasheet_clock(device: Device) -> float:
-    """Return the clock frequency at which the datasheet states its peak rates [Hz].
+    """Return the clock frequency to which the peak rates of the datasheet belong [Hz].
 
     Parameters
     ----------
@@ -236,7 +235,7 @@ def datasheet_clock(device: Device) -> float:
 
 
 def _peak_at_boost(device: Device, peak_flops_per_s: float) -> float:
-    """Return the peak of matrix units at the boost clock, if a datasheet states it at a lower one.
+    """Return the peak of tensor cores at the boost clock, if the datasheet gives the peak at a lower clock.
 
     A multiprocessor of NVIDIA does a power of two of FLOP per clock (4096 on Hopper at 16 bits, 8192 on Blackwell:
     whitepapers). H100's 989 TFLOP/s are such units at 1.83 GHz; its boost clock is 1.98 GHz.
@@ -246,7 +245,7 @@ def _peak_at_boost(device: Device, peak_flops_per_s: float) -> float:
     device : Device
         Device, as its datasheet describes it.
     peak_flops_per_s : float
-        The datasheet's peak.
+        Peak of the datasheet [FLOP/s].
 
     Returns
     -------
@@ -268,7 +267,7 @@ def _peak_at_boost(device: Device, peak_flops_per_s: float) -> float:
 
 
 def built_rate_ratio(device: Device, dtype: str, peak_flops_per_s: float) -> float:
-    """Return the ratio of the rate for which tensor cores are built to the rate that the maker allows, per format.
+    """Return the ratio of the rate for which tensor cores are built to the rate that the maker allows.
 
     Makers halve the rate of sums in fp32 on gaming cards, and allow a quarter of all rates on H20. The paths that feed
     the cores keep their full width.
@@ -280,12 +279,12 @@ def built_rate_ratio(device: Device, dtype: str, peak_flops_per_s: float) -> flo
     dtype : str
         Number format, such as ``bf16``.
     peak_flops_per_s : float
-        The datasheet's peak.
+        Peak of the datasheet [FLOP/s].
 
     Returns
     -------
     float
-        At least 1.
+        Built over allowed rate, at least 1 [-].
 
     Examples
     --------
@@ -300,9 +299,9 @@ def built_rate_ratio(device: Device, dtype: str, peak_flops_per_s: float) -> flo
 
 
 def pointwise_format(device: Device) -> str:
-    """Return the format whose rate limits element-wise arithmetic.
+    """Return the number format whose rate limits element-wise arithmetic on a device.
 
-    This is fp32, or 16 bits if the maker states no fp32 rate (TPU, Gaudi). Memory limits those passes long before
+    This is fp32, or 16 bits if the maker publishes no fp32 rate (TPU, Gaudi). Memory limits those passes long before
     either.
 
     Parameters
@@ -349,7 +348,7 @@ def device_datasheet(device: Device, dtype: str, compute: str | None = None) -> 
     Raises
     ------
     SpecError
-        If the device has no peak for it.
+        If the device has no peak for the number format.
 
     Examples
     --------
@@ -437,7 +436,7 @@ class KernelPredictor(Protocol):
         Parameters
         ----------
         kernels : sequence of Kernel
-            The kernels, in any order.
+            Kernels, in any order.
 
         Returns
         -------
@@ -446,12 +445,12 @@ class KernelPredictor(Protocol):
         """
 
     def times(self, kernels: Sequence[Kernel]) -> KernelTimes:
-        """Predict the times of kernels.
+        """Predict device and host times of kernels, with the factors of their 90 % intervals.
 
         Parameters
         ----------
         kernels : sequence of Kernel
-            The kernels, in any order.
+            Kernels, in any order.
 
         Returns
         -------
@@ -464,9 +463,9 @@ class KernelPredictor(Protocol):
 class _ConstantRates:
     """Kernel times by the roofline, at constant shares of the datasheet's peaks.
 
-    If ``rates.combine`` is "sum", they follow the original Paleo (Qi et al., ICLR 2017): arithmetic and traffic add up,
-    kinds that are ``free_in_original_paleo`` cost nothing, and the optimizer update runs at the datasheet's rates. The
-    original's GB of 2^30 bytes is not used (its memory times are 7 % shorter).
+    If ``constant_efficiencies.combine`` is "sum", the times follow the original Paleo (Qi et al., ICLR 2017).
+    Arithmetic and traffic then add up, kinds that are ``free_in_original_paleo`` cost nothing, and the optimizer update
+    runs at the datasheet's rates. The original's GB of 2^30 bytes is not used (its memory times are 7 % shorter).
     """
 
     device: Device
@@ -475,12 +474,12 @@ class _ConstantRates:
 
     @property
     def name(self) -> str:
-        """Name of the rates: ``ideal`` or the percentages of peak."""
+        """Name of the constant efficiencies: ``ideal`` or the percentages of peak."""
         return self.constant_efficiencies.name
 
     @property
     def user_calibration(self) -> None:
-        """None, as constant rates have no calibration."""
+        """None, as constant efficiencies have no calibration."""
         return None
 
     @property
@@ -494,7 +493,7 @@ class _ConstantRates:
         Parameters
         ----------
         kernels : sequence of Kernel
-            The kernels, in any order.
+            Kernels, in any order.
 
         Returns
         -------
@@ -504,17 +503,17 @@ class _ConstantRates:
         return np.ones(len(kernels))
 
     def times(self, kernels: Sequence[Kernel]) -> KernelTimes:
-        """Compute the times of kernels by the roofline with constant rates.
+        """Compute the times of kernels by the roofline at constant shares of peak.
 
         Parameters
         ----------
         kernels : sequence of Kernel
-            The kernels, in any order.
+            Kernels, in any order.
 
         Returns
         -------
         KernelTimes
-            Seconds of device and host; each of shape (kernels,).
+            Device and host times [s], arrays of shape (kernels,).
         """
         original = self.constant_efficiencies.combine == "sum"
         free = np.array(
@@ -549,7 +548,7 @@ class _ConstantRates:
         return KernelTimes(total, launch, np.zeros(len(kernels)), work / compute >= moved / bandwidth, low, high)
 
     def _flops_and_bytes(self, kernels: Sequence[Kernel]) -> tuple[Array, Array]:
-        """Return (FLOP, bytes) of each kernel, padded to the systolic arrays if the rates ask for it."""
+        """Return (FLOP, bytes) of each kernel, padded to the systolic arrays of a TPU if so configured."""
         if not self.constant_efficiencies.pads_to_arrays:
             return np.array([kernel.flops for kernel in kernels]), np.array([kernel.bytes for kernel in kernels])
         from paleo.pricing.systolic import occupied_flops, padded_bytes
@@ -559,7 +558,7 @@ class _ConstantRates:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimes:
-    """Predicted device times of kernels [s], and the ends of their 90 % intervals as factors on the time."""
+    """Predicted device times of kernels [s], and the bounds of their 90 % intervals as factors on the time."""
 
     seconds: Array
     low_factor: Array
@@ -568,10 +567,10 @@ class DeviceTimes:
 
 @dataclass(frozen=True)
 class FamilyPredictor:
-    """Predictor of kernel times on one device in one number format, by families with calibrated formulas.
+    """Predictor of device times of kernels in one number format, by kernel families with calibrated formulas.
 
-    A family is a set of kernels that share one formula. ``parameter_origins`` collects where the parameters of each
-    used family come from.
+    A family is a set of kernels that share one formula, such as GEMMs. ``parameter_origins`` collects where the
+    parameters of each used family come from.
     """
 
     device: Device
@@ -582,7 +581,7 @@ class FamilyPredictor:
 
     @property
     def name(self) -> str:
-        """Text on where the parameters of the used families come from.
+        """Description of where the parameters of the used families come from, for reports.
 
         For example ``auto: measured (a100-sxm4-80gb) gemm.tensor; …``.
         """
@@ -614,7 +613,7 @@ class FamilyPredictor:
         Parameters
         ----------
         kernels : sequence of Kernel
-            The kernels, in any order.
+            Kernels, in any order.
 
         Returns
         -------
@@ -639,9 +638,9 @@ class FamilyPredictor:
         Parameters
         ----------
         kind : type
-            Dataclass of the parameters.
+            Dataclass of the calibrated parameters.
         family : str
-            Calibration family.
+            Calibration family, such as ``gemm.tensor``.
 
         Returns
         -------
@@ -663,7 +662,7 @@ class FamilyPredictor:
 
     @property
     def sixteen_bit_dtype(self) -> str:
-        """Number format of what stays in 16 bits in runs in fp8 or fp4, such as attention; else the run's format."""
+        """Number format of kernels that stay in 16 bits in fp8 or fp4 runs (attention), else that of the run."""
         return "bf16" if precision(self.dtype).quantises_operands else self.dtype
 
     @property
@@ -680,7 +679,7 @@ class FamilyPredictor:
 
     @property
     def loads_norms_by_scalar(self) -> bool:
-        """True if batch normalisation in training loads one number a thread."""
+        """True if batch normalisation in training loads one number a thread, without vector loads."""
         return self.keeps_channels_first or self.transposes_norms or self.dtype in self.software.formats.scalar_norms
 
     @property
@@ -722,7 +721,7 @@ def shape_values(kernels: Sequence[Kernel], name: str, default: float = 1.0) -> 
     Parameters
     ----------
     kernels : sequence of Kernel
-        The kernels, in any order.
+        Kernels, in any order.
     name : str
         Name of the entry.
     default : float, default 1.0
@@ -747,13 +746,13 @@ FLOP_RATIOS: Registry[Callable[[FamilyPredictor, Sequence[Kernel]], Array]] = Re
 
 @dataclass(frozen=True, slots=True)
 class CalibratedPredictor:
-    """Predictor of kernel times with calibrated device times, and the host time of launching each kernel."""
+    """Predictor of kernel times: calibrated device time, and the host time to launch each kernel."""
 
     device_predictor: FamilyPredictor
 
     @property
     def name(self) -> str:
-        """Sources of the parameters as text, for reports."""
+        """Description of where the calibrated parameters come from, for reports."""
         return self.device_predictor.name
 
     @property
@@ -797,12 +796,12 @@ class CalibratedPredictor:
         Parameters
         ----------
         kernels : sequence of Kernel
-            The kernels, in any order.
+            Kernels, in any order.
 
         Returns
         -------
         KernelTimes
-            Seconds of device and host; each of shape (kernels,).
+            Device and host times [s], arrays of shape (kernels,).
         """
         if not kernels:
             return KernelTimes(*(np.zeros(0),) * 3, np.zeros(0, dtype=bool), np.zeros(0), np.zeros(0))

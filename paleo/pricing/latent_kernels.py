@@ -76,9 +76,9 @@ def latent_attention_time(
     token_rows : array
         Rows of query heads in a thread block in decode.
     device : DeviceDatasheet
-        Peak of the format of the products.
+        Datasheet values, with the peak of the number format of the products.
     parameters : LatentAttentionParameters
-        Calibration of the kernel.
+        Calibrated parameters of the kernel on the device.
 
     Returns
     -------

@@ -2,8 +2,8 @@
 
 Such a kernel has compulsory reads and writes. Some kernels read their input again, and on narrow types many cannot
 issue loads fast enough for a fast memory. The cache state decides which part of the traffic reaches the memory and
-which only the L2, so it is an argument. The host of a framework needs time to issue the call; it runs ahead of the
-device, so the longer of the two counts (a smooth maximum).
+which only the L2, so it is an argument. The host of a framework needs time to issue the call. The host runs ahead of
+the device, so the longer of the two times counts (a smooth maximum).
 
 All sizes broadcast; bytes are compulsory reads plus writes, times are in seconds.
 """
@@ -81,11 +81,11 @@ def memory_time(
     moved_bytes : array-like
         Bytes that are read and written once.
     elements : array-like
-        Elements that are computed.
+        Number of elements that are computed.
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : MemoryParameters
-        Calibration of the device.
+        Calibrated parameters of the kernel on the device.
     reread_bytes : array-like, default 0.0
         Bytes that are read once more.
     reread_footprint : array-like, default 0.0
@@ -135,7 +135,7 @@ def resident_blocks(threads: Sizes) -> Array:
     Returns
     -------
     ndarray
-        Blocks.
+        Number of thread blocks.
 
     Examples
     --------
@@ -196,7 +196,7 @@ def smooth_maximum(first: Sizes, second: Sizes, order: float) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class RowTraffic:
-    """Memory traffic of a row kernel (softmax, norm) beyond its first read, as arguments of `memory_time`."""
+    """Memory traffic of a row-wise kernel (softmax, norm) beyond its first read, as arguments of `memory_time`."""
 
     elements: Array
     reread_bytes: Array
@@ -229,7 +229,7 @@ def softmax_row_traffic(*, rows: Sizes, length: Sizes, element_bytes: Sizes, dev
     Returns
     -------
     RowTraffic
-        Bytes, threads and steps of its rows.
+        Elements, bytes that are read again, threads and steps of each row.
 
     Examples
     --------
@@ -252,9 +252,9 @@ def softmax_row_traffic(*, rows: Sizes, length: Sizes, element_bytes: Sizes, dev
 def layer_norm_row_traffic(*, rows: Sizes, length: Sizes, element_bytes: Sizes, device: DeviceDatasheet) -> RowTraffic:
     """Count layer norm's reads of its rows: one for the moments, and a second one to normalise.
 
-    If the length of rows is a multiple of four elements, one kernel reads them as vectors, and the second read finds in
-    L2 what the resident blocks left there. Other rows take two kernels, so that the whole tensor is read once before
-    the second read starts.
+    If the length of rows is a multiple of four elements, one kernel reads them as vectors. Its second read finds in L2
+    what the resident blocks left there. Other rows take two kernels, so that the whole tensor is read once before the
+    second read starts.
 
     Parameters
     ----------
@@ -268,7 +268,7 @@ def layer_norm_row_traffic(*, rows: Sizes, length: Sizes, element_bytes: Sizes, 
     Returns
     -------
     RowTraffic
-        Bytes, threads and steps of its rows.
+        Elements, bytes that are read again, threads and steps of each row.
     """
     n, d, width = as_float_arrays(rows, length, element_bytes)
     vector = d % 4 == 0
@@ -281,10 +281,10 @@ def layer_norm_row_traffic(*, rows: Sizes, length: Sizes, element_bytes: Sizes, 
 def block_row_traffic(
     *, rows: Sizes, length: Sizes, element_bytes: Sizes, moved_bytes: Sizes, reduces: Mask = False
 ) -> RowTraffic:
-    """Count the reads of kernels with one thread block per row and one element per thread and step.
+    """Count the reads of row-wise kernels with one thread block per row and one element per thread and step.
 
     Inference engines have such kernels for RMS norm, rotary embedding and gated units. Their loads are not vectors, so
-    on fast devices they are limited by issue rather than memory.
+    that fast devices limit them by issue rather than memory.
 
     Parameters
     ----------
@@ -300,7 +300,7 @@ def block_row_traffic(
     Returns
     -------
     RowTraffic
-        Bytes, threads and steps of the rows.
+        Elements, bytes that are read again, threads and steps of each row.
 
     Examples
     --------
@@ -331,14 +331,14 @@ _TRANSPOSED_BANDWIDTH = 0.75
 def layout_conversion_time(
     moved_bytes: Sizes, elements: Sizes, device: DeviceDatasheet, *, loads: float = SCALAR_ELEMENTS_PER_CLOCK
 ) -> Array:
-    """Compute the time to convert tensors from one memory layout to another.
+    """Compute the time to convert tensors between memory layouts, such as channels-first and channels-last.
 
     Parameters
     ----------
     moved_bytes : array-like
         Bytes that are read and written once.
     elements : array-like
-        Elements that are computed.
+        Number of elements.
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     loads : float, default SCALAR_ELEMENTS_PER_CLOCK

@@ -1,10 +1,10 @@
 """Effect of the power limit on kernels: the factor by which arithmetic slows down, and a board's power.
 
 Every FLOP and every byte of DRAM costs energy, and a busy device additionally draws a share of its limit. If the sum
-over the time at full clock exceeds the limit, the clock falls until it does not. Energy per FLOP is assumed constant:
-under load the voltage is near its minimum, so that a lower clock saves power only in proportion. Compared with a law of
-power ~ clock², this law transfers better from L40S to a card of the next generation, and gives H100 and B200 equal
-energy per FLOP (0.6 pJ), in accordance with their common process (TSMC 4N).
+over the time at full clock exceeds the limit, the clock falls until the limit is kept. Energy per FLOP is assumed
+constant: under load the voltage is near its minimum, so that a lower clock saves power only in proportion. Compared
+with a law of power ~ clock², this law transfers better from L40S to a card of the next generation. It gives H100 and
+B200 equal energy per FLOP (0.6 pJ), in accordance with their common process (TSMC 4N).
 
 Energies by process, and the structure of the L2, are start values of fits if rows do not determine them.
 """
@@ -74,9 +74,9 @@ def power_slowdown(
     """Compute the factor (at least 1) by which the power limit slows kernels down.
 
     The power of arithmetic is compared with the limit less the power of idling and memory. The part of the energy that
-    any running kernel draws is proportional to time. So units that run at a cut rate spend correspondingly more of it
-    per FLOP, and vector units draw it at any share of their rate. On tensor cores, whose instructions do a thousand
-    FLOP, energy is proportional to FLOP, as measured products of H100, H200, B200 and GB200 show.
+    any running kernel draws is proportional to time. So units that run at a cut rate spend correspondingly more of that
+    energy per FLOP, and vector units draw it at any share of their rate. On tensor cores, whose instructions do a
+    thousand FLOP, energy is proportional to FLOP, as measured products of H100, H200, B200 and GB200 show.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def power_slowdown(
 
 
 def throttled_share(busy: Numbers, sustained: Numbers, ramp: float = HALF_THROTTLE_TIME) -> Array:
-    """Return which share of the power limit's slow-down a kernel sees: 1 under sustained load, less in a short test.
+    """Return how much of the power limit's slow-down a kernel sees: all under sustained load, less in a short test.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def throttled_share(busy: Numbers, sustained: Numbers, ramp: float = HALF_THROTT
     sustained : array-like
         1 after long load, 0 in a short test run.
     ramp : float, default HALF_THROTTLE_TIME
-        Kernel time at which half applies [s].
+        Kernel time at which half of the slow-down applies [s].
 
     Returns
     -------
@@ -176,8 +176,8 @@ class SustainedEnergyParameters:
     """Energy of a sixteen-bit FLOP in measured steps relative to ``GemmParameters.training_energy_per_flop``, by
     architecture.
 
-    A device draws it until its power limit slows it down, so that long steps show it and short tests do not. Valid for
-    parts with HBM. Products in eight bits and convolutions need no factor; other architectures have 1.
+    A device draws this energy until its power limit slows it down, so that long steps show it and short tests do not.
+    Valid for parts with HBM. Products in eight bits and convolutions need no factor; other architectures have 1.
     """
 
     ampere: float = parameter("1", "0.6..2", "of Ampere's tensor cores")
@@ -191,7 +191,7 @@ class SustainedEnergyParameters:
         Parameters
         ----------
         architecture : str
-            Architecture, as in device specs.
+            Architecture of the device, such as ``Hopper``.
 
         Returns
         -------
@@ -278,7 +278,7 @@ class PowerParameters:
         Returns
         -------
         float
-            Watts.
+            Power [W].
 
         Examples
         --------
@@ -290,22 +290,22 @@ class PowerParameters:
 
 
 def clock_under_limit(excess: Numbers, least_voltage_clock: float) -> Array:
-    """Compute the share of the boost clock at which dynamic power equals its limit.
+    """Compute the share of the boost clock at which a board's dynamic power equals its power limit.
 
     Dynamic power is proportional to clock x voltage². Down to ``least_voltage_clock`` the voltage falls with the clock
-    (power ~ clock³), below it is constant (power ~ clock).
+    (power ~ clock³); at lower clocks the voltage is constant (power ~ clock).
 
     Parameters
     ----------
     excess : array-like
-        Dynamic power at boost relative to the power that remains for it.
+        Dynamic power at the boost clock over the power that the limit leaves for dynamic power [-].
     least_voltage_clock : float
         Share of the boost clock below which the voltage is constant.
 
     Returns
     -------
     ndarray
-        Shares, up to 1.
+        Shares of the boost clock, up to 1.
 
     References
     ----------
@@ -322,9 +322,10 @@ def clock_under_limit(excess: Numbers, least_voltage_clock: float) -> Array:
 
 
 class EnergyPerFlop(NamedTuple):
-    """Energy at full clock [pJ/FLOP] of matrix units with two-byte and one-byte operands, and of vector units in fp32.
+    """Energy per FLOP at full clock [pJ/FLOP], by arithmetic unit.
 
-    ``training`` and ``training_fp8`` are those of matrix units in sustained training.
+    ``tensor`` and ``fp8`` are those of matrix units with two-byte and one-byte operands, ``vector`` of vector units in
+    fp32. ``training`` and ``training_fp8`` are those of matrix units in sustained training.
     """
 
     tensor: float
@@ -368,12 +369,14 @@ SPLIT_SHARE, WHOLE_SHARE = 0.45, 0.9
 
 
 def energy_per_flop(figures: DeviceDatasheet) -> EnergyPerFlop:
-    """Return the energies per FLOP of a device, by its manufacturing process; an unknown process counts as 7 nm.
+    """Return the energies per FLOP of a device, by its manufacturing process (such as 4 nm).
+
+    An unknown process counts as 7 nm.
 
     Parameters
     ----------
     figures : DeviceDatasheet
-        The device.
+        Datasheet values; architecture and kind of memory count.
 
     Returns
     -------
@@ -397,12 +400,12 @@ def l2_surviving_share(figures: DeviceDatasheet) -> float:
     Parameters
     ----------
     figures : DeviceDatasheet
-        The device.
+        Datasheet values; architecture and kind of memory count.
 
     Returns
     -------
     float
-        0 to 1.
+        Share, 0 to 1.
     """
     split = figures.architecture in _SPLIT_L2 and figures.memory_kind.startswith("HBM")
     return SPLIT_SHARE if split else WHOLE_SHARE

@@ -1,12 +1,12 @@
-"""Time of the recurrent part of a layer: T steps of h' = f(W h); input products are priced separately.
+"""Time of recurrent layers (RNN, GRU, LSTM): T steps of h' = f(W h); input GEMMs are predicted separately.
 
-The standard kernel launches a product (g h x h)(h x b), backward (h x g h)(g h x b), and a pointwise kernel in each
-step, and reads the weights in each step from L2 or memory. The persistent kernel keeps the weights in registers and
+In each step the standard kernel launches a product (g h x h)(h x b), backward (h x g h)(g h x b), and a pointwise
+kernel. It reads the weights in each step from L2 or memory. The persistent kernel keeps the weights in registers and
 needs a grid-wide barrier instead. The filter gradient is one product (g h x bT)(bT x h) for all steps.
 
-The library chooses the kernel of the product. From cuDNN 7 on it is the fastest one for plain products, so the device's
-calibration of those prices it (`_plain_product_time`). Releases of 2016 and 2017 have separate kernels, and on Pascal
-they choose one by the batch only (`column_chosen_gemm_time`).
+The library chooses the kernel of the product. From cuDNN 7 on that is the fastest kernel for plain products, so the
+device's calibration of plain GEMMs applies (`_plain_product_time`). Releases of 2016 and 2017 have separate kernels,
+and on Pascal they choose one by the batch only (`column_chosen_gemm_time`).
 
 References: Appleyard, Kocisky and Blunsom, arXiv:1604.01946 (cuDNN's RNN); Diamos et al., Persistent RNNs, ICML 2016.
 """
@@ -66,7 +66,7 @@ _POINTWISE_ELEMENTS = 4.0
 
 
 class RnnDirection(IntEnum):
-    """Result of a call of a recurrent layer: outputs, gradients of states and inputs, of weights, or both."""
+    """Result of a call of a recurrent layer: outputs, gradients of states and inputs, of weights, or both gradients."""
 
     FORWARD = 0
     DATA = 1
@@ -136,7 +136,7 @@ def _product_time(
     *,
     most_blocks: float = np.inf,
 ) -> Array:
-    """Compute the arithmetic time of (m x k)(k x n) with the best tile and split, in whole waves of blocks [s].
+    """Compute the arithmetic time of a recurrent GEMM (m x k)(k x n) with the best tile and split, in whole waves [s].
 
     A multiprocessor takes at least ``cycles_per_summed_element`` per element of the sum, since a single block cannot
     hide its latency; this limits small batches. A sum is split only into at most ``most_blocks`` blocks.
@@ -167,10 +167,10 @@ def column_chosen_gemm_time(
     device: DeviceDatasheet,
     parameters: RnnParameters,
 ) -> Array:
-    """Compute the time of the recurrent GEMM in cuDNN releases that choose its kernel by the number of columns.
+    """Compute the time of the recurrent GEMM in cuDNN releases that choose the kernel by the number of columns.
 
-    Up to 16 columns are computed four at a time. Each pass reads the weights again, unless all passes run at once,
-    which they do for few rows. Up to 32 columns use a tile that never splits the sum, so that a single wave takes its
+    Up to 16 columns are computed four at a time. Each pass reads the weights again, unless there are few rows, for
+    which all passes run at once. Up to 32 columns use a tile that never splits the sum, so that a single wave takes its
     latency k times. More columns use wide tiles, split only as far as all blocks run at once, and in half precision not
     at all.
 
@@ -179,7 +179,7 @@ def column_chosen_gemm_time(
     m, n, k : ndarray
         Extents of the product (m x k)(k x n).
     stream : ndarray
-        Seconds to read the weights once.
+        Time to read the weights once [s].
     half : ndarray
         True in half precision.
     backward : bool
@@ -187,7 +187,7 @@ def column_chosen_gemm_time(
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : RnnParameters
-        Calibration of the device.
+        Calibrated parameters of the kernel on the device.
 
     Returns
     -------
@@ -243,9 +243,9 @@ def _plain_product_time(
 
 
 def weight_miss_rate(*, footprint: Number, l2_bytes: float, share: float) -> Array:
-    """Compute the L2 miss rate (0 to 1) of weights that the previous time step read.
+    """Compute the L2 miss rate (0 to 1) of recurrent weights that the previous time step read.
 
-    1 - 1 / (1 + (footprint / (share L2))^4)
+    The rate is 1 - 1 / (1 + (footprint / (share L2))^4).
 
     Parameters
     ----------
@@ -254,12 +254,12 @@ def weight_miss_rate(*, footprint: Number, l2_bytes: float, share: float) -> Arr
     l2_bytes : float
         Bytes of the L2.
     share : float
-        Share of it that keeps weights from step to step.
+        Share of the L2 that keeps weights from step to step.
 
     Returns
     -------
     ndarray
-        Share: 0 if the weights fit into L2, 1 if they are much larger.
+        Miss rate: 0 if the weights fit into L2, 1 if they are much larger.
 
     Examples
     --------
@@ -281,16 +281,16 @@ def timestep_time(
     parameters: RnnParameters,
     products: GemmParameters | None = None,
 ) -> Array:
-    """Compute the time of one time step without launches: the recurrent GEMM and the pointwise kernel.
+    """Compute the time of one step of a recurrent layer without launches: recurrent GEMM and pointwise kernel.
 
     Parameters
     ----------
     gate_count : ndarray
-        Products of h x h in each step (`gates`).
+        Gates of the cell: products of h x h in each step (`GATES_BY_CELL`).
     hidden : ndarray
-        Units of the layer, h.
+        Hidden units of the layer, h.
     batch : ndarray
-        Sequences.
+        Number of sequences.
     element_bytes : ndarray
         Bytes of a stored element.
     backward : bool, default False
@@ -300,7 +300,7 @@ def timestep_time(
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : RnnParameters
-        Calibration of the device.
+        Calibrated parameters of the kernel on the device.
     products : GemmParameters, optional
         Calibration of plain GEMMs; it also holds for recurrent GEMMs of cuDNN `_PLAIN_RELEASE` and later.
 
@@ -341,25 +341,25 @@ def persistent_timestep_time(
     device: DeviceDatasheet,
     parameters: RnnParameters,
 ) -> Array:
-    """Compute the time of one time step of a persistent kernel, which keeps the weights in registers.
+    """Compute the time of one time step of a persistent RNN kernel, which keeps the weights in registers.
 
-    It consists of a barrier over the whole grid, the products on all multiprocessors, and the state, which each of them
-    reads through L2.
+    The time is that of a barrier over the whole grid, the products on all multiprocessors, and the state, which each
+    multiprocessor reads through L2.
 
     Parameters
     ----------
     gate_count : ndarray
-        Products of h x h in each step (`gates`).
+        Gates of the cell: products of h x h in each step (`GATES_BY_CELL`).
     hidden : ndarray
-        Units of the layer, h.
+        Hidden units of the layer, h.
     batch : ndarray
-        Sequences.
+        Number of sequences.
     element_bytes : ndarray
         Bytes of a stored element.
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : RnnParameters
-        Calibration of the device.
+        Calibrated parameters of the kernel on the device.
 
     Returns
     -------
@@ -378,21 +378,21 @@ def weight_gradient_time(
     library: Number = PRESENT, device: DeviceDatasheet, parameters: RnnParameters,
     products: GemmParameters | None = None,
 ) -> Array:  # fmt: skip
-    """Compute the time of the weight gradient: one product (g h x bT)(bT x h) over all steps.
+    """Compute the time of the recurrent weight gradient: one GEMM (g h x bT)(bT x h) over all time steps.
 
-    Later releases add it to the existing gradient (cuDNN API reference, cudnnRNNBackwardWeights), which they read
-    first.
+    Releases since cuDNN 7 add the product to the existing gradient (cuDNN API reference, cudnnRNNBackwardWeights),
+    which they read first.
 
     Parameters
     ----------
     gate_count : ndarray
-        Products of h x h in each step (`gates`).
+        Gates of the cell: products of h x h in each step (`GATES_BY_CELL`).
     hidden : ndarray
-        Units of the layer, h.
+        Hidden units of the layer, h.
     batch : ndarray
-        Sequences.
+        Number of sequences.
     timesteps : ndarray
-        Steps of a sequence.
+        Time steps of a sequence.
     element_bytes : ndarray
         Bytes of a stored element.
     library : array-like, default PRESENT
@@ -400,7 +400,7 @@ def weight_gradient_time(
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : RnnParameters
-        Calibration of the device.
+        Calibrated parameters of the kernel on the device.
     products : GemmParameters, optional
         Calibration of plain GEMMs; it also holds for recurrent GEMMs of cuDNN `_PLAIN_RELEASE` and later.
 
@@ -440,20 +440,20 @@ def rnn_time(
     parameters: RnnParameters,
     products: GemmParameters | None = None,
 ) -> Array:
-    """Compute the time of the recurrent part of layers over all steps; all arguments broadcast.
+    """Compute the time of the recurrent part of RNN layers over all time steps; all arguments broadcast.
 
-    Input products (W x for all steps at once) are separate matrix products.
+    Input products (W x for all steps at once) are separate GEMMs.
 
     Parameters
     ----------
     gate_count : array-like
-        Products of h x h in each step (`gates`).
+        Gates of the cell: products of h x h in each step (`GATES_BY_CELL`).
     hidden : array-like
-        Units of the layer, h.
+        Hidden units of the layer, h.
     batch : array-like
-        Sequences.
+        Number of sequences.
     timesteps : array-like
-        Steps of a sequence.
+        Time steps of a sequence.
     direction : int or ndarray of int, default RnnDirection.FORWARD
         Value of `RnnDirection`.
     element_bytes : array-like, default 4.0
@@ -469,7 +469,7 @@ def rnn_time(
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : RnnParameters
-        Calibration of the device.
+        Calibrated parameters of the kernel on the device.
     products : GemmParameters, optional
         Calibration of plain GEMMs; it also holds for recurrent GEMMs of cuDNN `_PLAIN_RELEASE` and later.
 

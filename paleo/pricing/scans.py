@@ -1,4 +1,4 @@
-"""Time of recurrences with a matrix as state (Mamba-2, gated delta rules), and of their short convolutions.
+"""Time of linear recurrences with a matrix as state (Mamba-2, gated delta rules), and of their short convolutions.
 
 In prefill and training the sequence is cut into chunks. Products inside all chunks run concurrently. The state is
 passed from chunk to chunk of a sequence, by one block for each head and ``LANE`` values. In decode a token reads and
@@ -64,7 +64,9 @@ class ScanParameters:
 
 
 def chunk_flops(length: npt.ArrayLike, keys: npt.ArrayLike, values: npt.ArrayLike) -> Array:
-    """Count the FLOP of one chunk of one head: scores, outputs within and across chunks, and the update of the state.
+    """Count the FLOP of one chunk of a linear recurrence in one head.
+
+    Counted are scores, outputs within and across chunks, and the update of the state.
 
     Parameters
     ----------
@@ -94,7 +96,7 @@ def chunked_scan_time(
     device: DeviceDatasheet,
     parameters: ScanParameters,
 ) -> Array:
-    """Compute the time of a recurrence over whole sequences.
+    """Compute the time of a chunked linear recurrence (Mamba-2, delta rule) over whole sequences.
 
     Parameters
     ----------
@@ -107,9 +109,9 @@ def chunked_scan_time(
     chunk : float
         Positions of a chunk in the kernel.
     device : DeviceDatasheet
-        The device.
+        Datasheet values of the device (`paleo.pricing.kernels.device_datasheet`).
     parameters : ScanParameters
-        Calibration of the kernel.
+        Calibrated parameters of the kernel on the device.
 
     Returns
     -------
@@ -142,7 +144,7 @@ def token_scan_time(
     device: DeviceDatasheet,
     parameters: ScanParameters,
 ) -> Array:
-    """Compute the time of a recurrence over a few new tokens of each sequence.
+    """Compute the time of a linear recurrence (Mamba-2, delta rule) over a few new tokens per sequence, in decode.
 
     Parameters
     ----------
@@ -153,9 +155,9 @@ def token_scan_time(
     token_bytes : array
         Bytes of a token's inputs and outputs.
     device : DeviceDatasheet
-        The device.
+        Datasheet values of the device (`paleo.pricing.kernels.device_datasheet`).
     parameters : ScanParameters
-        Calibration of the kernel.
+        Calibrated parameters of the kernel on the device.
 
     Returns
     -------
@@ -172,7 +174,7 @@ def token_scan_time(
 def short_convolution_time(
     *, batch: Array, length: Array, channels: Array, taps: Array, device: DeviceDatasheet, parameters: ScanParameters
 ) -> Array:
-    """Compute the time of a causal convolution of each channel over a few positions.
+    """Compute the time of the short causal convolution before a linear recurrence, one filter per channel.
 
     Parameters
     ----------
@@ -181,9 +183,9 @@ def short_convolution_time(
     taps : array
         Positions that are summed; all but one are in a state that is read and written.
     device : DeviceDatasheet
-        The device.
+        Datasheet values of the device (`paleo.pricing.kernels.device_datasheet`).
     parameters : ScanParameters
-        Calibration of the kernel.
+        Calibrated parameters of the kernel on the device.
 
     Returns
     -------
@@ -212,9 +214,9 @@ def scan_times(
     predictor : FamilyPredictor
         The device, format and software of the run.
     group : str
-        Calibration family.
+        Calibration family, such as ``scan.chunk_gated_delta_rule``.
     kernels : sequence of Kernel
-        Kernels of that family.
+        Kernels of the family.
 
     Returns
     -------

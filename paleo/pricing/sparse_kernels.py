@@ -1,4 +1,6 @@
-"""Time of attention over keys that an indexer selects, of a layer or one of its parts, in inference on one rank.
+"""Time of sparse attention, whose keys an indexer selects (DeepSeek-V3.2), in inference on one rank.
+
+The time covers a layer or one of its parts.
 
     projections = roofline(FLOP / (share · peak), weights / (share · bandwidth))
     scores      = roofline(FLOP of the indexer in fp8, its keys / bandwidth, keys that one block reads in sequence)
@@ -12,10 +14,10 @@
 
 where ``roofline`` is `paleo.pricing.engine_gemm.roofline_with_overlap_loss`.
 
-A kernel that gathers keys computes whole tiles of heads (64 or 128), so a rank with fewer heads is no faster; some
-multiply all slots of a selection, those without a key too. Attention over all keys has keys and values for each head.
-Launches add to the device's time in a CUDA graph (order 1), and hide behind it where a host issues them ahead. Their
-number grows where operands are converted first: projections in 8 and 4 bits, and keys for a cache in 8 bits.
+A kernel that gathers keys computes whole tiles of heads (64 or 128), so a rank with fewer heads is no faster. Some
+kernels multiply all slots of a selection, those without a key too. Attention over all keys has keys and values for each
+head. Launches add to the device's time in a CUDA graph (order 1), and hide behind it where a host issues them ahead.
+Their number grows where operands are converted first: projections in 8 and 4 bits, and keys for a cache in 8 bits.
 
 References: DeepSeek-AI, DeepSeek-V3.2, 2025, section 2.1; DeepSeek-V4, 2026, section 2.3.
 """
@@ -81,8 +83,8 @@ class SparseAttentionParameters:
 class SparseWork:
     """Work of each sparse-attention call, by part: FLOP, bytes and keys, as arrays that broadcast.
 
-    ``weight_element_bytes`` are bytes of a weight, ``cache_element_bytes`` of an entry of the cache. ``has_indexer`` is
-    True where an indexer scores keys, ``is_dense`` where attention covers all keys without one.
+    ``weight_element_bytes`` are bytes of a weight, ``cache_element_bytes`` of an entry of the KV cache. ``has_indexer``
+    is True where an indexer scores keys, ``is_dense`` where attention covers all keys without an indexer.
     """
 
     projection_flops: Array
@@ -111,11 +113,11 @@ def sparse_attention_time(work: SparseWork, device: DeviceDatasheet, parameters:
     Parameters
     ----------
     work : SparseWork
-        Work of each call.
+        FLOP, bytes and keys of each call.
     device : DeviceDatasheet
-        Peak in 16 bits and memory of the device.
+        Datasheet values, with the peak in 16 bits.
     parameters : SparseAttentionParameters
-        Calibration of the kernels.
+        Calibrated parameters of the kernels on the device.
 
     Returns
     -------

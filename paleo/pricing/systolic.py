@@ -12,10 +12,10 @@ and a library holds the operand for which the array is occupied for fewer clocks
 the rows.
 
 A convolution streams positions. If a core has several samples, it sums over channels and taps together, and samples
-fill the vector lanes of memory. A core with at most one sample (an image or a volume that is split over cores) sums
-over channels tap by tap, each padded, and stores channels along the lanes, padded as well. Steps of ResNet-50 and SSD
-need the former (tap by tap they are predicted 1.4 to 3 times as long as measured), those of 3D U-Net the latter (with
-joint taps they are predicted at 0.4 and 0.5 of the measured times).
+fill the vector lanes of memory. A core may have at most one sample (an image or a volume that is split over cores). It
+then sums over channels tap by tap, each padded, and stores channels along the lanes, padded as well. Steps of ResNet-50
+and SSD need the former: tap by tap they are predicted 1.4 to 3 times as long as measured. Steps of 3D U-Net need the
+latter: with joint taps they are predicted at 0.4 and 0.5 of the measured times.
 
 Jouppi et al., "In-Datacenter Performance Analysis of a Tensor Processing Unit", ISCA 2017 (tiles loaded behind rows
 that stream); Jouppi et al., "TPU v4", ISCA 2023; Google, Cloud TPU performance guide (tiles of 8 by 128). Padding is
@@ -43,7 +43,7 @@ VECTOR_LANES = 128.0
 
 
 def rounded_up(extent: Number, step: float) -> Array:
-    """Round an array dimension up to a multiple of a step.
+    """Round an extent up to a multiple of a step, such as the width of a systolic array.
 
     Parameters
     ----------
@@ -91,7 +91,10 @@ def occupied_gemm_flops(m: Number, n: Number, k: Number, width: float) -> Array:
 
 
 def _gemm(kernel: Kernel, width: float, cores: float) -> float:
-    """Count the FLOP that a GEMM occupies; its rows are divided among the cores (for weight gradients, its sum)."""
+    """Count the FLOP of the clock cycles for which a GEMM occupies the systolic arrays of a chip.
+
+    The rows of the GEMM are divided among the cores (for weight gradients, its sum over k).
+    """
     shape = kernel.shape
     summed, rows = (cores, 1.0) if kernel.phase == "backward_weight" else (1.0, cores)
     each = occupied_gemm_flops(shape["m"] / rows, shape["n"], shape["k"] / summed, width)
@@ -99,19 +102,22 @@ def _gemm(kernel: Kernel, width: float, cores: float) -> float:
 
 
 def _positions(shape: Mapping[str, float]) -> float:
-    """Count the outputs of all images in one channel; one-dimensional convolutions have one extent."""
+    """Count the output positions of a convolution over all images; one-dimensional convolutions have one extent."""
     return shape["n"] * math.prod(shape.get(f"out_{axis}", 1.0) for axis in "dhw")
 
 
 def _convolution(kernel: Kernel, width: float, cores: float) -> float:
-    """Count the FLOP of a convolution: the lesser of single groups, and all channels with zeros between groups."""
+    """Count the FLOP of the clock cycles for which a convolution occupies the systolic arrays.
+
+    A grouped convolution runs group by group, or over all channels with zeros between groups, whichever is less.
+    """
     groups = kernel.shape.get("groups", 1.0)
     whole = _convolved(kernel, width, cores, 1.0)
     return whole if groups == 1.0 else min(whole, groups * _convolved(kernel, width, cores, groups))
 
 
 def _convolved(kernel: Kernel, width: float, cores: float, groups: float) -> float:
-    """Count the FLOP of a convolution of one group."""
+    """Count the FLOP of the clock cycles for which one group of a convolution occupies the systolic arrays."""
     shape, positions = kernel.shape, _positions(kernel.shape) / cores
     taps = math.prod(shape.get(f"kernel_{axis}", 1.0) for axis in "dhw")
     channels, filters = shape["c"] / groups, shape["k"] / groups
@@ -130,7 +136,10 @@ def _convolved(kernel: Kernel, width: float, cores: float, groups: float) -> flo
 
 
 def _recurrence(kernel: Kernel, width: float, cores: float) -> float:
-    """Count the FLOP of one product per step; for the weight gradient, of one product for all steps."""
+    """Count the FLOP of the clock cycles for which a recurrent layer occupies the systolic arrays.
+
+    There is one product per time step; for the weight gradient, one product for all steps.
+    """
     shape = kernel.shape
     rows, hidden, outputs = shape["batch"] / cores, shape["hidden"], shape["gates"] * shape["hidden"]
     if kernel.operation.endswith("bwd_filter"):
@@ -141,7 +150,7 @@ def _recurrence(kernel: Kernel, width: float, cores: float) -> float:
 
 
 def _attention(kernel: Kernel, width: float, cores: float) -> float:
-    """Count the FLOP of attention, whose products sum over the width of a head or have that many columns (padded)."""
+    """Count the FLOP of attention on systolic arrays, with the head dimension padded to the width of the array."""
     head = kernel.shape["head_dim"]
     return float(kernel.flops * rounded_up(head, width) / head)
 
@@ -155,19 +164,19 @@ _WORK: Mapping[str, Callable[[Kernel, float, float], float]] = {
 
 
 def occupied_flops(kernels: Sequence[Kernel], device: Device) -> Array:
-    """Compute the peak FLOP of the clock cycles for which each kernel occupies a chip's arrays.
+    """Compute the peak FLOP of the clock cycles for which each kernel occupies a chip's systolic arrays.
 
     Parameters
     ----------
     kernels : sequence of Kernel
-        The kernels.
+        Kernels, in any order.
     device : Device
         Device, as its datasheet describes it.
 
     Returns
     -------
     ndarray
-        Shape (kernels,); 0 for memory passes. If the device states no array, the FLOP that kernels count.
+        Shape (kernels,); 0 for memory passes. Devices without systolic arrays: the FLOP that kernels count.
     """
     if device.matrix_unit is None:
         return np.array([kernel.flops for kernel in kernels], dtype=np.float64)
@@ -177,15 +186,15 @@ def occupied_flops(kernels: Sequence[Kernel], device: Device) -> Array:
 
 
 def padded_bytes(kernel: Kernel, device: Device) -> float:
-    """Compute the bytes that a kernel moves in the layout of vector lanes.
+    """Compute the bytes that a kernel moves on a device with systolic arrays, with channels padded to the vector lanes.
 
-    If a core has at most one sample, its channels lie along the vector lanes and are padded to them. Otherwise nothing
-    is padded: several samples fill the lanes together, and the sides of matrices are long.
+    If a core has at most one sample, its channels lie along the vector lanes and are padded to a multiple of them.
+    Otherwise nothing is padded: several samples fill the lanes together, and the sides of matrices are long.
 
     Parameters
     ----------
     kernel : Kernel
-        The kernel.
+        Kernel whose tensors are moved.
     device : Device
         Device, as its datasheet describes it.
 

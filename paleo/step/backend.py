@@ -1,4 +1,4 @@
-"""The backend of a run: software, number formats, kernel prices and links, for any degrees and batch sizes."""
+"""The backend of a run: software, number formats, predictor of kernel times and links, for any degrees and batch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ MAX_CACHED_GRAPHS = 16
 
 @dataclass(frozen=True, slots=True)
 class _GraphKey:
-    """A network at a batch, as a cache key. Models are compared by id; the reference keeps the id from being reused."""
+    """Cache key of the layer graph of a network at a batch size.
+
+    Models are compared by id; the reference keeps the id from being reused.
+    """
 
     identity: int
     batch: int
@@ -64,29 +67,32 @@ class _GraphKey:
 
 
 class RecentGraphs:
-    """Cache of graphs by model, batch, choices and parameters; the least recently used graph is dropped first."""
+    """Cache of layer graphs by model, batch size, implementations and model parameters.
+
+    The least recently used graph is dropped first.
+    """
 
     def __init__(self, most: int = MAX_CACHED_GRAPHS) -> None:
         self._graph = lru_cache(most)(_GraphKey.graph)
 
     def graph(self, model: ModelSpec, batch: int, choices: LayerImplementations, overrides: Mapping[str, Any]) -> Graph:
-        """Return the graph of a network at a batch, from the cache or newly built.
+        """Return the layer graph of a network at a batch size, from the cache or newly built.
 
         Parameters
         ----------
         model : ModelSpec
             Network, as its model file describes it.
         batch : int
-            Samples.
+            Number of samples.
         choices : LayerImplementations
-            How the framework carries layers out.
+            Implementations of attention, losses, gates and norms in the framework.
         overrides : dict of str to Any
-            Parameters of the file with other values.
+            Parameters of the model file (such as ``layers``) with other values.
 
         Returns
         -------
         Graph
-            The graph.
+            Network as a graph of layers.
         """
         return self._graph(_GraphKey(id(model), batch, choices, repr(overrides), model, overrides))
 
@@ -102,9 +108,9 @@ def with_replicated_heads(model: ModelSpec, sizes: Mapping[str, Any], tp: int) -
     model : ModelSpec
         Network, as its model file describes it.
     sizes : mapping
-        Parameters of the network that a run states.
+        Parameters of the network that a run overrides.
     tp : int
-        Tensor-parallel ranks.
+        Number of tensor-parallel ranks.
 
     Returns
     -------
@@ -133,7 +139,7 @@ class Backend:
 
     @property
     def layer_implementations(self) -> LayerImplementations:
-        """Implementations of attention, losses, gates and norms in the software; what the run states comes first."""
+        """Implementations of attention, losses, gates and norms: those of the run, else those of the software."""
         software = self.software
         gates: Literal["fused", "separate"] = "fused" if software.fusion.passes else "separate"
         wide = frozenset(software.formats.wide if self.formats.casts_weights_each_pass else ())
@@ -160,7 +166,7 @@ class Backend:
 
     @property
     def optimizer(self) -> Optimizer:
-        """The run's optimizer, with the memory passes of the software's implementation."""
+        """Optimizer of the run, with the memory passes of the software's implementation."""
         name, gradients = self.run.optimizer, self.software.gradients
         stepwise, listwise = (
             [configure_optimizer(each).name for each in names]
@@ -185,13 +191,13 @@ class Backend:
 
     @property
     def collective_issue_time(self) -> float:
-        """Host time to issue a collective [s]; 0 if the software replays a CUDA graph of the whole iteration."""
+        """Host time to launch a collective [s]; 0 if the software replays a CUDA graph of the whole iteration."""
         free = self.predictor.constant_efficiencies is not None or self.software.host.whole_iteration
         return 0.0 if free else self.software.host.forward
 
     @property
     def host_wait_exponent(self) -> float:
-        """Exponent p of (device^p + host^p)^(1/p), where the host waits for token counts.
+        """Exponent p of the combined time (device^p + host^p)^(1/p), where the host waits for token counts.
 
         p = 1 adds the times; p = 4 gives nearly the longer one. The host needs the counts to size NCCL's messages and
         DeepEP's buffers; hybridep sizes them on the device.
@@ -202,7 +208,7 @@ class Backend:
 
     @property
     def slice_gather_time(self) -> float:
-        """Host time per slice of a tensor in the parameter all-gather of ZeRO-1 and 2 [s]."""
+        """Host time per slice of a tensor in the parameter all-gather of ZeRO-1 and ZeRO-2 [s]."""
         return self.software.host.piece if self.predictor.constant_efficiencies is None else 0.0
 
     @property
@@ -214,7 +220,7 @@ class Backend:
 
     @property
     def limits_bucket_elements(self) -> bool:
-        """True if the software limits buckets by elements, and the run does not state bytes."""
+        """True if the software limits gradient buckets by elements, and the run gives no bucket size in bytes."""
         return self.run.exchange.bucket is None and self.software.gradients.bucket_elements > 0
 
     def bucket_bytes(self, ranks: Numeric) -> Array:
@@ -228,7 +234,7 @@ class Backend:
         Returns
         -------
         array
-            Bytes, in the shape of ``ranks``: as the run states, else by the rule of the software.
+            Bytes, in the shape of ``ranks``: as the run says, else by the rule of the software.
         """
         rule, ranks = self.software.gradients, np.asarray(ranks, dtype=np.float64)
         if not self.limits_bucket_elements:
@@ -244,12 +250,12 @@ class Backend:
         zero : int
             ZeRO stage, 0 to 3.
         stages : int
-            Pipeline stages.
+            Number of pipeline stages.
 
         Returns
         -------
         bool
-            True if they are scattered after every pass.
+            True after every backward pass, False once a step.
         """
         habit = self.software.parallelism
         in_pipelines = habit.gradient_scatters == "pass" and habit.pipeline_gathers == "pass"
@@ -257,21 +263,21 @@ class Backend:
         return zero == 3 or (zero == 2 and each_pass)
 
     def cut_into_stages(self, program: Program, iteration: Array, stages: Sequence[int]) -> list[ModelChunk]:
-        """Cut a network into pieces for pipeline stages, by the rule of the software.
+        """Cut a network into model chunks for pipeline stages, by the run or the rule of the software.
 
         Parameters
         ----------
         program : Program
-            One rank's program.
+            Kernels and collectives of one rank.
         iteration : ndarray, shape (sections,)
-            Time of one layer iteration of each section [s].
+            Time of one layer of each section (run of equal layers) [s].
         stages : sequence of int, shape (pieces,)
-            Stage of each piece.
+            Pipeline stage of each model chunk.
 
         Returns
         -------
         list of ModelChunk
-            Sections and numbers of layers of each piece.
+            Sections and numbers of layers of each model chunk.
         """
         by_work = self.run.pipeline.cut is None and self.software.parallelism.stages == "work" and len(stages) > 1
         return (
@@ -286,9 +292,9 @@ class Backend:
         Parameters
         ----------
         counts : ndarray, shape (...)
-            Gradient elements.
+            Number of gradient elements.
         gradient : SummedGradient
-            Properties of the gradient per element.
+            Sizes per gradient element (`gradient_sizes_per_element`).
 
         Returns
         -------
@@ -303,7 +309,7 @@ class Backend:
 
     @property
     def clip_method(self) -> str:
-        """Name of the software's method of clipping gradients by their global norm."""
+        """Method by which gradients are clipped to a global norm: ``none``, ``norm`` or ``scaled``."""
         return self.run.clip or self.software.gradients.clip
 
     def update_times(self, counts: Array, tensors: Numeric, rule: Optimizer) -> Array:
@@ -312,11 +318,11 @@ class Backend:
         Parameters
         ----------
         counts : ndarray, shape (...)
-            Parameters that are updated.
+            Number of parameters that are updated.
         tensors : Numeric
-            Tensors that hold them.
+            Number of tensors that hold these parameters.
         rule : Optimizer
-            Update rule.
+            Optimizer and its update rule, such as Adam.
 
         Returns
         -------
@@ -351,7 +357,7 @@ class Backend:
         Parameters
         ----------
         counts : ndarray, shape (...)
-            Gradient elements.
+            Number of gradient elements.
 
         Returns
         -------
@@ -361,7 +367,10 @@ class Backend:
         return self._passes(counts, 0.0, lambda count, _: clip_kernels(count, self.clip_method, self.formats))
 
     def _passes(self, counts: Array, tensors: Numeric, kernels: Callable[[float, float], Sequence[Kernel]]) -> Array:
-        """Price kernels built by a function of (count, tensors) for many counts; equal pairs are priced once."""
+        """Predict the time of memory passes for many sizes; equal sizes are predicted once.
+
+        ``kernels`` builds the passes for one (count, tensors).
+        """
         pairs = np.stack([counts.ravel(), np.broadcast_to(tensors, counts.shape).ravel()])
         unique, place = np.unique(pairs, axis=1, return_inverse=True)
         listed = [kernels(*pair) for pair in unique.T.tolist()]
@@ -373,18 +382,18 @@ class Backend:
         return np.where(unique[0] > 0, seconds.sum(axis=1), 0.0)[place.ravel()].reshape(counts.shape)
 
     def input_pipeline(self, graph: Graph, gpus: int, replica: Numeric, local_batch: Numeric) -> InputPipeline | None:
-        """Return the times in which the input pipeline reads, decodes and copies a step's batch.
+        """Return the times in which the input pipeline reads, decodes and copies the batch of a step.
 
         Parameters
         ----------
         graph : Graph
             Network as a graph of layers.
         gpus : int
-            Devices of the run.
+            Number of devices of the run.
         replica : Numeric
             Ranks that hold one replica of the model.
         local_batch : Numeric
-            Samples of one replica.
+            Number of samples of one replica.
 
         Returns
         -------
@@ -401,12 +410,12 @@ class Backend:
         return input_pipeline(stages, self.system, size, gpus=gpus, replica=replica, local_batch=local_batch, link=link)
 
     def reserved_memory(self, mesh: Mesh) -> float:
-        """Return the memory outside tensors: the context of the process and the buffers of communicators.
+        """Return the GPU memory outside tensors: the CUDA context of the process and the buffers of communicators.
 
         Parameters
         ----------
         mesh : Mesh
-            Degrees of the axes; each axis of more than one rank has a communicator.
+            Parallel degrees of the axes; each axis of more than one rank has a communicator.
 
         Returns
         -------
@@ -418,47 +427,50 @@ class Backend:
         return size if self.system.device.kind == "gpu" else 0.0
 
     def graph(self, model: ModelSpec, batch: int, tp: int = 1) -> Graph:
-        """Build the network at a batch, with the run's frozen layers and adapters.
+        """Build the layer graph of a network at a batch size, with the run's frozen layers and adapters (LoRA).
 
         Parameters
         ----------
         model : ModelSpec
             Network, as its model file describes it.
         batch : int
-            Samples.
+            Number of samples.
         tp : int, default 1
             Tensor-parallel ranks, for which key heads are copied where there are fewer (`with_replicated_heads`).
 
         Returns
         -------
         Graph
-            The graph.
+            Network as a graph of layers.
         """
         sizes, choices = self._split_heads(model, tp)
         return apply_graph_changes(build_graph(model, batch=batch, choices=choices, overrides=sizes), self.run)
 
     def recent_graph(self, model: ModelSpec, batch: int, tp: int = 1) -> Graph:
-        """Return the network at a batch from a cache, with results that were computed for it before.
+        """Return the layer graph of a network at a batch size from a cache, with the run's frozen layers and adapters.
 
         Parameters
         ----------
         model : ModelSpec
             Network, as its model file describes it.
         batch : int
-            Samples.
+            Number of samples.
         tp : int, default 1
-            Tensor-parallel ranks.
+            Number of tensor-parallel ranks.
 
         Returns
         -------
         Graph
-            The graph.
+            Network as a graph of layers.
         """
         sizes, choices = self._split_heads(model, tp)
         return apply_graph_changes(RECENT_GRAPHS.graph(model, batch, choices, sizes), self.run)
 
     def _split_heads(self, model: ModelSpec, tp: int) -> tuple[Mapping[str, Any], LayerImplementations]:
-        """Return sizes and choices of a network whose heads are split; too few key heads are copied or gathered."""
+        """Return model parameters and layer implementations of a network whose heads are split over ``tp`` ranks.
+
+        If there are fewer key heads than ranks, they are copied or gathered, as the software does.
+        """
         sizes = with_replicated_heads(model, self.run.model, tp)
         keys = self.run.model.get("kv_heads", model.params.get("kv_heads"))
         copied = self.software.parallelism.few_key_heads == "copied"
@@ -467,19 +479,19 @@ class Backend:
         return sizes, replace(self.layer_implementations, gathered_key_heads=keys)
 
     def placement(self, graph: Graph, strategy: Strategy) -> Placement:
-        """Return a strategy's split of the layers for this software, overridden by the run's own placement.
+        """Return how a strategy splits each layer over mesh axes, overridden by the run's placement rules.
 
         Parameters
         ----------
         graph : Graph
             Network as a graph of layers.
         strategy : Strategy
-            Preset, degrees and flags.
+            Preset, parallel degrees and flags.
 
         Returns
         -------
         Placement
-            The placement.
+            For each layer, which dims are split over which axes.
         """
         strategy = replace(strategy, expert_tokens=self.software.parallelism.expert_tokens)
         return placement(graph, strategy, self.run.placement, self.run.experts.imbalance)
@@ -490,16 +502,16 @@ class Backend:
         Parameters
         ----------
         graph : Graph
-            The network at the samples of a microbatch.
+            Layer graph of the network at the samples of a microbatch.
         placement : Placement
-            Split of every layer.
+            For each layer, which dims are split over which axes.
         mesh : Mesh
-            Degrees of the axes.
+            Parallel degrees of the mesh axes.
 
         Returns
         -------
         Program
-            The program.
+            Kernels and collectives of one rank.
         """
         return with_dispatch(
             self.lower_without_deduplication(graph, placement, mesh), self.token_dispatch(placement, mesh)
@@ -508,23 +520,25 @@ class Backend:
     def lower_without_deduplication(
         self, graph: Graph, placement: Placement, mesh: Mesh, sections: int | None = None
     ) -> Program:
-        """Lower a network to one rank's program in which a copy of each token is sent to each of its experts.
+        """Lower a network to one rank's kernels and collectives, with one copy of a token per selected expert.
+
+        Token dispatch as in `lower` may send one copy to each rank or node instead.
 
         Parameters
         ----------
         graph : Graph
-            The network at the samples of a microbatch.
+            Layer graph of the network at the samples of a microbatch.
         placement : Placement
-            Split of every layer.
+            For each layer, which dims are split over which axes.
         mesh : Mesh
-            Degrees of the axes.
+            Parallel degrees of the mesh axes.
         sections : int, optional
             Number of first sections to lower; all by default.
 
         Returns
         -------
         Program
-            The program.
+            Kernels and collectives of one rank.
         """
         options = LoweringOptions(
             fused_chains=self.fused_chains,
@@ -537,18 +551,18 @@ class Backend:
         return without_backward(program) if self.run.forward_only else program
 
     def token_dispatch(self, placement: Placement, mesh: Mesh) -> TokenDispatch:
-        """Return the way in which tokens are sent to their experts.
+        """Return the way in which MoE tokens are sent to their experts.
 
         Parameters
         ----------
         placement : Placement
-            Split of every layer.
+            For each layer, which dims are split over which axes.
         mesh : Mesh
-            Degrees of the axes.
+            Parallel degrees of the mesh axes.
 
         Returns
         -------
-        Dispatch
+        TokenDispatch
             Nodes or devices that get one copy of a token, and what overlaps with the exchange.
         """
         if self.software.parallelism.expert_dispatch == "nccl":
@@ -560,7 +574,7 @@ class Backend:
         )
 
     def _overlaps_tensor(self, graph: Graph, mesh: Mesh) -> bool:
-        """Return True if gathers and scatters over tp overlap with products."""
+        """Return True if tensor-parallel gathers and scatters overlap with matrix products."""
         habit = self.software.overlap
         ranks = mesh.degree("tp")
         if ranks > 1 and not habit.tensor_over_nodes and self.fabric.links(mesh.stride(("tp",)), ranks).nodes > 1.0:
@@ -569,12 +583,12 @@ class Backend:
         return habit.tensor and not latents
 
     def describe_calibration(self, mesh: Mesh) -> str:
-        """Describe where the times of kernels come from and, for several devices, where the times of links come from.
+        """Describe the calibrations behind the times of kernels and, for several devices, of links, as one line.
 
         Parameters
         ----------
         mesh : Mesh
-            Degrees of the axes.
+            Parallel degrees of the mesh axes.
 
         Returns
         -------
@@ -588,7 +602,7 @@ class Backend:
 
     @property
     def _checkpoints(self) -> ActivationCheckpointing:
-        """Recomputation with the modules of the run, else those of the software."""
+        """Activation checkpointing: which modules are recomputed, by the run, else by the software."""
         habit = self.software.recomputation
         if not self.run.recompute.modules:
             return ActivationCheckpointing(habit.stops_early, habit.selective)
@@ -596,7 +610,7 @@ class Backend:
 
     @property
     def _beside_dispatch(self) -> DispatchOverlap | None:
-        """Computation that overlaps with the exchange of tokens with experts."""
+        """Computation that overlaps with the MoE token exchange; None if nothing does."""
         if self.software.overlap.experts:
             return "microbatch"
         by_nccl = self.software.parallelism.expert_dispatch == "nccl"
@@ -604,7 +618,7 @@ class Backend:
 
 
 def _stated(run: Run) -> dict[str, Any]:
-    """Return the fields of the software profile that the run overrides."""
+    """Return the fields of the software profile that the run overrides, by dotted name."""
     stated = {
         "convolutions.cudnn": run.kernels.cudnn,
         "parallelism.expert_dispatch": run.experts.dispatch,
@@ -632,9 +646,9 @@ def build_backend(
     system : System
         Machine: its devices, nodes and links.
     run : Run
-        The run.
+        Options of the run.
     dtype : str
-        Format of the operands.
+        Number format of the operands of products, such as ``bf16``.
     software : SoftwareProfile, optional
         Profile to use instead of the run's.
     calibration : Calibration, optional
@@ -645,7 +659,7 @@ def build_backend(
     Returns
     -------
     Backend
-        The backend.
+        Software, number formats, kernel predictor and links.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Batches of configurations with equal structure, on which `paleo.step.step.step` computes."""
+"""Batches of configurations with equal structure, whose step times `paleo.step.step.predict_steps` computes at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Sharding = Literal["none", "states", "gradients", "parameters"]
 class LayoutCases:
     """Configurations to predict: parallel layouts, each with a microbatch size and a recompute policy.
 
-    A section is a run of equal layers of the network.
+    A section is a run of equal layers of the network. A case is one configuration.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class LayoutCases:
         return len(self.layout_index)
 
     def select(self, cases: IndexArray) -> LayoutCases:
-        """Select some of the configurations.
+        """Select some of the configurations by index.
 
         Parameters
         ----------
@@ -80,12 +80,12 @@ class LayoutCases:
     def send_time(self, section: int) -> Array:
         """Return the time to send the output of a section to the next pipeline stage.
 
-        If tp does not split the sequence, each of its ranks sends a share.
+        If tp does not split the sequence, each tensor-parallel rank sends a share.
 
         Parameters
         ----------
         section : int
-            Position of the section.
+            Position of the section (run of equal layers).
 
         Returns
         -------
@@ -160,7 +160,7 @@ class ConfigurationBatch:
 
     @property
     def has_backward(self) -> bool:
-        """True if there is a backward pass."""
+        """True if the step has a backward pass (training), False for inference."""
         return self.layouts.has_backward
 
     @property
@@ -180,20 +180,23 @@ class ConfigurationBatch:
 
     @property
     def sharding(self) -> Sharding:
-        """Exchange of ranks under the ZeRO stage: ``none``, ``states``, ``gradients`` or ``parameters``."""
+        """What data-parallel ranks shard and exchange: ``none``, ``states``, ``gradients`` or ``parameters``."""
         if self.zero == 0:
             return "none"
         return "parameters" if self.shards_parameters else "gradients" if self.scatters_every_pass else "states"
 
     def without_contention(self) -> ConfigurationBatch:
-        """Return the same configurations with collectives that do not slow down overlapping computation."""
+        """Return the same configurations, with collectives that do not slow down overlapping computation."""
         software = self.backend.software.with_fields({"overlap.contention": 0.0})
         layouts = replace(self.layouts, backend=replace(self.backend, software=software), cache=ResultCache())
         return replace(self, cases=replace(self.cases, layouts=layouts, cache=ResultCache()), cache=ResultCache())
 
     @property
     def layer_times(self) -> LayerTimes:
-        """Times of one layer of each section, with exposed offload and token exchange, shape (sections, cases) [s]."""
+        """Times of one layer of each section, with exposed offload and token exchange, shape (sections, cases) [s].
+
+        A section is a run of equal layers.
+        """
         if not self.has_backward or not (self.backend.offload.parts or self.overlaps_token_exchange):
             return self.cases.layer_times
         return self.cache.get_or_compute(("times", self.zero, self.schedule.name), self._waiting)
@@ -215,9 +218,9 @@ class ConfigurationBatch:
     def _unpaired_share(self) -> Array:
         """Share of a stage's passes that are not paired with a pass of another microbatch, shape (cases,).
 
-        Unpaired passes (`Schedule.unpaired_passes`) wait for their exchange of tokens. All passes get the mean of both
-        kinds. Megatron-Core pairs a forward and a backward pass only in the steady state of 1F1B, for which it fills
-        the pipeline with one more pass (``overlap_moe_expert_parallel_comm`` in its pipeline_parallel/schedules.py).
+        Unpaired passes (`Schedule.unpaired_passes`) wait for their MoE token exchange. All passes get the mean of both
+        kinds. Megatron-Core pairs a forward and a backward pass only in the steady state of 1F1B. It fills the pipeline
+        with one more pass for that (``overlap_moe_expert_parallel_comm`` in its pipeline_parallel/schedules.py).
         """
         stages, chunks = self.assignment.stages, self.assignment.chunks_per_stage
         unpaired = self.schedule.unpaired_passes(stages, self.microbatches, chunks) if stages > 1 else 1.0

@@ -13,7 +13,7 @@ among its parts in proportion to their elements, so that their sum is right. Cod
 overlaps with nothing.
 
 All functions are pure and broadcast over arrays. Stages are the first axis, their chunks the second if there are any,
-configurations the last.
+configurations the last. A section is a run of equal layers; a tie is a parameter that two layers share.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def gradient_elements_by_axes(program: Program, mesh: Mesh, copies: int) -> dict
     program : Program
         Kernels and collectives of one rank.
     mesh : Mesh
-        Parallel degrees of the axes.
+        Parallel degrees of the mesh axes.
     copies : int
         Replicas of the network in one pipeline: 2 for bidirectional schedules, else 1.
 
     Returns
     -------
     dict of Axes to Array
-        By axes: elements of one layer of each section, then of each tied parameter, shape (sections and ties,).
+        Mesh axes -> elements of one layer of each section, then of each tied parameter, shape (sections and ties,).
     """
     owed = [
         (number, tuple([axis for axis in axes if mesh.degree(axis) > 1]), elements)
@@ -66,7 +66,7 @@ def gradient_elements_by_axes(program: Program, mesh: Mesh, copies: int) -> dict
 
 
 def gathered_elements_by_axes(program: Program, mesh: Mesh, copies: int, *, frozen: bool) -> dict[Axes, Array]:
-    """Count the parameter elements that a rank gathers from the ranks that share its optimizer states, by axes.
+    """Count the parameter elements that a rank all-gathers from ranks that share optimizer states, by mesh axes.
 
     Experts are shared by fewer ranks.
 
@@ -75,7 +75,7 @@ def gathered_elements_by_axes(program: Program, mesh: Mesh, copies: int, *, froz
     program : Program
         Kernels and collectives of one rank.
     mesh : Mesh
-        Parallel degrees of the axes.
+        Parallel degrees of the mesh axes.
     copies : int
         Replicas of the network in one pipeline: 2 for bidirectional schedules, else 1.
     frozen : bool
@@ -84,7 +84,7 @@ def gathered_elements_by_axes(program: Program, mesh: Mesh, copies: int, *, froz
     Returns
     -------
     dict of Axes to Array
-        By axes: elements of one layer of each section, then of each tied parameter, shape (sections and ties,).
+        Mesh axes -> elements of one layer of each section, then of each tied parameter, shape (sections and ties,).
     """
     gathered = list(_states(program, mesh))
     if frozen:
@@ -99,14 +99,16 @@ def gathered_elements_by_axes(program: Program, mesh: Mesh, copies: int, *, froz
 
 
 def owned_elements(program: Program, mesh: Mesh, copies: int) -> Array:
-    """Count the trained elements whose states one rank owns if ZeRO shards them; experts have fewer replicas.
+    """Count the trained elements whose optimizer states one rank owns if ZeRO shards them.
+
+    Experts have fewer replicas, so that a rank owns more of their states.
 
     Parameters
     ----------
     program : Program
         Kernels and collectives of one rank.
     mesh : Mesh
-        Parallel degrees of the axes.
+        Parallel degrees of the mesh axes.
     copies : int
         Replicas of the network in one pipeline: 2 for bidirectional schedules, else 1.
 
@@ -122,7 +124,7 @@ def owned_elements(program: Program, mesh: Mesh, copies: int) -> Array:
 
 
 def _gradients(program: Program) -> list[tuple[int, Axes, float]]:
-    """List (index of section or tied parameter, axes of the sum, elements) of all gradients.
+    """List all gradients of a program as (index of section or tied parameter, axes of the sum, elements).
 
     Tied parameters are numbered after the sections.
     """
@@ -136,14 +138,17 @@ def _gradients(program: Program) -> list[tuple[int, Axes, float]]:
 
 
 def _states(program: Program, mesh: Mesh) -> Iterator[tuple[int, Axes, float]]:
-    """Yield (index of section or tied parameter, axes over which its states are sharded, elements)."""
+    """Yield all optimizer states as (index of section or tied parameter, axes of ZeRO sharding, elements)."""
     shared = mesh.state_axes
     for number, axes, elements in _gradients(program):
         yield number, tuple([axis for axis in shared if axis in axes]), elements
 
 
 def _by_axes(program: Program, owed: Sequence[tuple[int, Axes, float]], copies: int) -> dict[Axes, Array]:
-    """Sum the elements of each section and tie by axes; those without axes are left out unless ``copies`` is 2."""
+    """Sum the elements of each section and tied parameter by mesh axes.
+
+    Elements without axes are left out unless ``copies`` is 2.
+    """
     by_axes: dict[Axes, Array] = {}
     for number, axes, elements in owed:
         if axes or copies > 1:
@@ -152,7 +157,7 @@ def _by_axes(program: Program, owed: Sequence[tuple[int, Axes, float]], copies: 
 
 
 def mean_sharding_ranks(trained: Array, owned: Array, ranks: Numeric) -> Array:
-    """Return over how many ranks each trained parameter is sharded, on average.
+    """Return the mean number of ranks over which ZeRO shards a trained parameter.
 
     Parameters
     ----------
@@ -161,7 +166,7 @@ def mean_sharding_ranks(trained: Array, owned: Array, ranks: Numeric) -> Array:
     owned : ndarray, shape (...)
         Number of trained parameters whose shards one rank owns.
     ranks : Numeric
-        Value to return where the rank owns none.
+        Number of ranks to return where the rank owns no parameters.
 
     Returns
     -------
@@ -172,10 +177,10 @@ def mean_sharding_ranks(trained: Array, owned: Array, ranks: Numeric) -> Array:
 
 
 def replica_groups(mesh: Mesh, axes: Axes, copies: int) -> list[tuple[IntArray, IntArray]]:
-    """List the groups (stride, size) that reduce the gradients of a stage; the slowest sets the time.
+    """List the groups of ranks (stride, size) that reduce the gradients of each stage; the slowest sets the time.
 
-    With two replicas of the network the group is twice as large. Its sums also pass between the two stages that hold
-    the same piece, so a group of those two is listed as well.
+    Two replicas of the network make the group twice as large. The gradients are then also summed between the two stages
+    that hold the same piece, so a group of those two is listed as well.
 
     Parameters
     ----------
@@ -188,7 +193,7 @@ def replica_groups(mesh: Mesh, axes: Axes, copies: int) -> list[tuple[IntArray, 
 
     Returns
     -------
-    list[tuple[Count, Count]]
+    list[tuple[IntArray, IntArray]]
         Stride and ranks of each group, arrays of shape (stages,).
     """
     stages = mesh.degree("pp")
@@ -206,11 +211,11 @@ TENSOR_AXIS = "tp"
 def gradient_exchange_collectives(
     zero: int, axes: Axes, size: NumberOrArray, mesh: Mesh
 ) -> tuple[tuple[str, Axes, NumberOrArray], ...]:
-    """List the collectives that sum gradients over replicas.
+    """List the collectives that sum gradients over data-parallel replicas, under a ZeRO stage.
 
     If a shard group is smaller than the replicas, its ranks first reduce-scatter, and each shard is then summed over
-    the groups (HSDP). Gradients of parameters that every rank of tp holds whole have a separate all-reduce over tp, as
-    in Megatron-Core's finalize_model_grads.py.
+    the groups (HSDP). Gradients of parameters that every tensor-parallel rank holds whole have a separate all-reduce
+    over tp, as in Megatron-Core's finalize_model_grads.py.
 
     Parameters
     ----------
@@ -225,7 +230,7 @@ def gradient_exchange_collectives(
 
     Returns
     -------
-    tuple[tuple[str, Axes, Numbers], ...]
+    tuple[tuple[str, Axes, NumberOrArray], ...]
         Operation, axes and payload of each collective.
 
     References
@@ -253,7 +258,7 @@ def _over_replicas(
 class OrderedExchanges:
     """Gradient exchanges of each stage's chunks in the order of their start; shape (stages, sends, …).
 
-    They determine when a stage's gradient exchange ends.
+    The fields determine when a stage's gradient exchange ends.
 
     Attributes
     ----------
@@ -275,17 +280,17 @@ class OrderedExchanges:
     total_send_time: Array
 
     def select(self, members: Index) -> OrderedExchanges:
-        """Select some of the exchanges by index, along the last axis.
+        """Select the exchanges of some configurations, along the last axis.
 
         Parameters
         ----------
         members : Index
-            Positions on the last axis.
+            Positions of the configurations on the last axis.
 
         Returns
         -------
         OrderedExchanges
-            These exchanges.
+            Exchanges of the selected configurations.
         """
         parts = (
             np.take(part, members, axis=-1)
@@ -300,7 +305,7 @@ class OrderedExchanges:
 
 
 def order_gradient_exchanges(seconds: Array, buckets: Array, schedule: Schedule, chunks: int) -> OrderedExchanges:
-    """Order the gradient exchanges of each stage's chunks by the end of their last gradient pass.
+    """Order the gradient exchanges of each stage's model chunks by the end of their last gradient pass.
 
     Among equal chunks only the first and the last can determine the end, so those between are left out.
 
@@ -313,12 +318,12 @@ def order_gradient_exchanges(seconds: Array, buckets: Array, schedule: Schedule,
     schedule : Schedule
         Pipeline schedule.
     chunks : int
-        Chunks of a stage.
+        Number of model chunks of a stage.
 
     Returns
     -------
     OrderedExchanges
-        Sends in order.
+        Exchanges in the order of their start.
     """
     stages = seconds.shape[0]
     pieces = seconds.shape[1]
@@ -341,7 +346,7 @@ def order_gradient_exchanges(seconds: Array, buckets: Array, schedule: Schedule,
 
 
 def _corners(follow: Array, seconds: Array, buckets: Array) -> list[int]:
-    """List the chunks that are first, last or, on some stage, different from a neighbour.
+    """List the chunks whose gradient exchange can end last: first, last, or different from a neighbour on some stage.
 
     The ends of all other chunks are interpolated between two of these, so they cannot be the largest.
     """
@@ -360,13 +365,13 @@ def exposed_gradient_exchange_time(
     Parameters
     ----------
     sends : OrderedExchanges
-        Result of `order_gradient_exchanges`.
+        Exchanges of the chunks, from `order_gradient_exchanges`.
     schedule : Schedule
         Pipeline schedule.
     passes : PassTimes
-        Time of the passes of each stage.
+        Time of the passes of each stage [s].
     chunks : int
-        Chunks of a stage.
+        Number of model chunks of a stage.
     contention : float
         Seconds that the passes lose for each second of overlapping communication.
 
@@ -396,7 +401,9 @@ def exposed_gradient_exchange_time(
 
 
 def exposed_gather_time(seconds: Array, buckets: Array, forward: Array, contention: float) -> Array:
-    """Return the time of parameter gathers that the next step's first forward pass does not hide; at least one bucket.
+    """Return the exposed time of parameter gathers that overlap with the next step's first forward pass.
+
+    At least the first bucket is exposed.
 
     Parameters
     ----------
@@ -419,7 +426,7 @@ def exposed_gather_time(seconds: Array, buckets: Array, forward: Array, contenti
 
 
 def bucket_count(size: Numeric, bucket: Numeric) -> Array:
-    """Compute the number of buckets for some bytes, at least 1.
+    """Compute the number of communication buckets that hold some bytes, at least 1.
 
     Parameters
     ----------
@@ -445,12 +452,12 @@ NEEDS_ZERO3_MESSAGE = "it compresses the gathers of sharded parameters; state --
 
 
 def checked_gradient_compression(text: str | None, *, zero: int | None, forward_only: bool) -> Compression | None:
-    """Return the gradient compression that a run names.
+    """Parse the gradient compression that a run names, and check that the ZeRO stage suits it.
 
     Parameters
     ----------
     text : str, optional
-        Name with arguments; None for no compression.
+        Name of the method with arguments; None for no compression.
     zero : int, optional
         ZeRO stage; None in a search, which tries several.
     forward_only : bool
@@ -482,7 +489,10 @@ def checked_gradient_compression(text: str | None, *, zero: int | None, forward_
 
 @dataclass(slots=True)
 class _Matrices:
-    """Sums over weight matrices: number, elements, both sides, elements times rows that the product sums."""
+    """Running sums over the weight matrices of a program, for compression of gradients.
+
+    ``summed`` adds up elements times the rows that the product of the weight gradient sums over.
+    """
 
     number: float = 0.0
     elements: float = 0.0
@@ -510,7 +520,7 @@ class _Matrices:
 def gradient_sizes_per_element(
     program: Program, ranks: float, width: float, ranks_per_node: float = 1.0
 ) -> SummedGradient:
-    """Return sizes of a rank's gradient divided by its number of elements, as compression methods need them.
+    """Return the sizes of a rank's gradient (tensors, matrices, sides) per gradient element, for compression methods.
 
     Matrices are those of the products that compute weight gradients, m by n. The filters of a convolution are one
     matrix of k by c r s.
@@ -524,7 +534,7 @@ def gradient_sizes_per_element(
     width : float
         Bytes of a gradient element.
     ranks_per_node : float, optional
-        Ranks of this group within one node.
+        Ranks of the group within one node.
 
     Returns
     -------
@@ -562,20 +572,20 @@ def gradient_sizes_per_element(
 def compressed_collectives(
     method: Compression, gradient: SummedGradient, owed: Sequence[RequiredCollective[NumberOrArray]]
 ) -> tuple[RequiredCollective[NumberOrArray], ...]:
-    """Replace the collectives of a gradient by the collectives of its compressed form.
+    """Replace the collectives that sum a gradient by those of its compressed form.
 
     Parameters
     ----------
     method : Compression
-        Compression method.
+        Gradient compression method.
     gradient : SummedGradient
         Sizes per gradient element, from `gradient_sizes_per_element`.
-    owed : Sequence[RequiredCollective[Numbers]]
+    owed : Sequence[RequiredCollective[NumberOrArray]]
         (operation, axes, payload) of each uncompressed collective.
 
     Returns
     -------
-    tuple[RequiredCollective[Numbers], ...]
+    tuple[RequiredCollective[NumberOrArray], ...]
         (operation, axes, payload) of each collective that replaces them, payload in the unit of the input.
     """
     return tuple(
@@ -592,12 +602,12 @@ def compressed_collectives(
 def compressed_gather(
     method: Compression, gradient: SummedGradient, width: float, axes: Axes, size: NumberOrArray, *, again: bool
 ) -> tuple[RequiredCollective[NumberOrArray], ...]:
-    """Return the compressed gather of sharded parameters.
+    """Return the all-gather of sharded parameters (ZeRO-3) in the compressed format of a method.
 
     Parameters
     ----------
     method : Compression
-        Compression method.
+        Gradient compression method.
     gradient : SummedGradient
         Sizes per gradient element, from `gradient_sizes_per_element`.
     width : float
@@ -611,7 +621,7 @@ def compressed_gather(
 
     Returns
     -------
-    tuple[RequiredCollective[Numbers], ...]
+    tuple[RequiredCollective[NumberOrArray], ...]
         One (operation, axes, payload), payload in the unit of ``size``.
     """
     message = method.messages(gradient)[int(again)]
@@ -623,7 +633,7 @@ def _scoped_name(message: Message) -> str:
 
 
 def scoped_groups(operation: str, groups: IntArray, devices_per_node: int) -> tuple[str, IntArray]:
-    """Split an operation with a scope, such as ``all_gather@node``, into the plain operation and its groups.
+    """Split a collective with a scope, such as ``all_gather@node``, into the plain operation and its rank groups.
 
     ``@node`` means the ranks of each group inside one node, ``@across`` one rank of each node.
 
@@ -631,15 +641,15 @@ def scoped_groups(operation: str, groups: IntArray, devices_per_node: int) -> tu
     ----------
     operation : str
         Name of the collective.
-    groups : Count, shape (2, ...)
+    groups : IntArray, shape (2, ...)
         Strides and ranks of the whole groups.
     devices_per_node : int
-        Devices of a node.
+        Number of devices of a node.
 
     Returns
     -------
-    tuple[str, Count]
-        Plain operation, and strides and ranks of the groups that take part.
+    tuple[str, IntArray]
+        Operation without scope, and strides and ranks of the groups that take part.
 
     Examples
     --------
@@ -655,7 +665,10 @@ def scoped_groups(operation: str, groups: IntArray, devices_per_node: int) -> tu
 
 
 def _ratios(method: Compression, gradient: SummedGradient, *, scattered: bool) -> list[tuple[str, float]]:
-    """Return (operation, compressed payload over bytes of the plain gradient) of each message of a method."""
+    """Return the messages of a compression method as (operation, payload over bytes of the plain gradient).
+
+    If gradients are ``scattered``, all-gathers are left out, and all-reduces become reduce-scatters.
+    """
     width, ratios = float(gradient.bytes), []
     for message in method.messages(gradient):
         ratio = float(message.payload) / width
@@ -668,7 +681,7 @@ def _ratios(method: Compression, gradient: SummedGradient, *, scattered: bool) -
 
 
 def scaled_gradient(gradient: SummedGradient, elements: float) -> SummedGradient:
-    """Scale the counts of a gradient of one element to a number of elements.
+    """Scale the per-element sizes of a gradient to a number of elements.
 
     Parameters
     ----------
@@ -680,23 +693,23 @@ def scaled_gradient(gradient: SummedGradient, elements: float) -> SummedGradient
     Returns
     -------
     SummedGradient
-        Counts of the whole gradient.
+        Sizes of the whole gradient.
     """
     counts = ("tensors", "matrices", "matrix_elements", "matrix_sides", "dense_elements", "dense_sides")
     return replace(gradient, elements=elements, **{name: getattr(gradient, name) * elements for name in counts})
 
 
 def compression_kernels(method: Compression, gradient: SummedGradient, elements: float) -> list[Kernel]:
-    """Return the kernel with which a rank compresses and decompresses a gradient.
+    """Build the kernel with which a rank compresses and decompresses a gradient.
 
     Parameters
     ----------
     method : Compression
-        Compression method.
+        Gradient compression method.
     gradient : SummedGradient
         Sizes per gradient element, from `gradient_sizes_per_element`.
     elements : float
-        Gradient elements.
+        Number of gradient elements.
 
     Returns
     -------
@@ -711,12 +724,12 @@ def compression_kernels(method: Compression, gradient: SummedGradient, elements:
 
 
 def compression_calls_per_element(method: Compression, gradient: SummedGradient) -> float:
-    """Count the framework calls for single tensors that compression needs per gradient element.
+    """Count the framework calls on single tensors that compression needs, per gradient element.
 
     Parameters
     ----------
     method : Compression
-        Compression method.
+        Gradient compression method.
     gradient : SummedGradient
         Sizes per gradient element, from `gradient_sizes_per_element`.
 
@@ -729,12 +742,12 @@ def compression_calls_per_element(method: Compression, gradient: SummedGradient)
 
 
 def compression_state_bytes(method: Compression, gradient: SummedGradient) -> float:
-    """Return the memory that a compression method needs per gradient element, such as error feedback.
+    """Return the memory that a compression method keeps (such as error feedback), per gradient element.
 
     Parameters
     ----------
     method : Compression
-        Compression method.
+        Gradient compression method.
     gradient : SummedGradient
         Sizes per gradient element, from `gradient_sizes_per_element`.
 

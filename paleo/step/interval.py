@@ -1,7 +1,7 @@
-"""The 90 % interval of a step time.
+"""The 90 % interval of a predicted step time.
 
-`Uncertainty` holds what is known of a run before it is measured. `IntervalParameters` holds how much each part of it
-counts, fitted to measured steps by `paleo.calibrate.interval_constants`.
+`Uncertainty` holds what is known of a run before the run is measured. `IntervalParameters` holds how much each part of
+that counts, fitted to measured steps by `paleo.calibrate.interval_constants`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MAX_SHORT_SHARE = 0.5
 class IntervalParameters:
     """Fitted constants of step intervals: 90 % half-width, in log units, per unit of each part of `Uncertainty`.
 
-    Defaults are round start values of the fit; `spreads` returns the fitted ones.
+    Defaults are round start values of the fit; `interval_parameters` returns the fitted values.
     """
 
     product_error_weight: float = parameter(
@@ -87,7 +87,9 @@ class IntervalParameters:
 
 
 def interval_parameters(user_calibration: Calibration | None = None) -> IntervalParameters:
-    """Return the fitted constants of step intervals: from the user's calibration, else the catalog's, else defaults.
+    """Return the fitted constants of step intervals.
+
+    The constants come from the user's calibration, else from the shipped one, else from the defaults.
 
     Parameters
     ----------
@@ -97,14 +99,14 @@ def interval_parameters(user_calibration: Calibration | None = None) -> Interval
     Returns
     -------
     IntervalParameters
-        Spreads, as logarithms.
+        Half-widths, in log units.
     """
     return whole_step_constants(IntervalParameters, INTERVAL_FAMILY, user_calibration)
 
 
 @dataclass(frozen=True, slots=True)
 class Uncertainty:
-    """Parts of the half-width of a step's interval, as logarithms.
+    """What determines the 90 % interval of a predicted step time, as half-widths in log units and shares of the step.
 
     Arrays hold the low and the high end, shape (2,) or (2, steps); shares then have the shape (steps,).
 
@@ -112,8 +114,8 @@ class Uncertainty:
     ----------
     product_half_width : ndarray
         Half-widths of matrix products, weighted by their shares of the kernel time. Products have a common error, as
-        power limits their clock; errors of other kernels average out. With ``uses_constant_rates`` it covers all
-        kernels, and nothing else is added.
+        power limits their clock; errors of other kernels average out. If ``uses_constant_rates``, this half-width
+        covers all kernels, and nothing else is added.
     unmeasured_half_width : ndarray
         The same weighted sum over kernels without a measurement on the architecture, or without any.
     link_half_width : ndarray
@@ -140,7 +142,7 @@ class Uncertainty:
         Share of passes over memory that the software runs one by one unless its users turn a compiler on. Publications
         seldom say if they did, and no table holds kernels of either kind.
     spreads : IntervalParameters
-        Weight of each part.
+        Fitted weight of each part.
     """
 
     product_half_width: Array
@@ -158,15 +160,15 @@ class Uncertainty:
     spreads: IntervalParameters = field(default_factory=interval_parameters)
 
     def half_widths(self, known: IntervalParameters | None = None) -> Array:
-        """Return the half-widths of the 90 % interval of a step; independent parts are added as squares.
+        """Return the half-widths of the 90 % interval of a step time; independent parts are added as squares.
 
         A host slower than its profile lengthens a step. A faster one hardly shortens it, because the step then waits
-        for the device. So ``short`` counts only above the prediction.
+        for the device. So ``short_kernel_share`` counts only above the prediction.
 
         Parameters
         ----------
         known : IntervalParameters, optional
-            Fitted spreads; by default those in use.
+            Fitted constants; by default those of ``spreads``.
 
         Returns
         -------
@@ -209,14 +211,14 @@ class Uncertainty:
 
 
 def uncertainty(program: TimedProgram, layout: Plan, backend: Backend, *, exposed: float, update: float) -> Uncertainty:
-    """Collect what determines the interval of a step time.
+    """Collect what determines the 90 % interval of a predicted step time.
 
     Parameters
     ----------
     program : TimedProgram
         One rank's kernels and collectives with their times.
     layout : Plan
-        Resolved parallel plan.
+        Parallel plan of the run: mesh, strategy, microbatches.
     backend : Backend
         Software, and models of kernel and link times.
     exposed : float
@@ -227,7 +229,7 @@ def uncertainty(program: TimedProgram, layout: Plan, backend: Backend, *, expose
     Returns
     -------
     Uncertainty
-        Parts of the uncertainty.
+        Half-widths and shares from which the interval follows.
     """
     kernels = program.kernels
     counted = [(each, section.repeat) for section in program.program.sections for each in section.kernels]
@@ -266,7 +268,7 @@ def uncertainty(program: TimedProgram, layout: Plan, backend: Backend, *, expose
 
 
 def _links(backend: Backend, mesh: Mesh) -> Array:
-    """Return the half-widths of large collectives over the outermost links of a mesh, shape (2,)."""
+    """Return the half-widths of the interval of large all-reduces over a mesh, shape (2,), in log units."""
     if mesh.size == 1 or backend.predictor.constant_efficiencies is not None:
         return np.zeros(2)
     families = calibrated_families(backend.fabric, "all_reduce", backend.fabric.links(1, mesh.size))
@@ -274,10 +276,10 @@ def _links(backend: Backend, mesh: Mesh) -> Array:
 
 
 def lacks_timed_convolutions(software: SoftwareProfile, device: Device, dtype: str) -> bool:
-    """Return True if no calibration covers the library's convolutions.
+    """Return True if no calibration covers the convolutions of a software's library.
 
-    This holds for a framework's own kernels, for cuDNN releases before the first that was timed, and for releases
-    without kernels for the requested tensor cores.
+    Not covered are kernels other than cuDNN's, cuDNN releases before the first that was timed, and releases without
+    kernels for the requested tensor cores.
 
     Parameters
     ----------
@@ -286,12 +288,12 @@ def lacks_timed_convolutions(software: SoftwareProfile, device: Device, dtype: s
     device : Device
         Device, as its datasheet describes it.
     dtype : str
-        Format of the operands.
+        Number format of the operands, such as ``bf16``.
 
     Returns
     -------
     bool
-        True if they are not covered.
+        True if the convolutions are not covered.
     """
     release = software.convolutions.cudnn
     least = FIRST_TENSOR_CORE_CUDNN_RELEASES.get(device.architecture, AMPERE_TENSOR_CORE_CUDNN_RELEASE)

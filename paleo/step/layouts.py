@@ -1,8 +1,8 @@
-"""Layouts of ranks whose programs have equal sections.
+"""Parallel layouts whose pipeline stages have equal sections (runs of equal layers), computed together.
 
 Everything here depends on degrees and parameters, not on microbatches, and is computed for all layouts at once. Arrays
-have the kinds of stages (`paleo.step.memory.AssignmentKinds`), or the stages themselves, along their first axis and the
-layouts along the last.
+have the kinds of stages (`paleo.step.memory.DistinctStagesAndChunks`), or the stages themselves, along their first axis
+and the layouts along the last. Ties are parameters that two layers share, such as embeddings.
 """
 
 from __future__ import annotations
@@ -71,21 +71,21 @@ class ResultCache:
         Parameters
         ----------
         key : Hashable
-            Names the result and everything that it depends on.
+            Name of the result, and everything that the result depends on.
         compute : Callable[[], CachedValue]
-            Computes the result.
+            Function that computes the result.
 
         Returns
         -------
         CachedValue
-            The result.
+            Cached or computed result.
         """
         if key not in self._figures:
             self._figures[key] = compute()
         return self._figures[key]  # type: ignore[return-value]
 
     def clear(self) -> None:
-        """Empty the cache; results are computed again when they are next needed."""
+        """Empty the cache, so that results are computed again when they are next needed."""
         self._figures.clear()
 
 
@@ -93,9 +93,9 @@ class ResultCache:
 class RequiredCollectives:
     """Collectives of one operation (such as reduce-scatter) that several parallel layouts require.
 
-    ``layout_indices`` is the index of the layout of each collective. ``groups`` holds (stride, ranks) of its groups,
-    shape (2, groups, stages or 1, collectives). ``elements`` counts the elements of one layer of each section, then of
-    each tied parameter, shape (sections and ties, collectives).
+    ``layout_indices`` is the index of the layout of each collective. ``groups`` holds (stride, ranks) of the rank
+    groups of each, shape (2, groups, stages or 1, collectives). ``elements`` counts the elements of one layer of each
+    section, then of each tied parameter, shape (sections and ties, collectives).
     """
 
     operation: str
@@ -126,7 +126,7 @@ class Layouts:
 
     @property
     def has_backward(self) -> bool:
-        """True if there is a backward pass."""
+        """True if the step has a backward pass (training), False for inference."""
         return not self.backend.run.forward_only
 
     @property
@@ -136,12 +136,12 @@ class Layouts:
 
     @property
     def replicas(self) -> Array:
-        """Data-parallel ranks, shape (layouts,)."""
+        """Number of data-parallel ranks, shape (layouts,)."""
         return self.cache.get_or_compute("replicas", lambda: np.array([float(mesh.replicas) for mesh in self.meshes]))
 
     @property
     def zero_shard_ranks(self) -> Array:
-        """Ranks over which ZeRO shards states, shape (layouts,)."""
+        """Number of ranks over which ZeRO shards states, shape (layouts,)."""
         return self.cache.get_or_compute(
             "shards", lambda: np.array([float(m.group_size(m.state_axes)) for m in self.meshes])
         )
@@ -152,7 +152,9 @@ class Layouts:
         return self.cache.get_or_compute("bucket", lambda: self.backend.bucket_bytes(self._replicated))
 
     def bucket_memory(self, kinds: DistinctStages) -> Array:
-        """Return the memory of bucket buffers beyond the gradients themselves; a bucket is at most as large as these.
+        """Return the memory of gradient bucket buffers beyond the gradients themselves.
+
+        A bucket is at most as large as the gradients of the stage.
 
         Parameters
         ----------
@@ -171,11 +173,11 @@ class Layouts:
 
     @property
     def _replicated(self) -> Array:
-        """Ranks that hold the same parameters, on which bucket rules depend, shape (layouts,)."""
+        """Number of ranks that hold the same parameters, on which bucket rules depend, shape (layouts,)."""
         return np.array([float(mesh.replicas * mesh.degree("cp")) for mesh in self.meshes])
 
     def section_parameter_counts(self, trained: bool) -> Array:
-        """Count the parameter elements of each section (run of layers) and each tied parameter.
+        """Count the parameter elements of each section (run of equal layers) and each tied parameter.
 
         Parameters
         ----------
@@ -185,7 +187,7 @@ class Layouts:
         Returns
         -------
         ndarray, shape (sections and ties, layouts)
-            Elements.
+            Number of elements.
         """
         return self.cache.get_or_compute(
             ("parameters", trained), lambda: self._stacked(partial(_elements, trained=trained))
@@ -205,7 +207,9 @@ class Layouts:
         return np.stack(columns, axis=1)
 
     def stage_parameter_counts(self, kinds: DistinctStages, trained: bool) -> Array:
-        """Count the parameter elements that each distinct stage holds, tied parameters of other stages included.
+        """Count the parameter elements that each distinct stage holds.
+
+        Copies of tied parameters whose owner is on another stage are included.
 
         Parameters
         ----------
@@ -217,7 +221,7 @@ class Layouts:
         Returns
         -------
         ndarray, shape (kinds, layouts)
-            Elements.
+            Number of elements.
         """
         key = "elements", trained
         return self.cache.get_or_compute(
@@ -227,16 +231,16 @@ class Layouts:
     # collectives over replicas
 
     def slowest_group_time(self, operation: str, groups: Count, sizes: Array) -> Array:
-        """Return the time of one collective in the slowest of its groups.
+        """Return the time of one collective over several groups of ranks, which is that of the slowest group.
 
         Parameters
         ----------
         operation : str
-            Collective; ``all_gather@node`` means the part of each group in a node.
+            Collective operation; ``all_gather@node`` means the part of each group in a node.
         groups : Count, shape (2, groups, stages or 1, layouts)
             Rank stride and number of ranks of each group.
         sizes : ndarray, shape (..., layouts) or (stages, ..., layouts)
-            Payload [byte].
+            Size of the whole tensor [byte].
 
         Returns
         -------
@@ -252,21 +256,21 @@ class Layouts:
         return np.asarray(seconds.reshape(whole).max(axis=0))
 
     def exchange_times(self, operation: str, layouts: Sequence[int], groups: Count, sizes: Array) -> Array:
-        """Return the time of one collective for some layouts; ``broadcast`` is that of owners of whole tensors.
+        """Return the time of one exchange of gradients or parameters for some layouts.
 
-        There are as many broadcasts as owners, or as tensors if these are fewer. A reduction to the owners takes the
-        same time.
+        A ``broadcast`` exchange comes from the owners of whole tensors. There are as many broadcasts as owners, or as
+        tensors if these are fewer. A reduction to the owners takes the same time.
 
         Parameters
         ----------
         operation : str
-            Collective.
+            Collective operation, such as ``reduce_scatter``.
         layouts : sequence of int
             Positions of the layouts.
         groups : Count, shape (2, groups, stages or 1, layouts)
             Rank stride and number of ranks of each group.
         sizes : ndarray, shape (..., layouts)
-            Payload [byte].
+            Size of the whole tensor [byte].
 
         Returns
         -------
@@ -281,7 +285,10 @@ class Layouts:
 
     @property
     def message_bytes(self) -> Array:
-        """Bytes that an owner of whole tensors sends: its share, or one tensor of mean size, shape (layouts,)."""
+        """Bytes that an owner of whole tensors broadcasts at a time, shape (layouts,).
+
+        This is the owner's share of the parameters, or one tensor of mean size if that is larger.
+        """
         return self.cache.get_or_compute("message", self._message_bytes)
 
     def _message_bytes(self) -> Array:
@@ -293,7 +300,7 @@ class Layouts:
         )
 
     def communication_groups(self, layouts: Sequence[int], axes: Sequence[Axes], copies: int = 1) -> Count:
-        """Return rank strides and sizes of the communication groups over some mesh axes, per layout.
+        """Return rank strides and sizes of the communication groups over mesh axes, for each layout.
 
         Parameters
         ----------
@@ -325,13 +332,13 @@ class Layouts:
     def exchange_times_and_bytes(
         self, holdings: Array, copies: int, content: ExchangedTensors, zero: int, width: float
     ) -> Array:
-        """Return time and bytes of gradient sums over data-parallel ranks, or of parameter gathers.
+        """Return time and bytes of gradient sums over data-parallel ranks, or of parameter all-gathers.
 
         Parameters
         ----------
         holdings : ndarray, shape (stages, chunks, sections and ties)
-            Layers of each section, and tied parameters, whose parameters are sent. Without bidirectional schedules the
-            first axis is arbitrary.
+            Layers of each section, and tied parameters, whose parameters are sent. The first axis is arbitrary if
+            ``copies`` is 1.
         copies : int
             Replicas of the network in one pipeline: 2 for bidirectional schedules, else 1.
         content : ExchangedTensors
@@ -375,7 +382,7 @@ class Layouts:
     def exchange_collectives(
         self, layout: int, content: ExchangedTensors, zero: int, axes: Axes, elements: Numbers
     ) -> tuple[tuple[str, Axes, Numbers], ...]:
-        """List the collectives that exchange some elements of one layout.
+        """List the collectives that exchange gradients, or gather parameters, of one layout.
 
         Parameters
         ----------
@@ -386,7 +393,7 @@ class Layouts:
         zero : int
             ZeRO stage, 0 to 3.
         axes : Axes
-            Axes over which they are exchanged.
+            Mesh axes over which the elements are exchanged.
         elements : array_like
             Elements (or bytes) of one rank.
 
@@ -412,7 +419,9 @@ class Layouts:
         return (("broadcast" if owned else "all_gather", axes, elements),)
 
     def gradient_sizes(self, layout: int, axes: Axes) -> SummedGradient:
-        """Return sizes of the gradient of a layout's ranks divided by its elements, as compression methods need them.
+        """Return sizes of a layout's gradient per gradient element, as compression methods need them.
+
+        Sizes are the numbers of tensors and matrices, and the sides of matrices.
 
         Parameters
         ----------
@@ -436,7 +445,7 @@ class Layouts:
         )
 
     def compression_times(self, kinds: DistinctStages) -> Array:
-        """Return the time in which each distinct stage compresses and decompresses its gradients.
+        """Return the time to compress and decompress the gradients of each distinct stage.
 
         Parameters
         ----------
@@ -463,7 +472,7 @@ class Layouts:
         return np.stack(columns, axis=1)
 
     def _coding_state(self, kinds: DistinctStages) -> Array:
-        """Return the memory that a compression method keeps on each distinct stage, (kinds, layouts) [byte]."""
+        """Return the memory that gradient compression keeps on each distinct stage, shape (kinds, layouts) [byte]."""
         trained, method = self.stage_parameter_counts(kinds, trained=True), self.backend.compression
         if method is None:
             return np.zeros_like(trained)
@@ -476,7 +485,7 @@ class Layouts:
         return np.asarray(trained * np.array(bytes_of_layout))
 
     def _shares(self, copies: int, content: ExchangedTensors) -> list[dict[Axes, Array]]:
-        """Count for each layout the elements of each section and tie that are exchanged, by mesh axes."""
+        """Count for each layout the elements of each section and tied parameter that are exchanged, by mesh axes."""
         return self.cache.get_or_compute(("shares", copies, content), lambda: self._by_axes(copies, content))
 
     def _by_axes(self, copies: int, content: ExchangedTensors) -> list[dict[Axes, Array]]:
@@ -492,7 +501,10 @@ class Layouts:
         copies: int,
         meshes: Sequence[Hashable],
     ) -> list[CachedValue]:
-        """Apply a function to the program and mesh of every layout; ``meshes`` are what it depends on of a mesh."""
+        """Apply a function to the program and mesh of every layout, once for equal ones.
+
+        ``meshes`` hold what the result depends on of each mesh, as part of the cache key.
+        """
         layouts, once = zip(self.programs, self.meshes, meshes, strict=True), self.by_program.get_or_compute
         return [
             once((name, copies, id(each), key), partial(figures, each, mesh, copies)) for each, mesh, key in layouts
@@ -525,7 +537,7 @@ class Layouts:
         Returns
         -------
         tuple[Array, Array], shape (stages, chunks or 1, layouts)
-            (times [s], bytes).
+            (times [s], bytes that each rank exchanges).
         """
         kinds, copies = assignment.distinct_stages_and_chunks, assignment.replicas
         width = self.backend.formats.accumulated_gradient_bytes
@@ -552,7 +564,7 @@ class Layouts:
     def state_gather_times(self, assignment: Assignment) -> Array:
         """Return the time in which each stage gathers parameters that other ranks have updated (ZeRO-1 and 2).
 
-        It includes the host time per tensor and rank.
+        The time includes the host time per tensor and rank.
 
         Parameters
         ----------
@@ -584,7 +596,9 @@ class Layouts:
         return self.cache.get_or_compute("state gathers", lambda: gathers(slice(None)))[assignment.stage_kind]
 
     def tied_gradient_sum_times(self, assignment: Assignment) -> Array:
-        """Return the time in which the two stages that share a tied parameter sum its gradients, after all others.
+        """Return the time to sum the gradients of tied parameters between the two stages that share each.
+
+        This sum comes after all other gradient sums.
 
         Parameters
         ----------
@@ -650,14 +664,18 @@ class Layouts:
         return passes + np.maximum(products, self._slowest_matrix_update(kinds)) + clipping
 
     def _matrix_sums(self, kinds: DistinctStages, value: Callable[[WeightMatrices], float]) -> Array:
-        """Sum a function of weight matrices over each distinct stage, shape (kinds, layouts)."""
+        """Sum a function of the weight matrices over each distinct stage, shape (kinds, layouts)."""
         rows = self._stacked(
             lambda program: np.array([sum(map(value, each.weight_matrices)) for each in program.sections])
         )
         return sum_per_stage(kinds.layer_and_copy_counts[:, : len(rows)], rows)
 
     def _slowest_matrix_update(self, kinds: DistinctStages) -> Array:
-        """Return the time of the slowest single matrix update, as ranks that share updates own whole matrices."""
+        """Return the time of the slowest single matrix update (as in Muon) of each distinct stage.
+
+        Ranks that share updates own whole matrices, so the slowest rank takes at least that time. The shape is (kinds,
+        layouts) [s].
+        """
 
         def longest(program: Program) -> Array:
             known = (
@@ -688,7 +706,7 @@ class Layouts:
         return sum_per_stage(kinds.layer_and_copy_counts[:, : len(tensors_of_section)], tensors_of_section)[:, None]
 
     def clipping_times(self, kinds: DistinctStages, *, sharded: bool) -> Array:
-        """Return the time in which gradients are clipped, with the sum of their norm over ranks.
+        """Return the time of gradient clipping, with the sum of the gradient norm over ranks.
 
         Parameters
         ----------
@@ -709,7 +727,7 @@ class Layouts:
         return seconds + self.slowest_group_time("all_reduce", groups, np.full(len(self), NORM_BYTES))
 
     def updated_elements(self, kinds: DistinctStages, *, sharded: bool) -> Array:
-        """Count the trained elements of each distinct stage that a rank updates.
+        """Count the trained elements of each distinct stage that a rank updates in an optimizer step.
 
         Parameters
         ----------
@@ -721,7 +739,7 @@ class Layouts:
         Returns
         -------
         ndarray, shape (kinds, layouts)
-            Elements.
+            Number of elements.
         """
         trained = self.stage_parameter_counts(kinds, trained=True)
         return trained / self.mean_sharding_ranks(kinds) if sharded else trained
@@ -729,7 +747,7 @@ class Layouts:
     # memory of states
 
     def mean_sharding_ranks(self, kinds: DistinctStages) -> Array:
-        """Return over how many ranks the states of each distinct stage are sharded, averaged over its parameters.
+        """Return over how many ranks ZeRO shards the states of each distinct stage, averaged over its parameters.
 
         Parameters
         ----------
@@ -763,7 +781,7 @@ class Layouts:
         Returns
         -------
         ndarray, shape (sections and ties, layouts)
-            Elements.
+            Number of elements.
         """
         shared = [tuple([mesh.degree(axis) for axis in ("cp", *BATCH_AXES)]) for mesh in self.meshes]
         key = "owned", copies
@@ -774,7 +792,7 @@ class Layouts:
     def state_memory(
         self, kinds: DistinctStages, zero: int, stages: int, *, overlapped: bool
     ) -> tuple[StateMemory, Array]:
-        """Return the memory of parameters, gradients and optimizer states of each distinct stage.
+        """Compute the memory of parameters, gradients and optimizer states of each distinct pipeline stage.
 
         Parameters
         ----------
@@ -783,9 +801,10 @@ class Layouts:
         zero : int
             ZeRO stage, 0 to 3.
         stages : int
-            Stages of the pipeline.
+            Number of pipeline stages.
         overlapped : bool
-            True if gradients are summed during the backward pass. Otherwise each rank holds them whole until its end.
+            True if gradients are summed during the backward pass. Otherwise each rank holds whole gradients until the
+            pass ends.
 
         Returns
         -------
@@ -838,8 +857,8 @@ class Layouts:
     def _root_gathered(self, kinds: DistinctStages) -> Array:
         """Count the parameters that FSDP2 holds gathered at one time in each distinct stage, (kinds, layouts).
 
-        They are the layers outside repeated blocks and two blocks, and the flat buffers of the larger of these, from
-        which they were copied.
+        Gathered are the layers outside repeated blocks and two blocks, and the flat buffers of the larger of these,
+        from which the parameters were copied.
         """
         elements, repeated = self.section_parameter_counts(trained=False), recomputed_sections(self.programs[0])
         count = len(repeated)
@@ -869,7 +888,7 @@ class Layouts:
 
 
 def _elements(program: Program, trained: bool) -> Array:
-    """Count the parameter elements of each section and tie of a program, shape (sections and ties,)."""
+    """Count the parameter elements of each section and tied parameter of a program, shape (sections and ties,)."""
     sections = [each.trained_parameter_count if trained else each.parameter_count for each in program.sections]
     return np.array(
         sections + [tie.elements * (tie.trained or not trained) for tie in program.tied_parameters], dtype=np.float64

@@ -1,10 +1,10 @@
 """The contents of pipeline stages: layers and copies of tied parameters, and bytes on the device and in host memory.
 
-The stages of a pipeline hold layers of each section; a step without a pipeline is one stage that holds the network.
-Memory on the device consists of states, activations and workspace at the peak of a step. The clipping of gradients is
-counted as kernels. Host memory holds offloaded states and activations. Every device has a separate link to the host,
-with both directions at once. Memory bandwidth, storage and cores of a node are divided equally among its devices.
-Offload traffic and work on the host overlap with computation; only the rest is exposed.
+The stages of a pipeline hold layers of each section (run of equal layers). A step without a pipeline is one stage that
+holds the network. Memory on the device consists of states, activations and workspace at the peak of a step. The
+clipping of gradients is counted as kernels. Host memory holds offloaded states and activations. Every device has a
+separate link to the host, with both directions at once. Memory bandwidth, storage and cores of a node are divided
+equally among its devices. Offload traffic and work on the host overlap with computation; only the rest is exposed.
 
 All functions are pure and broadcast. Stages are the first axis, configurations the last; units are seconds and bytes.
 """
@@ -40,21 +40,21 @@ Mask = npt.NDArray[np.bool_]
 
 
 def count_layers_per_chunk(sections: int, pieces: Sequence[ModelChunk], places: Sequence[Sequence[int]]) -> Array:
-    """Count the layers of each section in each chunk of each stage.
+    """Count the layers of each section (run of equal layers) in each model chunk of each pipeline stage.
 
     Parameters
     ----------
     sections : int
         Number of sections.
     pieces : sequence of ModelChunk
-        Pieces of the network, as `cut` returns them.
+        Model chunks of the network, as `cut_into_stages` returns them.
     places : Sequence[Sequence[int]]
-        Piece of each chunk of each stage.
+        Index in ``pieces`` of each chunk of each stage.
 
     Returns
     -------
     ndarray, shape (stages, chunks, sections)
-        Layers.
+        Number of layers.
     """
     placed = np.zeros((len(places), len(places[0]), sections))
     for stage, numbers in enumerate(places):
@@ -65,14 +65,14 @@ def count_layers_per_chunk(sections: int, pieces: Sequence[ModelChunk], places: 
 
 
 def tied_copies(layers: Array, ties: Sequence[TiedParameter]) -> Array:
-    """Return a mask of the stages that copy a tied parameter whose owner is on another stage.
+    """Return which stages hold a copy of a tied parameter (such as embeddings) whose owner is on another stage.
 
     Parameters
     ----------
     layers : ndarray, shape (stages, sections)
         Layers of each section on each stage.
     ties : sequence of TiedParameter
-        Tied parameters.
+        Parameters that two layers share, such as embeddings.
 
     Returns
     -------
@@ -89,7 +89,7 @@ def tied_copies(layers: Array, ties: Sequence[TiedParameter]) -> Array:
 
 
 def layer_and_copy_counts(placed: Array, ties: Sequence[TiedParameter]) -> Array:
-    """Count layers of each section, then tied-parameter copies, in each chunk of each stage.
+    """Count layers of each section, then copies of tied parameters, in each chunk of each stage.
 
     Copies belong to the last chunk.
 
@@ -98,7 +98,7 @@ def layer_and_copy_counts(placed: Array, ties: Sequence[TiedParameter]) -> Array
     placed : ndarray, shape (stages, chunks, sections)
         Layers of each section in each chunk.
     ties : sequence of TiedParameter
-        Tied parameters.
+        Parameters that two layers share, such as embeddings.
 
     Returns
     -------
@@ -111,19 +111,19 @@ def layer_and_copy_counts(placed: Array, ties: Sequence[TiedParameter]) -> Array
 
 
 def tied_stage_pairs(ties: Sequence[TiedParameter], layers: Array) -> list[tuple[int, int, int]]:
-    """List the pairs of stages that share a trained tied parameter.
+    """List the pairs of pipeline stages that share a trained tied parameter, whose gradients they must sum.
 
     Parameters
     ----------
     ties : sequence of TiedParameter
-        Tied parameters.
+        Parameters that two layers share, such as embeddings.
     layers : ndarray, shape (stages, sections)
         Layers of each section on each stage.
 
     Returns
     -------
     list[tuple[int, int, int]]
-        Tie, stage of its owner and stage of the copy.
+        Index of the tied parameter, stage of its owner and stage of the copy.
     """
     return [
         (number, int(np.flatnonzero(layers[:, ties[number].owner_section])[0]), stage)
@@ -133,16 +133,16 @@ def tied_stage_pairs(ties: Sequence[TiedParameter], layers: Array) -> list[tuple
 
 
 def gathered_parameter_mask(layers: Array, ties: Sequence[TiedParameter]) -> Array:
-    """Find the parameters that a stage gathers, and whose gradients it computes, in an iteration of each section.
+    """Return which parameters a stage gathers, and computes gradients of, in one layer of each section (ZeRO-3).
 
-    These are the section's own parameters, and copies of the tied parameters that it reads.
+    Gathered are the section's parameters, and copies of the tied parameters that the section reads.
 
     Parameters
     ----------
     layers : ndarray, shape (stages, sections)
         Layers of each section on each stage.
     ties : sequence of TiedParameter
-        Tied parameters.
+        Parameters that two layers share, such as embeddings.
 
     Returns
     -------
@@ -159,7 +159,7 @@ def gathered_parameter_mask(layers: Array, ties: Sequence[TiedParameter]) -> Arr
 class DistinctStages:
     """Distinct stages (or model chunks) by the layers that they hold, so that each is computed once.
 
-    There are few kinds even with many stages. `add` extends them, so call it for all holdings before computing.
+    There are few kinds even with many stages. `add` extends the kinds, so call it for all stages before computing.
     """
 
     def __init__(self) -> None:
@@ -167,19 +167,19 @@ class DistinctStages:
         self._rows: list[Array] = []
 
     def add(self, holdings: Array, copies: int) -> Index:
-        """Return the index of the distinct row that equals each given row, and record new rows.
+        """Return the kind of each given stage (equal stages are of one kind), and record new kinds.
 
         Parameters
         ----------
         holdings : ndarray, shape (..., sections and ties)
             Layers and copies, as `layer_and_copy_counts` returns them.
         copies : int
-            Copies of the network on the pipeline.
+            Replicas of the network in one pipeline: 2 for bidirectional schedules, else 1.
 
         Returns
         -------
         Index, shape (...,)
-            Number of the kind of each holding.
+            Index of the kind of each stage.
         """
         rows = np.concatenate([holdings, np.full((*holdings.shape[:-1], 1), float(copies))], axis=-1)
         numbers = [self._of(row) for row in rows.reshape(-1, rows.shape[-1])]
@@ -201,13 +201,13 @@ class DistinctStages:
 
     @property
     def replicas(self) -> Array:
-        """Replicas of the network in the pipeline (2 for DualPipe and Chimera), shape (kinds, 1)."""
+        """Number of replicas of the network in the pipeline (2 for DualPipe and Chimera), shape (kinds, 1)."""
         return np.array(self._rows)[:, -1:]
 
 
 @dataclass(frozen=True, slots=True)
 class DistinctStagesAndChunks:
-    """Distinct stages and distinct model chunks of several assignments; equal ones are computed once."""
+    """Distinct stages and distinct model chunks of several stage assignments; equal ones are computed once."""
 
     stages: DistinctStages
     chunks: DistinctStages
@@ -215,12 +215,12 @@ class DistinctStagesAndChunks:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Assignment of model chunks to stages: ``chunks_per_stage`` of each of ``replicas`` replicas on every stage.
+    """Assignment of model chunks to pipeline stages, of each of ``replicas`` replicas of the network.
 
-    ``layers_per_chunk`` are the layers of each section, shape (stages, chunks, sections); ``layers_per_stage`` the same
-    of whole stages, shape (stages, sections). ``stage_kind`` has the shape (stages,), ``chunk_kind`` (stages, chunks).
-    ``output_sends`` is the number of outputs that a stage sends to other stages per microbatch, by the section that
-    computes them, shape (stages, sections).
+    A stage has ``chunks_per_stage`` chunks. ``layers_per_chunk`` are the layers of each section, shape (stages, chunks,
+    sections); ``layers_per_stage`` the same of whole stages, shape (stages, sections). ``stage_kind`` has the shape
+    (stages,), ``chunk_kind`` (stages, chunks). ``output_sends`` is the number of outputs that a stage sends to other
+    stages per microbatch, by the section that computes them, shape (stages, sections).
     """
 
     model_chunks: tuple[ModelChunk, ...]
@@ -248,22 +248,22 @@ class Assignment:
         Parameters
         ----------
         pieces : sequence of ModelChunk
-            Pieces, as `cut` returns them.
+            Model chunks of the network, as `cut_into_stages` returns them.
         schedule : Schedule
             Pipeline schedule.
         stages : int
-            Pipeline stages.
+            Number of pipeline stages.
         chunks : int
-            Chunks of a stage.
+            Number of model chunks of a stage.
         ties : sequence of TiedParameter
-            Tied parameters.
+            Parameters that two layers share, such as embeddings.
         kinds : DistinctStagesAndChunks
-            Known kinds of stages; new ones are added.
+            Known kinds of stages and chunks; new ones are added.
 
         Returns
         -------
         Assignment
-            The assignment.
+            Layers and model chunks of each stage.
         """
         sections = 1 + max(section for piece in pieces for section, _ in piece)
         places = schedule.model_chunks(stages, chunks) if stages > 1 else ((0,),)
@@ -304,23 +304,23 @@ class Assignment:
 
 
 def live_microbatches(schedule: Schedule, stages: int, microbatches: Numeric, chunks: int) -> Array:
-    """Count the microbatches whose activations are alive at once, for each model chunk of a stage.
+    """Count the microbatches whose activations are alive at once, for each model chunk of each pipeline stage.
 
     Parameters
     ----------
     schedule : Schedule
         Pipeline schedule.
     stages : int
-        Pipeline stages.
+        Number of pipeline stages.
     microbatches : Numeric, shape (...)
-        Microbatches of a step.
+        Number of microbatches of a step.
     chunks : int
-        Chunks of a stage.
+        Number of model chunks of a stage.
 
     Returns
     -------
-    ndarray, shape (stages, pieces, ...)
-        Microbatches.
+    ndarray, shape (stages, chunks, ...)
+        Number of microbatches.
     """
     if stages == 1:
         return np.ones((1, 1) + np.ndim(microbatches) * (1,))
@@ -361,24 +361,24 @@ def state_memory(
     deferred: bool = False,
     flat_copies: tuple[float, float] = (0.0, 0.0),
 ) -> StateMemory:
-    """Return the memory of parameters, gradients and optimizer states on each stage.
+    """Compute the memory of parameters, gradients and optimizer states on each pipeline stage.
 
     Parameters
     ----------
     parameters : ndarray, shape (stages, ...)
-        Parameter elements.
+        Number of parameter elements.
     trained : ndarray, shape (stages, ...)
         Parameter elements with gradients and optimizer states.
     largest : Numeric, shape (...)
-        Elements of the largest section; with sharded parameters two sections are gathered at once.
+        Elements of the largest section (run of equal layers); ZeRO-3 gathers two sections at once.
     ranks : Numeric, shape (...)
         Ranks over which ZeRO shards states.
     zero : int
         ZeRO stage, 0 to 3.
     optimizer : Optimizer
-        Update rule.
+        Optimizer and its update rule, such as Adam.
     formats : Precision
-        Bytes of each role of a number.
+        Bytes of a number as parameter, gradient, master or optimizer state.
     training : bool, optional
         False for inference, which has parameters only.
     deferred : bool, optional
@@ -390,7 +390,7 @@ def state_memory(
     Returns
     -------
     StateMemory
-        Bytes by part.
+        Memory by part [byte].
 
     References
     ----------
@@ -411,7 +411,7 @@ def state_memory(
 
 
 def workspace_memory(layers: Array, workspace_bytes: Array, transient: Array, buckets: Numeric) -> Array:
-    """Return the temporary memory of each stage: largest operation, buckets, and recomputed activations.
+    """Compute the temporary memory of each stage: largest operation, communication buckets, recomputed activations.
 
     Parameters
     ----------
@@ -441,16 +441,18 @@ def workspace_memory(layers: Array, workspace_bytes: Array, transient: Array, bu
 
 
 def with_update_temporaries(work: Array, states: StateMemory, activations: Array) -> Array:
-    """Raise the temporary memory to that of the optimizer update, which can reuse the memory of activations.
+    """Raise the temporary memory of a stage to that of the optimizer update, if that is larger.
+
+    The update can reuse the memory of activations.
 
     Parameters
     ----------
     work : ndarray, shape (stages, ...)
-        Temporary bytes.
+        Temporary memory [byte].
     states : StateMemory
         Bytes of states, and of temporaries of the update.
     activations : ndarray, shape (stages, ...)
-        Bytes of activations.
+        Memory of activations [byte].
 
     Returns
     -------
@@ -461,16 +463,16 @@ def with_update_temporaries(work: Array, states: StateMemory, activations: Array
 
 
 def total_memory(states: StateMemory, activations: Array, work: Numeric) -> Array:
-    """Sum all parts of the memory of each stage [byte].
+    """Sum the memory of states, activations and temporaries on each pipeline stage [byte].
 
     Parameters
     ----------
     states : StateMemory
-        Bytes of states.
+        Memory of parameters, gradients and optimizer states [byte].
     activations : ndarray, shape (stages, ...)
-        Bytes of activations.
+        Memory of activations [byte].
     work : Numeric, shape (stages, ...)
-        Temporary bytes.
+        Temporary memory [byte].
 
     Returns
     -------
@@ -493,16 +495,16 @@ def clip_kernels(count: float, clip: str, formats: Precision) -> list[Kernel]:
     Parameters
     ----------
     count : float
-        Gradient elements.
+        Number of gradient elements.
     clip : str
         ``none``, ``norm`` or ``scaled``.
     formats : Precision
-        Bytes of each role of a number.
+        Bytes of a number as parameter, gradient, master or optimizer state.
 
     Returns
     -------
     list of Kernel
-        Kernels.
+        Memory-bound kernels; none without clipping.
 
     References
     ----------
@@ -515,7 +517,9 @@ def clip_kernels(count: float, clip: str, formats: Precision) -> list[Kernel]:
 
 
 def gradient_norm_axes(zero: int) -> Axes:
-    """Return the axes over which parts of the gradient norm are summed: those that split gradients.
+    """Return the mesh axes over which the global gradient norm is summed.
+
+    The axes are those that split gradients: tp and pp, with ZeRO the data-parallel axes, too.
 
     Parameters
     ----------
@@ -538,12 +542,12 @@ MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "workspac
 class Footprint:
     """Memory of the fullest device at the end of the forward pass, when most activations are alive [byte].
 
-    ``workspace`` is the largest temporary memory: two copies of the largest activation (a gradient and the next one)
-    and communication buckets, or the temporaries of the update if they exceed these and the activations. It includes
-    ``reserved``, the memory outside tensors: the context of the process and buffers of its communicators.
-    ``fragmentation`` is the memory that the framework's allocator caches in addition to its tensors, as a share of
-    them. ``flat_buffer_cache`` is what it caches for flat buffers, for which the blocks of smaller tensors are too
-    small. Both are freed before memory runs out, so they are not part of the total.
+    ``workspace`` is the largest temporary memory. That is two copies of the largest activation (a gradient and the next
+    one) and communication buckets, or the temporaries of the update if these exceed the former and the activations.
+    Part of the workspace is ``reserved``, the memory outside tensors: the context of the process and buffers of its
+    communicators. ``fragmentation`` is the memory that the framework's allocator caches in addition to its tensors, as
+    a share of them. ``flat_buffer_cache`` is what the allocator caches for flat buffers, for which the blocks of
+    smaller tensors are too small. Both are freed before memory runs out, so they are not part of the total.
 
     >>> shown = Footprint(6.0, 2.0, 4.0, 5.0, 2.0, 1.0, 0.125, capacity=20.5)
     >>> shown.allocated, shown.cached, shown.used, shown.fits
@@ -578,7 +582,7 @@ class Footprint:
     def cached(self) -> float:
         """Memory that torch's caching allocator reserves (``torch.cuda.max_memory_reserved``) [byte].
 
-        It is at most the device's memory, unless the tensors exceed that.
+        The allocator reserves at most the memory of the device, unless the tensors exceed that.
         """
         blocks = self.allocated * (1.0 + self.fragmentation) + self.flat_buffer_cache
         return max(self.allocated, min(blocks, self.capacity - self.reserved))
@@ -594,7 +598,7 @@ class Footprint:
 
 
 def host_link_rate(system: System, rates: ConstantEfficiencies | None = None) -> float:
-    """Return the rate of copies between a device and its host, in each direction.
+    """Return the rate of copies between a device and its host (PCIe or NVLink-C2C), in each direction.
 
     Parameters
     ----------
@@ -606,13 +610,13 @@ def host_link_rate(system: System, rates: ConstantEfficiencies | None = None) ->
     Returns
     -------
     float
-        Rate [byte/s].
+        Copy bandwidth in each direction [byte/s].
     """
     return system.device.host_copy_bandwidth(None if rates is None else rates.link)
 
 
 def host_property(system: System, key: str, instead: str = "") -> float:
-    """Return a property of the system's host, for one node.
+    """Return a property of the host of one node of a system, such as its number of cores.
 
     Parameters
     ----------
@@ -621,17 +625,17 @@ def host_property(system: System, key: str, instead: str = "") -> float:
     key : str
         Field of the host, such as ``cores``.
     instead : str, optional
-        Option that the user can state instead, for the message.
+        Option that the user can give instead, for the message.
 
     Returns
     -------
     float
-        The value in SI units.
+        Value in SI units.
 
     Raises
     ------
     SpecError
-        If the system file lacks it.
+        If the system file lacks the property.
     """
     value = None if system.host is None else getattr(system.host, key)
     if value is None:
@@ -645,7 +649,7 @@ OFFLOADABLE = ("optimizer", "gradients", "parameters", "activations")
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """Parts of a rank's state in host memory, with the rates of the links to it.
+    """Parts of a rank's state that are offloaded to host memory, with the rates of the links to the host.
 
     ``link_rate`` is the rate of copies in each direction, and ``host_memory_rate`` the rank's share of the host's
     memory bandwidth [byte/s]. ``activation_layers`` is the number of layers whose activations are offloaded (None:
@@ -660,7 +664,7 @@ class Offload:
     activation_layers: int | None = None
 
     def is_offloaded(self, part: str) -> bool:
-        """Return True if a part of the state is in host memory.
+        """Return True if a part of the state is offloaded to host memory.
 
         Parameters
         ----------
@@ -670,7 +674,7 @@ class Offload:
         Returns
         -------
         bool
-            True if it is.
+            True if the part is offloaded.
         """
         return part in self.parts
 
@@ -725,7 +729,7 @@ def parse_offload(
     Parameters
     ----------
     text : str
-        Such as ``optimizer,activations``.
+        Names of parts, such as ``optimizer,activations``.
     system : System
         Machine: its devices, nodes and links.
     rates : ConstantEfficiencies, optional
@@ -736,7 +740,7 @@ def parse_offload(
     Returns
     -------
     Offload
-        Parts and rates [byte/s].
+        Offloaded parts, and rates of the links [byte/s].
 
     Raises
     ------
@@ -796,9 +800,9 @@ class OffloadShares:
         ranks : Numeric, shape (configurations,)
             Ranks that share states.
         microbatches : Numeric, shape (configurations,)
-            Microbatches of a step.
+            Number of microbatches of a step.
         scattered : bool
-            Gradients are scattered after every microbatch.
+            True if gradients are reduce-scattered after every microbatch.
         activations : Numeric, shape (sections,), optional
             Share of each section's saved activations that is offloaded.
 
@@ -816,31 +820,31 @@ class OffloadShares:
 def with_offload_traffic(
     times: LayerTimes, parameters: Array, trained: Array, offload: Offload, formats: Precision, shares: OffloadShares
 ) -> LayerTimes:
-    """Add the exposed copies between device and host to the times of layer iterations.
+    """Add the exposed copies between device and host (offload) to the times of layers.
 
     In the forward pass saved activations are copied out while weights are copied in. In the backward pass both are
-    copied in while gradients are copied out, and the host adds these to an fp32 sum. The activations of two layers are
-    on the device at once: one being copied, one computing.
+    copied in while gradients are copied out, and the host adds the gradients to an fp32 sum. The activations of two
+    layers are on the device at once: one being copied, one computing.
 
     Parameters
     ----------
     times : LayerTimes
         Times of layer iterations without offload.
     parameters : ndarray, shape (sections, ...)
-        Parameter elements.
+        Number of parameter elements.
     trained : ndarray, shape (sections, ...)
-        Trained elements.
+        Number of trained parameter elements.
     offload : Offload
-        Parts in host memory.
+        Parts of the state in host memory, with link rates.
     formats : Precision
-        Bytes of each role of a number.
+        Bytes of a number as parameter, gradient, master or optimizer state.
     shares : OffloadShares
-        The rank's shares.
+        Shares of weights, gradients and activations that the rank copies.
 
     Returns
     -------
     LayerTimes
-        Times of layer iterations.
+        Time and memory of one layer of each section (run of equal layers).
     """
     shape = (-1,) + (1,) * (times.forward.ndim - 1)
     elements, learned = (each.reshape(shape) if each.ndim == 1 else each for each in (parameters, trained))
@@ -879,18 +883,18 @@ def divide_offloaded(
 ) -> tuple[StateMemory, Array]:
     """Split parameters, gradients and optimizer states between device and host memory.
 
-    Two sections of offloaded parameters are on the device at once.
+    The device holds two sections of offloaded parameters at once.
 
     Parameters
     ----------
     states : StateMemory
-        Bytes of states.
+        Memory of parameters, gradients and optimizer states [byte].
     offload : Offload
-        Parts in host memory.
+        Parts of the state in host memory, with link rates.
     largest : Numeric
         Elements of the largest section.
     formats : Precision
-        Bytes of each role of a number.
+        Bytes of a number as parameter, gradient, master or optimizer state.
 
     Returns
     -------
@@ -920,7 +924,7 @@ def divide_offloaded(
 def host_update_time(
     count: Array, backward: Array, optimizer: Optimizer, formats: Precision, offload: Offload
 ) -> Array:
-    """Compute the time of an optimizer update on the host.
+    """Compute the exposed time of an optimizer update on the host (ZeRO-Offload).
 
     max(0, gradients / link − backward) + max(moved / memory, parameters / link). Gradients are copied to the host
     during the last backward pass. The update reads and writes host memory, and new parameters are copied back in tiles
@@ -929,15 +933,15 @@ def host_update_time(
     Parameters
     ----------
     count : ndarray, shape (...)
-        Parameters that are updated.
+        Number of parameters that are updated.
     backward : ndarray, shape (...)
         Time of the last backward pass [s].
     optimizer : Optimizer
-        Update rule.
+        Optimizer and its update rule, such as Adam.
     formats : Precision
-        Bytes of each role of a number.
+        Bytes of a number as parameter, gradient, master or optimizer state.
     offload : Offload
-        Parts in host memory, with rates.
+        Parts of the state in host memory, with link rates.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""The passes of pipeline stages.
+"""Times of the passes of pipeline stages, with exposed sends and collectives.
 
 Arrays have the stages along their first axis (their chunks along the second, if these are distinguished) and the cases
 along the last.
@@ -45,11 +45,11 @@ Index = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class ShardedIterationTimes:
-    """Times of one layer of each section with sharded parameters (ZeRO-3), shape (sections, …) [s].
+    """Times of one layer of each section (run of equal layers) under ZeRO-3, shape (sections, …) [s].
 
     ``forward``, ``backward`` and ``weight_gradients`` are the passes with their exposed collectives. ``gather`` and
-    ``regather`` are the parameter gathers before forward and backward, ``gradient_exchange`` the gradient
-    exchange; None for exchanges that do not occur.
+    ``regather`` are the parameter gathers before forward and backward, ``gradient_exchange`` the gradient exchange;
+    None for exchanges that do not occur.
     """
 
     forward: Array
@@ -61,28 +61,32 @@ class ShardedIterationTimes:
 
     @cached_property
     def full_backward(self) -> Array:
-        """Time of a backward pass that computes the gradients of inputs and weights [s]."""
+        """Time of a layer's backward pass with the gradients of inputs and weights, shape (sections, …) [s]."""
         return self.backward + self.weight_gradients
 
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """An iteration of a section with parameters to gather, and the iterations without parameters that follow it."""
+    """One layer whose sharded parameters are gathered, and the layers without parameters that follow it.
+
+    ``gathered_section`` is the section of the first; ``following_sections`` holds (section, number of layers) of the
+    others.
+    """
 
     gathered_section: int
     following_sections: tuple[tuple[int, int], ...] = ()
 
     def _following_seconds(self, figures: Array) -> Array:
-        """Return the time of the iterations after the gathered one [s]."""
+        """Return the time of the layers without parameters that follow the gathered one [s]."""
         return np.asarray(sum(count * figures[section] for section, count in self.following_sections))
 
     def seconds(self, figures: Array) -> Array:
-        """Return the time of the gathered iteration and of the iterations after it.
+        """Return the time of the gathered layer and of the layers without parameters that follow it.
 
         Parameters
         ----------
         figures : ndarray, shape (sections, ...)
-            Time of one layer iteration of each section [s].
+            Time of one layer of each section (run of equal layers) [s].
 
         Returns
         -------
@@ -100,16 +104,16 @@ _Row = list[tuple[_Unit, int]]
 def sharded_passes(
     chunk: ModelChunk, figures: ShardedIterationTimes, gathered: Mask, has_backward: Mask, *, splits: bool
 ) -> PassTimes:
-    """Compute the passes of a chunk with sharded parameters (ZeRO-3), with exposed gathers and scatters.
+    """Compute the forward and backward time of a model chunk under ZeRO-3, with exposed gathers and reduce-scatters.
 
     Parameters
     ----------
     chunk : ModelChunk
-        Sections and numbers of layers.
+        Sections (runs of equal layers) of the chunk, and their numbers of layers.
     figures : ShardedIterationTimes
-        Times of one layer iteration of each section and of its gathers and exchange, (sections, ...) [s].
+        Times of one layer of each section, of its gathers and its gradient exchange, (sections, ...) [s].
     gathered : Mask, shape (sections,)
-        True for sections with parameters.
+        True for sections with parameters to gather.
     has_backward : Mask, shape (sections,)
         True for sections with a backward pass.
     splits : bool
@@ -137,7 +141,10 @@ def sharded_passes(
 
 
 def _units(order: Sequence[tuple[int, int]], gathers: Mask) -> tuple[_Row, _Unit]:
-    """Group the iterations of a pass into units; also return the iterations before the first gathered one."""
+    """Group the layers of a pass into units, each a layer with parameters and the layers without any that follow.
+
+    Also returns the layers before the first gathered one.
+    """
     units: list[tuple[int, int, list[tuple[int, int]]]] = []
     lead: list[tuple[int, int]] = []
     for section, layers in order:
@@ -157,12 +164,11 @@ def _row(
     gradients: Array | None = None,
     before: Array | float = 0.0,
 ) -> Array:
-    """Compute the time of units in sequence, with exposed gathers and gradient exchange [s].
+    """Compute the time of layers in sequence under ZeRO-3, with exposed gathers and gradient exchange [s].
 
-    The first gather runs during ``lead``, the iterations without parameters at the start, and during the last
-    ``before`` seconds of the previous pass. The last gradients are exposed. Gradients are sent once their iteration and
-    the next gather are done. If iterations without parameters follow, this is ``early`` seconds before the next unit
-    starts.
+    The first gather runs during ``lead``, the layers without parameters at the start, and during the last ``before``
+    seconds of the previous pass. The last gradients are exposed. Gradients are sent once their layer and the next
+    gather are done. If layers without parameters follow, this is ``early`` seconds before the next unit starts.
     """
     units = _expanded(row)
     if gather is None and gradients is None:
@@ -186,7 +192,7 @@ def _row(
 
 
 def _expanded(row: _Row) -> _Row:
-    """Split repetitions of units so that the first of equal ones is separate, as its time depends on its neighbours."""
+    """Separate the first of equal units of layers, whose time depends on the unit before."""
     units: _Row = []
     for unit, count in row:
         units += [(unit, 1), (unit, count - 1)] if count > 1 else [(unit, 1)]
@@ -195,10 +201,10 @@ def _expanded(row: _Row) -> _Row:
 
 @dataclass(frozen=True, slots=True)
 class ShardedChunks:
-    """Passes of stages with sharded parameters or gradients, with exposed gathers and scatters.
+    """Pass times of pipeline stages with sharded parameters or gradients, with exposed gathers and reduce-scatters.
 
-    ``passes`` has the shape (3 passes, kinds, chunks, cases) [s]; ``stage_kind`` is the kind of each stage, shape
-    (stages,).
+    ``passes`` has the shape (3 passes, kinds, chunks, cases) [s]; stages with equal layers are of one kind.
+    ``stage_kind`` is the kind of each stage, shape (stages,).
     """
 
     passes: Array
@@ -206,7 +212,7 @@ class ShardedChunks:
 
 
 def stage_passes(batch: ConfigurationBatch) -> PassTimes:
-    """Return the time of one microbatch through all chunks of each stage, with exposed sends.
+    """Return the time of one microbatch through all model chunks of each pipeline stage, with exposed sends.
 
     Parameters
     ----------
@@ -222,7 +228,7 @@ def stage_passes(batch: ConfigurationBatch) -> PassTimes:
 
 
 def _passes_key(batch: ConfigurationBatch) -> tuple[object, ...]:
-    """Return a key of everything else that passes of given cases and assignment depend on."""
+    """Return the part of a cache key on which pass times depend besides the cases and the stage assignment."""
     paired = (batch.schedule.name,) if batch.overlaps_token_exchange else ()
     if batch.scatters_every_pass:
         return *paired, batch.sharding, batch.overlaps_gradient_exchange, batch.schedule.splits_backward
@@ -236,7 +242,7 @@ def _stage_passes(batch: ConfigurationBatch) -> PassTimes:
 
 
 def _computed(batch: ConfigurationBatch) -> tuple[Array, Array, Array]:
-    """Return the passes without sends, shape (stages, cases) each [s]."""
+    """Return the forward, backward and weight-gradient times of each stage without sends, (stages, cases) each [s]."""
     if batch.scatters_every_pass:
         sharded = sharded_chunks(batch)
         forward, backward, weights = (sharded.passes.sum(axis=2) / batch.assignment.replicas)[:, sharded.stage_kind]
@@ -250,7 +256,7 @@ def _computed(batch: ConfigurationBatch) -> tuple[Array, Array, Array]:
 
 
 def chunk_passes(batch: ConfigurationBatch) -> Array:
-    """Return the time of one microbatch through each chunk of each stage, without sends.
+    """Return the time of one microbatch through each model chunk of each pipeline stage, without sends.
 
     Parameters
     ----------
@@ -275,10 +281,10 @@ def chunk_passes(batch: ConfigurationBatch) -> Array:
 
 
 def send_times(batch: ConfigurationBatch) -> Array:
-    """Return the time in which each stage sends the outputs of its chunks, for one microbatch in one direction.
+    """Return the time in which each pipeline stage sends its activations, for one microbatch in one direction.
 
-    The stage waits for its sends, as Megatron's does. With `blocking_sends` the receiving stage waits, too, so the
-    sends of the previous stage are added.
+    The stage waits for its sends, as Megatron's does. If sends block (`blocking_sends` of the software), the receiving
+    stage waits, too, so the sends of the previous stage are added.
 
     Parameters
     ----------
@@ -299,7 +305,7 @@ def send_times(batch: ConfigurationBatch) -> Array:
 
 
 def chunk_send_times(batch: ConfigurationBatch) -> Array:
-    """Return the time in which each chunk of each stage sends its output, for one microbatch in one direction.
+    """Return the time in which each model chunk of each stage sends its output, for one microbatch in one direction.
 
     Parameters
     ----------
@@ -322,7 +328,7 @@ def chunk_send_times(batch: ConfigurationBatch) -> Array:
 
 
 def stage_end_times(batch: ConfigurationBatch) -> Array:
-    """Return the time at which each stage ends its last pass [s].
+    """Return the time at which each pipeline stage ends its last pass [s].
 
     Parameters
     ----------
@@ -351,16 +357,16 @@ def _pipeline_ends(batch: ConfigurationBatch) -> Array:
 
 
 def iteration_seconds(times: LayerTimes, layouts: Layouts, layout: Index, *, sharded: bool) -> Array:
-    """Return the time of one layer of each section, for balancing the cut into pipeline stages.
+    """Return the time of one layer of each section, by which the network is cut into balanced pipeline stages.
 
     Parameters
     ----------
     times : LayerTimes
-        Times of layer iterations.
+        Time and memory of one layer of each section (run of equal layers).
     layouts : Layouts
         Parallel layouts.
     layout : Index, shape (cases,)
-        Layout of each case.
+        Position among ``layouts`` of each case.
     sharded : bool
         True to add exposed gathers and scatters of sharded parameters.
 
@@ -387,7 +393,7 @@ def iteration_seconds(times: LayerTimes, layouts: Layouts, layout: Index, *, sha
 
 @dataclass(frozen=True, slots=True)
 class _ShardedCollectives:
-    """Times of parameter gathers and gradient sums of stages with sharded parameters; equal stages are one kind.
+    """Times of parameter gathers and gradient sums of stages with sharded parameters; equal stages are computed once.
 
     Attributes
     ----------
@@ -411,7 +417,7 @@ class _ShardedCollectives:
 
 
 def sharded_chunks(batch: ConfigurationBatch) -> ShardedChunks:
-    """Return the passes of chunks whose layers are gathered for every pass, or whose gradients are scattered after it.
+    """Return the pass times of model chunks whose parameters are gathered, or gradients scattered, in every pass.
 
     Parameters
     ----------
@@ -421,13 +427,16 @@ def sharded_chunks(batch: ConfigurationBatch) -> ShardedChunks:
     Returns
     -------
     ShardedChunks
-        Passes by kind of stage.
+        Pass times by kind of stage [s].
     """
     return batch.cache.get_or_compute(_passes_key(batch), lambda: _sharded_chunks(batch))
 
 
 def _sharded_chunks(batch: ConfigurationBatch) -> ShardedChunks:
-    """Compute the passes of each kind of stage; chunks with equal sections and parameters are computed once."""
+    """Compute the pass times of model chunks with sharded parameters, for each kind of stage.
+
+    Chunks with equal sections and parameters are computed once.
+    """
     assignment, overlap = batch.assignment, batch.backend.software.overlap
     owed = _sharded_collectives(batch)
     gathered = np.asarray((owed.gathered_counts @ batch.layouts.section_parameter_counts(trained=False)).any(axis=2))
@@ -476,7 +485,7 @@ def _sharded_chunks(batch: ConfigurationBatch) -> ShardedChunks:
 
 
 def sharded_communication(batch: ConfigurationBatch) -> Array:
-    """Return the time of all gathers and scatters of sharded parameters in a microbatch, exposed or hidden.
+    """Return the total time of ZeRO-3 gathers and reduce-scatters in a microbatch, exposed or hidden.
 
     Parameters
     ----------
@@ -533,7 +542,7 @@ def _uncached_sharded_collectives(batch: ConfigurationBatch) -> _ShardedCollecti
 def _distinct_stages(assignment: Assignment) -> tuple[Index, Index]:
     """Return (first stage of each kind, kind of each stage); stages with equal layers are of one kind.
 
-    In bidirectional schedules each stage is a kind of its own, as the distance to its replica's stage differs.
+    In bidirectional schedules each stage is a separate kind, as the distance to its replica's stage differs.
     """
     if assignment.replicas > 1:
         stages = np.arange(assignment.stages)

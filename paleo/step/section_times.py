@@ -1,10 +1,10 @@
-"""Times and bytes of one layer iteration of each section, from the prices of its kernels and collectives.
+"""Times and bytes of one layer iteration of each section, from the times of its kernels and collectives.
 
-A *layer iteration* is one pass of a microbatch through one layer of a repeated block, or through a layer that occurs
-once. Arrays have the sections along their first axis and configurations along the last, which may be missing for a
-single configuration. Units are seconds and bytes.
+A *section* is a run of equal layers. A *layer iteration* is one pass of a microbatch through one layer of a repeated
+block, or through a layer that occurs once. Arrays have the sections along their first axis and configurations along the
+last, which may be missing for a single configuration. Units are seconds and bytes.
 
-Kernels and collectives are priced elsewhere. Here they are summed by section (`SectionSums`), overlapped where
+The times of kernels and collectives are given. Here they are summed by section (`SectionSums`), overlapped where
 collectives run beside computation, and combined with the host time to issue them (`host_paced_time`).
 """
 
@@ -50,14 +50,14 @@ def enumerate_collectives(program: Program) -> Iterator[tuple[int, LayerCollecti
 def collective_times(
     fabric: Fabric, programs: Sequence[tuple[Mesh, Program]], payloads: Sequence[Array]
 ) -> list[Array]:
-    """Return the time of each collective of several programs.
+    """Return the time of each collective inside the layers of several programs.
 
     The host time of the calls is counted with the kernels.
 
     Parameters
     ----------
     fabric : Fabric
-        Links of the system.
+        Predictor of collective times on the network of the system.
     programs : Sequence[tuple[Mesh, Program]]
         Mesh and program of each layout.
     payloads : sequence of Array, shape (collectives, points)
@@ -97,20 +97,22 @@ def collective_times(
 
 @dataclass(frozen=True, slots=True)
 class SectionTimes:
-    """Time [s] and memory [byte] of one layer of each section without recomputation, shape (sections, …).
+    """Time [s] and memory [byte] of one layer of each section (run of equal layers), without recomputation.
+
+    Arrays have the shape (sections, …).
 
     Attributes
     ----------
     repeat : ndarray, shape (sections,)
-        Layer iterations of the section.
+        Number of layers of the section.
     forward, backward, weight_gradients : ndarray
-        Computation of the passes.
+        Compute time of the passes.
     recomputed, selectively_recomputed : ndarray
-        Forward computation that full and selective recomputation repeats.
+        Compute time that full and selective recomputation repeats.
     forward_transfers, recomputed_transfers, selectively_recomputed_transfers, backward_transfers : ndarray
-        Exposed collectives of the passes, and of recomputation.
+        Exposed communication of the passes, and of recomputation.
     hidden_transfers : ndarray
-        Collectives hidden behind computation; their exposed part counts as transfers.
+        Communication hidden behind computation; its exposed part counts in the fields above.
     forward_paired, backward_paired : ndarray
         Part of ``hidden_transfers`` that overlaps with another microbatch.
     times_by_limit : ndarray, shape (3 limits, 3 runs, sections, …)
@@ -142,17 +144,17 @@ class SectionTimes:
     workspace_bytes: Array
 
     def select_configurations(self, configurations: Index) -> SectionTimes:
-        """Select some configurations by index, along the last axis.
+        """Select the times and memory of some configurations by index, along the last axis.
 
         Parameters
         ----------
         configurations : Index
-            Positions on the last axis.
+            Positions of the configurations on the last axis.
 
         Returns
         -------
         SectionTimes
-            Costs of these configurations.
+            Times and memory of the selected configurations.
         """
         figures = {name: np.take(getattr(self, name), configurations, axis=-1) for name in ARRAY_FIELDS}
         return SectionTimes(self.repeat, **figures)
@@ -171,12 +173,12 @@ ARRAY_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class LayerTimes:
-    """Times of one layer iteration of each section under a recompute policy, shape (sections, …), in seconds and bytes.
+    """Time and memory of one layer of each section under a recompute policy, shape (sections, …), in seconds and bytes.
 
-    Fields are those of `SectionTimes`; recomputation counts in ``backward`` and ``backward_transfers``.
-    ``times_by_limit`` are kernel times by limit, shape (3, sections, …). ``saved_bytes`` and ``offloaded_bytes`` are
-    saved activations on the device and in host memory. ``recompute_bytes`` are the activations that exist while a
-    layer is recomputed.
+    A section is a run of equal layers. Fields are those of `SectionTimes`; recomputation counts in ``backward`` and
+    ``backward_transfers``. ``times_by_limit`` are kernel times by limit, shape (3, sections, …). ``saved_bytes`` and
+    ``offloaded_bytes`` are saved activations on the device and in host memory. ``recompute_bytes`` are the activations
+    that exist while a layer is recomputed.
     """
 
     forward: Array
@@ -210,17 +212,17 @@ class LayerTimes:
         return self.forward_with_transfers + self.backward_with_transfers + self.weight_gradients
 
     def select_configurations(self, configurations: Index) -> LayerTimes:
-        """Select some configurations by index, along the last axis.
+        """Select the times and memory of some configurations by index, along the last axis.
 
         Parameters
         ----------
         configurations : Index
-            Positions on the last axis.
+            Positions of the configurations on the last axis.
 
         Returns
         -------
         LayerTimes
-            Times of these configurations.
+            Times of the selected configurations.
         """
         return LayerTimes(*(np.take(getattr(self, name), configurations, axis=-1) for name in LayerTimes.__slots__))
 
@@ -236,11 +238,10 @@ DISPATCH_COMPUTE_SHARE = 1.0 - 24.0 / 132.0
 class CollectiveSums:
     """Matrices of zeros and ones, shape (sections, collectives), that sum times of collectives by section.
 
-    There is one for each kind of computation that runs at the same time, for forward or for backward passes.
-
+    There is one matrix for each kind of computation with which collectives overlap, for forward or for backward passes.
     ``exposed``: no overlap. ``section``: the whole section. ``attention_core``: the core of attention (keys in a ring).
-    ``products``: products with weights, in pieces. ``shared_experts``: shared experts, during the exchange of tokens.
-    ``microbatch``: the computation of another microbatch, during the exchange of tokens.
+    ``products``: products with weights, in pieces. ``shared_experts``: shared experts, during the MoE token exchange.
+    ``microbatch``: the computation of another microbatch, during the MoE token exchange.
     """
 
     exposed: Array
@@ -270,9 +271,10 @@ OVERLAPPED_COMPUTATIONS = ("nothing", "section", "core", "products", "shared exp
 
 @dataclass(frozen=True, slots=True)
 class SectionSums:
-    """Matrices of zeros and ones that add up kernels and collectives by section (a run of layers on one stage).
+    """Matrices that add up times of kernels and collectives by section (a run of equal layers).
 
-    Their shapes are (sections, kernels) and (sections, collectives); a product with times gives those of sections.
+    Their shapes are (sections, kernels) and (sections, collectives). A product with times of kernels gives times of
+    sections.
 
     Attributes
     ----------
@@ -281,7 +283,7 @@ class SectionSums:
     forward_core, backward_core : ndarray
         Kernels of the core of attention.
     forward_products, backward_products : ndarray
-        Products with weights.
+        GEMMs with weights.
     forward_shared_experts, backward_shared_experts : ndarray
         Kernels of shared experts.
     recomputed, selectively_recomputed : ndarray
@@ -318,7 +320,7 @@ class SectionSums:
 
     @classmethod
     def from_program(cls, program: Program) -> SectionSums:
-        """Build the matrices that sum the kernels and collectives of a program by section.
+        """Build the matrices that sum the kernels and collectives of a program by section (run of equal layers).
 
         Parameters
         ----------
@@ -371,17 +373,17 @@ def _in_backward(counted: CountedKernel) -> bool:
 
 
 def _is_product(counted: CountedKernel) -> bool:
-    """Return True for a product with weights."""
+    """Return True for a GEMM with weights."""
     return counted.kernel.family == "gemm" and not counted.in_attention_core
 
 
 def _routes(counted: CountedKernel) -> bool:
-    """Return True for a kernel that sorts tokens for dispatch to experts."""
+    """Return True for a kernel that sorts tokens for dispatch to MoE experts."""
     return counted.kernel.expert_count > 0 and counted.kernel.family == "memory"
 
 
 def _matrix(sections: int, cells: Sequence[tuple[int, float]]) -> Array:
-    """Build a matrix (sections, cells) with one column per cell, whose value is in the row of its section."""
+    """Build a matrix (sections, cells) with one column per (section, value); the value is in the row of the section."""
     sums = np.zeros((sections, len(cells)))
     for column, (row, figure) in enumerate(cells):
         sums[row, column] = figure
@@ -398,7 +400,7 @@ def section_times(
     call: float = 0.0,
     waiting_power: float = HOST_AHEAD_EXPONENT,
 ) -> SectionTimes:
-    """Sum times of kernels and collectives to time and memory of one layer of each section.
+    """Sum times of kernels and collectives to time and memory of one layer of each section (run of equal layers).
 
     A pass of a section takes the `host_paced_time` of all its kernels and collectives together. Time spent waiting for
     the host counts as kernel time.
@@ -414,7 +416,7 @@ def section_times(
     sizes : sequence of Array
         Memory by kind, in the order of `BYTE_FIELDS`; arrays of shape (sections, ...) [byte].
     sums : SectionSums, optional
-        Matrices of a program of the same structure, if known.
+        Matrices of a program of the same structure; built from ``program`` by default.
     call : float, optional
         Host time of launching one collective [s].
     waiting_power : float, optional
@@ -436,7 +438,7 @@ def section_times(
     )
 
     def issued(seconds: Array, waited: Array, host_seconds: Array) -> Array:
-        """Compute the time of computation with its waits for the host [s]. The host issues collectives as well."""
+        """Compute the time of computation with its waits for the host [s]. The host launches collectives as well."""
         return host_paced_time(seconds + waited, host_seconds, sums.dispatches_tokens, waiting_power) - waited
 
     gradients = backward + weights
@@ -468,7 +470,10 @@ def section_times(
 
 
 class _Computation(NamedTuple):
-    """Times of the computation that collectives can overlap with, as in `CollectiveSums`, shape (sections, …) [s]."""
+    """Times of the computation with which collectives can overlap, shape (sections, …) [s].
+
+    Fields are those of `CollectiveSums`.
+    """
 
     section: Array
     attention_core: Array
@@ -478,7 +483,7 @@ class _Computation(NamedTuple):
 
 
 class _CollectiveTimes(NamedTuple):
-    """Times of the collectives of one direction, shape (sections, …) [s].
+    """Times of the collectives of one direction (forward or backward), shape (sections, …) [s].
 
     ``exposed`` is exposed, ``hidden`` overlaps with computation, and ``paired`` is the part of ``hidden`` that overlaps
     with another microbatch.
@@ -490,9 +495,9 @@ class _CollectiveTimes(NamedTuple):
 
 
 def _overlapped(sums: SectionSums, device: Array, transfers: Array) -> tuple[_CollectiveTimes, _CollectiveTimes]:
-    """Overlap the collectives of both directions with their computation.
+    """Compute exposed and hidden time of the collectives of the forward and of the backward pass.
 
-    Shared experts and the pass of another microbatch run on the multiprocessors that the exchange of tokens leaves. A
+    Shared experts and the pass of another microbatch run on the multiprocessors that the MoE token exchange leaves. A
     pair of a forward and a backward pass overlaps with the mean of both.
     """
     forward, backward = sums.forward @ device, (sums.backward + sums.weight_gradients) @ device
@@ -520,8 +525,8 @@ def _divide_exposed(
 ) -> _CollectiveTimes:
     """Divide the collectives of one direction into exposed and hidden time.
 
-    ``beside`` holds the times of the computation that they can overlap with. A collective in n pieces exposes its first
-    piece. So 1 - 1/n of the shorter of the collective and its products is hidden.
+    ``beside`` holds the times of the computation that the collectives can overlap with. A collective in n pieces
+    exposes its first piece. So 1 - 1/n of the shorter of the collective and its products is hidden.
     """
     covered_by = (
         collectives.section,
@@ -543,21 +548,21 @@ def _divide_exposed(
 def host_paced_time(
     device: Array, host: Array, waits: npt.NDArray[np.bool_] | None = None, waiting_power: float = HOST_AHEAD_EXPONENT
 ) -> Array:
-    """Combine device and host times of work that the host issues ahead: (device⁴ + host⁴)^¼.
+    """Combine device time and host launch time of work that the host issues ahead: (device⁴ + host⁴)^¼.
 
-    With an ideal host this would be the longer of the two. Uneven calls and waits for other ranks cost most where both
-    are equal. The fourth power was fitted to measured steps of convolutional networks.
+    An ideal host would give the longer of the two. Uneven calls and waits for other ranks cost most where both are
+    equal. The fourth power was fitted to measured steps of convolutional networks.
 
     Parameters
     ----------
     device : ndarray, shape (sections, ...)
         Time of the kernels [s].
     host : ndarray, shape (sections, ...)
-        Time in which the host issues them [s].
+        Time in which the host launches the kernels [s].
     waits : ndarray of bool, shape (sections,), optional
         True for sections in which the host waits for the device.
     waiting_power : float, optional
-        Exponent in these sections, instead of 4.
+        Exponent in sections where the host waits, instead of 4.
 
     Returns
     -------
@@ -585,32 +590,32 @@ def section_values(program: Program, name: str) -> Array:
     program : Program
         Kernels and collectives of one rank.
     name : str
-        Field of `Section`.
+        Name of a field of `Section`, such as ``repeat``.
 
     Returns
     -------
     ndarray, shape (sections,)
-        Values.
+        Value of the field in each section.
     """
     return np.array([getattr(section, name) for section in program.sections], dtype=np.float64)
 
 
 def layer_times(costs: SectionTimes, policies: RecomputePolicies) -> LayerTimes:
-    """Compute the layer times under each recompute policy: none, selective or full.
+    """Compute the time and memory of layers under a recompute policy: none, selective or full.
 
     A group of layers saves one input; when it is recomputed, all its activations exist at once.
 
     Parameters
     ----------
     costs : SectionTimes
-        Costs without recomputation.
+        Times and memory without recomputation.
     policies : RecomputePolicies
-        Policy of each section.
+        Recompute policy of each section.
 
     Returns
     -------
     LayerTimes
-        Times and saved bytes, (sections, ...).
+        Times [s] and memory [byte], arrays of shape (sections, ...).
 
     References
     ----------
@@ -671,12 +676,12 @@ def with_exposed_unpaired_exchange(times: LayerTimes, alone: Array) -> LayerTime
 def with_contention(
     times: LayerTimes, gathers: Array, gradients: Array, overlap: Overlap, regathers: Array | None = None
 ) -> LayerTimes:
-    """Add to layer times the slowdown by collectives that overlap with the computation.
+    """Slow down the compute times of layers by the collectives that overlap with them.
 
     Parameters
     ----------
     times : LayerTimes
-        Times of layer iterations.
+        Time and memory of one layer of each section (run of equal layers).
     gathers : ndarray, shape (sections, ...)
         Time of parameter gathers, forward and backward [s].
     gradients : ndarray, shape (sections, ...)
@@ -684,12 +689,12 @@ def with_contention(
     overlap : Overlap
         Overlap settings of the software.
     regathers : Array, shape (sections, ...), optional
-        Time of backward gathers, if it differs [s].
+        Time of parameter gathers before the backward pass, if different [s].
 
     Returns
     -------
     LayerTimes
-        Times.
+        Layer times with contention [s].
     """
     if overlap.sharded and overlap.contention == 0.0:
         return times
@@ -703,9 +708,10 @@ def with_contention(
 
 
 def _lost(computing: Array, travelling: Array, overlap: Overlap) -> Array:
-    """Return the time [s] that layers lose to overlapping collectives, or wait for collectives if nothing overlaps.
+    """Return the time that layers lose to overlapping collectives [s].
 
-    ``computing`` and ``travelling`` are the times of computation and collectives [s].
+    ``computing`` and ``travelling`` are the times of computation and collectives [s]. If the software overlaps nothing,
+    the layers wait for the whole time of the collectives.
     """
     if not overlap.sharded:
         return travelling
@@ -713,7 +719,7 @@ def _lost(computing: Array, travelling: Array, overlap: Overlap) -> Array:
 
 
 def sum_per_stage(layers: Array, figures: Array) -> Array:
-    """Sum a value per layer of each section over the layers of each pipeline stage.
+    """Sum a value per layer (such as a time) over the layers of each pipeline stage.
 
     Parameters
     ----------
@@ -725,6 +731,6 @@ def sum_per_stage(layers: Array, figures: Array) -> Array:
     Returns
     -------
     ndarray, shape (stages, ...)
-        Sums.
+        Sum over the layers of each stage.
     """
     return np.tensordot(layers, figures, axes=1)

@@ -1,9 +1,9 @@
-"""A training step: times and bytes by part, of many configurations of equal structure at once.
+"""Prediction of a training step: times and bytes by part, of many configurations of equal structure at once.
 
 All commands use this one model: a prediction computes one configuration, a search hundreds of thousands, a timeline the
-same passes one by one. `single_batch` turns one configuration into a batch: its program is priced, cut into the pieces
-of a pipeline, and placed on the stages. Arrays have the stages along their first axis, configurations along the last;
-units are seconds and bytes.
+same passes one by one. `single_batch` turns one configuration into a batch: the times of its program are predicted, and
+its layers are cut into model chunks and assigned to pipeline stages. Arrays have the stages along their first axis,
+configurations along the last; units are seconds and bytes.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ Index = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Memory of each stage by part, arrays of shape (stages, configurations) [byte].
+    """Memory of each pipeline stage by part, arrays of shape (stages, configurations) [byte].
 
     ``workspace`` is temporary memory including gathered parameters. ``reserved`` is the memory of the process outside
-    tensors, shape (configurations,). ``host_bytes`` are states and activations in host memory. ``flat_buffer_cache``
-    is the smaller of the flat copies of gradients and the memory in use before them: the allocator has blocks for
-    both, although they are never alive at the same time.
+    tensors, shape (configurations,). ``host_bytes`` are states and activations in host memory. ``flat_buffer_cache`` is
+    the smaller of the flat copies of gradients and the memory in use before them. The allocator has blocks for both,
+    although they are never alive at the same time.
     """
 
     states: StateMemory
@@ -80,20 +80,20 @@ class StageMemory:
 
     @property
     def fullest_stage(self) -> Index:
-        """Stage with the most memory, shape (configurations,)."""
+        """Index of the stage with the most memory, shape (configurations,)."""
         return np.asarray(total_memory(self.states, self.activations, self.workspace).argmax(axis=0))
 
 
 @dataclass(frozen=True)
 class StepArrays:
-    """Step times of a batch of C configurations, shape (C,) [s]; other results are computed when they are read."""
+    """Predicted step times of a batch of C configurations, shape (C,) [s]; other results are computed when read."""
 
     batch: ConfigurationBatch
     step_time: Array
 
     @cached_property
     def fullest_stage_memory(self) -> Array:
-        """Memory of the fullest stage, including that of the process outside tensors, shape (C,) [byte]."""
+        """Memory of the fullest pipeline stage, memory of the process outside tensors included, shape (C,) [byte]."""
         return fullest_stage_memory(self.batch)
 
     @cached_property
@@ -103,7 +103,7 @@ class StepArrays:
 
     @cached_property
     def breakdown(self) -> dict[str, Array]:
-        """Breakdown of the step time of the slowest pipeline stage, (C,) in seconds by part.
+        """Breakdown of the step time of the busiest pipeline stage by part, arrays of shape (C,) [s].
 
         All parts sum to the step time, except ``communication_total``, which also counts hidden communication.
         """
@@ -111,7 +111,7 @@ class StepArrays:
 
     @cached_property
     def busiest_stage(self) -> Index:
-        """Stage whose passes take longest, shape (C,)."""
+        """Index of the pipeline stage whose passes take longest, shape (C,)."""
         return _busiest_stage(self.batch)
 
 
@@ -175,7 +175,7 @@ def _compute_and_communication_time(batch: ConfigurationBatch) -> Array:
 
 
 def _busiest_stage(batch: ConfigurationBatch) -> Index:
-    """Return the stage whose passes take longest, the first one of several, shape (configurations,)."""
+    """Return the index of the stage whose passes take longest, the first of equal ones, shape (configurations,)."""
     if batch.assignment.stages == 1:
         return np.zeros(len(batch), dtype=np.intp)
     passes = stage_passes(batch)
@@ -184,7 +184,7 @@ def _busiest_stage(batch: ConfigurationBatch) -> Index:
 
 @dataclass(frozen=True, slots=True)
 class _Communication:
-    """Exposed and hidden communication of the busiest stage, shape (configurations,) [s]."""
+    """Exposed and hidden communication of the busiest pipeline stage, shape (configurations,) [s]."""
 
     exposed: Array
     hidden: Array
@@ -229,7 +229,7 @@ def _of_stage(figures: Array, stage: Index) -> Array:
 
 
 def _kernel_parts(batch: ConfigurationBatch, stage: Index) -> tuple[Array, Array, Array]:
-    """Return kernel times of a stage by what limits them: (arithmetic, memory, launches), shape (configurations,) [s].
+    """Return kernel times of a stage in a step, split by limit: (arithmetic, memory, launches), (configurations,) [s].
 
     Kernel time beyond these limits counts as launches.
     """
@@ -245,7 +245,10 @@ def _kernel_parts(batch: ConfigurationBatch, stage: Index) -> tuple[Array, Array
 
 
 def _communication_after_passes(batch: ConfigurationBatch, stage: Index) -> _Communication:
-    """Return the communication of the busiest pipeline stage other than sends and the layers' collectives."""
+    """Return exposed and hidden communication of a pipeline stage besides sends and collectives inside layers.
+
+    This is the gradient exchange, the gathers of updated parameters, and the collectives of sharded parameters.
+    """
     after = time_after_passes(batch, stage_passes(batch)) - update_times(batch)
     hidden = np.maximum(0.0, batch.expand_to_cases(after_backward_times(batch).total_communication) - after)
     if batch.scatters_every_pass:
@@ -263,7 +266,7 @@ def _communication_after_passes(batch: ConfigurationBatch, stage: Index) -> _Com
 
 
 def stage_memory(batch: ConfigurationBatch) -> StageMemory:
-    """Return the memory of each pipeline stage by part, arrays of shape (stages, configurations).
+    """Compute the memory of each pipeline stage by part, arrays of shape (stages, configurations).
 
     Parameters
     ----------
@@ -273,7 +276,7 @@ def stage_memory(batch: ConfigurationBatch) -> StageMemory:
     Returns
     -------
     StageMemory
-        Bytes.
+        Memory by part [byte].
     """
     layouts, assignment = batch.layouts, batch.assignment
     kinds, rows = assignment.distinct_stages_and_chunks.stages, assignment.stage_kind
@@ -300,7 +303,7 @@ def stage_memory(batch: ConfigurationBatch) -> StageMemory:
 
 
 def fullest_stage_memory(batch: ConfigurationBatch) -> Array:
-    """Return the memory of the fullest pipeline stage, shape (configurations,).
+    """Compute the memory of the fullest pipeline stage of each configuration.
 
     Parameters
     ----------
@@ -338,16 +341,16 @@ def fullest_stage_memory(batch: ConfigurationBatch) -> Array:
 
 
 def _live_microbatches(batch: ConfigurationBatch) -> Array:
-    """Return the number of microbatches whose activations are alive at once, shape (stages, pieces, configurations)."""
+    """Count the microbatches whose activations are alive at once, shape (stages, chunks, configurations)."""
     assignment = batch.assignment
     living = live_microbatches(batch.schedule, assignment.stages, batch.microbatches, assignment.chunks_per_stage)
     return living if batch.has_backward else np.zeros_like(living)
 
 
 def _activation_memory(batch: ConfigurationBatch) -> tuple[Array, Array]:
-    """Return the activations of a microbatch in each piece of a stage, and the temporary memory of a stage [byte].
+    """Return the activations of a microbatch in each chunk of a stage, and the temporary memory of a stage [byte].
 
-    Shapes are (stages, pieces, configurations) and (stages, configurations).
+    Shapes are (stages, chunks, configurations) and (stages, configurations).
     """
     key = "passing", batch.zero if batch.backend.offload.parts else 0
     return batch.cache.get_or_compute(key, lambda: _uncached_activation_memory(batch))
@@ -366,7 +369,7 @@ def _sent_outputs(batch: ConfigurationBatch) -> Array:
     """Return the outputs that a stage keeps per microbatch after sending them, (stages, 1, configurations) [byte].
 
     Autograd starts the stage's backward pass from its output, even if the layer that computed it saves it, too. The
-    result is the mean over the pieces of a stage.
+    result is the mean over the chunks of a stage.
     """
     assignment, habit = batch.assignment, batch.backend.software.parallelism.pipeline_outputs
     share = assignment.replicas / assignment.layers_per_chunk.shape[1] if habit == "kept" else 0.0
@@ -376,7 +379,7 @@ def _sent_outputs(batch: ConfigurationBatch) -> Array:
 class TimedProgram(NamedTuple):
     """One rank's program with predicted times: model chunks of the stages, kernel times, time and memory by section.
 
-    Arrays of ``section_times`` have shape (sections, 1).
+    A section is a run of equal layers. Arrays of ``section_times`` have shape (sections, 1).
     """
 
     program: Program
@@ -386,23 +389,23 @@ class TimedProgram(NamedTuple):
 
 
 def timed_program(program: Program, layout: Plan, backend: Backend) -> TimedProgram:
-    """Predict the times of a program's kernels and collectives, and cut it into the model chunks of the stages.
+    """Predict the times of one rank's kernels and collectives, and cut its layers into model chunks for the stages.
 
-    Layers that are recomputed differently become separate sections.
+    Layers that are recomputed differently become separate sections (runs of equal layers).
 
     Parameters
     ----------
     program : Program
         Kernels and collectives of one rank.
     layout : Plan
-        Resolved parallel plan.
+        Parallel plan of the run: mesh, strategy, microbatches.
     backend : Backend
         Software, and models of kernel and link times.
 
     Returns
     -------
     TimedProgram
-        The program with its times.
+        Program with times by kernel and section, and its model chunks.
     """
     run, pieces = backend.run, layout.stages * layout.strategy.chunks
     stages = _schedule_of(layout, backend).stages_of(layout.stages, layout.strategy.chunks)
@@ -435,18 +438,18 @@ def timed_program(program: Program, layout: Plan, backend: Backend) -> TimedProg
 def single_batch(
     program: TimedProgram, layout: Plan, backend: Backend, arriving: InputPipeline | None
 ) -> ConfigurationBatch:
-    """Wrap one configuration as a `ConfigurationBatch` of length one.
+    """Wrap one configuration as a `ConfigurationBatch` of length one, the input of `predict_steps`.
 
     Parameters
     ----------
     program : TimedProgram
-        One rank's program with its times.
+        One rank's program with predicted times.
     layout : Plan
-        Resolved parallel plan.
+        Parallel plan of the run: mesh, strategy, microbatches.
     backend : Backend
         Software, and models of kernel and link times.
     arriving : InputPipeline, optional
-        Time in which training data arrive; None for synthetic data.
+        Times in which the input pipeline delivers a batch; None for synthetic data.
 
     Returns
     -------
@@ -480,7 +483,7 @@ def _batch(
     layout: Plan,
     backend: Backend,
 ) -> ConfigurationBatch:
-    """Build the `ConfigurationBatch` of one configuration; a network that is not cut has one stage."""
+    """Build the `ConfigurationBatch` of one configuration; a network in one piece has one pipeline stage."""
     schedule, stages = _schedule_of(layout, backend), layout.stages if len(pieces) > 1 else 1
     sequence_parallel, local_batches = (layout.strategy.sequence_parallel,), (layout.local_batch,)
     layouts = Layouts(backend, (layout.mesh,), (program,), sequence_parallel, local_batches)
@@ -495,7 +498,10 @@ def _batch(
 
 
 def _section_times(program: Program, mesh: Mesh, backend: Backend) -> tuple[KernelTimes, SectionTimes]:
-    """Predict times of kernels and collectives: (kernel times, time and memory by section of shape (sections, 1))."""
+    """Predict the times of a program's kernels and collectives.
+
+    Returns kernel times, and time and memory by section of shape (sections, 1).
+    """
     times = backend.predictor.times([counted.kernel for section in program.sections for counted in section.kernels])
     column = KernelTimes(*(getattr(times, name)[:, None] for name in KernelTimes.__slots__))
     payloads = np.array([[transfer.payload_bytes] for _, transfer in enumerate_collectives(program)]).reshape(-1, 1)
@@ -507,6 +513,9 @@ def _section_times(program: Program, mesh: Mesh, backend: Backend) -> tuple[Kern
 
 
 def _schedule_of(layout: Plan, backend: Backend) -> Schedule:
-    """Return the schedule of a run; 1F1B with several chunks a stage is interleaved 1F1B."""
+    """Return the pipeline schedule of a run.
+
+    1F1B with several model chunks a stage is interleaved 1F1B.
+    """
     name = backend.run.pipeline.schedule
     return SCHEDULES["interleaved" if layout.strategy.chunks > 1 and name == "1f1b" else name]

@@ -1,12 +1,12 @@
-"""Computation, and the communication that overlaps with it and follows it, and the optimizer update.
+"""Overlap of computation with gradient exchange and parameter gathers, and the time after the last backward pass.
 
 A step without a pipeline has two streams. Layer iterations run one after another. Gradients are sent in buckets as soon
-as the backward pass has filled them, or after it. Sharded parameters (ZeRO-3) are gathered before the iteration that
-needs them. After its last pass a stage, with or without a pipeline, waits for the exposed gradient sums, updates its
-parameters and gathers sharded states.
+as the backward pass has filled them, or after that pass. Sharded parameters (ZeRO-3) are gathered before the iteration
+that needs them. After its last pass a stage, with or without a pipeline, waits for the exposed gradient sums, updates
+its parameters and gathers sharded states.
 
 Arrays have the stages along their first axis (their chunks along the second, if these are distinguished) and the
-layouts or the cases along the last.
+layouts or the cases along the last. A section is a run of equal layers, a case one configuration.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ Direction = Literal["forward", "backward"]
 
 @dataclass(frozen=True, slots=True)
 class BucketSettings:
-    """Bucket size and overlap of the gradient exchange, and sharding of parameters.
+    """Settings of the gradient exchange: bucket size, overlap with the backward pass, and sharding of parameters.
 
     If ``overlaps_backward``, buckets of at least ``min_bucket_bytes`` bytes are sent during the backward pass,
-    otherwise all after it. ``shards_parameters`` parameters (ZeRO-3) are gathered before each layer iteration, forward
-    and backward. ``scatters_every_microbatch`` gradients are sent with every microbatch (ZeRO-2 and 3).
+    otherwise all after it. If ``shards_parameters`` (ZeRO-3), parameters are gathered before each layer, forward and
+    backward. If ``scatters_every_microbatch`` (ZeRO-2 and 3), gradients are sent with every microbatch.
+    ``bytes_per_gradient`` are the bytes of a gradient element.
     """
 
     min_bucket_bytes: float
@@ -60,8 +61,8 @@ class BucketSettings:
 class LayerIteration:
     """Consecutive layers of one section in one direction (forward or backward); ``layer_count`` is their number.
 
-    ``waits_for_gather`` is True if they wait for a gather of the section's parameters. ``buckets`` are (axes, bytes) of
-    the gradients that are sent after them.
+    ``waits_for_gather`` is True if the layers wait for a gather of the section's parameters. ``buckets`` are (axes,
+    bytes) of the gradients that are sent after them.
     """
 
     section: int
@@ -81,12 +82,12 @@ def layer_iterations(program: Program, buckets: BucketSettings, *, last: bool) -
     buckets : BucketSettings
         Settings of the exchange of gradients and sharded parameters.
     last : bool
-        True for the last microbatch, which sends gradients; scattered ones are sent with each microbatch.
+        True for the last microbatch of a step, which sends gradients (ZeRO-2 and 3: every microbatch does).
 
     Returns
     -------
     list of LayerIteration
-        Iterations, with the gradients that are sent after each.
+        Layers in order, with the gradients that are sent after each.
     """
     order: list[LayerIteration] = []
     sends = last or buckets.scatters_every_microbatch
@@ -116,7 +117,7 @@ def _collect(pending: dict[Axes, float], section: Section, times: int, gradient_
 
 
 def _flush(pending: dict[Axes, float], least: float) -> tuple[tuple[Axes, float], ...]:
-    """Remove from ``pending`` the gradients of each set of axes that have reached ``least`` bytes, and return them."""
+    """Remove gradient buckets that have reached ``least`` bytes from ``pending``, and return their (axes, bytes)."""
     sent = tuple((axes, size) for axes, size in pending.items() if axes and size > 0 and size >= least)
     for axes, _ in sent:
         pending[axes] = 0.0
@@ -132,27 +133,27 @@ def simulate_streams(
     start: Numeric,
     regather: Array | None = None,
 ) -> tuple[Numeric, Numeric]:
-    """Compute when the compute stream and the network stream have finished one pass.
+    """Simulate the compute and network streams of one microbatch, and return when both have finished.
 
-    Each stream runs its work in the order in which it becomes ready. A gather starts once the iteration before the last
-    has ended, and its own iteration waits for it. Buckets are sent after their iteration.
+    Each stream runs its work in the order in which the work becomes ready. A parameter gather starts once the iteration
+    before the last has ended, and its layers wait for it. Gradient buckets are sent after their layers.
 
     Parameters
     ----------
     order : iterable of LayerIteration
-        Iterations in order.
+        Layers in the order in which they run.
     forward : ndarray, shape (sections, ...)
-        Time of a forward iteration [s].
+        Forward time of one layer of each section [s].
     backward : ndarray, shape (sections, ...)
-        Time of a backward iteration [s].
+        Backward time of one layer of each section [s].
     gather : Array, shape (sections, ...), optional
         Time to gather the parameters of a section [s]; None without sharding.
     buckets : sequence of Numeric, shape (iterations, ...)
-        Time of the buckets sent after each iteration [s].
+        Time of the gradient buckets sent after each iteration [s].
     start : Numeric
         Time at which the compute stream is free [s].
     regather : Array, shape (sections, ...), optional
-        Time of gathers before the backward pass, if it differs [s].
+        Time of parameter gathers before the backward pass, if different [s].
 
     Returns
     -------
@@ -190,7 +191,7 @@ IterationOrder = list[LayerIteration]
 
 
 class _Cell(NamedTuple):
-    """One gradient sum: a layout's bytes and axes, and the rows and column of a table that get its time."""
+    """One gradient sum: layout, mesh axes and bytes, and the rows and column of a table of times to which it counts."""
 
     layout: int
     axes: Axes
@@ -201,7 +202,7 @@ class _Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamSeconds:
-    """Ends of the compute and network streams of each configuration, arrays of shape (cases,).
+    """Results of the simulated compute and network streams of each configuration, arrays of shape (cases,).
 
     ``end`` is when both have ended [s]. ``communication_time`` is the time of all collectives in the step [s].
     ``contention_share`` is the share of the full slowdown by contention that applies [-].
@@ -220,7 +221,7 @@ class ContendedTimes:
     earlier_microbatches: LayerTimes
 
     def with_slowdown_share(self, free: LayerTimes, share: Array) -> ContendedTimes:
-        """Return the layer times with only a share (0 to 1) of the slowdown.
+        """Return the layer times with only a share (0 to 1) of the slowdown by contention.
 
         Parameters
         ----------
@@ -232,7 +233,7 @@ class ContendedTimes:
         Returns
         -------
         ContendedTimes
-            Times.
+            Layer times with part of the slowdown [s].
         """
         parts = []
         for slowed in (self.last_microbatch, self.earlier_microbatches):
@@ -244,19 +245,19 @@ class ContendedTimes:
 
 
 def bucket_settings(batch: ConfigurationBatch, layout: int = 0) -> BucketSettings:
-    """Return bucket size, overlap and sharding of one layout's gradient exchange.
+    """Return the settings of one layout's gradient exchange: bucket size, overlap and parameter sharding.
 
     Parameters
     ----------
     batch : ConfigurationBatch
         Configurations that are computed together, as arrays.
     layout : int, optional
-        Position of the layout.
+        Position of the layout in the batch.
 
     Returns
     -------
     BucketSettings
-        Bucket size and overlap.
+        Bucket size [byte], overlap and sharding.
     """
     least = float(batch.layouts.bucket_bytes[layout])
     return BucketSettings(
@@ -269,7 +270,7 @@ def bucket_settings(batch: ConfigurationBatch, layout: int = 0) -> BucketSetting
 
 
 def stream_seconds(batch: ConfigurationBatch) -> StreamSeconds:
-    """Compute when the streams of every configuration end, for steps without a pipeline.
+    """Simulate the compute and network streams of every configuration, for steps without a pipeline.
 
     Configurations whose layers run in the same order are computed together.
 
@@ -281,7 +282,7 @@ def stream_seconds(batch: ConfigurationBatch) -> StreamSeconds:
     Returns
     -------
     StreamSeconds
-        Arrays of shape (cases,).
+        Ends of the streams and time of collectives, arrays of shape (cases,) [s].
     """
     return batch.cache.get_or_compute(
         ("streams", batch.sharding, batch.overlaps_gradient_exchange), lambda: _stream_seconds(batch)
@@ -302,7 +303,7 @@ def _stream_seconds(batch: ConfigurationBatch) -> StreamSeconds:
 
 
 def _order(layouts: Layouts, layout: int, buckets: BucketSettings) -> tuple[IterationOrderKey, IterationOrder]:
-    """Return the structure and the iterations of a layout's program, cached for equal programs."""
+    """Return a hashable structure and the layer order of a layout's program, cached for equal programs."""
     program = layouts.programs[layout]
 
     def order() -> tuple[IterationOrderKey, IterationOrder]:
@@ -320,8 +321,8 @@ def _stream_ends(
     """Return (end of the streams [s], time of collectives [s], share of contention [-]), shape (cases,) each.
 
     ``members`` are (layout, order of its layers) of the configurations ``cases``. A step takes no longer than without
-    any overlap. The end of the streams is a maximum of sums, so it is convex in the time lost to contention: the share
-    from linear interpolation keeps it within that limit.
+    any overlap. The end of the streams is a maximum of sums, so it is convex in the time lost to contention. The share
+    from linear interpolation keeps the step within that limit.
     """
     column = np.zeros(len(batch.layouts), dtype=np.intp)
     column[[layout for layout, _ in members]] = np.arange(len(members))
@@ -362,7 +363,7 @@ def _stream_ends(
 def _time_without_overlap(
     batch: ConfigurationBatch, cases: Index, travelling: Array | float, *, scattered: bool
 ) -> Array:
-    """Return the time of a step without any overlap of computation and communication, shape (cases,) [s]."""
+    """Return the step time without any overlap of computation and communication, an upper bound, (cases,) [s]."""
     times, count = batch.layer_times.select_configurations(cases), batch.microbatches[cases]
     repeat = section_values(batch.layouts.programs[0], "repeat")
     computing = repeat @ (times.forward_with_transfers + times.backward_with_transfers + times.weight_gradients)
@@ -370,7 +371,7 @@ def _time_without_overlap(
 
 
 def _gathered(order: IterationOrder, gather: Array | None, again: Array | None) -> Array | float:
-    """Return the time of all gathers of a microbatch [s]."""
+    """Return the time of all parameter gathers of a microbatch (ZeRO-3) [s]."""
     if gather is None or again is None:
         return 0.0
     passes = {"forward": gather, "backward": again}
@@ -378,19 +379,19 @@ def _gathered(order: IterationOrder, gather: Array | None, again: Array | None) 
 
 
 def contended_times(batch: ConfigurationBatch, cases: Index) -> ContendedTimes:
-    """Return the times of layers, slowed down by the collectives that overlap with them.
+    """Return the times of layers, slowed down by the collectives that overlap with them (contention).
 
     Parameters
     ----------
     batch : ConfigurationBatch
         Configurations that are computed together, as arrays.
     cases : Index
-        Positions of the cases.
+        Positions of the configurations.
 
     Returns
     -------
     ContendedTimes
-        Times for the last microbatch and for earlier ones.
+        Layer times of the last microbatch and of earlier ones [s].
     """
     times, overlap = batch.layer_times.select_configurations(cases), batch.backend.software.overlap
     if (overlap.sharded and not overlap.contention) or not (
@@ -410,14 +411,14 @@ def contended_times(batch: ConfigurationBatch, cases: Index) -> ContendedTimes:
 
 
 def bucket_seconds(batch: ConfigurationBatch, members: Sequence[tuple[int, IterationOrder]]) -> Array:
-    """Return the time of the gradient buckets that are sent after each layer of the backward pass.
+    """Return the exchange time of the gradient buckets that are sent after each layer of the backward pass.
 
     Parameters
     ----------
     batch : ConfigurationBatch
         Configurations that are computed together, as arrays.
     members : Sequence[tuple[int, IterationOrder]]
-        Layout and order of iterations of each member.
+        Position of each layout, and the order of its layers.
 
     Returns
     -------
@@ -460,7 +461,7 @@ def layer_gradient_exchange_times(layouts: Layouts, zero: int) -> Array:
 
 
 def _section_exchanges(layouts: Layouts, zero: int) -> Array:
-    """Compute the time of the gradient exchange of one layer of each section.
+    """Compute the time of the gradient exchange of one layer of each section, shape (sections, layouts) [s].
 
     If the bucket rule counts elements, a bucket holds several layers, and each has its share of the bucket's time.
     Otherwise (`docs/limits.md`, contention by buckets) each layer counts as a separate message.
@@ -483,12 +484,12 @@ def _section_exchanges(layouts: Layouts, zero: int) -> Array:
 
 
 def _exchanged_elements(section: Section, mesh: Mesh) -> float:
-    """Count the gradient elements of one layer iteration that are summed over other ranks of a mesh."""
+    """Count the gradient elements of one layer that are summed over other ranks of a mesh."""
     return sum(gradient.elements for gradient in section.gradients if mesh.group_size(gradient.axes) > 1)
 
 
 def _summed(layouts: Layouts, zero: int, cells: Sequence[_Cell], shape: tuple[int, int]) -> Array:
-    """Return the times of gradient sums added up in a table of the given ``shape`` [s]."""
+    """Compute the times of gradient sums, and add them up in a table of the given ``shape`` [s]."""
     owed: dict[str, list[tuple[_Cell, Axes, float]]] = {}
     for cell in cells:
         for operation, axes, payload in layouts.exchange_collectives(
@@ -508,7 +509,7 @@ def _summed(layouts: Layouts, zero: int, cells: Sequence[_Cell], shape: tuple[in
 
 
 def section_gather_times(layouts: Layouts, content: Literal["all", "again"] = "all") -> Array:
-    """Return the parameter all-gather time of one layer of each section (run of equal layers).
+    """Return the ZeRO-3 parameter all-gather time of one layer of each section (run of equal layers).
 
     Parameters
     ----------
@@ -529,7 +530,7 @@ def section_gather_times(layouts: Layouts, content: Literal["all", "again"] = "a
 
 
 def section_gather_traffic(layouts: Layouts, content: Literal["all", "again"] = "all") -> Array:
-    """Return time and bytes of the parameter all-gather of one layer of each section.
+    """Return time and bytes of the ZeRO-3 parameter all-gather of one layer of each section (run of equal layers).
 
     Parameters
     ----------
@@ -557,8 +558,8 @@ SummedGradients = Literal["none", "tied", "all"]
 class AfterBackwardTimes:
     """Times of communication and optimizer update after the last backward pass, shape (stages, layouts) [s].
 
-    ``always_exposed`` is always exposed. ``gradient_sums`` (gradient reductions, shape (stages, chunks, layouts))
-    overlap with passes, and ``parameter_gathers`` (parameter all-gathers) with the next forward pass;
+    ``always_exposed`` is the part that nothing hides. ``gradient_sums`` (gradient reductions, shape (stages, chunks,
+    layouts)) overlap with passes, and ``parameter_gathers`` (parameter all-gathers) with the next forward pass;
     ``gradient_sum_bucket_count`` and ``gather_bucket_count`` are their numbers of buckets. ``total_communication`` is
     all communication, hidden or not. ``has_communication`` is True for layouts that send anything, shape (layouts,).
     """
@@ -575,7 +576,7 @@ class AfterBackwardTimes:
 def layout_times_after_backward(
     layouts: Layouts, assignment: Assignment, zero: int, *, overlapped: bool, summed: SummedGradients = "all"
 ) -> AfterBackwardTimes:
-    """Return the times after the last backward pass: gradient sums, optimizer update, gathers of updated parameters.
+    """Compute the times after the last backward pass: gradient sums, optimizer update, parameter gathers.
 
     Parameters
     ----------
@@ -630,14 +631,14 @@ def _uncached_after_backward(
 
 
 def time_after_passes(batch: ConfigurationBatch, passes: PassTimes, *, summed: bool = True) -> Array:
-    """Return the time from each stage's last pass until its parameters are updated and gathered.
+    """Return the time from the last pass of each pipeline stage until its parameters are updated and gathered.
 
     Parameters
     ----------
     batch : ConfigurationBatch
         Configurations that are computed together, as arrays.
     passes : PassTimes
-        Times of the passes, shape (stages, cases) [s].
+        Times of one microbatch through each stage, shape (stages, cases) [s].
     summed : bool, optional
         True to count gradient sums, False for update and gathers only.
 
@@ -675,7 +676,7 @@ def time_after_passes(batch: ConfigurationBatch, passes: PassTimes, *, summed: b
 
 
 def time_after_streams(batch: ConfigurationBatch) -> Array:
-    """Return the time after the last gradient bucket, for steps without a pipeline.
+    """Return the time after the last gradient bucket (update and gathers), for steps without a pipeline.
 
     Parameters
     ----------
@@ -692,7 +693,7 @@ def time_after_streams(batch: ConfigurationBatch) -> Array:
 
 
 def _exposed_overlapped_gathers(batch: ConfigurationBatch, following: AfterBackwardTimes, passes: PassTimes) -> Array:
-    """Return the exposed part of gathers that overlap with the next first pass, shape (stages, cases) [s]."""
+    """Return the exposed part of parameter gathers that overlap with the next forward pass, (stages, cases) [s]."""
     gathers, buckets = (
         batch.expand_to_cases(following.parameter_gathers),
         batch.expand_to_cases(following.gather_bucket_count),
@@ -708,7 +709,7 @@ def exposed_gathers(batch: ConfigurationBatch, passes: PassTimes) -> Array:
     batch : ConfigurationBatch
         Configurations that are computed together, as arrays.
     passes : PassTimes
-        Times of the passes, shape (stages, cases) [s].
+        Times of one microbatch through each stage, shape (stages, cases) [s].
 
     Returns
     -------
@@ -723,7 +724,7 @@ def exposed_gathers(batch: ConfigurationBatch, passes: PassTimes) -> Array:
 
 
 def update_times(batch: ConfigurationBatch) -> Array:
-    """Return the time of the optimizer update on each stage, on the device or on the host.
+    """Return the time of the optimizer update on each pipeline stage, on the device or (offloaded) on the host.
 
     Parameters
     ----------
@@ -742,7 +743,7 @@ def update_times(batch: ConfigurationBatch) -> Array:
 
 
 def _host_updates(batch: ConfigurationBatch) -> Array:
-    """Return the time of an update on the host after the last backward pass, with clipping, (stages, cases) [s]."""
+    """Return the exposed time of an optimizer update on the host (ZeRO-Offload), with clipping, (stages, cases) [s]."""
     layouts, backend, assignment = batch.layouts, batch.backend, batch.assignment
     if not layouts.has_backward:
         return np.zeros((assignment.stages, len(batch)))

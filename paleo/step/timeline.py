@@ -1,10 +1,10 @@
 """The timeline of one configuration: the passes of its step as tasks on streams, or on the stages of a pipeline.
 
-Without a pipeline, gradient buckets are sent on a separate stream as soon as the backward pass has filled them, unless
-the run exchanges gradients after it. Sharded parameters are gathered before the section that needs them. All
-microbatches but the last are one task, as they are equal.
+Without a pipeline, gradient buckets are sent on a separate stream as soon as the backward pass has filled them. A run
+may also exchange gradients after that pass. Sharded parameters are gathered before the section (run of equal layers)
+that needs them. All microbatches but the last are one task, as they are equal.
 
-Exposed collectives of layers are shown by name (`section_collectives`).
+Exposed collectives of layers are listed by name (`section_collectives`).
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ class _NamedCollective:
 
 
 def section_collectives(batch: ConfigurationBatch, program: Program) -> list[dict[Direction, list[_NamedCollective]]]:
-    """List the exposed collectives of one layer iteration of each section, by direction.
+    """List the exposed collectives of one layer of each section (run of equal layers), by direction.
 
     The exposed time of a section is divided among its collectives in proportion to their times.
 
     Parameters
     ----------
     batch : ConfigurationBatch
-        Configurations; the first one is described.
+        Configurations, of which the first one is used.
     program : Program
         Kernels and collectives of one rank.
 
     Returns
     -------
     list[dict[Direction, list[_NamedCollective]]]
-        For each section a dict from direction to its collectives.
+        For each section the collectives of its forward and backward pass.
     """
     payloads = np.array([[each.payload_bytes] for _, each in enumerate_collectives(program)]).reshape(-1, 1)
     [priced] = collective_times(batch.backend.fabric, [(batch.layouts.meshes[0], program)], [payloads])
@@ -88,7 +88,7 @@ def section_collectives(batch: ConfigurationBatch, program: Program) -> list[dic
 def _exposed_collectives(
     section: Section, transfers: list[tuple[LayerCollective, float]], direction: Direction, total: float
 ) -> list[_NamedCollective]:
-    """List the exposed collectives of one direction of a section, with times that add up to ``total`` [s].
+    """List the exposed collectives of a section's forward or backward pass, with times that add up to ``total`` [s].
 
     The backward direction includes forward collectives that full recomputation repeats. Time without any collective is
     offload traffic.
@@ -122,7 +122,7 @@ def _chunk_collectives(batch: ConfigurationBatch, program: Program) -> list[list
 def _of_piece(
     by_section: list[dict[Direction, list[_NamedCollective]]], piece: tuple[tuple[int, int], ...], direction: Direction
 ) -> list[_NamedCollective]:
-    """List the exposed collectives of all layers of a piece, each name once per section."""
+    """List the exposed collectives of all layers of a model chunk, each name once per section."""
     return [
         _NamedCollective(each.name, each.seconds * layers, each.bytes * layers)
         for section, layers in piece
@@ -145,16 +145,16 @@ def step_timeline(steps: StepArrays, program: Program, arriving: InputPipeline |
     Parameters
     ----------
     steps : StepArrays
-        Step times of a batch; its first configuration is shown.
+        Step times of a batch, of which the first configuration is used.
     program : Program
         Kernels and collectives of one rank.
     arriving : InputPipeline, optional
-        Time in which training data arrive; None for synthetic data.
+        Times in which the input pipeline delivers a batch; None for synthetic data.
 
     Returns
     -------
     Timeline
-        Events with start and end [s].
+        Events (passes, collectives, update, waits) with start and end [s].
     """
     batch = steps.batch
     line = _streams(batch, program) if batch.assignment.stages == 1 else _pipeline(batch, program)
@@ -175,10 +175,10 @@ def step_timeline(steps: StepArrays, program: Program, arriving: InputPipeline |
 
 @dataclass(frozen=True, slots=True)
 class _Iterations:
-    """The iterations of one microbatch, with the times that their tasks need.
+    """The layers of one microbatch in order, with the times from which timeline tasks are built.
 
-    ``bucket_send_times`` is the time of the buckets after each iteration [s]. ``gathers`` holds, by direction and
-    section, the time [s] and the bytes of the parameter gather.
+    ``bucket_send_times`` is the time of the gradient buckets after each iteration [s]. ``gathers`` holds, by direction
+    and section, the time [s] and the bytes of the parameter gather.
     """
 
     program: Program
@@ -194,7 +194,7 @@ _GATHERS: dict[Direction, Literal["all", "again"]] = {"forward": "all", "backwar
 
 
 def _streams(batch: ConfigurationBatch, program: Program) -> Timeline:
-    """Build the timeline of a step without a pipeline."""
+    """Build the timeline of a step without a pipeline, on a compute stream and a communication stream."""
     buckets = bucket_settings(batch)
     times = contended_times(batch, _FIRST).with_slowdown_share(
         batch.layer_times.select_configurations(_FIRST), stream_seconds(batch).contention_share[_FIRST]
@@ -227,7 +227,7 @@ def _streams(batch: ConfigurationBatch, program: Program) -> Timeline:
 
 
 def _add_microbatch(tasks: list[Task], microbatch: _Iterations) -> list[int]:
-    """Add the tasks of one microbatch, and return the positions of its gradient buckets.
+    """Add the timeline tasks of one microbatch, and return the positions of its gradient buckets.
 
     A gather starts when the iteration before the last has ended, so that the weights of two iterations exist at once.
     """
@@ -258,7 +258,7 @@ def _last(tasks: list[Task]) -> tuple[int, ...]:
 def _add_iteration(
     tasks: list[Task], microbatch: _Iterations, section: Section, iteration: LayerIteration, awaited: tuple[int, ...]
 ) -> None:
-    """Add the iterations of a section in one direction: one compute task, then its exposed collectives."""
+    """Add the timeline tasks of layers of a section in one direction: one compute task, then exposed collectives."""
     row, times, forward = iteration.section, microbatch.times, iteration.direction == "forward"
     figures = (times.forward,) if forward else (times.backward, times.weight_gradients)
     seconds = float(sum(figure[row, 0] for figure in figures))
@@ -274,7 +274,7 @@ def _add_iteration(
 
 
 def _work(section: Section, phases: Sequence[str]) -> tuple[float, float]:
-    """Return (FLOP, bytes) of one layer's kernels in some phases."""
+    """Return (FLOP, bytes) of the kernels of one layer in some phases, such as ``forward``."""
     flops = moved = 0.0
     for counted in section.kernels:
         kernel = counted.kernel
@@ -291,7 +291,8 @@ def _work(section: Section, phases: Sequence[str]) -> tuple[float, float]:
 def _pipeline(batch: ConfigurationBatch, program: Program) -> Timeline:
     """Build the timeline of pipeline stages, each with its gradient exchange and update after its passes.
 
-    A pass includes its sends and the exposed collectives of its layers, which a second track of its stage shows.
+    A pass includes its sends and the exposed collectives of its layers, which are listed on a second track of the
+    stage.
     """
     assignment, count = batch.assignment, int(batch.microbatches[0])
     places = batch.schedule.model_chunks(assignment.stages, assignment.chunks_per_stage)
@@ -321,13 +322,16 @@ def _pipeline(batch: ConfigurationBatch, program: Program) -> Timeline:
 
 
 def _place(task: Task) -> tuple[int, int]:
-    """Return stage and chunk of a pass, which is called ``F3.1`` or, with one chunk a stage, ``F3``."""
+    """Return the stage and the chunk of a pipeline pass from its task.
+
+    The task is called ``F3.1`` or, with one chunk a stage, ``F3``.
+    """
     chunk = task.name.partition(".")[2]
     return int(task.resource.removeprefix("stage")), int(chunk) if chunk else 0
 
 
 def _pass_events(event: Event, send: float, collectives: dict[str, list[_NamedCollective]]) -> Iterator[Event]:
-    """Yield a pass, its exposed collectives, and the send at its end."""
+    """Yield the events of one pipeline pass: the pass, the send at its end, and its exposed collectives."""
     task = event.task
     if task.kind not in collectives:
         yield event
@@ -351,7 +355,7 @@ def _pass_events(event: Event, send: float, collectives: dict[str, list[_NamedCo
 
 
 def _chunk_time(program: Program, chunk: ModelChunk, send: float, seconds: Array) -> ChunkPassTimes:
-    """Return the time of one microbatch through one chunk, including its sends, for which the stage waits."""
+    """Return the time of one microbatch through one model chunk, including sends, for which the stage waits."""
     counted = [
         [sum(layers * _work(program.sections[i], phases)[k] for i, layers in chunk) for phases in _PASSES]
         for k in (0, 1)

@@ -39,7 +39,7 @@ _TAIL = ((0.017337203997, 0.42868294337, 3.0812263860, 6.6579051150), (0.0122582
 
 
 def normal_quantile(probability: Numeric) -> Array:
-    """Return the standard normal quantile, to seven digits.
+    """Compute the quantile (inverse distribution function) of the standard normal distribution, to seven digits.
 
     Parameters
     ----------
@@ -73,9 +73,10 @@ def normal_quantile(probability: Numeric) -> Array:
 
 
 def expected_normal_maximum(ranks: Numeric) -> Array:
-    """Compute the expected maximum of some standard normal numbers: Φ⁻¹((n − 0.375) / (n + 0.25)).
+    """Compute the expected maximum of n standard normal numbers: Φ⁻¹((n − 0.375) / (n + 0.25)).
 
-    The approximation is within 1 % for 8 ranks or more, and within 5 % below.
+    The slowest of n ranks is that many standard deviations slower than the mean. The approximation is within 1 % for 8
+    ranks or more, and within 5 % below.
 
     Parameters
     ----------
@@ -112,9 +113,9 @@ def waiting_share(ranks: Numeric, independent: Numeric, persistent: Numeric = 0.
     ranks : Numeric
         Ranks that wait for one another.
     independent : Numeric
-        Noise drawn anew in every step, as a share of the mean.
+        Standard deviation of noise that differs in every step, as a share of the mean.
     persistent : Numeric, optional
-        Noise of a rank in all steps, as a share of the mean.
+        Standard deviation of noise that stays with a rank, as a share of the mean.
 
     Returns
     -------
@@ -137,7 +138,7 @@ def waiting_share(ranks: Numeric, independent: Numeric, persistent: Numeric = 0.
 class Noise:
     """Variation of step times between ranks, as standard deviations relative to the mean step time [-].
 
-    ``independent`` noise is drawn anew in every step; ``persistent`` noise stays with a rank.
+    ``independent`` noise differs in every step; ``persistent`` noise stays with a rank.
     """
 
     independent: Array
@@ -145,14 +146,14 @@ class Noise:
 
     @classmethod
     def of(cls, run: Run, software: SoftwareProfile, local_batch: Numeric) -> Noise:
-        """Combine the noise of a run and of its software.
+        """Combine the noise of step times from the options of a run and from its software.
 
         Lengths of sequences vary by sample and average over the samples of a rank.
 
         Parameters
         ----------
         run : Run
-            The run.
+            Options of the run.
         software : SoftwareProfile
             Software profile.
         local_batch : Numeric
@@ -173,14 +174,14 @@ class Noise:
 
 
 def describe_unmodelled_wait(run: Run, software: SoftwareProfile, ranks: float, working: float) -> str:
-    """Describe the waits that a prediction without noise leaves out.
+    """Describe the waits for stragglers that a prediction without noise leaves out, as a sentence for reports.
 
     Parameters
     ----------
     run : Run
-        Run, which may state noise.
+        Options of the run, which may set noise.
     software : SoftwareProfile
-        Software profile, which may state noise.
+        Software profile, which may set noise.
     ranks : float
         Ranks that wait for one another.
     working : float
@@ -189,7 +190,7 @@ def describe_unmodelled_wait(run: Run, software: SoftwareProfile, ranks: float, 
     Returns
     -------
     str
-        A sentence with the wait of ranks as unequal as those of traced jobs; empty if noise is stated, or for a single
+        A sentence with the wait of ranks as unequal as those of traced jobs; empty if noise is set, or for a single
         rank.
     """
     if run.forward_only or ranks <= 1 or run.exchange.consistency != "bsp" or Noise.of(run, software, 1.0).has_noise:
@@ -201,35 +202,35 @@ def describe_unmodelled_wait(run: Run, software: SoftwareProfile, ranks: float, 
 
 
 def averaged_noise(noise: Numeric, draws: Numeric) -> Array:
-    """Compute the independent noise of the mean of several passes, c / √n.
+    """Compute the noise of the mean time of n passes with independent noise, c / √n.
 
     Parameters
     ----------
     noise : Numeric
-        Noise of one pass.
+        Standard deviation of one pass, as a share of its mean.
     draws : Numeric
-        Passes, such as microbatches or local steps.
+        Number of passes n, such as microbatches or local steps.
 
     Returns
     -------
     ndarray
-        Noise of the mean.
+        Standard deviation of the mean, as a share.
     """
     return np.asarray(noise / np.sqrt(draws))
 
 
 def expected_slowest_time(means: Sequence[float], independent: float) -> float:
-    """Compute the expected step time of ranks with different mean step times.
+    """Compute the expected time of a synchronous step whose ranks differ in their mean step times.
 
     Ranks are ordered by their means. For every k the slowest k ranks, with noise around their common mean, give a lower
-    bound of the expected maximum; the result is the largest of these bounds.
+    bound of the expected maximum. The result is the largest of these bounds.
 
     Parameters
     ----------
     means : sequence of float
         Mean step time of each rank [s].
     independent : float
-        Noise drawn anew in every step, as a share of the mean.
+        Standard deviation of noise that differs in every step, as a share of the mean.
 
     Returns
     -------
@@ -249,7 +250,7 @@ def expected_slowest_time(means: Sequence[float], independent: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class InputPipeline:
-    """Times to read (``storage``), ``decode`` and ``copy`` the training data of a step [s].
+    """Times in which the input pipeline reads (``storage``), decodes and copies the training data of a step [s].
 
     The three stages run at the same time, ahead of the step.
     """
@@ -260,7 +261,7 @@ class InputPipeline:
 
     @property
     def batch_interval(self) -> Array:
-        """Time between two batches in steady state, which is that of the slowest stage [s]."""
+        """Time between two batches in steady state, the time of the slowest stage of the input pipeline [s]."""
         return np.maximum(np.maximum(self.storage, self.decode), self.copy)
 
     @property
@@ -280,25 +281,25 @@ def input_pipeline(
     local_batch: Numeric,
     link: float | None = None,
 ) -> InputPipeline:
-    """Compute the times to read and decode a batch and to copy it to the devices.
+    """Compute the times to read and decode a batch and to copy the batch to the devices.
 
     A node reads and decodes the samples of all its replicas (of one, if a replica is larger than a node). Each rank
-    copies the batch of its replica over its own link.
+    copies the batch of its replica over a separate link.
 
     Parameters
     ----------
     stages : InputOptions
-        Costs of a sample in the input pipeline.
+        Bytes and decoding time of a sample in the input pipeline.
     system : System
         Machine: its devices, nodes and links.
     sample_bytes : float
         Bytes of a sample in the format of the copy.
     gpus : int
-        Devices of the run.
+        Number of devices of the run.
     replica : Numeric
         Ranks of one model replica.
     local_batch : Numeric
-        Samples of one replica.
+        Number of samples of one replica.
     link : float, optional
         Rate of the link to the host [byte/s]; by default the usual share of the slot.
 
@@ -331,15 +332,15 @@ PHOTOGRAPH, LEAST_SIDE = 110_000.0, 128
 
 
 def default_input_options(run: Run, graph: Graph, system: System, decode: float, gpus: int) -> InputOptions | None:
-    """Return the default input of networks on photographs: the host's cores decode them.
+    """Return the default input pipeline of networks on photographs, which the host's cores decode.
 
-    Storage counts if the system file states its bandwidth. The run has all cores of its nodes, even if it does not use
+    Storage counts if the system file gives its bandwidth. The run has all cores of its nodes, even if it does not use
     all of their devices.
 
     Parameters
     ----------
     run : Run
-        The run.
+        Options of the run.
     graph : Graph
         Network as a graph of layers.
     system : System
@@ -347,7 +348,7 @@ def default_input_options(run: Run, graph: Graph, system: System, decode: float,
     decode : float
         Seconds of one core to decode a photograph.
     gpus : int
-        Devices of the run.
+        Number of devices of the run.
 
     Returns
     -------
@@ -372,7 +373,7 @@ _WIDTH = {"index": 8.0}
 
 
 def sample_bytes(graph: Graph) -> float:
-    """Return the bytes of one sample in the format of its copy to the device.
+    """Return the bytes of one input sample as copied to the device.
 
     Parameters
     ----------

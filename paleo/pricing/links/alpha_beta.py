@@ -54,7 +54,7 @@ class LevelCost:
     rank_beta: Numeric = 0.0
 
     def transfer_time(self, level: LevelTraffic) -> Numeric:
-        """Compute the transfer and reduction time of the bytes on a level, without latency.
+        """Compute the time to send the bytes of a collective over one interconnect level, without latency.
 
         Parameters
         ----------
@@ -73,7 +73,7 @@ class LevelCost:
 
 
 def traffic_time(traffic: Traffic, costs: Sequence[LevelCost]) -> Array:
-    """Compute the time of a collective's traffic, phase after phase.
+    """Compute the time of a collective's traffic by the alpha-beta model, phase after phase.
 
     A phase takes the sum of its latencies and the time of its slowest level: sum of alpha steps + max of beta bytes +
     sum of gamma bytes.
@@ -117,11 +117,11 @@ def traffic_time(traffic: Traffic, costs: Sequence[LevelCost]) -> Array:
 def time_lower_bound(
     operation: str, payload_bytes: Numeric, group: FanOuts, costs: Sequence[LevelCost], *, in_network: bool = False
 ) -> Array:
-    """Compute a lower bound of the time of any algorithm between hosts.
+    """Compute a lower bound of the time of a collective by any algorithm between hosts.
 
     For one level: alpha log2 P + beta S c, with c = 2 (P-1)/P for all_reduce, (P-1)/P for reduce_scatter, all_gather
     and all_to_all, 1 for broadcast and send_recv. Over several levels the latencies add, and the slowest level counts.
-    With ``in_network`` switches may combine and copy messages: one step per level, and S for an all_reduce.
+    Switches that may combine and copy messages (``in_network``) take one step per level, and S for an all_reduce.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def time_lower_bound(
         Collective operation, such as ``all_reduce``.
     payload_bytes : array-like
         Size of the whole tensor [byte].
-    group : Group
+    group : FanOuts
         Fan-out of each level, inner to outer.
     costs : sequence of LevelCost
         Latency and bandwidth of each level, inner to outer.
@@ -174,9 +174,9 @@ def time_lower_bound(
 
 
 def torus_bound(operation: str, payload_bytes: Numeric, group: FanOuts, costs: Sequence[LevelCost]) -> Array:
-    """Compute a lower bound of the time of any algorithm if each level is a dimension of a torus.
+    """Compute a lower bound of the time of a collective by any algorithm on a torus, each level being a dimension.
 
-    The bytes that a rank must send are spread over all its links (`time_lower_bound`).
+    The bytes that a rank must send are spread over all its links.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ def torus_bound(operation: str, payload_bytes: Numeric, group: FanOuts, costs: S
         Collective operation, such as ``all_reduce``.
     payload_bytes : array-like
         Size of the whole tensor [byte].
-    group : Group
+    group : FanOuts
         Fan-out of each level, inner to outer.
     costs : sequence of LevelCost
         Latency and bandwidth of each level, inner to outer.
@@ -210,7 +210,7 @@ def torus_bound(operation: str, payload_bytes: Numeric, group: FanOuts, costs: S
 
 
 def _least_share(operation: str, fan_outs: tuple[Array, ...], index: int, in_network: bool) -> Array:
-    """Return the share of the payload that each unit must send into a level."""
+    """Return the smallest share of the payload that each unit of a level must send into the level, by any algorithm."""
     fan_out = fan_outs[index]
     if operation == "all_reduce":
         return np.ones(()) if in_network else 2.0 * remote_buffer_share(fan_out)
@@ -221,14 +221,16 @@ def _least_share(operation: str, fan_outs: tuple[Array, ...], index: int, in_net
 
 
 def bus_factor(operation: str, ranks: Numeric) -> Array:
-    """Return the ratio of the bytes that each rank must send to the payload.
+    """Return the bytes that each rank must send in a collective, relative to the payload.
+
+    This is nccl-tests' factor between algorithm bandwidth and bus bandwidth.
 
     Parameters
     ----------
     operation : str
         Collective operation, such as ``all_reduce``.
     ranks : array-like
-        Size of the group.
+        Number of ranks of the group.
 
     Returns
     -------
@@ -275,11 +277,11 @@ def partly_overlapped_time(latency: Numeric, transfer: Numeric) -> Array:
 
 
 def corrected_hop_latency(measured: float, stated: float | None, latency: float) -> float:
-    """Compute the correction of a measured hop time for a link with another latency.
+    """Compute the time to add to a measured hop time if the link has another latency.
 
-    The link's part of the hop changes in proportion; the software's part does not. The link's part is the stated
-    latency, or the whole hop if that is shorter. If no latency was stated, the hop takes at least as long as the new
-    link's latency.
+    The link's part of the hop changes in proportion; the software's part does not. The link's part is the datasheet
+    latency, or the whole hop if that is shorter. If the latency of the measured link is unknown, the hop takes at least
+    as long as the new link's latency.
 
     Parameters
     ----------
@@ -293,7 +295,7 @@ def corrected_hop_latency(measured: float, stated: float | None, latency: float)
     Returns
     -------
     float
-        Time [s].
+        Time to add to the measured hop [s]; negative for a faster link.
 
     Examples
     --------
@@ -306,9 +308,9 @@ def corrected_hop_latency(measured: float, stated: float | None, latency: float)
 
 
 def pipeline_fill_time(transfer: Numeric, chunk_cost: Numeric) -> Array:
-    """Compute the time to fill a pipeline whose number of chunks is optimal.
+    """Compute the time to fill a pipeline of chunks, for the optimal number of chunks.
 
-    n chunks cost n chunk_cost + transfer / n in addition to the transfer; at the best n both terms are equal.
+    Sending n chunks costs n chunk_cost + transfer / n in addition to the transfer; at the best n both terms are equal.
 
     Parameters
     ----------
@@ -384,7 +386,7 @@ def smooth_maximum(first: Numeric, second: Numeric, norm: float = 4.0) -> Array:
 
 
 def with_skew(time: Array, skew: Numeric) -> Array:
-    """Combine the time of a kernel with the wait for the last rank, before whose launch it cannot end.
+    """Add launch skew to the time of a collective: no rank ends before the last rank has launched.
 
     Parameters
     ----------

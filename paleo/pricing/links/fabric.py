@@ -87,7 +87,7 @@ _EXCHANGE_PARAMETERS = ("time_per_peer", "exchange_fraction", "exchange_share_ex
 
 
 def measured_fabric(system: System) -> str | None:
-    """Return the measured system whose fabric has the same kind of link.
+    """Return the measured system whose NCCL parameters between nodes hold for a system with the same kind of link.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def measured_fabric(system: System) -> str | None:
 
 
 def measured_exchange(system: System) -> str | None:
-    """Return the measured system whose all-to-all and send_recv parameters hold for a system's links between nodes.
+    """Return the measured system whose all-to-all parameters hold for a system's links between nodes.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def _measured(system: System, by_kind: Mapping[str, str]) -> str | None:
 
 
 def with_exchange_parameters(parameters: FabricParameters, other: FabricParameters) -> FabricParameters:
-    """Replace the parameters of exchanges (`_EXCHANGE_PARAMETERS`) by the parameters of another fabric.
+    """Replace the all-to-all parameters of a fabric (`_EXCHANGE_PARAMETERS`) by those of another fabric.
 
     Parameters
     ----------
@@ -136,13 +136,13 @@ def with_exchange_parameters(parameters: FabricParameters, other: FabricParamete
     Returns
     -------
     FabricParameters
-        Copy with these parameters replaced.
+        Copy of ``parameters`` with those of exchanges from ``other``.
     """
     return replace(parameters, **{name: getattr(other, name) for name in _EXCHANGE_PARAMETERS})
 
 
 def default_fabric_parameters(system: System) -> FabricParameters:
-    """Return the parameters of an unmeasured fabric by its link: sockets or remote memory access.
+    """Return the NCCL parameters of an unmeasured fabric by its kind of link: sockets (TCP) or RDMA.
 
     InfiniBand and similar links: 0.97 of a NIC for rings and trees (CX7 in SimAI's calbusbw.h; 0.96 to 0.98 measured
     with 1 to 4 ranks a node), step latencies between those of NCCL's tuner and 8 us per hop of an all_gather.
@@ -166,10 +166,10 @@ def _by_sockets(system: System) -> bool:
 
 
 def links_with_default_latency(links: GroupLinks, system: System) -> GroupLinks:
-    """Return a group's links with the latencies that the hops of `default_fabric_parameters` include.
+    """Limit the link latency that the hop times of `default_fabric_parameters` are taken to include.
 
-    The default hops include no more latency than InfiniBand's or TCP's. Latency that a link states beyond that is
-    added.
+    The default hops include no more latency than InfiniBand's or TCP's. Predictions add the latency of a link beyond
+    that.
 
     Parameters
     ----------
@@ -181,7 +181,7 @@ def links_with_default_latency(links: GroupLinks, system: System) -> GroupLinks:
     Returns
     -------
     GroupLinks
-        Links with the latencies replaced.
+        Links with a limited ``calibrated_latency`` between nodes.
     """
     inner, least = links.inner_levels, TCP_LATENCY if _by_sockets(system) else INFINIBAND_LATENCY
     outer = (
@@ -217,7 +217,7 @@ def fabric_time(
     links : GroupLinks
         Levels of the network that the group spans.
     parameters : FabricParameters
-        Calibration of the links.
+        Calibrated parameters of the collective library on these links.
     lockstep : bool
         True for an algorithm that waits for the slowest hop in each step.
     imbalance : array-like, default 1.0
@@ -269,7 +269,7 @@ def fabric_exchange_time(
     links : GroupLinks
         Levels of the network that the group spans.
     parameters : FabricParameters
-        Calibration of the links.
+        Calibrated parameters of the collective library on these links.
     shift : bool, default False
         True if each rank sends to one neighbour and receives from another (nccl-tests' send_recv), False if both are
         the same neighbour.
@@ -299,13 +299,13 @@ def fabric_exchange_time(
 
 
 def _hops(traffic: Traffic, links: GroupLinks) -> tuple[Array, Array]:
-    """Count the steps inside nodes and between nodes."""
+    """Count the message steps of an algorithm inside nodes and between nodes."""
     steps = [np.asarray(level.steps) for level in traffic.levels]
     return sum(steps[: links.inner_levels], np.zeros(())), sum(steps[links.inner_levels :], np.zeros(()))
 
 
 def _share_of_simple(step_bytes: Array, threshold: float, sharpness: float) -> Array:
-    """Compute the share of Simple: 0 for small steps, 1 for large ones.
+    """Compute the weight of protocol Simple in the time of a hop: 0 (LL) for small steps, 1 for large ones.
 
     The change is sharp if all ranks change together, and gradual in a tree, in which hops change one by one.
     """
@@ -314,7 +314,7 @@ def _share_of_simple(step_bytes: Array, threshold: float, sharpness: float) -> A
 
 
 def _wire_time(traffic: Traffic, links: GroupLinks, p: FabricParameters, share: Numeric) -> Array:
-    """Compute the time on the slower of the links inside a node and of the NICs, summed over phases.
+    """Compute the transfer time on the slower of intra-node links and NICs, summed over phases [s].
 
     Groups that share one NIC do not gain by ``nic_bandwidth_exponent``, which applies to NICs used together.
     """
@@ -346,8 +346,8 @@ _TUNER_SWITCH_EFFICIENCY = {"Hopper": 0.85, "Blackwell": 0.74, "Blackwell Ultra"
 def prefers_tree(payload_bytes: Numeric, links: GroupLinks) -> BoolArray:
     """Return True if NCCL's tuner expects a tree over nodes to be faster than a ring, both in Simple.
 
-    It assumes half of the bus bandwidth for a tree, whatever the bytes between nodes (S (1 of N nodes), compared with
-    2 S (P-1)/P of a ring). So rings are used for large payloads; the limit grows with the number of nodes.
+    The tuner assumes half of the bus bandwidth for a tree, whatever the bytes between nodes (S (1 of N nodes), compared
+    with 2 S (P-1)/P of a ring). So rings are used for large payloads; the limit grows with the number of nodes.
 
     Parameters
     ----------
@@ -381,7 +381,7 @@ def prefers_tree(payload_bytes: Numeric, links: GroupLinks) -> BoolArray:
 def prefers_switch(payload_bytes: Numeric, links: GroupLinks) -> BoolArray:
     """Return True if NCCL's tuner expects in-switch reduction (NVLSTree) to be faster than a ring.
 
-    It assumes 5/6 of the rate of a node's NVLink or of its NICs, and half of the NICs' over more than two nodes.
+    The tuner assumes 5/6 of the rate of a node's NVLink or of its NICs, and half of the NICs' over more than two nodes.
 
     Parameters
     ----------
@@ -415,13 +415,13 @@ def prefers_switch(payload_bytes: Numeric, links: GroupLinks) -> BoolArray:
 
 
 def _expected_rates(links: GroupLinks) -> tuple[Array, Array]:
-    """Return the rates of a ring inside a node and of a node's NICs in the tuner's cost model [byte/s]."""
+    """Return the bandwidths inside a node and of a node's NICs that NCCL's tuner assumes [byte/s]."""
     inside = np.where(links.ranks > links.nodes, TUNER_BUS * links.levels[0].bandwidth, np.inf)
     return inside, links.levels[-1].bandwidth
 
 
 def _expected_ring(payload_bytes: Numeric, links: GroupLinks) -> Array:
-    """Return the time of an all_reduce over nodes by a ring in Simple, in the tuner's cost model [s]."""
+    """Return the time that NCCL's tuner expects for a ring all_reduce over nodes in protocol Simple [s]."""
     nodes, ranks = links.nodes, links.ranks
     inside = np.where(np.asarray(links.is_nvlink), TUNER_NVLINK_STEP_LATENCY[SIMPLE], TUNER_PCIE_STEP_LATENCY[SIMPLE])
     hops = np.maximum(2.0 * (ranks - 1.0) - 2.0 * nodes, 0.0) * inside + 2.0 * nodes * _TUNER_NET_HOP

@@ -2,11 +2,11 @@
 
 *Links* (`GroupLinks`) are those of the datasheet: levels, ports, bandwidths.
 
-*Protocol* (`protocol`): NCCL has three protocols: LL (flags in the data, lowest latency, about a quarter of the link),
-LL128 (flags per 128 bytes) and Simple (fences, most of the link, slow to start). NCCL runs the one that its tuner
-expects to be fastest, from constants in its source, which need not be the fastest one. `protocol` follows that rule, so
-that predictions jump at the payloads at which measured curves do. The calibrated parameters then price the chosen
-protocol.
+*Protocol* (`tuner_protocol`): NCCL has three protocols: LL (flags in the data, lowest latency, about a quarter of the
+link), LL128 (flags per 128 bytes) and Simple (fences, most of the link, slow to start). NCCL runs the one that its
+tuner expects to be fastest, from constants in its source, which need not be the fastest one. `tuner_protocol` follows
+that rule, so that predictions jump at the payloads at which measured curves do. The calibrated parameters then price
+the chosen protocol.
 
 *Time* inside one node, over NVLink, NVSwitch or a PCIe tree (`intra_node_time`): the counts (steps, bytes per level)
 are those of `paleo.collectives`. They are multiplied by the latency of a step and the share of a link that each
@@ -55,13 +55,13 @@ class LinkLevel:
     port_bandwidth : float or ndarray
         Bandwidth of one port of one unit [byte/s].
     ports, rank_ports : float or ndarray
-        Ports of a unit that the group may use, and those of them that a single rank of the unit drives.
+        Ports of a unit (GPU or node) that the group may use, and ports that a single rank of the unit drives.
     shared_unit_ports : float or ndarray
         Ports of a unit by datasheet, divided among the groups of the same kind.
     latency : float
         Latency of one message by datasheet [s].
     calibrated_latency : float, optional
-        Part of it that calibrated hops include [s]; None if no latency was stated.
+        Part of that latency which calibrated hop times include [s]; None if the link's latency is unknown.
     """
 
     fan_out: Numeric
@@ -100,12 +100,12 @@ class LinkLevel:
         return np.asarray(self.port_bandwidth) * np.minimum(self.ports, self.rank_ports * np.asarray(senders))
 
     def select_groups(self, index: npt.NDArray[np.intp]) -> LinkLevel:
-        """Select some groups (rows) of a level that holds several.
+        """Return the level with only some of the stacked groups (rows of its arrays).
 
         Parameters
         ----------
         index : ndarray of int
-            Rows.
+            Rows of the groups to keep.
 
         Returns
         -------
@@ -182,20 +182,20 @@ class GroupLinks:
 
     @property
     def intra_node_links(self) -> GroupLinks:
-        """The part of the group inside one node, with fan-outs of 1 between nodes."""
+        """Links of the group inside one node, with fan-outs of 1 between nodes."""
         inner, outer = self.levels[: self.inner_levels], self.levels[self.inner_levels :]
         alone = (replace(level, fan_out=np.ones_like(np.asarray(level.fan_out))) for level in outer)
         return replace(self, levels=(*inner, *alone))
 
     def hop_time(self, measured: float, *, outside: bool = False) -> Numeric:
-        """Return a measured hop time, corrected for the latency of this group's links [s].
+        """Return a measured hop time, corrected for the link latency of this group [s].
 
         Parameters
         ----------
         measured : float
             Seconds of the hop as measured.
         outside : bool, default False
-            True between nodes.
+            True for a hop between nodes, False inside a node.
 
         Returns
         -------
@@ -218,7 +218,7 @@ class GroupLinks:
         Parameters
         ----------
         algorithm : Algorithm
-            The algorithm.
+            Collective algorithm, such as a ring.
         operation : str
             Collective operation, such as ``all_reduce``.
 
@@ -236,7 +236,9 @@ class GroupLinks:
         )
 
     def wire_time(self, traffic: Traffic, levels: slice = slice(None)) -> Array:
-        """Compute the time of the slowest of some levels at the datasheet's bandwidth, summed over phases.
+        """Compute the transfer time of a collective at the datasheet bandwidth, by the slowest level of each phase.
+
+        The times of the phases are summed.
 
         Parameters
         ----------
@@ -259,12 +261,12 @@ class GroupLinks:
         return np.asarray(total)
 
     def select_groups(self, index: npt.NDArray[np.intp]) -> GroupLinks:
-        """Select some groups (rows) of several stacked ones.
+        """Return the links with only some of the stacked groups (rows of their arrays).
 
         Parameters
         ----------
         index : ndarray of int
-            Rows.
+            Rows of the groups to keep.
 
         Returns
         -------
@@ -280,14 +282,16 @@ class GroupLinks:
 
 
 def group_links(system: System, *, stride: int, size: int) -> GroupLinks:
-    """Return the links of a group, if the system's other ranks form groups of the same kind.
+    """Return the links of a communication group that shares node ports with the other groups of its kind.
+
+    The system's other ranks form groups of the same stride and size, which use the network at the same time.
 
     Parameters
     ----------
     system : System
         Machine: its devices, nodes and links.
     stride : int
-        Difference of the numbers of neighbouring ranks.
+        Distance between neighbouring ranks of the group.
     size : int
         Ranks of the group.
 
@@ -307,21 +311,21 @@ def group_links(system: System, *, stride: int, size: int) -> GroupLinks:
 
 
 def sole_group_links(system: System, *, ranks: int, ranks_per_node: int) -> GroupLinks:
-    """Return the links of a group that is the only one on the system.
+    """Return the links of a communication group that is the only one on the system.
 
     Parameters
     ----------
     system : System
         Machine: its devices, nodes and links.
     ranks : int
-        Size of the group.
+        Number of ranks of the group.
     ranks_per_node : int
-        Neighbours in each of its nodes.
+        Ranks of the group in each node.
 
     Returns
     -------
     GroupLinks
-        Machines of one NVLink domain count as one node.
+        Levels, inner to outer; machines of one NVLink domain count as one node.
 
     Raises
     ------
@@ -341,26 +345,28 @@ def sole_group_links(system: System, *, ranks: int, ranks_per_node: int) -> Grou
 
 
 def nvlink_domain_ranks(system: System, ranks_per_node: int) -> int:
-    """Count the neighbours that reach each other without the network between nodes.
+    """Count the ranks of a group that reach each other without the network between nodes.
+
+    These are the ranks of one machine, or of an NVLink domain of several machines.
 
     Parameters
     ----------
     system : System
         Machine: its devices, nodes and links.
     ranks_per_node : int
-        Neighbours in each machine.
+        Ranks of the group in each machine.
 
     Returns
     -------
     int
-        Ranks.
+        Number of ranks.
     """
     hosts = system.devices_per_host
     return system.devices_per_node if hosts is not None and ranks_per_node <= hosts else ranks_per_node
 
 
 def stack_links(groups: Sequence[GroupLinks], index: npt.NDArray[np.intp]) -> GroupLinks:
-    """Stack the links of several groups of one system into one object with a row per group.
+    """Stack the links of several groups of one system, with a row of each array per group.
 
     Parameters
     ----------
@@ -383,7 +389,7 @@ def stack_links(groups: Sequence[GroupLinks], index: npt.NDArray[np.intp]) -> Gr
 
 
 def _stacked(levels: Sequence[LinkLevel]) -> LinkLevel:
-    """Stack one level of several groups."""
+    """Stack one interconnect level of several groups into one level with a row per group."""
     columns: dict[str, Any] = {
         name: np.asarray([getattr(level, name) for level in levels], dtype=np.float64) for name in _STACKED
     }
@@ -391,14 +397,14 @@ def _stacked(levels: Sequence[LinkLevel]) -> LinkLevel:
 
 
 def _links_of_spans(system: System, spans: Sequence[GroupLevel]) -> GroupLinks:
-    """Return the links of a group from the system's spans of it.
+    """Build the links of a group from the ranks that the group has at each level of the system.
 
     Parameters
     ----------
     system : System
         Machine: its devices, nodes and links.
     spans : sequence of GroupLevel
-        Ranks at each level.
+        Ranks of the group at each level.
 
     Returns
     -------
@@ -431,9 +437,9 @@ def _links_of_spans(system: System, spans: Sequence[GroupLevel]) -> GroupLinks:
 
 
 def _level(system: System, span: GroupLevel, outside: bool) -> LinkLevel:
-    """Return the links of one span.
+    """Build the link level of a group from the ranks that the group has there.
 
-    If a link states no latency, calibrated hops are assumed to include it.
+    If the latency of a link is unknown, calibrated hop times are assumed to include it.
     """
     link, (usable, of_a_rank) = span.level.link, _usable_ports(system, span, outside)
     return LinkLevel(
@@ -478,7 +484,10 @@ def link_kind(system: System) -> str:
 
 
 def _direct_links(span: GroupLevel, fan_out: int) -> float:
-    """Count a unit's links to the others of a group of ``fan_out`` units: in a mesh of its pairs or rings, else all."""
+    """Count the links of a unit (GPU) to the others of a group of ``fan_out`` units.
+
+    In a mesh these are the links to the group's pairs or rings, else all links of the unit.
+    """
     level = span.level
     if level.topology != "mesh" or level.ranks is None or fan_out == 1:
         return float(level.ports)
@@ -489,9 +498,9 @@ def _direct_links(span: GroupLevel, fan_out: int) -> float:
 
 
 def _usable_ports(system: System, span: GroupLevel, outside: bool) -> tuple[float, float]:
-    """Return the ports of one unit that a group can use, and those of one rank, limited by the number of its rings.
+    """Return the ports of one unit (GPU or node) that a group can use, and the ports that one rank drives.
 
-    A rank drives its own NIC (or its share of the node's, at least one), so a single rank of a node of eight does not
+    A rank drives its NIC (or its share of the node's NICs, at least one), so a single rank of a node of eight does not
     fill eight NICs. All rings of a PCIe tree have the same direction and leave a unit through one slot.
     """
     share = span.level.ports / span.groups_per_unit
@@ -524,7 +533,7 @@ TUNER_BUS, _TUNER_LL128 = 0.8, 0.92
 
 
 def tuner_protocol(*, steps: Numeric, wire_time: Numeric, links: GroupLinks) -> npt.NDArray[np.intp]:
-    """Return the protocol of a ring that NCCL's tuner expects to be the fastest.
+    """Return the protocol (LL, LL128 or Simple) that NCCL's tuner expects to be the fastest for a ring.
 
     LL128 needs NVLink, of generation 4 at most.
 
@@ -622,10 +631,10 @@ def intra_node_time(
 ) -> Array:
     """Compute the time of the traffic of rings or trees inside one node.
 
-    It is launch + sqrt(steps² + wire²) with the protocol's step and share of the link. In LL128 steps and wire add up.
-    Simple adds its start, the copy of a rank's own share, and the filling of the pipeline. With ``adds_bytes`` bytes
-    are summed, of which a thread adds fewer than it moves in the same time; in Simple the wire hides that except for
-    one rank's share.
+    The time is launch + sqrt(steps² + wire²) with the protocol's step and share of the link. In LL128 steps and wire
+    add up. Simple adds its start, the copy of a rank's own share, and the filling of the pipeline. The sum of bytes
+    (``adds_bytes``) is slower, as a thread adds fewer than it moves in the same time. In Simple the wire hides that
+    except for one rank's share.
 
     Valid for 2 to 72 ranks in one NVLink domain or PCIe tree, and payloads from 512 B.
 
@@ -640,7 +649,7 @@ def intra_node_time(
     links : GroupLinks
         Levels of the network that the group spans.
     parameters : NcclParameters
-        Calibration of the links.
+        Calibrated parameters of the collective library on these links.
     low_latency : array-like of bool, default True
         True if the library has LL (NCCL 2.1 and later).
     adds_bytes : array-like of bool, default False
@@ -675,8 +684,8 @@ def intra_node_time(
 def switch_time(*, operation: str, traffic: Traffic, links: GroupLinks, parameters: NcclParameters) -> Array:
     """Compute the time of traffic that the switches of one node add and multicast (NVLink SHARP).
 
-    It consists of the launch, hops until the pipeline is full, and the wire. S (1 + 1/P) bytes of an all_reduce cross a
-    rank's link. The result is limited to the published bus bandwidth, for 2 (P-1)/P S bytes.
+    The time consists of the launch, hops until the pipeline is full, and the wire. S (1 + 1/P) bytes of an all_reduce
+    cross a rank's link. The result is limited to the published bus bandwidth, for 2 (P-1)/P S bytes.
 
     Parameters
     ----------
@@ -687,7 +696,7 @@ def switch_time(*, operation: str, traffic: Traffic, links: GroupLinks, paramete
     links : GroupLinks
         Levels of the network that the group spans.
     parameters : NcclParameters
-        Calibration of the links.
+        Calibrated parameters of the collective library on these links.
 
     Returns
     -------
@@ -706,19 +715,19 @@ def switch_time(*, operation: str, traffic: Traffic, links: GroupLinks, paramete
 
 
 def _for_several_ranks(seconds: Array, links: GroupLinks, skew: float) -> Array:
-    """Set the time to 0 for groups of one rank, and add the wait for the last rank to others."""
+    """Set the time of a collective to 0 for groups of one rank, and add the launch skew for others [s]."""
     several = links.ranks > 1
     return with_skew(np.where(several, seconds, 0.0), np.where(several, skew, 0.0))
 
 
 def _channel_share(payload: Numeric, links: GroupLinks) -> Array:
-    """Compute the share of channels in use: 0 for payloads that one channel carries, 1 if all of them have work."""
+    """Compute the share of NCCL's channels in use: 0 for payloads of one channel, 1 if all channels have work."""
     square = (np.asarray(payload) / (_SPREAD_BYTES * links.ranks)) ** 2
     return np.asarray(square / (1.0 + square))
 
 
 def _copy_time(operation: str, payload: Numeric, links: GroupLinks, copy: float) -> Array:
-    """Compute the time to copy a rank's own share from its input to its output buffer.
+    """Compute the time to copy a rank's share from its input to its output buffer [s].
 
     An all_reduce does half of that along the way.
     """
@@ -727,7 +736,7 @@ def _copy_time(operation: str, payload: Numeric, links: GroupLinks, copy: float)
 
 
 def _staging_factor(links: GroupLinks, power: float) -> Array:
-    """Return the factor on the time of a hop without peer-to-peer access.
+    """Return the slow-down of a hop that passes host memory, without peer-to-peer access.
 
     Every hop then passes host memory twice, where the paths of all ranks meet.
     """
@@ -760,7 +769,7 @@ def exchange_time(
 ) -> Array:
     """Compute the time of the traffic of an all_to_all or send_recv inside one node.
 
-    A rank sends to all its peers at once, each by a separate channel: in LL while that is faster, else in Simple, whose
+    A rank sends to all its peers at once, each by a separate channel. LL is used while it is faster, else Simple, whose
     fences the transfer hides. No rank waits for the last rank of a group, as ranks exchange in pairs. The whole payload
     passes `_CHANNELS` multiprocessors, including a rank's own share, which limits the bandwidth of few ranks on a wide
     link: (link⁴ + channels⁴)^¼. A channel moves about as many bytes a clock on Blackwell (11.7) as on Hopper (11.5).
@@ -774,7 +783,7 @@ def exchange_time(
     links : GroupLinks
         Levels of the network that the group spans.
     parameters : ExchangeParameters
-        Calibration of the links.
+        Calibrated parameters of the collective library on these links.
 
     Returns
     -------

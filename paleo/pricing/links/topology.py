@@ -1,11 +1,11 @@
 """The share of the network between nodes that topology, placement, hashing and neighbours leave to a job.
 
-All are closed forms over arrays. Nodes are connected to leaf switches, ``leaf_nodes`` nodes to each. The nodes of a
-job are packed onto as few leaves as possible, spread evenly over ``k`` leaves, or drawn at random from the whole
-machine. A ring whose ranks are sorted by leaf, as NCCL sorts them, sends one flow per channel out of each leaf and is
-not slowed down on an idle tree. An all-to-all needs the rates of all members of a leaf, and neighbours on the uplinks
-take a share from both. The groups of one job compete, too: if the nodes of a group are a stride apart (pipeline stages
-outside replicas, replicas outside groups of experts), the nodes in between belong to groups that send at the same time.
+All are closed forms over arrays. Nodes are connected to leaf switches, ``leaf_nodes`` nodes to each. The nodes of a job
+are packed onto as few leaves as possible, spread evenly over ``k`` leaves, or drawn at random from the whole machine. A
+ring whose ranks are sorted by leaf, as NCCL sorts them, sends one flow per channel out of each leaf and is not slowed
+down on an idle tree. An all-to-all needs the rates of all members of a leaf, and neighbours on the uplinks take a share
+from both. The groups of one job compete, too. If the nodes of a group are a stride apart (pipeline stages outside
+replicas, replicas outside groups of experts), other groups on the nodes in between send at the same time.
 
 In a rail fabric NIC i of each node is connected to rail switch i. Traffic between different rails passes the spine, or
 first NVLink to the GPU of the right rail (NCCL's PXN, 2.12 and later). In a dragonfly a leaf is a group of routers, and
@@ -49,8 +49,11 @@ SMALLEST_DIVISOR = 1e-30
 
 @dataclass(frozen=True, slots=True)
 class NeighbourJob:
-    """A second job on the same leaf switches: its pattern (ring or all_to_all), nodes, and share of time that
-    it sends."""
+    """Second job on the same leaf switches.
+
+    ``pattern`` is its traffic (ring or all_to_all), ``nodes`` its size, and ``sending_time_share`` the share of time in
+    which the job sends.
+    """
 
     pattern: str
     nodes: int
@@ -61,8 +64,8 @@ class NeighbourJob:
 class NodePlacement:
     """Placement of a job's nodes on leaf switches: ``kind`` is packed, random or spread (over ``leaves`` switches).
 
-    ``background_load_share`` is the share of the uplinks that other jobs use; ``neighbour`` is a second job on the same
-    switches.
+    ``background_load_share`` is the share of the uplinks that other jobs use, 0 to 1; ``neighbour`` is a second job on
+    the same switches.
     """
 
     kind: str = "packed"
@@ -99,7 +102,7 @@ def node_placement(text: str, background: float = 0.0, neighbour: str | None = N
     Raises
     ------
     SpecError
-        If a text is not one of these.
+        If a text names no placement or no pattern of traffic.
 
     Examples
     --------
@@ -130,7 +133,7 @@ def _neighbour(text: str) -> NeighbourJob:
 
 
 def mean_leaf_count(nodes: Numeric, machine: Numeric, leaf: int) -> Array:
-    """Compute the mean number of leaves that hold at least one of several randomly drawn nodes.
+    """Compute the mean number of leaf switches that a job of randomly drawn nodes occupies.
 
     Parameters
     ----------
@@ -159,7 +162,7 @@ def mean_leaf_count(nodes: Numeric, machine: Numeric, leaf: int) -> Array:
 
 
 def ring_crossings(nodes: Numeric, machine: Numeric, leaf: int) -> Array:
-    """Compute the mean number of hops that leave a leaf, for a ring in rank order over randomly drawn nodes.
+    """Compute the mean number of ring hops that leave a leaf switch, for a ring in rank order over random nodes.
 
     Parameters
     ----------
@@ -198,19 +201,19 @@ def _expected_maximum(count: Numeric) -> Array:
 
 
 def _fullest_link(flows: Numeric, links: Numeric) -> Array:
-    """Compute the mean number of flows on the fullest of several links.
+    """Compute the mean number of flows on the fullest of several links, onto which flows are hashed at random.
 
     Parameters
     ----------
     flows : array-like
-        Flows that are sent at random.
+        Number of flows.
     links : array-like
-        Links over which they are sent.
+        Number of links.
 
     Returns
     -------
     ndarray
-        Flows.
+        Mean number of flows.
 
     Examples
     --------
@@ -222,7 +225,9 @@ def _fullest_link(flows: Numeric, links: Numeric) -> Array:
 
 
 def _fullest_of_sources(flows: Numeric, sources: Numeric, links: Numeric) -> Array:
-    """Compute the number of flows on the fullest link if each source has separate links.
+    """Compute the number of flows on the fullest link of several sources (leaf switches) with separate links.
+
+    Each source hashes its flows at random onto its links.
 
     Parameters
     ----------
@@ -236,7 +241,7 @@ def _fullest_of_sources(flows: Numeric, sources: Numeric, links: Numeric) -> Arr
     Returns
     -------
     ndarray
-        Harmonic mean of the number of flows, as the flows of a link share its rate.
+        Harmonic mean of the number of flows, since the flows of a link share its rate.
 
     Examples
     --------
@@ -252,7 +257,7 @@ def _fullest_of_sources(flows: Numeric, sources: Numeric, links: Numeric) -> Arr
 def _fullest_below(flows: Numeric, sources: Numeric, links: Numeric) -> Array:
     """Compute the probability that no link has more than 0, 1, 2, … flows, along a new last axis.
 
-    The number of flows on each link follows the binomial distribution.
+    Each of ``sources`` hashes ``flows`` at random onto ``links``, so that the flows of a link are binomial.
     """
     count, ways = np.asarray(flows, dtype=np.float64)[..., None], np.asarray(links, dtype=np.float64)[..., None]
     chance, mean = 1.0 / np.maximum(ways, 1.0 + np.finfo(np.float64).eps), float(np.max(count / ways))
@@ -265,14 +270,14 @@ def _fullest_below(flows: Numeric, sources: Numeric, links: Numeric) -> Array:
 
 
 def ecmp_share(flows: Numeric, links: Numeric) -> Array:
-    """Compute the share of its fair rate that the slowest of equal flows gets if flows are hashed onto equal links.
+    """Compute the share of the fair rate that the slowest flow gets if ECMP hashes equal flows onto equal links.
 
     Parameters
     ----------
     flows : array-like
-        Flows that are sent at random.
+        Number of flows.
     links : array-like
-        Links onto which they are hashed.
+        Number of links onto which the flows are hashed.
 
     Returns
     -------
@@ -289,9 +294,9 @@ def ecmp_share(flows: Numeric, links: Numeric) -> Array:
 
 
 def exchange_share(nodes: Numeric, members: Numeric, leaf: int, oversubscription: float) -> Array:
-    """Compute the share of its port that a node keeps in an all-to-all.
+    """Compute the share of its NIC bandwidth that a node keeps in an all-to-all over oversubscribed leaf switches.
 
-    The fullest leaf needs m (n-m)/(n-1) node rates (n-m of the n-1 peers of a node are elsewhere), and has q/o, with q
+    The fullest leaf needs m (n-m)/(n-1) node rates, as n-m of the n-1 peers of a node are elsewhere. It has q/o, with q
     nodes per leaf and oversubscription o.
 
     Parameters
@@ -316,11 +321,11 @@ def exchange_share(nodes: Numeric, members: Numeric, leaf: int, oversubscription
 
 
 def rail_exchange_share(nodes: Numeric, members: Numeric, rails: Numeric, leaf: int, oversubscription: float) -> Array:
-    """Compute the share of its port that a node keeps in an all-to-all over rails without forwarding over NVLink.
+    """Compute the share of its NIC bandwidth that a node keeps in an all-to-all over rails without PXN.
 
-    Each GPU sends directly to all others. A rail switch keeps only the traffic to its own rail of the m-1 other nodes
-    below it, 1/r of their traffic. All other traffic uses the uplinks: m (1 - (m-1)/((n-1) r)) node rates, of q/o, with
-    q nodes per leaf, r rails and oversubscription o.
+    Each GPU sends directly to all others, without forwarding over NVLink. A rail switch keeps only the traffic to its
+    own rail of the m-1 other nodes below it, 1/r of their traffic. All other traffic uses the uplinks: m (1 -
+    (m-1)/((n-1) r)) node rates, of q/o, with q nodes per leaf, r rails and oversubscription o.
 
     Parameters
     ----------
@@ -329,7 +334,7 @@ def rail_exchange_share(nodes: Numeric, members: Numeric, rails: Numeric, leaf: 
     members : array-like
         Nodes of the job on its fullest leaf or group.
     rails : array-like
-        Rail switches.
+        Number of rail switches.
     leaf : int
         Nodes below the rails.
     oversubscription : float
@@ -338,7 +343,7 @@ def rail_exchange_share(nodes: Numeric, members: Numeric, rails: Numeric, leaf: 
     Returns
     -------
     ndarray
-        0 to 1.
+        Share, 0 to 1.
 
     Examples
     --------
@@ -353,9 +358,10 @@ def rail_exchange_share(nodes: Numeric, members: Numeric, rails: Numeric, leaf: 
 def _unsorted_ring_share(
     nodes: Numeric, machine: Numeric, leaf: int, members: Numeric, oversubscription: float
 ) -> Array:
-    """Compute the share of its port that a node keeps in a ring in rank order over randomly drawn nodes.
+    """Compute the share of its NIC bandwidth that a node keeps in a ring in rank order over randomly drawn nodes.
 
-    The fullest leaf sends a flow for each hop that leaves it, m (1 - (q-1)/(T-1)) of them, and has q/o node rates.
+    The fullest leaf sends a flow for each hop that leaves it, m (1 - (q-1)/(T-1)) of them, and has q/o node rates. The
+    machine has T nodes, a leaf q nodes, m of them of the job; o is the oversubscription.
 
     Parameters
     ----------
@@ -373,7 +379,7 @@ def _unsorted_ring_share(
     Returns
     -------
     ndarray
-        0 to 1.
+        Share, 0 to 1.
 
     Examples
     --------
@@ -386,9 +392,10 @@ def _unsorted_ring_share(
 
 @dataclass(frozen=True, slots=True)
 class Dragonfly:
-    """Groups of routers; the links between each pair of groups carry ``pair_node_rates`` node rates.
+    """Dragonfly network: groups of routers, each pair of groups joined by global links.
 
-    ``routing`` is minimal, valiant, or adaptive, which takes the better of both. Links inside a group are not a limit.
+    ``pair_node_rates`` is the bandwidth between a pair of groups, in NIC bandwidths of a node. ``routing`` is minimal,
+    valiant, or adaptive, which takes the better of both. Links inside a group are not a limit.
     """
 
     groups: Numeric
@@ -396,7 +403,7 @@ class Dragonfly:
     routing: str = "adaptive"
 
     def exchange_share(self, nodes: Numeric, members: Numeric, used: Numeric) -> Array:
-        """Compute the share of its port that a node keeps in an all-to-all over several groups.
+        """Compute the share of its NIC bandwidth that a node keeps in an all-to-all over several dragonfly groups.
 
         The links of a pair of groups need m²/(n-1) node rates. Over third groups, each of the g-2 needs 2 (k-2)/(k-1)
         (k > 2) of the traffic that leaves a group.
@@ -413,7 +420,7 @@ class Dragonfly:
         Returns
         -------
         ndarray
-            0 to 1.
+            Share, 0 to 1.
 
         Examples
         --------
@@ -441,7 +448,7 @@ class Dragonfly:
         return dataclasses.replace(self, pair_node_rates=np.asarray(self.pair_node_rates) / jobs)
 
     def ring_share(self, used: Numeric) -> Array:
-        """Compute the share of its port rate that a node keeps in a ring whose ranks are sorted by group.
+        """Compute the share of its NIC bandwidth that a node keeps in a ring whose ranks are sorted by group.
 
         Parameters
         ----------
@@ -456,7 +463,7 @@ class Dragonfly:
         return self._better(np.ones(()), np.ones(()), used, np.where(np.asarray(used) > 2, 2.0, 1.0))
 
     def unsorted_ring_share(self, crossings: Numeric) -> Array:
-        """Compute the share of its port rate that a node keeps in a ring over randomly placed nodes.
+        """Compute the share of its NIC bandwidth that a node keeps in a ring over randomly placed nodes.
 
         Parameters
         ----------
@@ -473,10 +480,10 @@ class Dragonfly:
         return self._better(_fullest_of_sources(leaving, g, g - 1.0), leaving, g, np.asarray(2.0))
 
     def _better(self, of_pair: Array, leaving: Array, used: Numeric, hops: Array) -> Array:
-        """Compute the share of the port under the routing, 0 to 1.
+        """Compute the share of its NIC bandwidth that a node keeps under the routing, 0 to 1.
 
         ``of_pair`` are the node rates needed on the links of one pair of groups, ``leaving`` those that leave a group.
-        ``hops`` is how often this traffic passes the busiest links of a group if it takes a third group.
+        ``hops`` is how often this traffic passes the busiest links of a group if routed over a third group.
         """
         minimal = np.asarray(self.pair_node_rates) / np.maximum(of_pair, SMALLEST_DIVISOR)
         thirds = np.asarray(self.groups, dtype=np.float64) - 2.0
@@ -489,7 +496,7 @@ class Dragonfly:
 def share_beside_neighbour(
     *, ports: Numeric, demand: Numeric, other_ports: Numeric, other_demand: Numeric, sending: Numeric, capacity: Numeric
 ) -> Array:
-    """Compute the share of its rate that a job keeps next to a second job, on average over time.
+    """Compute the share of its bandwidth that a job keeps next to a second job on shared links, on average over time.
 
     Each job has a number of ports below the shared links, which need ``demand`` of a port's rate each. The links carry
     the rate of ``capacity`` ports, shared per port by max-min fairness: min(u, max(c/(m+m'), (c - m' u')/m)).
@@ -512,7 +519,7 @@ def share_beside_neighbour(
     Returns
     -------
     ndarray
-        0 to 1.
+        Share, 0 to 1.
 
     Examples
     --------
@@ -552,7 +559,7 @@ class NetworkShare:
     direct_rail_exchange_share: float | None = None
 
     def share(self, operation: str) -> float:
-        """Return the share of its ports that a node keeps in an operation.
+        """Return the share of its NIC bandwidth that a node keeps in a collective operation.
 
         Parameters
         ----------
@@ -562,17 +569,18 @@ class NetworkShare:
         Returns
         -------
         float
-            0 to 1.
+            Share, 0 to 1.
         """
         return self.exchange_share if operation == "all_to_all" else self.ring_share
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """Placement of one group of nodes on the leaf switches of a fat tree or dragonfly.
+    """Nodes of one communication group on the leaf switches of a fat tree or the groups of a dragonfly.
 
-    ``nodes_on_fullest_leaf`` are its nodes on the fullest leaf. ``rings_leaving_leaf`` is the number of the job's rings
-    that leave that leaf, ``concurrent_exchanges`` the number of exchanges of such groups.
+    ``nodes_on_fullest_leaf`` are its nodes on the fullest leaf. ``crossings`` counts the hops of an unsorted ring that
+    leave a leaf. ``rings_leaving_leaf`` is the number of the job's rings that leave the fullest leaf, and
+    ``concurrent_exchanges`` the number of such groups that exchange at the same time.
     """
 
     nodes: float
@@ -585,7 +593,7 @@ class _Job:
     concurrent_exchanges: float = 1.0
 
     def ports(self, pattern: str, *, dragonfly: bool) -> tuple[float, float]:
-        """Return the ports of a leaf that send to others, and the share of the shared links that each needs.
+        """Return the ports of a leaf that send to other leaves, and the share of the shared links that each port needs.
 
         The shared links are all uplinks, or in a dragonfly the links to one other group.
 
@@ -612,9 +620,9 @@ class _Job:
 
 
 def has_explicit_topology(system: System) -> bool:
-    """Return True if the network between nodes may limit even packed jobs.
+    """Return True if the network between nodes may limit even jobs on as few leaf switches as possible.
 
-    It does if it states an oversubscription, a routing, or the links between groups of a dragonfly.
+    This is so if the system file gives an oversubscription, a routing, or the links between groups of a dragonfly.
 
     Parameters
     ----------
@@ -634,7 +642,7 @@ def has_explicit_topology(system: System) -> bool:
 
 
 def placement_port_share(system: System, nodes: int, placement: NodePlacement, stride: float = 1.0) -> NetworkShare:
-    """Compute the share of their NIC bandwidth that the nodes of a group keep under a placement.
+    """Compute the share of NIC bandwidth that the nodes of a group keep under a placement on leaf switches.
 
     Parameters
     ----------
@@ -650,7 +658,7 @@ def placement_port_share(system: System, nodes: int, placement: NodePlacement, s
     Returns
     -------
     NetworkShare
-        Shares by operation.
+        Shares of the NIC bandwidth by traffic pattern, 0 to 1.
     """
     outer = [level for level in system.levels if system.joins_nodes(level)]
     if not outer or nodes < 2:
@@ -673,9 +681,9 @@ def placement_port_share(system: System, nodes: int, placement: NodePlacement, s
 
 
 def _in_order(nodes: int, machine: int, leaf: int, placement: NodePlacement, stride: float) -> _Job:
-    """Build a group on leaves that hold the job's nodes in order.
+    """Place the nodes of a group on leaf switches in the order of their ranks.
 
-    A leaf holds as many nodes of the group as strides fit on it, together with nodes of the groups in between.
+    A leaf holds as many nodes of the group as strides fit on the leaf, together with nodes of the groups in between.
     """
     switches = -(-math.ceil(nodes * stride) // leaf)
     if placement.kind == "spread":
@@ -696,10 +704,11 @@ def _in_order(nodes: int, machine: int, leaf: int, placement: NodePlacement, str
 
 
 def _at_random(nodes: int, machine: int, leaf: int, stride: float) -> _Job:
-    """Build a group of a job whose nodes are drawn at random.
+    """Place the nodes of a group on leaf switches at random.
 
-    The exchanges of all groups together need as much of the fullest leaf as one exchange of all the job's nodes would,
-    on average. Only rings with a node on a leaf leave it.
+    The result has the mean number of leaves, and the expected number of nodes on the fullest leaf. The exchanges of all
+    groups together need as much of the fullest leaf as one exchange of all the job's nodes would, on average. Only
+    rings with a node on a leaf leave that leaf.
     """
     whole = nodes * stride
     leaves, mean = float(mean_leaf_count(nodes, machine, leaf)), whole * leaf / machine
@@ -713,7 +722,7 @@ def _at_random(nodes: int, machine: int, leaf: int, stride: float) -> _Job:
 
 
 def _of_tree(system: System, level: InterconnectLevel, job: _Job, random: bool) -> NetworkShare:
-    """Compute the shares on leaf switches below a spine, or on the rail switches of nodes.
+    """Compute the bandwidth shares of a group on leaf switches below a spine, or on the rail switches of nodes.
 
     Groups that send at the same time share the uplinks, which are divided by their number.
     """
@@ -745,10 +754,10 @@ def _of_dragonfly(level: InterconnectLevel, job: _Job, random: bool) -> NetworkS
 
 
 def dragonfly(level: InterconnectLevel, machine: int, group: int) -> Dragonfly:
-    """Return the number of groups of a dragonfly, and of links between each two of them.
+    """Return the dragonfly network of a system: the number of groups, and the links between each two groups.
 
-    Where a system does not state the links, a group has as many links to other groups as its nodes have ports (a
-    balanced dragonfly: Kim et al., section 3.1), divided by the oversubscription of the group.
+    If a system does not give the links, a group has as many links to other groups as its nodes have ports (a balanced
+    dragonfly: Kim et al., section 3.1), divided by the oversubscription of the group.
 
     Parameters
     ----------
@@ -762,7 +771,7 @@ def dragonfly(level: InterconnectLevel, machine: int, group: int) -> Dragonfly:
     Returns
     -------
     Dragonfly
-        Groups and links.
+        Number of groups, links of each pair, and routing.
     """
     groups = -(-machine // group)
     balanced = group / max(groups - 1.0, 1.0) / level.oversubscription
@@ -771,7 +780,7 @@ def dragonfly(level: InterconnectLevel, machine: int, group: int) -> Dragonfly:
 
 
 def _beside_second_job(level: InterconnectLevel, job: _Job, pattern: str, neighbour: NeighbourJob | None) -> float:
-    """Compute the rate of a pattern next to a second job on the same leaf switches.
+    """Compute the share of its bandwidth that a job keeps next to a second job on the same leaf switches, 0 to 1.
 
     The nodes of the second job fill the places on those switches that the first job leaves free.
     """
@@ -799,7 +808,7 @@ def _beside_second_job(level: InterconnectLevel, job: _Job, pattern: str, neighb
 
 
 def _uplink_share(level: InterconnectLevel, leaf: int, background: float) -> float:
-    """Compute the share of a link above a leaf: of hashed flows, by routing, with other jobs."""
+    """Compute the share of an uplink of a leaf switch that a job gets, after hashing and background load, 0 to 1."""
     hashed = 1.0
     if level.routing == "ecmp":
         hashed = float(ecmp_share(_FLOWS_PER_PORT * leaf, leaf))
