@@ -448,9 +448,9 @@ def tiled_gemm_time(
 ) -> Array:
     """Compute the time of equal GEMMs with the fastest thread-block tile and split-K.
 
-    A block of tile (a, b) costs 1 + (balanced_tile_width (1/a + 1/b))^2 times the 2 a b k FLOP of an infinite tile,
-    since only a wider tile loads fewer operands per FLOP. Blocks run in waves. Splits of k fill idle multiprocessors,
-    and cost the traffic of the partial sums (32-bit) and a second, short phase. An element of the sum takes at least
+    A block of tile (a, b) costs 1 + (balanced_tile_width (1/a + 1/b))^2 times the 2 a b k FLOP of an infinite tile.
+    Only a wider tile loads fewer operands per FLOP. Blocks run in waves. Splits of k fill idle multiprocessors, and
+    cost the traffic of the partial sums (32-bit) and a second, short phase. An element of the sum takes at least
     ``cycles_per_summed_element``: blocks that share a multiprocessor hide each other's latency, a single wave cannot.
 
     Parameters

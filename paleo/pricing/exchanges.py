@@ -241,7 +241,7 @@ def custom_all_reduce_time(
 
 
 def _ring_beyond(payload: Array, wire: Array, links: GroupLinks, p: CustomAllReduceParameters) -> Array:
-    """Compute the time of NCCL's ring for large payloads, or of in-switch reduction if that is faster [s]."""
+    """Compute the time of NCCL's ring for payloads too large for custom kernels, or of NVLink SHARP if faster [s]."""
     copied = 0.5 * p.own_share_copy_ratio * payload / links.ranks / links.levels[0].bandwidth
     moved = wire / p.ring_fraction + copied
     time = (

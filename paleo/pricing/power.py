@@ -142,11 +142,11 @@ def throttled_share(busy: Numbers, sustained: Numbers, ramp: float = HALF_THROTT
 
 
 def relative_operand_energy(dtype: str) -> float:
-    """Return the energy per FLOP of tensor cores relative to that of the format that was measured.
+    """Return the energy per FLOP of tensor cores in a number format, relative to the calibrated 16-bit products.
 
-    From 16 to 8 bits it is proportional to the bytes of operands (training_energy_per_flop in fp8 relative to that in
-    16 bits: 0.53 on H100, 0.5 on L40S, 0.44 on B200). TF32 moves four bytes. Formats below 16 bits have separate
-    families, so their factor is 1.
+    The energy is proportional to the bytes of operands. In fp8 ``training_energy_per_flop`` relative to that in 16 bits
+    is 0.53 on H100, 0.5 on L40S, 0.44 on B200. TF32 moves four bytes. Formats below 16 bits have separate families, so
+    their factor is 1.
 
     Parameters
     ----------
@@ -237,8 +237,8 @@ class PowerParameters:
     Fitted to mean watts of training steps under power limits (Zeus: You, Chung, Chowdhury, NSDI 2023). A kernel adds
     ``busy_power_share`` whatever it does: clock trees, schedulers and register files at full clock, leakage of a warm
     chip. ``training_energy_per_flop`` of a device's products is the limit less the idle power, divided by their
-    sustained rate, so it includes that part. ``arithmetic_energy_share`` is the share of it that is proportional to
-    FLOP; with it the watts at that rate equal the limit.
+    sustained rate, so that ``busy_power_share`` is included. ``arithmetic_energy_share`` is the share of that energy
+    which is proportional to FLOP; the watts at that rate then equal the limit.
 
     Notes
     -----
@@ -260,7 +260,7 @@ class PowerParameters:
 
     @property
     def arithmetic_energy_share(self) -> float:
-        """Share (0 to 1) of a FLOP's energy in training that is proportional to the FLOP rate."""
+        """Share (0 to 1) of the energy of a FLOP in training that is proportional to FLOP, not to time."""
         return 1.0 - self.busy_power_share / (1.0 - NON_ARITHMETIC_SHARE)
 
     def idle_watts(self, design_power: float, memory_kind: str, memory_bandwidth: float) -> float:
