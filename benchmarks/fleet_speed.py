@@ -15,7 +15,7 @@ import time
 
 import numpy as np
 
-from paleo.cluster.nodes import POLICIES, NodePool
+from paleo.cluster.nodes import SCHEDULING_POLICIES, NodePool
 from paleo.cluster.simulation import ClusterJob, simulate_cluster
 
 JOBS, NODES, LOAD = 100_000, 250, 0.95
@@ -46,10 +46,10 @@ def command(*words: str) -> float:
 
 def main() -> None:
     jobs, start = trace(), time.process_time()
-    run = simulate_cluster(jobs, [NodePool(NODES, 8)], POLICIES["backfill"])
+    run = simulate_cluster(jobs, [NodePool(NODES, 8)], SCHEDULING_POLICIES["backfill"])
     seconds, most = time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     longest = run.queue_history[:, 1].max()
-    waits = f"{run.utilisation:.0%} busy, mean wait {run.waited.mean():.0f} s, queue up to {longest:.0f}"
+    waits = f"{run.utilisation:.0%} busy, mean wait {run.waiting_time.mean():.0f} s, queue up to {longest:.0f}"
     print(f"{JOBS:,} jobs on {8 * NODES:,} GPUs: {seconds:.1f} s, {most:.2f} GiB ({waits})")
     estimate = command("estimate", "gpt2", "--system", "dgx-h100", "--gpus", "2")
     fixed, searched = command("tune", *TRIALS, "--gpus-per-trial", "2"), command("tune", *TRIALS, "--deadline", "2h")

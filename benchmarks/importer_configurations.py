@@ -12,9 +12,9 @@ from typing import Any
 
 from importer_networks import _library
 
-from paleo.importers import _library_models as library
-from paleo.importers.configuration import read_config
-from paleo.importers.sources import ImportedModel, from_config, imported_mapping
+from paleo.importers import _transformers_models as library
+from paleo.importers.transformers_configuration import read_config
+from paleo.importers.import_sources import ImportedModel, model_file_of_config, imported_model
 from paleo.importers.torch import InputSpec, build_module, parse_input
 
 #: Tokens of a sequence: whole chunks of every scan, which the library pads to.
@@ -58,7 +58,7 @@ def imported_default(kind: str) -> ImportedModel:
     config = _stated(kind)
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
-        return imported_mapping(from_config(folder, seq=_length(config)))
+        return imported_model(model_file_of_config(folder, seq=_length(config)))
 
 
 def _length(config: Any) -> int:

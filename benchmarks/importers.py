@@ -37,14 +37,14 @@ from importer_configurations import PREFIX, default_module, families, imported_d
 from importer_networks import FAST, KEPT, KEPT_MISSES, LIBRARIES, NETWORKS, Network, timm_networks
 
 from paleo.errors import PaleoError
-from paleo.importers.sources import ImportedModel, from_module_import
+from paleo.importers.import_sources import ImportedModel, import_torch_module
 from paleo.importers.torch import InputSpec, build_module, on_meta_device, parse_input
 from paleo.layers.base import LayerImplementations
-from paleo.lowering.launches import SavedTensorCounter
+from paleo.lowering.kernel_launches import SavedTensorCounter
 from paleo.network.graph import Graph, build_graph
-from paleo.operations.tensor import precision
+from paleo.operations.tensor import default_precision
 
-FP32 = precision("fp32")
+FP32 = default_precision("fp32")
 #: Bars: relative errors of forward FLOP, backward FLOP and kept activations.
 FORWARD, BACKWARD, KEEPS = 0.001, 0.01, 0.05
 #: The most processor time of one network [s], unless --seconds says otherwise.
@@ -87,7 +87,7 @@ def kept_bytes(graph: Graph) -> float:
     """Bytes of activations that stay for the backward pass."""
     storage = SavedTensorCounter(graph)
     saved = ((node, tensor) for node in graph.nodes for op in node.operations for tensor in op.saved_tensors)
-    return sum(t.bytes(FP32) * storage.add(t, node) for node, t in saved if t.role != "parameter")
+    return sum(t.bytes(FP32) * storage.count_new_copies(t, node) for node, t in saved if t.role != "parameter")
 
 
 class Reference:
@@ -259,7 +259,7 @@ def examined(name: str, network: Network, backwards: bool = True) -> Outcome:
         return Outcome(name, "refused", str(error))
     started = time.perf_counter()
     try:
-        result = from_module_import(module, specs, loss="none")
+        result = import_torch_module(module, specs, loss="none")
     except PaleoError as error:
         return Outcome(name, "refused", str(error), time.perf_counter() - started)
     except Exception as error:  # what the bar forbids: anything but one helpful line

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from paleo.studies.sweep import SweepStudy, local_evaluator, sweep
+from paleo.studies.sweep import SweepStudy, local_evaluator, write_sweep_table
 
 STUDY = SweepStudy.model_validate(
     {
@@ -33,10 +33,11 @@ def main() -> None:
     suffix = sys.argv[1] if len(sys.argv) > 1 else "parquet"
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        rows = sweep(STUDY, Path(folder) / f"table.{suffix}", local_evaluator(STUDY))
+        rows = write_sweep_table(STUDY, Path(folder) / f"table.{suffix}", local_evaluator(STUDY))
         seconds = time.perf_counter() - start
     most = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 2**20
-    print(f"{rows:,} rows of {STUDY.points:,} points as {suffix}: {seconds:.1f} s, at most {most:.2f} GiB in a process")
+    print(f"{rows:,} rows of {STUDY.point_count:,} points as {suffix}: {seconds:.1f} s, at most {most:.2f} GiB in a "
+        f"process")
 
 
 if __name__ == "__main__":

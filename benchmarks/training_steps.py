@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paleo.calibrate.device_benchmarks import catalog_name
+from paleo.calibrate.device_benchmarks import device_catalog_name
 from paleo.files import append_csv_row
 
 WARM_UP, STEPS, PROFILED_STEPS = 8, 24, 3
@@ -263,7 +263,7 @@ def row_of(case: Case, times: list[float]) -> dict[str, Any]:
     notes += f"{reserved:.2f} reserved; code: {case.code}; weights: {case.precision}"
     common = {
         "source": SOURCE,
-        "device": catalog_name(torch.cuda.get_device_name(), None),
+        "device": device_catalog_name(torch.cuda.get_device_name(), None),
         "device_reported": torch.cuda.get_device_name(),
         "n_gpus": 1,
         "dtype": "bf16",

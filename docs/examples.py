@@ -62,10 +62,10 @@ def _with_output(match: re.Match[str]) -> Iterator[str]:
 
 def _printed(arguments: list[str], expected: int) -> str:
     """Run a command and return its output; RuntimeError where its exit code is another than the page says."""
-    from paleo.cli import run
+    from paleo.cli import run_command_line as run
     from paleo.report import columns
 
-    columns.PLAIN_WIDTH = columns.TEXT_WIDTH = WIDTH
+    columns.PIPE_LINE_WIDTH = columns.TEXT_WIDTH = WIDTH
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
         code = run(arguments)
     if code != expected:

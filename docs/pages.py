@@ -138,11 +138,11 @@ def _usage(parameter: Any) -> str:
 
 def json_documents() -> str:
     """The keys of every document, from the schemas that ``paleo schema`` prints."""
-    from paleo.report.json_schemas import document_names, schema_of
+    from paleo.report.json_schemas import commands_with_json_document, json_schema
 
     parts = [_JSON_INTRO]
-    for name in document_names():
-        schema = schema_of(name)
+    for name in commands_with_json_document():
+        schema = json_schema(name)
         parts.append(f"## paleo {name} --json\n\nSchema `{schema['$id']}`.\n")
         parts.append(table(("key", "type", "", "meaning"), _keys(schema)))
     return "\n".join(parts)
@@ -317,7 +317,7 @@ def catalog() -> str:
 
     parts = ["# Catalog\n", "What `paleo list` prints; `paleo show NAME` says all that is known of an entry.\n"]
     for kind in entries.DESCRIPTIONS_BY_KIND:
-        lines = entries.catalog_lines(kind)
+        lines = entries.catalog_descriptions(kind)
         parts += [
             f"## {kind.capitalize()} ({len(lines)})\n",
             table(("name", "what it is"), [(f"`{k}`", v) for k, v in lines.items()]),
@@ -493,18 +493,19 @@ def _rounds(file: str) -> str:
     import pandas as pd
 
     from paleo.calibrate.mlperf_tasks import (
-        ROUND_HEADINGS,
+        CROSS_VALIDATION_HEADINGS,
         cross_validated_submissions,
         error_table_rows,
         format_percent,
-        rank_agreement,
+        gpu_ranking_accuracy,
     )
 
     submissions = cross_validated_submissions(pd.read_csv(file))
-    share, pairs = rank_agreement(submissions)
+    share, pairs = gpu_ranking_accuracy(submissions)
     return (
         "## Submissions of MLPerf, each round left out\n\nMean errors of tasks fitted to all other rounds.\n\n"
-        f"{table(ROUND_HEADINGS, error_table_rows(submissions))}\nOf {pairs:,} pairs of submissions on two kinds of "
+        f"{table(CROSS_VALIDATION_HEADINGS, error_table_rows(submissions))}\nOf {pairs:,} pairs of submissions on two "
+        f"kinds of "
         f"GPUs, "
         f"of one benchmark, round and count, whose minutes differ by more than 5 %, {format_percent(share)} are "
         "predicted in the right order.\n"

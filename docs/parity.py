@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from paleo.report.plots import COLOUR_CYCLE, GREY, MARKERS, STYLE
+from paleo.report.plots import COLOUR_CYCLE, GREY, MARKERS, PLOT_STYLE
 
 HERE = Path(__file__).resolve().parent
 #: Most points of one source of a table, and sources of the picture that have a colour of their own.
@@ -56,7 +56,7 @@ def write(parts: Iterable[pd.DataFrame]) -> None:
 
 def picture(rows: pd.DataFrame) -> Figure:
     """Draw whole training steps, predicted against measured, by source."""
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(PLOT_STYLE):
         figure = Figure(figsize=(8.5, 5.2), layout="constrained")
         axes = figure.subplots()
         sources = rows["source"].value_counts().index

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paleo.errors import PaleoError as PaleoError
-    from paleo.importers.sources import from_hf as from_hf
-    from paleo.importers.sources import from_onnx as from_onnx
-    from paleo.importers.sources import from_torch as from_torch
+    from paleo.importers.import_sources import from_hf as from_hf
+    from paleo.importers.import_sources import from_onnx as from_onnx
+    from paleo.importers.import_sources import from_torch as from_torch
     from paleo.predict import Prediction as Prediction
     from paleo.predict import predict as predict
     from paleo.questions import audit as audit
@@ -53,7 +53,7 @@ _NAMES_OF_MODULES = {
     "paleo.predict": "Prediction predict",
     "paleo.specs.run": "Run",
     "paleo.questions": "audit compare estimate fleet plan scale search sweep target tune validate",
-    "paleo.importers.sources": "from_hf from_onnx from_torch",
+    "paleo.importers.import_sources": "from_hf from_onnx from_torch",
     "paleo.specs.calibration": "load_calibration",
     "paleo.specs.model": "load_model",
     "paleo.specs.software": "load_software",

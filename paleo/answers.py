@@ -20,13 +20,20 @@ if TYPE_CHECKING:
     from paleo.specs.run import Run
     from paleo.specs.system import System
     from paleo.specs.task import TrainingTask
-    from paleo.step.memory import Footprint
+    from paleo.step.memory import MemoryFootprint
     from paleo.studies.advice import Advice
     from paleo.studies.audit import CollectiveAudit, TrainingLogAudit
     from paleo.studies.cost import Tariff, TrainingEstimate
     from paleo.studies.defaults import RunWithDefaults
     from paleo.studies.goodput import LongRun
-    from paleo.studies.purchase import Candidate, Comparison, Objective, PlanWithCost, PurchasePlans, Requirements
+    from paleo.studies.purchase import (
+        ComparedSystem,
+        Objective,
+        PlanWithCost,
+        PurchasePlans,
+        PurchaseRequirements,
+        SystemComparison,
+    )
     from paleo.studies.scale import ScaleCurve, ScalePoint
     from paleo.studies.target import TargetScaling, TargetTime
     from paleo.tables.validation import FileReport
@@ -46,12 +53,12 @@ class StudyResult:
     command: ClassVar[str]
     rows_key: ClassVar[str | None] = None
     #: Module that writes the answer, and prefix of its functions ``document`` and ``table``, which take the fields.
-    report_module: ClassVar[str]
+    report_module_name: ClassVar[str]
     report_function_prefix: ClassVar[str] = ""
 
     def json_document(self) -> JsonDocument:
         """Return the JSON document that the command prints under ``--json``, without the key ``schema``."""
-        document: JsonDocument = self._render("document")
+        document: JsonDocument = self._render("json_document")
         return document
 
     def table(self) -> RenderableType:
@@ -61,7 +68,7 @@ class StudyResult:
 
     def _render(self, form: str) -> Any:
         """Call the report function that writes the result as ``document`` (JSON) or ``table`` (console)."""
-        return getattr(importlib.import_module(self.report_module), f"{self.report_function_prefix}{form}")(
+        return getattr(importlib.import_module(self.report_module_name), f"{self.report_function_prefix}{form}")(
             *self._field_values()
         )
 
@@ -97,9 +104,9 @@ class StudyResult:
         return f"<{type(self).__name__}: {self.headline}>"
 
     def _repr_html_(self) -> str:
-        from paleo.report.columns import html
+        from paleo.report.columns import notebook_html
 
-        return html(self.table())
+        return notebook_html(self.table())
 
 
 def _flatten(row: Mapping[str, Any], before: str = "") -> JsonDocument:
@@ -169,7 +176,7 @@ class Estimate(StudyResult):
         return (self.studies.consistency or self.prediction).mfu
 
     @property
-    def memory(self) -> Footprint:
+    def memory(self) -> MemoryFootprint:
         """Memory of the fullest GPU by purpose [bytes]."""
         return self.prediction.memory
 
@@ -185,7 +192,7 @@ class Estimate(StudyResult):
     def json_document(self) -> JsonDocument:
         from paleo.report import estimate
 
-        document = estimate.document(self.prediction, self.training, self.advice, self.studies)
+        document = estimate.json_document(self.prediction, self.training, self.advice, self.studies)
         from paleo.studies.defaults import RunWithDefaults
 
         choice = self.run_with_defaults or RunWithDefaults(self.prediction.run)
@@ -207,7 +214,7 @@ class Estimate(StudyResult):
         from paleo.report import estimate
 
         table = estimate.table(self.prediction, self.training, self.advice, self.studies, verbose=verbose)
-        words = "" if self.run_with_defaults is None else self.run_with_defaults.choices_text
+        words = "" if self.run_with_defaults is None else self.run_with_defaults.automatic_choices_text
         if not words:
             return table
         from rich.console import Group
@@ -223,7 +230,7 @@ class ScalingCurves(StudyResult):
     """Predictions of a network on growing numbers of GPUs; ``curves`` has one entry for each kind of scaling."""
 
     command, rows_key = "scale", "points"
-    report_module = "paleo.report.scale"
+    report_module_name = "paleo.report.scale"
     model: ModelSpec
     system: System
     curves: tuple[ScaleCurve, ...]
@@ -251,11 +258,11 @@ class CompareResult(StudyResult):
     """Answer of `paleo.compare`: predictions of the same run on several systems."""
 
     command, rows_key = "compare", "systems"
-    report_module = "paleo.report.compare"
-    comparison: Comparison
+    report_module_name = "paleo.report.compare"
+    comparison: SystemComparison
     runs_with_defaults: Mapping[str, RunWithDefaults] = field(default_factory=dict)
 
-    def best(self, objective: Objective = "time") -> Candidate | None:
+    def best(self, objective: Objective = "time") -> ComparedSystem | None:
         """Return the system that fits and has the lowest time, cost or energy.
 
         Parameters
@@ -265,7 +272,7 @@ class CompareResult(StudyResult):
 
         Returns
         -------
-        Candidate, optional
+        ComparedSystem, optional
             The system with its prediction; None if no value is known.
         """
         return self.comparison.best(objective)
@@ -282,43 +289,43 @@ class SearchResult(StudyResult):
     """Answer of `paleo.search`: plans on one system, best first; ``explanation`` says why the first one wins."""
 
     command, rows_key = "plan", "plans"
-    report_module = "paleo.report.plan"
+    report_module_name = "paleo.report.plan"
     model: ModelSpec
     system: System
-    search: FoundPlans
+    found_plans: FoundPlans
     explanation: Explanation | None
     choice_reasons: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def requirements(self) -> Requirements:
+    def requirements(self) -> PurchaseRequirements:
         """Requirements of the search: its objective, such as the shortest step time."""
-        from paleo.studies.purchase import Requirements
+        from paleo.studies.purchase import PurchaseRequirements
 
-        return Requirements(objective=self.search.objective)
+        return PurchaseRequirements(objective=self.found_plans.objective)
 
     @cached_property
     def best_prediction(self) -> Prediction:
         """Prediction of the best plan."""
         from paleo.predict import predict
 
-        return predict(self.model, self.system, self.search.plans[0].run)
+        return predict(self.model, self.system, self.found_plans.plans[0].run)
 
     @property
     def best(self) -> Run | None:
         """Run of the best plan that fits in memory; None if no plan fits."""
-        return next((plan.run for plan in self.search.plans if plan.fits), None)
+        return next((plan.run for plan in self.found_plans.plans if plan.fits), None)
 
     @property
     def headline(self) -> str:
-        first = self.search.plans[0]
+        first = self.found_plans.plans[0]
         fits = f"best is {first.strategy or 'dp'}" if first.fits else "none fits"
-        return f"{self.search.covered_configurations:,} plans of {self.model.name} on {self.system.name}, {fits}"
+        return f"{self.found_plans.covered_configurations:,} plans of {self.model.name} on {self.system.name}, {fits}"
 
     def table(self) -> RenderableType:
         from paleo.report import plan
 
         return plan.table(
-            self.model, self.system, self.search, self.explanation, self.best_prediction, self.choice_reasons
+            self.model, self.system, self.found_plans, self.explanation, self.best_prediction, self.choice_reasons
         )
 
 
@@ -327,7 +334,7 @@ class PlanResult(StudyResult):
     """Answer of `paleo.plan`: plans on all systems and GPU counts; those that meet the requirements come first."""
 
     command, rows_key = "plan", "plans"
-    report_module = "paleo.report.plan"
+    report_module_name = "paleo.report.plan"
     report_function_prefix = "purchase_"
     purchase: PurchasePlans
 
@@ -341,12 +348,12 @@ class PlanResult(StudyResult):
         return self.purchase.searches[0][0]
 
     @property
-    def search(self) -> FoundPlans:
+    def found_plans(self) -> FoundPlans:
         """All plans on the first system at the global batch size of the purchase, as one search result."""
-        return self.purchase.search
+        return self.purchase.joined_search
 
     @property
-    def requirements(self) -> Requirements:
+    def requirements(self) -> PurchaseRequirements:
         """Deadline, budget and objective of the purchase."""
         return self.purchase.requirements
 
@@ -367,7 +374,7 @@ class TimeToTarget(StudyResult):
     """Answer of `paleo.target`: time of a training task to its quality target, by number of GPUs."""
 
     command, rows_key = "target", "points"
-    report_module = "paleo.report.target"
+    report_module_name = "paleo.report.target"
     task: TrainingTask
     system: System
     curve: TargetScaling
@@ -389,7 +396,7 @@ class FleetResult(StudyResult):
     """Answer of `paleo.fleet`: start and end of many jobs that share a cluster."""
 
     command, rows_key = "fleet", "jobs"
-    report_module = "paleo.report.cluster"
+    report_module_name = "paleo.report.cluster"
     study: FleetStudy
 
     @property
@@ -403,7 +410,7 @@ class TuneResult(StudyResult):
     """Answer of `paleo.tune`: time of a hyperparameter search, by GPUs per trial and GPUs in all."""
 
     command, rows_key = "tune", "curve"
-    report_module = "paleo.report.tuning"
+    report_module_name = "paleo.report.tuning"
     study: TuningStudy
 
     @property
@@ -417,14 +424,14 @@ class AuditResult(StudyResult):
     """Answer of `paleo.audit`: a log, its prediction, and the faults that explain the difference."""
 
     command = "audit"
-    report_module = "paleo.report.audit"
+    report_module_name = "paleo.report.audit"
     audit: TrainingLogAudit | CollectiveAudit
 
     @property
     def headline(self) -> str:
         from paleo.report import audit
 
-        return audit.verdict(self.audit)
+        return audit.audit_verdict(self.audit)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -435,7 +442,7 @@ class ValidateResult(StudyResult):
     """
 
     command, rows_key = "validate", "files"
-    report_module = "paleo.tables.validation_report"
+    report_module_name = "paleo.tables.validation_report"
     reports: tuple[FileReport, ...]
 
     def predictions(self) -> pd.DataFrame:
@@ -449,7 +456,7 @@ class ValidateResult(StudyResult):
 
     @property
     def headline(self) -> str:
-        counts = ((report.was_predicted.sum(), len(report.frame), report.file) for report in self.reports)
+        counts = ((report.predicted_row_mask.sum(), len(report.frame), report.file) for report in self.reports)
         return "; ".join(f"{predicted:,} of {rows:,} rows of {file} predicted" for predicted, rows, file in counts)
 
     def table(self, *, worst: int = 5) -> RenderableType:
@@ -468,8 +475,8 @@ class ValidateResult(StudyResult):
         from rich.console import Group
         from rich.text import Text
 
-        from paleo.tables.validation_report import terminal_renderables
+        from paleo.tables.validation_report import validation_renderables
 
         return Group(
-            *(part for report in self.reports for part in (*terminal_renderables(report, worst=worst), Text()))
+            *(part for report in self.reports for part in (*validation_renderables(report, worst=worst), Text()))
         )

@@ -10,14 +10,14 @@ _HEADING = "\n\nParameters\n----------\n"
 _ENTRY = re.compile(r"^(\w+)(?: : (.*))?\n((?:    .*\n?)+)", re.MULTILINE)
 
 
-class Meaning(NamedTuple):
+class ParameterEntry(NamedTuple):
     """Entry of a docstring's section ``Parameters``: the word after the name, and the description below the name."""
 
-    word: str
+    type_word: str
     text: str
 
 
-def split_parameters(docstring: str | None) -> tuple[str, dict[str, Meaning]]:
+def split_parameters_section(docstring: str | None) -> tuple[str, dict[str, ParameterEntry]]:
     """Split the section ``Parameters``, which comes last, from a docstring.
 
     Parameters
@@ -33,8 +33,8 @@ def split_parameters(docstring: str | None) -> tuple[str, dict[str, Meaning]]:
     Examples
     --------
     >>> text = "Order machines.\\n\\nParameters\\n----------\\ncount : N\\n    Number of\\n    machines."
-    >>> split_parameters(text)
-    ('Order machines.', {'count': Meaning(word='N', text='Number of machines.')})
+    >>> split_parameters_section(text)
+    ('Order machines.', {'count': ParameterEntry(type_word='N', text='Number of machines.')})
     """
     head, _, section = inspect.cleandoc(docstring or "").partition(_HEADING)
-    return head, {name: Meaning(word, " ".join(text.split())) for name, word, text in _ENTRY.findall(section)}
+    return head, {name: ParameterEntry(word, " ".join(text.split())) for name, word, text in _ENTRY.findall(section)}

@@ -10,28 +10,28 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError
-from paleo.lowering.launches import unmatched_module_warnings
-from paleo.lowering.policies import ModelChunk, kernel_runs
+from paleo.lowering.kernel_launches import unmatched_recompute_module_warnings
+from paleo.lowering.stages_and_recompute import ModelChunk, kernel_runs_per_microbatch
 from paleo.operations.base import configure_optimizer, model_flops
 from paleo.operations.contraction import executed_flop_share
 from paleo.parallel.plan import (
     Plan,
-    foreign_software_warnings,
     high_utilisation_warnings,
-    host_warnings,
-    idle_option_warnings,
-    loading_warnings,
+    host_memory_warnings,
+    ineffective_option_warnings,
+    input_pipeline_warnings,
     missing_routing_time_warnings,
     missing_sequence_parallel_warnings,
     plan,
     plan_warnings,
     shared_expert_overlap_warnings,
+    tpu_software_warnings,
 )
 from paleo.step.backend import build_backend
-from paleo.step.interval import OPAQUE, Uncertainty, uncertainty
-from paleo.step.memory import Footprint
-from paleo.step.step import StepArrays, predict_steps, single_batch, timed_program
-from paleo.step.waiting import describe_unmodelled_wait
+from paleo.step.interval import OPAQUE_KERNEL_KIND, StepUncertainty, step_uncertainty
+from paleo.step.memory import MemoryFootprint
+from paleo.step.step import StepPredictions, predict_steps, single_configuration_batch, timed_program
+from paleo.step.waiting import describe_unmodelled_straggler_wait
 from paleo.units import format_duration
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from paleo.network.graph import Graph
     from paleo.operations.tensor import Precision
     from paleo.pricing.kernels import KernelTimes
-    from paleo.schedules.engine import Timeline
+    from paleo.schedules.pipeline_simulation import Timeline
     from paleo.specs.calibration import Calibration
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
@@ -98,11 +98,11 @@ class Prediction:
     graph: Graph
     program: Program
     kernels: KernelTimes
-    step_arrays: StepArrays
+    step_arrays: StepPredictions
     breakdown: Breakdown
-    memory: Footprint
+    memory: MemoryFootprint
     flops: float
-    uncertainty: Uncertainty
+    uncertainty: StepUncertainty
     calibration: str
     unmodelled: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -118,7 +118,7 @@ class Prediction:
         """Summary of the step in one line."""
         low, high = (format_duration(end) for end in self.interval)
         fits = "" if self.memory.fits else ", does not fit"
-        machines = self.system.machines_text(self.plan.gpus)
+        machines = self.system.gpus_and_nodes_text(self.plan.gpus)
         return f"{self.model.name} on {machines}, {format_duration(self.step_time)} a step ({low} to {high}){fits}"
 
     @cached_property
@@ -167,14 +167,14 @@ class Prediction:
         SpecError
             If a field or value is not valid.
         """
-        from paleo.specs.run import explicit_fields, replace_fields
+        from paleo.specs.run import replace_fields, user_set_fields
 
         run = replace_fields(
-            self.run, {"microbatch": self.plan.microbatch, **explicit_fields(type(self.run)(**fields))}
+            self.run, {"microbatch": self.plan.microbatch, **user_set_fields(type(self.run)(**fields))}
         )
         return predict(self.model, self.system if system is None else system, run, software)
 
-    def stage_footprint(self, stage: int) -> Footprint:
+    def stage_footprint(self, stage: int) -> MemoryFootprint:
         """Return the memory of the devices of one pipeline stage.
 
         Parameters
@@ -184,7 +184,7 @@ class Prediction:
 
         Returns
         -------
-        Footprint
+        MemoryFootprint
             Bytes by part.
         """
         return _footprint(self.step_arrays, self.system, self.step_arrays.batch.backend.software, stage)
@@ -200,7 +200,7 @@ class Prediction:
 
         The times of collectives and pipeline bubbles have the same relative bounds.
         """
-        low, high = np.exp(self.uncertainty.half_widths() * (-1.0, 1.0)).tolist()
+        low, high = np.exp(self.uncertainty.interval_half_widths() * (-1.0, 1.0)).tolist()
         return self.step_time * low, self.step_time * high
 
     @cached_property
@@ -275,7 +275,7 @@ def _counted_flops(program: Program) -> Array:
         [
             executed_flop_share(each.kernel)
             * each.kernel.flops
-            * kernel_runs(section, each)
+            * kernel_runs_per_microbatch(section, each)
             * each.repetitions
             * section.repeat
             for section in program.sections
@@ -287,7 +287,9 @@ def _counted_flops(program: Program) -> Array:
 def _executed_flop_ratio(program: Program, backend: Backend) -> float:
     """Return the FLOP that the algorithms of all kernels execute (Winograd, Fourier), over those of direct ones."""
     flops = _counted_flops(program)
-    work = backend.predictor.flop_ratio([each.kernel for section in program.sections for each in section.kernels])
+    work = backend.predictor.relative_algorithm_flops(
+        [each.kernel for section in program.sections for each in section.kernels]
+    )
     return float(work @ flops / total) if (total := flops.sum()) > 0 else 1.0
 
 
@@ -332,15 +334,15 @@ def predict(
     layout = plan(model, system, run)
     backend = build_backend(system, run, layout.dtype, software, calibration, strategy=layout.strategy)
     batch = layout.microbatch * layout.dp
-    graph = backend.recent_graph(model, batch, layout.mesh.degree("tp"))
+    graph = backend.cached_graph(model, batch, layout.mesh.degree("tp"))
     placed = backend.placement(graph, layout.strategy)
     program = timed_program(backend.lower(graph, placed, layout.mesh), layout, backend)
     arriving = backend.input_pipeline(graph, layout.gpus, layout.mesh.size / layout.dp, layout.local_batch)
-    steps = predict_steps(single_batch(program, layout, backend, arriving))
+    steps = predict_steps(single_configuration_batch(program, layout, backend, arriving))
     memory = _footprint(steps, system, backend.software, int(steps.stage_memory.fullest_stage[0]))
     breakdown = Breakdown(**{part: float(seconds[0]) for part, seconds in steps.breakdown.items()})
     host_memory = float(steps.stage_memory.host_bytes.mean())
-    flops = _model_flops(backend.recent_graph(model, batch), backend.formats, layout, run)
+    flops = _model_flops(backend.cached_graph(model, batch), backend.formats, layout, run)
     exposed, update = (part / breakdown.step for part in (breakdown.communication_exposed, breakdown.optimizer))
     return Prediction(
         model,
@@ -354,10 +356,10 @@ def predict(
         breakdown=breakdown,
         memory=memory,
         flops=flops,
-        uncertainty=uncertainty(program, layout, backend, exposed=exposed, update=update),
+        uncertainty=step_uncertainty(program, layout, backend, exposed=exposed, update=update),
         calibration=backend.describe_calibration(layout.mesh),
         unmodelled=(
-            *unmodelled(program.program, run, loads=arriving is not None),
+            *unmodelled_effects(program.program, run, loads=arriving is not None),
             *_straggler_warnings(run, backend.software, layout, breakdown),
         ),
         warnings=(
@@ -377,12 +379,12 @@ def predict(
 
 
 def _result_warnings(
-    run: Run, system: System, layout: Plan, breakdown: Breakdown, memory: Footprint, host_memory: float
+    run: Run, system: System, layout: Plan, breakdown: Breakdown, memory: MemoryFootprint, host_memory: float
 ) -> list[str]:
     """Warn of doubtful results once the step time and the memory are known."""
     return [
-        *host_warnings(system, layout, host_memory),
-        *loading_warnings(run, breakdown.input / breakdown.step),
+        *host_memory_warnings(system, layout, host_memory),
+        *input_pipeline_warnings(run, breakdown.input / breakdown.step),
         *tight_memory_warnings(memory),
     ]
 
@@ -402,12 +404,12 @@ def _rare_utilisation(flops_per_s: float, layout: Plan, program: Program, backen
 MEMORY_HEADROOM_SHARE = 0.05
 
 
-def tight_memory_warnings(memory: Footprint) -> list[str]:
+def tight_memory_warnings(memory: MemoryFootprint) -> list[str]:
     """Warn if the free device memory is smaller than the mean error of predicted memory (5 % of the capacity).
 
     Parameters
     ----------
-    memory : Footprint
+    memory : MemoryFootprint
         Memory of the fullest device.
 
     Returns
@@ -417,7 +419,7 @@ def tight_memory_warnings(memory: Footprint) -> list[str]:
 
     Examples
     --------
-    >>> tight_memory_warnings(Footprint(6.0, 2.0, 4.0, 5.0, 2.0, 1.0, 0.125, capacity=19.5))[0][:38]
+    >>> tight_memory_warnings(MemoryFootprint(6.0, 2.0, 4.0, 5.0, 2.0, 1.0, 0.125, capacity=19.5))[0][:38]
     '97 % of the memory is taken: predicted'
     """
     taken = memory.total / memory.capacity
@@ -427,11 +429,11 @@ def tight_memory_warnings(memory: Footprint) -> list[str]:
     return [f"{100 * taken:.0f} % of the memory is taken: {off}, so it may not fit"]
 
 
-def _footprint(steps: StepArrays, system: System, software: SoftwareProfile, stage: int) -> Footprint:
+def _footprint(steps: StepPredictions, system: System, software: SoftwareProfile, stage: int) -> MemoryFootprint:
     """Return the device memory of one pipeline stage by purpose: parameters, gradients, activations and so on."""
     sizes = steps.stage_memory
     reserved = float(sizes.reserved[0])
-    return Footprint(
+    return MemoryFootprint(
         parameters=float(sizes.states.parameters[stage, 0]),
         gradients=float(sizes.states.gradients[stage, 0]),
         optimizer=float(sizes.states.optimizer[stage, 0]),
@@ -451,7 +453,7 @@ def _model_flops(graph: Graph, formats: Precision, layout: Plan, run: Run) -> fl
     return flops / graph.batch * layout.global_batch
 
 
-def unmodelled(program: Program, run: Run, *, loads: bool) -> tuple[str, ...]:
+def unmodelled_effects(program: Program, run: Run, *, loads: bool) -> tuple[str, ...]:
     """List effects of a real training step that the prediction omits or only guesses.
 
     Guessed are functions that an importer did not know. Every prediction prints the list.
@@ -474,13 +476,17 @@ def unmodelled(program: Program, run: Run, *, loads: bool) -> tuple[str, ...]:
     constant = "launches of kernels and latencies of links, as ppp= is a share of peaks alone"
     shares_of_peaks = [constant] if run.calibration.startswith("ppp=") else []
     matrices = None if run.forward_only else configure_optimizer(run.optimizer).matrix_update
-    always = (*([] if loads else [loading]), *shares_of_peaks, *([] if matrices is None else [matrices.unmodelled]))
+    always = (
+        *([] if loads else [loading]),
+        *shares_of_peaks,
+        *([] if matrices is None else [matrices.unmodelled_costs]),
+    )
     launches = [
         (counted.kernel, counted.repetitions * section.repeat)
         for section in program.sections
         for counted in section.kernels
     ]
-    guessed = [(kernel, times) for kernel, times in launches if kernel.operation == OPAQUE]
+    guessed = [(kernel, times) for kernel, times in launches if kernel.operation == OPAQUE_KERNEL_KIND]
     if not guessed:
         return always
     shares = [
@@ -497,16 +503,16 @@ def _straggler_warnings(run: Run, software: SoftwareProfile, layout: Plan, break
     """Warn of the time that ranks would wait for the slowest one if they were not taken to be equal."""
     kernels = breakdown.compute + breakdown.memory_bound + breakdown.launch
     ranks = float(layout.mesh.replicas * layout.stages)
-    return [*filter(None, [describe_unmodelled_wait(run, software, ranks, kernels / breakdown.step)])]
+    return [*filter(None, [describe_unmodelled_straggler_wait(run, software, ranks, kernels / breakdown.step)])]
 
 
 def _run_warnings(run: Run, system: System, layout: Plan, graph: Graph, software: SoftwareProfile) -> list[str]:
     """Warn of run options that have no effect on this network, system or software, and of costs left out."""
     return [
-        *idle_option_warnings(run, system, layout, graph),
-        *unmatched_module_warnings(run.recompute.modules, graph),
+        *ineffective_option_warnings(run, system, layout, graph),
+        *unmatched_recompute_module_warnings(run.recompute.modules, graph),
         *_idle_servers(run),
-        *foreign_software_warnings(run, system),
+        *tpu_software_warnings(run, system),
         *missing_sequence_parallel_warnings(graph, run, software, layout),
         *shared_expert_overlap_warnings(graph, software, layout),
         *missing_routing_time_warnings(graph, run, software, system),
@@ -519,11 +525,11 @@ def _unsupported(
     """Return the documented limits of the software's framework that a plan violates."""
     if software.framework is None or run.forward_only:
         return []
-    from paleo.parallel.abilities import plan_quantities, refusal_reasons
-    from paleo.specs.abilities import load_framework
+    from paleo.parallel.framework_checks import plan_quantities, restriction_messages
+    from paleo.specs.framework_capabilities import load_framework
 
     framework = load_framework(software.framework)
-    return refusal_reasons(framework, plan_quantities(layout, run, graph, system, software, overlapped=overlapped))
+    return restriction_messages(framework, plan_quantities(layout, run, graph, system, software, overlapped=overlapped))
 
 
 def _idle_servers(run: Run) -> list[str]:

@@ -39,39 +39,39 @@ from paleo.answers import (
 )
 from paleo.errors import SpecError, suggest_names
 from paleo.network.graph import build_graph
-from paleo.parallel.abilities import framework_abilities
+from paleo.parallel.framework_checks import framework_abilities
 from paleo.predict import predict
 from paleo.report.estimate import RunStudies
-from paleo.specs.loading import build_validated as validated_spec
 from paleo.specs.loading import convert_numpy_arguments, to_python_numbers
+from paleo.specs.loading import validate_mapping as validated_spec
 from paleo.specs.model import ModelSpec, load_model
-from paleo.specs.run import OLD_NAMES, Run, explicit_fields
-from paleo.specs.system import System, as_system
+from paleo.specs.run import FORMER_FIELD_NAMES, Run, user_set_fields
+from paleo.specs.system import System, resolve_system
 from paleo.studies.advice import suggest_memory_savings
 from paleo.studies.cost import (
     MAX_TRAINING_AMOUNT,
     CountOrText,
     Tariff,
-    amount_of_training,
-    default_amount,
+    convert_training_amount,
+    default_training_amount,
     estimate_training,
-    parse_amount,
     parse_tariff,
-    require_amount,
+    parse_training_amount,
+    require_training_amount,
 )
 from paleo.studies.defaults import (
     AUTO,
     RunWithDefaults,
     leaves_software_and_plan_open,
+    plan_for_scaling_curve,
     rescaled_run,
-    scaled_plan,
     software_for,
     suitable_global_batch,
+    with_common_software,
     with_defaults,
-    with_one_software,
 )
 from paleo.studies.goodput import LongRunOptions, parse_long_run
-from paleo.studies.target import TrainingGoal, amount_for_goal, run_for_target
+from paleo.studies.target import TrainingGoal, amount_for_goal, run_and_amount_for_target
 from paleo.units import Quantity, checked_count, comma_separated, parse_quantity, parse_whole_number
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ SystemChoice = str | Path | System | tuple[str | Path | System, int]
 #: GPU counts: one, several, or a text such as ``8,16`` or ``8..64``.
 GpuCounts = int | str | Sequence[int]
 #: Largest number of GPUs, and most numbers in a list.
-MOST_GPUS, MOST_COUNTS = 10**7, 200
+MAX_GPU_COUNT, MAX_LISTED_GPU_COUNTS = 10**7, 200
 #: Keywords of a tariff, and those of a long run.
 TARIFF_KEYWORDS = frozenset(inspect.signature(parse_tariff).parameters)
 LONG_RUN_KEYWORDS = frozenset({"goodput", *(field.name for field in fields(LongRunOptions))})
@@ -143,16 +143,16 @@ def estimate(
     question = _Question.from_keywords("estimate", run, options)
     _check_number("loss", loss)
     _check_number("noise_scale", noise_scale)
-    network, machine = _model(model), as_system(system)
+    network, machine = _model(model), resolve_system(system)
     choice = RunWithDefaults(question.run) if target is not None else with_defaults(network, machine, question.run)
-    run_of_task, _ = run_for_target(network, choice.run, target, None, [machine])
+    run_of_task, _ = run_and_amount_for_target(network, choice.run, target, None, [machine])
     step = predict(network, machine, run_of_task)
     tokens_of_sample = step.graph.tokens_per_sample
-    stated = amount_of_training(
+    stated = convert_training_amount(
         network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_of_sample
     )
     training_amount, notes = amount_for_goal(step, TrainingGoal(loss, target, noise_scale), stated)
-    failing = require_amount(question.long_run, training_amount)
+    failing = require_training_amount(question.long_run, training_amount)
     cost = (
         None if training_amount is None else estimate_training(step, training_amount, question.tariff, long_run=failing)
     )
@@ -202,16 +202,16 @@ def scale(
 
     question = _Question.from_keywords("scale", run, options)
     kinds = target_scaling.parse_scalings(mode or ("weak" if question.run.global_batch is None else "strong"))
-    network, machine = _model(model), as_system(system)
+    network, machine = _model(model), resolve_system(system)
     counts = parse_gpu_counts(gpus)
-    stated = parse_amount(network, question.run, epochs=epochs, samples=samples, tokens=tokens)
-    training_amount = stated or default_amount(network)
+    stated = parse_training_amount(network, question.run, epochs=epochs, samples=samples, tokens=tokens)
+    training_amount = stated or default_training_amount(network)
     terms = question.long_run, training_amount, question.tariff
-    choice = scaled_plan(network, machine, question.run, counts)
+    choice = plan_for_scaling_curve(network, machine, question.run, counts)
     curves = (
         target_scaling.predict_scale_curve(network, machine, variant, counts, kind, *terms)
         for kind in kinds
-        for variant in target_scaling.curve_runs(choice.run)
+        for variant in target_scaling.split_into_curve_runs(choice.run)
     )
     return ScalingCurves(network, machine, tuple(curves), choice)
 
@@ -259,19 +259,19 @@ def compare(
 
     question = _Question.from_keywords("compare", run, options)
     network = _model(model)
-    stated = parse_amount(network, question.run, epochs=epochs, samples=samples, tokens=tokens)
-    offers = systems_with_counts(systems, question.run.gpus)
+    stated = parse_training_amount(network, question.run, epochs=epochs, samples=samples, tokens=tokens)
+    offers = parse_systems_with_gpu_counts(systems, question.run.gpus)
     machines, counts = [system for system, _ in offers], [count for _, count in offers]
-    aimed_run, training_amount = run_for_target(network, question.run, target, stated, machines)
+    aimed_run, training_amount = run_and_amount_for_target(network, question.run, target, stated, machines)
     terms = (training_amount, question.tariff, question.long_run)
     planner, choices = None, dict[str, RunWithDefaults]()
     if aimed_run.strategy == AUTO:
-        planner = plan_search_of(question.run, None if target is None else aimed_run.software)
+        planner = plan_search_function(question.run, None if target is None else aimed_run.software)
     elif target is None and leaves_software_and_plan_open(network, rescaled_run(question.run, max(counts))):
         aimed_run = aimed_run.model_copy(update={"strategy": AUTO})
 
         def planner(model: ModelSpec, system: System, run: Run) -> tuple[list[Prediction], int, int]:
-            stated = explicit_fields(question.run) | {"gpus": run.gpus, "global_batch": run.global_batch}
+            stated = user_set_fields(question.run) | {"gpus": run.gpus, "global_batch": run.global_batch}
             choice = with_defaults(
                 model, system, Run(**{key: value for key, value in stated.items() if key != "strategy"})
             )
@@ -279,7 +279,7 @@ def compare(
             step = predict(model, system, choice.run)
             return [step], 1, int(step.memory.fits)
 
-    study = purchase.compare(network, machines, aimed_run, *terms, gpus=counts, planner=planner)
+    study = purchase.compare_systems(network, machines, aimed_run, *terms, gpus=counts, planner=planner)
     study = study if objective is None else study.ranked(purchase.parse_objective(objective))
     return CompareResult(study, choices)
 
@@ -326,22 +326,22 @@ def search(
         Plans, best first; those that leave less than 5 % of the memory free are last.
     """
     from paleo.search.gpu_counts import search_gpu_counts
-    from paleo.search.plans import explain as explained
+    from paleo.search.plans import explain_best_plan as explained
 
-    network, machine = _model(model), as_system(system)
+    network, machine = _model(model), resolve_system(system)
     counts = parse_gpu_counts(gpus)
     question = _Question.from_keywords("search", run, options, priced=False, long_run=False)
     _check_top(top)
     software, why = software_for(network, machine, rescaled_run(question.run, max(counts)))
     plain = question.run.model_copy(update={"gpus": max(counts), "strategy": "dp", "software": software})
     wish: dict[str, Any] = {"objective": objective, "top": top, "exhaustive": exhaustive}
-    space = unstated_search_space(question.run, software)
+    space = search_space_of_unset_fields(question.run, software)
     ranking = search_gpu_counts(network, machine, plain, counts, space=space, **wish)
     explanation = explained(network, machine, ranking) if explain else None
     return SearchResult(network, machine, ranking, explanation, {f"software {software}": why} if why else {})
 
 
-def unstated_search_space(run: Run, software: str | None = None) -> SearchSpace:
+def search_space_of_unset_fields(run: Run, software: str | None = None) -> SearchSpace:
     """Return the space of plans that a search varies: all choices that the run leaves unset.
 
     Parameters
@@ -356,18 +356,18 @@ def unstated_search_space(run: Run, software: str | None = None) -> SearchSpace:
     SearchSpace
         Choices that the search varies.
     """
-    from paleo.launch.commands import supported_space
-    from paleo.search.space import narrowed_space
+    from paleo.launch.commands import supported_search_space
+    from paleo.search.space import search_space_from_options
 
-    stated = explicit_fields(run)
+    stated = user_set_fields(run)
     strategy = None if stated.get("strategy") == AUTO else stated.get("strategy")
     lists = {"microbatches": "microbatch", "recompute": "recompute.policy", "schedules": "pipeline.schedule"}
-    space = narrowed_space(strategy, **{choices: stated.get(name) for choices, name in lists.items()})
+    space = search_space_from_options(strategy, **{choices: stated.get(name) for choices, name in lists.items()})
     limited = stated.get("pipeline.schedule") is None or framework_abilities(software or run.software) is not None
-    return supported_space(space, software or run.software) if limited else space
+    return supported_search_space(space, software or run.software) if limited else space
 
 
-def plan_search_of(run: Run, software: str | None = None) -> PlanSearch:
+def plan_search_function(run: Run, software: str | None = None) -> PlanSearch:
     """Return a function that searches the best plan of a network; fields set in the run restrict the search.
 
     Parameters
@@ -387,7 +387,7 @@ def plan_search_of(run: Run, software: str | None = None) -> PlanSearch:
     def planner(model: ModelSpec, system: System, searched: Run) -> tuple[list[Prediction], int, int]:
         profile = software or software_for(model, system, rescaled_run(run, searched.gpus))[0]
         plain = searched.model_copy(update={"software": profile})
-        return recommended_plans(model, system, plain, space=unstated_search_space(run, profile))
+        return recommended_plans(model, system, plain, space=search_space_of_unset_fields(run, profile))
 
     return planner
 
@@ -447,18 +447,21 @@ def plan(
 
     network = _model(model)
     common = [] if gpus is None else parse_gpu_counts(gpus)
-    offers = [(system, [count] if count else common) for system, count in systems_with_counts(systems, 0)]
+    offers = [(system, [count] if count else common) for system, count in parse_systems_with_gpu_counts(systems, 0)]
     question = _Question.from_keywords("plan", run, options)
     _check_top(top)
-    stated = parse_amount(network, question.run, epochs=epochs, samples=samples, tokens=tokens)
-    aimed_run, training_amount = run_for_target(network, question.run, target, stated, [system for system, _ in offers])
-    failing = require_amount(question.long_run, training_amount)
+    stated = parse_training_amount(network, question.run, epochs=epochs, samples=samples, tokens=tokens)
+    aimed_run, training_amount = run_and_amount_for_target(
+        network, question.run, target, stated, [system for system, _ in offers]
+    )
+    failing = require_training_amount(question.long_run, training_amount)
     if deadline is None and budget is None and (question.tariff != Tariff() or objective in ("cost", "energy")):
-        training_amount = training_amount or default_amount(network)
+        training_amount = training_amount or default_training_amount(network)
     sought = not all(counts for _, counts in offers)
     objective = "gpus" if sought else objective
     wish = replace(
-        purchase.parse_requirements(training_amount, deadline, budget, objective, question.tariff), long_run=failing
+        purchase.parse_purchase_requirements(training_amount, deadline, budget, objective, question.tariff),
+        long_run=failing,
     )
     plain, choices = aimed_run.model_copy(update={"strategy": "dp"}), dict[str, str]()
     choices |= {"GPUs": "the smallest order that replicas and even stages share"} if sought else {}
@@ -475,7 +478,7 @@ def plan(
         if target is None:
             software, why = software_for(network, machine, rescaled_run(question.run, count))
             choices.update({f"software {software}": why} if why else {})
-        return software, unstated_search_space(question.run, software)
+        return software, search_space_of_unset_fields(question.run, software)
 
     reply = purchase.plan_purchase(network, offers, plain, wish, top=top, settle=settle)
     software = f"software {reply.plans[0].row.run.software}"
@@ -519,19 +522,19 @@ def target(
         Time to the quality target [s] for each number of GPUs.
     """
     from paleo.specs.task import TrainingTask
-    from paleo.studies.target import resolve_task, target_scaling, times_over_gpus
+    from paleo.studies.target import load_or_make_task, target_scaling, times_over_gpus
 
     question = _Question.from_keywords("target", None, options, long_run=False)
     if not isinstance(task, str | Path | TrainingTask):
         raise SpecError(f"task {task!r:.80}: expected a name, a path, or a result of load_task")
     _check_number("loss", loss)
     _check_number("noise_scale", noise_scale)
-    goal = resolve_task(task, loss, noise_scale)
-    machine, counts = as_system(system), parse_gpu_counts(gpus)
+    goal = load_or_make_task(task, loss, noise_scale)
+    machine, counts = resolve_system(system), parse_gpu_counts(gpus)
     run, why = question.run, "its submissions run it"
     if loss is not None:
-        run, why = with_one_software(load_model(goal.model), machine, run, max(counts))
-    curve = target_scaling(*times_over_gpus(goal, machine, counts, str(batch), **explicit_fields(run)))
+        run, why = with_common_software(load_model(goal.model), machine, run, max(counts))
+    curve = target_scaling(*times_over_gpus(goal, machine, counts, str(batch), **user_set_fields(run)))
     stated = question.run.model_fields_set
     choices = {} if "software" in stated or not why else {f"software {curve.points[0].prediction.run.software}": why}
     if "strategy" not in stated:
@@ -621,18 +624,20 @@ def tune(
     from paleo.tuning import study
 
     question = _Question.from_keywords("tune", run, options)
-    network, machine = _model(model), as_system(system)
+    network, machine = _model(model), resolve_system(system)
     check_gpu_count(gpus, machine)
-    most = study.parse_training(network, question.run, "max", epochs=max_epochs, samples=max_samples, tokens=max_tokens)
+    most = study.parse_trial_samples(
+        network, question.run, "max", epochs=max_epochs, samples=max_samples, tokens=max_tokens
+    )
     least = {"epochs": min_epochs, "samples": min_samples, "tokens": min_tokens}
-    first = most / study.SPAN
+    first = most / study.DEFAULT_RUNG_SPAN
     if any(value is not None for value in least.values()):
-        first = study.parse_training(network, question.run, "min", **least)
+        first = study.parse_trial_samples(network, question.run, "min", **least)
     evaluated = 0.0 if evaluation_samples is None else parse_count("evaluation-samples", evaluation_samples)
-    search_of_trials = study.validated_tuning(
+    search_of_trials = study.validate_tuning_settings(
         study.TuningSettings(
             trials, method, first, most, eta, population, not from_scratch, evaluated,
-            study.parse_sizes(vary), rank_correlation, seed,
+            study.parse_network_sizes(vary), rank_correlation, seed,
         )
     )  # fmt: skip
     width = None if gpus_per_trial in ("auto", None) else parse_gpu_counts(gpus_per_trial)[0]
@@ -700,14 +705,14 @@ def fleet(
     from paleo.cluster.jobs import jobs_from_mappings, read_jobs
 
     _check_keywords("fleet", tariff, set(TARIFF_KEYWORDS))
-    machines = [system for system, _ in systems_with_counts(systems, 0)]
+    machines = [system for system, _ in parse_systems_with_gpu_counts(systems, 0)]
     specs = read_jobs(jobs) if isinstance(jobs, str | Path) else jobs_from_mappings(jobs)
-    order = None if nodes == "auto" else study.parse_nodes(nodes, machines)
+    order = None if nodes == "auto" else study.parse_node_counts(nodes, machines)
     limit = None if wait is None else parse_time("wait", wait) if isinstance(wait, str) else float(wait)
     wishes = study.check_requirements(study.ClusterRequirements(limit, measure))
     terms = parse_tariff(**tariff)
     priced = study.predict_fleet(specs, machines, policy, nodes=order, placement=placement, tariff=terms)
-    return FleetResult(study.fleet_study(priced, order, wishes, samples=samples, seed=seed))
+    return FleetResult(study.simulate_or_size_cluster(priced, order, wishes, samples=samples, seed=seed))
 
 
 def check_gpu_count(gpus: int, system: System) -> None:
@@ -801,17 +806,17 @@ def sweep(study: str | Path | Mapping[str, Any] | SweepStudy, *, jobs: int = 1) 
     DataFrame
         In SI units; the last axis changes fastest. A row that cannot be planned has its reason in ``problem``.
     """
-    from paleo.cluster.study import FleetSweep, load_any_study
-    from paleo.studies.sweep import MAX_PROCESSES, SweepStudy, check_study, local_evaluator, sweep_table
+    from paleo.cluster.study import FleetSweep, load_run_or_fleet_sweep
+    from paleo.studies.sweep import MAX_PROCESSES, SweepStudy, check_sweep_study, local_evaluator, sweep_table
 
     if isinstance(study, str | Path):
-        whole = load_any_study(study)
+        whole = load_run_or_fleet_sweep(study)
     else:
         if not isinstance(study, SweepStudy | FleetSweep | Mapping):
             raise SpecError(f"paleo.sweep: study: {study!r:.80}: expected a study file, or its content as a mapping")
         kind = FleetSweep if isinstance(study, Mapping) and "jobs" in study else SweepStudy
         whole = validated_spec(kind, study, "paleo.sweep") if isinstance(study, Mapping) else study
-        check_study(whole)
+        check_sweep_study(whole)
     return sweep_table(whole, local_evaluator(whole, checked_count("jobs", jobs, 0, MAX_PROCESSES)))
 
 
@@ -856,14 +861,14 @@ def audit(
     from paleo.studies import audit as audits
 
     stated = _Question.from_keywords("audit", run, options, priced=False, long_run=False).run
-    machine, timed = as_system(system), read_nccl_tests_log(str(log))
+    machine, timed = resolve_system(system), read_nccl_tests_log(str(log))
     if timed is not None:
         ranks = stated.gpus if "gpus" in stated.model_fields_set else timed.ranks or 1
         return AuditResult(audits.audit_collectives(timed, logged_collective(timed, operation), ranks, machine))
     training_log = read_log(str(log))
     if model is None:
         raise SpecError(f"model: {log} is a log of a training ({training_log.kind}); name the network that was trained")
-    return AuditResult(audits.audit(training_log, predict(_model(model), machine, stated)))
+    return AuditResult(audits.audit_training_log(training_log, predict(_model(model), machine, stated)))
 
 
 @convert_numpy_arguments
@@ -941,26 +946,28 @@ class _Question:
         """
         of_run = {*Run.model_fields, *Run.extra_keys()}
         of_tariff, of_long_run = TARIFF_KEYWORDS if priced else set(), LONG_RUN_KEYWORDS if long_run else set()
-        new = {key: value for key, value in options.items() if key not in OLD_NAMES}
+        new = {key: value for key, value in options.items() if key not in FORMER_FIELD_NAMES}
         _check_keywords(name, new, {*of_run, *of_tariff, *of_long_run})
         if run is not None and not isinstance(run, Run):
             raise SpecError(f"paleo.{name}: run: {run!r:.80}: expected paleo.Run(…), or its fields as keywords")
-        stated = {key: value for key, value in options.items() if key in of_run or key in OLD_NAMES}
+        stated = {key: value for key, value in options.items() if key in of_run or key in FORMER_FIELD_NAMES}
         if run is not None and stated:
             raise SpecError(f"paleo.{name}: {', '.join(stated)} are fields of run=…, too; use one of them")
         tariff = parse_tariff(**{key: value for key, value in options.items() if key in of_tariff})
         long = {key: value for key, value in options.items() if key in of_long_run}
         whole = run or validated_spec(Run, stated, f"paleo.{name}")
         return cls(
-            with_any_software(whole) if name in (*SEARCHES, "estimate") else whole, tariff, parse_long_run(**long)
+            replace_any_software(whole) if name in (*SEARCH_FUNCTION_NAMES, "estimate") else whole,
+            tariff,
+            parse_long_run(**long),
         )
 
 
 #: Questions that are answered by a search, and the word for software without the limits of a framework.
-SEARCHES, ANY = ("plan", "search"), "any"
+SEARCH_FUNCTION_NAMES, ANY_SOFTWARE = ("plan", "search"), "any"
 
 
-def with_any_software(run: Run) -> Run:
+def replace_any_software(run: Run) -> Run:
     """Replace the software ``"any"`` of a run by the default profile, which sets no limits on schedules.
 
     Runs with other software are returned unchanged.
@@ -975,7 +982,7 @@ def with_any_software(run: Run) -> Run:
     Run
         The run under the default profile.
     """
-    if run.software != ANY:
+    if run.software != ANY_SOFTWARE:
         return run
     return run.model_copy(update={"software": Run.model_fields["software"].default})
 
@@ -1016,7 +1023,7 @@ def parse_gpu_counts(gpus: GpuCounts) -> list[int]:
     Raises
     ------
     SpecError
-        If a count is not a whole number from 1 to `MOST_GPUS`.
+        If a count is not a whole number from 1 to `MAX_GPUS_PER_JOB`.
 
     Examples
     --------
@@ -1033,30 +1040,32 @@ def parse_gpu_counts(gpus: GpuCounts) -> list[int]:
     )
     counts = [count for part in parts for count in _one_or_doublings(part)]
     if not counts or not all(counts):
-        expected = f"expected GPU counts from 1 to {MOST_GPUS:,}, such as 1,2,4,1024 or 8..64"
+        expected = f"expected GPU counts from 1 to {MAX_GPU_COUNT:,}, such as 1,2,4,1024 or 8..64"
         raise SpecError(f"gpus {str(gpus)[:80]!r}: {expected}")
-    if len(counts) > MOST_COUNTS:
-        raise SpecError(f"gpus: {len(counts)} counts; {MOST_COUNTS} are enough for a curve")
+    if len(counts) > MAX_LISTED_GPU_COUNTS:
+        raise SpecError(f"gpus: {len(counts)} counts; {MAX_LISTED_GPU_COUNTS} are enough for a curve")
     return list(dict.fromkeys(counts))
 
 
 def _one_or_doublings(part: object) -> list[int]:
     """Parse a number of GPUs, or the doublings from ``8..64``; 0 stands for an invalid number."""
     if isinstance(part, int):
-        return [part if 0 < part <= MOST_GPUS else 0]
+        return [part if 0 < part <= MAX_GPU_COUNT else 0]
     first, dots, last = str(part).partition("..")
     low = _count_in_digits(first)
     high = _count_in_digits(last) if dots else low
-    doublings = [low * 2**power for power in range(MOST_GPUS.bit_length()) if 0 < low * 2**power <= high]
+    doublings = [low * 2**power for power in range(MAX_GPU_COUNT.bit_length()) if 0 < low * 2**power <= high]
     return [*doublings, *([high] if doublings and doublings[-1] < high else [])] or [0]
 
 
 def _count_in_digits(text: str) -> int:
     """Parse a number of GPUs; return 0 if it is none, such as the 024 of ``1,024``, which is no list."""
-    return 0 if text.strip().startswith("0") else parse_whole_number(text, MOST_GPUS) or 0
+    return 0 if text.strip().startswith("0") else parse_whole_number(text, MAX_GPU_COUNT) or 0
 
 
-def systems_with_counts(systems: SystemChoice | Sequence[SystemChoice], gpus: int) -> tuple[tuple[System, int], ...]:
+def parse_systems_with_gpu_counts(
+    systems: SystemChoice | Sequence[SystemChoice], gpus: int
+) -> tuple[tuple[System, int], ...]:
     """Load systems and parse the number of GPUs that each is given with, such as ``dgx-h100:4``.
 
     Parameters
@@ -1098,11 +1107,11 @@ def _is_pair(offered: object) -> bool:
 def _system_with_count(offered: SystemChoice, gpus: int) -> tuple[System, int]:
     """Load one system and return it with its number of GPUs, which is ``gpus`` if the choice gives none."""
     if isinstance(offered, tuple):
-        return as_system(offered[0]), parse_gpu_counts(offered[1])[0]
+        return resolve_system(offered[0]), parse_gpu_counts(offered[1])[0]
     name, colon, count = offered.rpartition(":") if isinstance(offered, str) else ("", "", "")
     if isinstance(offered, str) and colon and count.strip().isdecimal():
-        return as_system(name.strip()), parse_gpu_counts(count)[0]
-    return as_system(offered), gpus
+        return resolve_system(name.strip()), parse_gpu_counts(count)[0]
+    return resolve_system(offered), gpus
 
 
 def _model(model: str | Path | ModelSpec) -> ModelSpec:

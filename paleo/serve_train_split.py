@@ -65,7 +65,7 @@ class ServeTrainSplits(StudyResult):
     splits: tuple[ServeTrainSplit, ...]
 
     @property
-    def possible(self) -> bool:
+    def is_possible(self) -> bool:
         """True if at least one system can serve the request rate and train at the same time."""
         return not self.splits[0].problem
 
@@ -178,13 +178,13 @@ def split_serving_and_training(
     ServeTrainSplits
         The systems, the most training for the money first.
     """
-    from paleo.questions import systems_with_counts
+    from paleo.questions import parse_systems_with_gpu_counts
 
     seconds, rate = parse_training_and_serving(purposes)
     prices = {name: value for name, value in tariff.items() if name in _TARIFF}
     offers = [
         _uses_of(model, system, count, rate, seconds, run, prices)
-        for system, count in systems_with_counts(systems, run.gpus)
+        for system, count in parse_systems_with_gpu_counts(systems, run.gpus)
     ]
     offers.sort(key=lambda each: (bool(each.problem), -each.trained_samples / (each.rent_usd or 1.0)))
     name = model if isinstance(model, str) else model.title
@@ -195,10 +195,10 @@ def _uses_of(
     model: str | ModelSpec, system: System, gpus: int, rate: float, seconds: float, run: Run, prices: dict[str, Any]
 ) -> ServeTrainSplit:
     from paleo.questions import compare
-    from paleo.services import require_token_service, serve
+    from paleo.services import serve, token_service_of_result
 
     offer = ServeTrainSplit(system, gpus)
-    service = require_token_service(serve(model, system, gpus=gpus, **DEFAULT_LATENCY_LIMITS, **prices))
+    service = token_service_of_result(serve(model, system, gpus=gpus, **DEFAULT_LATENCY_LIMITS, **prices))
     if service.best is None:
         return replace(offer, problem=service.verdict)
     candidate = service.best.layout

@@ -19,10 +19,10 @@ from paleo.serving.plans import LatencyLimits, ServingLoad
 from paleo.serving.requests import Requests, read_trace
 from paleo.serving.service import Service, best_engine, evaluate_service
 from paleo.serving.single_pass import BatchedService, batched_service, is_single_pass
-from paleo.serving.steady import RequestLengths
-from paleo.specs.loading import MAX_COUNT, MAX_FILE_BYTES, convert_numpy_arguments
+from paleo.serving.steady_state import RequestLengths
+from paleo.specs.loading import MAX_EXACT_INTEGER, MAX_FILE_BYTES, convert_numpy_arguments
 from paleo.specs.model import ModelSpec, load_model
-from paleo.specs.system import System, as_system
+from paleo.specs.system import System, resolve_system
 from paleo.studies.cost import parse_tariff, rent_rate
 from paleo.units import checked_count, checked_number, parse_quantity, parse_whole_number
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from paleo.studies.reinforcement import ReinforcementStudy
 
 #: Default number of tokens of a prompt and of an answer.
-USUAL_INPUT, USUAL_OUTPUT = 1000.0, 300.0
+DEFAULT_PROMPT_TOKENS, DEFAULT_ANSWER_TOKENS = 1000.0, 300.0
 #: Engines that ``engine="auto"`` compares.
 COMPARED_ENGINES = ("vllm", "sglang", "tensorrt-llm")
 #: Margin by which a fraction must stay below one, and the largest coefficient of variation of lengths.
-EPSILON, MOST_VARIATION = 2.0**-20, 10.0
+MIN_MARGIN_BELOW_ONE, MAX_LENGTH_VARIATION = 2.0**-20, 10.0
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -50,7 +50,7 @@ class ServeResult(StudyResult):
 
     command: ClassVar[str] = "serve"
     rows_key: ClassVar[str | None] = "plans"
-    report_module = "paleo.report.serving"
+    report_module_name = "paleo.report.serving"
     service: Service
     compared_services: tuple[Service, ...] = ()
 
@@ -74,7 +74,7 @@ class SinglePassResult(StudyResult):
 
     command: ClassVar[str] = "serve"
     rows_key: ClassVar[str | None] = "batches"
-    report_module = "paleo.report.single_pass"
+    report_module_name = "paleo.report.single_pass_service"
     service: BatchedService
     compared_services: tuple[BatchedService, ...] = ()
 
@@ -228,7 +228,7 @@ def serve(
     return ServeResult(answers[0], tuple(answers))
 
 
-def require_token_service(answer: ServeResult | SinglePassResult) -> Service:
+def token_service_of_result(answer: ServeResult | SinglePassResult) -> Service:
     """Return the token-generating service in a result of `serve`; refuse networks that run forward passes alone.
 
     Parameters
@@ -280,8 +280,10 @@ def _machines(system: str | Path | System, gpus: int) -> list[tuple[System, int]
     for name in names:
         text, _, number = name.rpartition(":") if isinstance(name, str) else (name, "", "")
         counted = bool(text) and str(number).isdecimal()
-        machine = as_system(text if counted else name)
-        pairs.append((machine, _checked_gpus(parse_whole_number(number, MAX_COUNT) if counted else gpus, machine)))
+        machine = resolve_system(text if counted else name)
+        pairs.append(
+            (machine, _checked_gpus(parse_whole_number(number, MAX_EXACT_INTEGER) if counted else gpus, machine))
+        )
     return pairs
 
 
@@ -291,24 +293,27 @@ def _speculation(drafted: int, acceptance: float | None) -> dict[str, Any]:
         return {"drafted": drafted}
     if not drafted:
         raise SpecError(f"--acceptance {acceptance!r:.40}: needs --speculate as well")
-    return {"drafted": drafted, "acceptance": checked_number("--acceptance", acceptance, 0.0, 1.0 - EPSILON)}
+    return {
+        "drafted": drafted,
+        "acceptance": checked_number("--acceptance", acceptance, 0.0, 1.0 - MIN_MARGIN_BELOW_ONE),
+    }
 
 
 def _stated(text: str) -> dict[str, Any]:
     """Read options of `serve` from an engine's launch command, or from a file with such a command."""
-    from paleo.serving.commands import read_command
+    from paleo.serving.commands import parse_engine_command
 
     if not isinstance(text, str):
         raise SpecError(f"command {text!r:.80}: expected a command line, or a file with one")
     if " " not in text.strip():
         raw = read_bytes(text, most=MAX_FILE_BYTES, expected="a command line, or a file with one")
         text = raw.decode("utf-8", "replace")
-    stated = read_command(text.replace("\\\n", " "))
+    stated = parse_engine_command(text.replace("\\\n", " "))
     degrees = stated.sharding
     return {
         "model": stated.model, "engine": stated.engine, "strategy": degrees.text if degrees.gpus > 1 else None,
         "weights": stated.weight_format, "cache": stated.cache_format, "tokens": stated.max_batched_tokens,
-        "sequences": stated.max_sequences, "speculation": stated.speculation,
+        "sequences": stated.max_sequences, "speculation": stated.speculation_settings,
     }  # fmt: skip
 
 
@@ -316,7 +321,7 @@ def _bound(engine: ServingEngine, system: System, tokens: int | None, sequences:
     """Return the user's limits on tokens and sequences of an engine iteration; None if the user sets neither."""
     if tokens is None and sequences is None:
         return None
-    usual = engine.limit(system.device)
+    usual = engine.batch_limit(system.device)
     return BatchLimit(
         tokens=checked_count("--batch-tokens", usual.tokens if tokens is None else tokens),
         sequences=checked_count("--sequences", usual.sequences if sequences is None else sequences),
@@ -396,8 +401,8 @@ def _serving_load(
     hit: float,
     variation: float,
 ) -> ServingLoad:
-    hit = checked_number("--prefix-hit", hit, 0.0, 1.0 - EPSILON)
-    variation = checked_number("--length-variation", variation, 0.0, MOST_VARIATION)
+    hit = checked_number("--prefix-hit", hit, 0.0, 1.0 - MIN_MARGIN_BELOW_ONE)
+    variation = checked_number("--length-variation", variation, 0.0, MAX_LENGTH_VARIATION)
     users = None if users is None else checked_count("--concurrency", users)
     if arrivals not in ("poisson", "constant", "at once"):
         raise SpecError(
@@ -409,11 +414,11 @@ def _serving_load(
         return _trace_load(trace, hit)
     if rate is not None and users:
         raise SpecError("--rate and --concurrency: state one of them")
-    first, spread = _length("input", USUAL_INPUT if prompt is None else prompt, variation)
-    second, spread2 = _length("output", USUAL_OUTPUT if answer is None else answer, variation)
+    first, spread = _length("input", DEFAULT_PROMPT_TOKENS if prompt is None else prompt, variation)
+    second, spread2 = _length("output", DEFAULT_ANSWER_TOKENS if answer is None else answer, variation)
     lengths = RequestLengths(first, second, spread, spread2, hit)
     if users:
-        return ServingLoad("closed", lengths, users=users, think=_seconds("think", think) or 0.0)
+        return ServingLoad("closed", lengths, users=users, think_time=_seconds("think", think) or 0.0)
     if rate is not None:
         kind = "constant" if arrivals == "constant" else "poisson"
         return ServingLoad(kind, lengths, rate=_number("rate", rate))  # type: ignore[arg-type]
@@ -429,7 +434,7 @@ def _length(name: str, value: float | str, variation: float) -> tuple[float, flo
         share = float(spread)
     except ValueError:
         share = -1.0
-    if not 0 <= share <= MOST_VARIATION:
+    if not 0 <= share <= MAX_LENGTH_VARIATION:
         raise SpecError(f"--{name} {value!r:.60}: expected MEAN~VARIATION, such as 500~0.8")
     return _number(name, mean), share
 
@@ -457,7 +462,7 @@ def parse_sharding(text: str) -> Sharding:
 
     Returns
     -------
-    Sharding
+    ZeroSharding
         The degrees.
 
     Raises
@@ -495,7 +500,7 @@ class ReinforcementResult(StudyResult):
 
     command: ClassVar[str] = "rl"
     rows_key: ClassVar[str | None] = "plans"
-    report_module = "paleo.report.reinforcement"
+    report_module_name = "paleo.report.reinforcement"
     study: ReinforcementStudy
 
     @property
@@ -556,14 +561,14 @@ def rl(
     ReinforcementResult
         The steps of all layouts that were tried, the shortest first.
     """
-    from paleo.serving.reinforcement import ALGORITHMS, Rollouts
-    from paleo.studies.reinforcement import ReinforcementQuestion, learning_study
+    from paleo.serving.reinforcement import EXTRA_PASSES_AND_CRITIC, Rollouts
+    from paleo.studies.reinforcement import ReinforcementQuestion, reinforcement_study
 
     network = model if isinstance(model, ModelSpec) else load_model(model)
-    machine = as_system(system)
+    machine = resolve_system(system)
     gpus = _checked_gpus(max(machine.devices_per_node, 1) if gpus is None else gpus, machine)
-    if str(algorithm) not in ALGORITHMS:
-        raise SpecError(f"--algorithm {algorithm!r:.40}: {suggest_names(str(algorithm), ALGORITHMS)}")
+    if str(algorithm) not in EXTRA_PASSES_AND_CRITIC:
+        raise SpecError(f"--algorithm {algorithm!r:.40}: {suggest_names(str(algorithm), EXTRA_PASSES_AND_CRITIC)}")
     staleness, steps = checked_count("--staleness", staleness, 0), checked_count("--steps", steps)
     rollouts = checked_count("--rollouts", rollouts)
     batch = rollouts if batch is None else checked_count("--batch", batch)
@@ -579,22 +584,22 @@ def rl(
     question = ReinforcementQuestion(
         network, machine, gpus, task, algorithm, staleness, generators, engines, trainers, software
     )
-    return ReinforcementResult(learning_study(question, steps=steps, usd_per_s=usd))
+    return ReinforcementResult(reinforcement_study(question, steps=steps, usd_per_s=usd))
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class AuditedService(StudyResult):
+class ServiceAuditResult(StudyResult):
     """Measured result of a serving engine's benchmark, together with the prediction of the same load."""
 
     command: ClassVar[str] = "audit"
-    report_module = "paleo.report.serving"
+    report_module_name = "paleo.report.serving"
     report_function_prefix = "audit_"
     audit: ServiceAudit
 
 
 def audit_service(
     benchmark: EngineBenchmark, model: str | Path | ModelSpec | None, system: str | Path | System, **options: Any
-) -> AuditedService:
+) -> ServiceAuditResult:
     """Compare the result of an engine's benchmark with the prediction of the same load.
 
     Parameters
@@ -606,12 +611,12 @@ def audit_service(
 
     Returns
     -------
-    AuditedService
+    ServiceAuditResult
         Measured and predicted values of the load.
     """
-    service = require_token_service(serve(model, system, **{**options, **benchmark.serve_arguments}))
-    if service.load.kind == "at once":
+    service = token_service_of_result(serve(model, system, **{**options, **benchmark.serve_arguments}))
+    if service.load.arrival_kind == "at once":
         service = replace(service, load=replace(service.load, request_count=int(benchmark.values["requests"])))
     from paleo.serving.benchmark import ServiceAudit
 
-    return AuditedService(ServiceAudit(benchmark, service))
+    return ServiceAuditResult(ServiceAudit(benchmark, service))

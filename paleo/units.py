@@ -417,7 +417,7 @@ def format_duration(seconds: float, *, digits: int = 3, like: float | None = Non
     return f"{_digits(seconds / factor, digits)} {unit}"
 
 
-def unit_reference_time(column: Iterable[float]) -> float | None:
+def common_unit_time(column: Iterable[float]) -> float | None:
     """Return the time whose unit all times of a table column share (argument ``like`` of `format_duration`).
 
     Parameters
@@ -432,7 +432,7 @@ def unit_reference_time(column: Iterable[float]) -> float | None:
 
     Examples
     --------
-    >>> unit_reference_time([95.0, 81.8]), unit_reference_time([1e-3, 2.0]), unit_reference_time([])
+    >>> common_unit_time([95.0, 81.8]), common_unit_time([1e-3, 2.0]), common_unit_time([])
     (81.8, None, None)
     """
     times = [seconds for seconds in column if 0.0 < seconds < math.inf]

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from paleo.cli import run
+from paleo.cli import run_command_line as run
 from paleo.report import json_schemas
 
 FOLDER = Path(json_schemas.__file__).parent / "schemas"
@@ -263,7 +263,12 @@ def schema_from(command: str, values: list[Any]) -> dict[str, Any]:
     if command in ("list", "show"):  # keys are kinds of entries
         body = {"type": ["object"], "properties": {"schema": {}}, "required": ["schema"]}
     body["properties"]["schema"] = {"type": ["string"], "const": name}
-    return {"$schema": json_schemas.DRAFT, "$id": name, "title": f"What paleo {command} --json prints", **body}
+    return {
+        "$schema": json_schemas.JSON_SCHEMA_DRAFT_URL,
+        "$id": name,
+        "title": f"What paleo {command} --json prints",
+        **body,
+    }
 
 
 def main() -> None:

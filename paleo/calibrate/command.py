@@ -28,57 +28,57 @@ from paleo.calibrate.device_benchmarks import (
     MeasurementFolder,
     benchmark_points,
     collective_benchmarks,
+    device_benchmark_runner,
     import_torch,
-    make_bench,
-    measure_all,
     measure_collectives,
-)
-from paleo.calibrate.files import (
-    MIN_ROWS_TO_HOLD_OUT,
-    FitJob,
-    SubjectEntry,
-    calibrations_by_subject,
-    count_unusable_rows,
-    fit_board_power,
-    fit_jobs,
-    has_kernel_families,
-    is_only_option,
-    kernel_fit_jobs,
-    make_fit,
-    table_kind_name,
-    yaml_text,
+    run_benchmarks,
 )
 from paleo.calibrate.fit import MeasuredRows, count_rows, predicted_and_measured
-from paleo.calibrate.links import LinkJob, fit_links, fitted_parameter_rows, link_jobs, wants_link_fit
+from paleo.calibrate.kernel_fits import (
+    MIN_ROWS_TO_HOLD_OUT,
+    FittedEntry,
+    KernelFitJob,
+    calibration_yaml,
+    calibrations_by_hardware,
+    count_unusable_rows,
+    fit_board_power,
+    has_kernel_families,
+    kernel_fit,
+    kernel_fit_jobs,
+    run_kernel_fits,
+    selects_special_fit,
+    table_kind_name,
+)
+from paleo.calibrate.links import LinkJob, fit_links, fitted_parameter_rows, link_jobs, requests_link_fit
 from paleo.calibrate.mlperf_tasks import (
-    ROUND_HEADINGS,
+    CROSS_VALIDATION_HEADINGS,
     cross_validated_submissions,
     error_table_rows,
     fit_tasks,
     format_percent,
+    gpu_ranking_accuracy,
     is_convergence_table,
-    is_task_table,
-    rank_agreement,
+    is_mlperf_task_table,
 )
 from paleo.calibrate.software import (
     MIN_STEPS,
-    ONLY_WAITING,
+    WAITING_OPTION,
     SoftwareJob,
+    cross_validated_waiting_fit,
     fit_software,
-    fit_waiting,
     software_jobs,
-    software_text,
+    software_profile_yaml,
 )
 from paleo.errors import SpecError
 from paleo.files import check_output_path, is_folder, write_text
 from paleo.specs.device import find_device
 from paleo.specs.system import load_system
-from paleo.step.interval import INTERVALS
+from paleo.step.interval import INTERVAL_CALIBRATION
 from paleo.tables.base import ResidualErrors, residual_errors
 from paleo.tables.cells import text_column
 from paleo.tables.kinds._machines import PowerTable
 from paleo.tables.validation import FileReport, usable_rows_of_table, validate_file
-from paleo.tables.validation_report import console
+from paleo.tables.validation_report import report_console
 from paleo.units import with_noun
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
 
 ProgressCallback = Callable[[str], object]
 #: What `--only` asks for.
-ONLY_LEDGER = "ledger"
+LEDGER_OPTION = "ledger"
 #: Kinds of tables of steps of networks, and the one whose steps tell what sustained arithmetic costs.
 TRANSFORMER_TABLE = "llm_iterations"
 STEP_TABLES = (TRANSFORMER_TABLE, "cnn_iterations", "other_iterations", "serving", "mlperf/inference")
@@ -100,7 +100,7 @@ SOURCE_ERROR_COLUMNS = (
 MIN_SOURCE_ROWS, DIGITS = 6, 4
 
 
-def source_errors(files: Sequence[str], report: ProgressCallback = str) -> pd.DataFrame:
+def step_errors_by_source(files: Sequence[str], report: ProgressCallback = str) -> pd.DataFrame:
     """Compare the errors of each source of measured steps with its rows in the fits and with its rows left out.
 
     Parameters
@@ -119,7 +119,7 @@ def source_errors(files: Sequence[str], report: ProgressCallback = str) -> pd.Da
 
     known = sustained_energy.dense_steps([file for file in files if table_kind_name(file) == TRANSFORMER_TABLE], report)
     calibrations = {
-        name: sustained_energy.trial_calibration(sustained_energy.fitted_arithmetic_factors(others))
+        name: sustained_energy.energy_factor_calibration(sustained_energy.fit_energy_factors(others))
         for name, _, others in known.leave_one_out()
     }
     coverages = interval_constants.cross_validated_coverage(interval_constants.step_errors(files, report)).set_index(
@@ -129,7 +129,7 @@ def source_errors(files: Sequence[str], report: ProgressCallback = str) -> pd.Da
     for file in files:
         report(f"{Path(file).name}: each source left out")
         whole = validate_file(file)
-        for source, errors in whole.errors_by_word(whole.row_sources).items():
+        for source, errors in whole.errors_by_group(whole.row_sources).items():
             if errors.rows >= MIN_SOURCE_ROWS:
                 tested = _left_out_errors(whole, source, calibrations.get(source)) or errors
                 inside = coverages["inside"].get(f"{whole.table.name}: {source}", np.nan)
@@ -146,21 +146,21 @@ def _left_out_errors(whole: FileReport, source: str, calibration: Calibration | 
     Refitted are the energy factors of arithmetic (``calibration``), or the engine profiles without values of the
     source. None if no prediction changes.
     """
-    chosen = whole.was_predicted & (whole.row_sources == source)
+    chosen = whole.predicted_row_mask & (whole.row_sources == source)
     table: Any = whole.table
-    other = table.without_values_from(source) if calibration is None else table.with_calibration(calibration)
+    other = table.without_fits_to_source(source) if calibration is None else table.with_calibration(calibration)
     if other is table:
         return None
     seconds = other.predict(whole.frame[chosen]).values
     return residual_errors(seconds, whole.measured[chosen])
 
 
-def kernel_source_errors(job: FitJob) -> Iterator[tuple[str, ResidualErrors]]:
+def kernel_source_errors(job: KernelFitJob) -> Iterator[tuple[str, ResidualErrors]]:
     """Compute the errors of each source of a kernel family's rows when the family is fitted to all other sources.
 
     Parameters
     ----------
-    job : FitJob
+    job : KernelFitJob
         Rows of one family on one device.
 
     Yields
@@ -174,15 +174,15 @@ def kernel_source_errors(job: FitJob) -> Iterator[tuple[str, ResidualErrors]]:
         remainder = tuple(complement for _, complement in parts if len(complement.measured_times))
         tested = [part for part, complement in parts if len(part.measured_times) and len(complement.measured_times)]
         if tested and count_rows(remainder) >= MIN_ROWS_TO_HOLD_OUT:
-            result = make_fit(
-                FitJob(job.table_kind, job.file, job.subject, job.family, job.timing_method, remainder), {}
+            result = kernel_fit(
+                KernelFitJob(job.table_kind, job.file, job.hardware, job.family, job.timing_method, remainder), {}
             ).run()
             yield str(name), residual_errors(*predicted_and_measured(job.table_kind, tested, result.parameters))
 
 
 def _split_by_source(rows: MeasuredRows, source: str) -> tuple[MeasuredRows, MeasuredRows]:
     chosen = (text_column(rows.frame, "source") == source).to_numpy()
-    return rows.take(chosen), rows.take(~chosen)
+    return rows.select(chosen), rows.select(~chosen)
 
 
 def worsened_sources(before: pd.DataFrame, after: pd.DataFrame, points: float = 0.02) -> list[tuple[str, str]]:
@@ -267,14 +267,14 @@ class _Request:
             raise SpecError(f"--output-dir {self.output_dir}: no such folder")
         return {name: check_output_path(folder / f"{name}.yaml", option="--output-dir") for name in subjects}
 
-    def write_calibrations(self, fitted: Sequence[SubjectEntry], places: Mapping[str, Path]) -> dict[str, Calibration]:
+    def write_calibrations(self, fitted: Sequence[FittedEntry], places: Mapping[str, Path]) -> dict[str, Calibration]:
         """Write the entries fitted so far, one calibration file per device or system, and return the calibrations.
 
         Each call writes whole files. In a folder, entries of other families are kept.
 
         Parameters
         ----------
-        fitted : sequence of SubjectEntry
+        fitted : sequence of FittedEntry
             Fitted calibration entries, each with its subject.
         places : mapping of str to Path
             File to write, by subject.
@@ -284,9 +284,9 @@ class _Request:
         dict of str to Calibration
             Calibration that was written, by subject.
         """
-        files = calibrations_by_subject(fitted, places[min(places)].parent if self.output is None else None)
+        files = calibrations_by_hardware(fitted, places[min(places)].parent if self.output is None else None)
         for subject, calibration in files.items():
-            write_text(places[subject], yaml_text(calibration))
+            write_text(places[subject], calibration_yaml(calibration))
         return files
 
 
@@ -339,27 +339,27 @@ def fit_tables(
         raise SpecError("-o and --output-dir exclude each other: one file, or one file a device in a folder")
     if any(is_folder(file) for file in files):
         return _fit_folders(files, output_dir, today, [*only, *free, *hold_out])
-    if hold_out and ONLY_WAITING not in only:
-        raise SpecError(f"--hold-out {hold_out[0]}: keeps sources back from --only {ONLY_WAITING}, from no other fit")
+    if hold_out and WAITING_OPTION not in only:
+        raise SpecError(f"--hold-out {hold_out[0]}: keeps sources back from --only {WAITING_OPTION}, from no other fit")
     date = today or datetime.date.today().isoformat()
     request = _Request(files, output, output_dir, only, free, hold_out, date)
-    if is_only_option(interval_constants.ONLY_INTERVALS, only, free):
+    if selects_special_fit(interval_constants.INTERVALS_OPTION, only, free):
         return _fit_intervals(request)
-    if is_only_option(sustained_energy.ONLY_ARITHMETIC, only, free):
+    if selects_special_fit(sustained_energy.ARITHMETIC_OPTION, only, free):
         return _fit_arithmetic(request)
-    if is_only_option(ONLY_WAITING, only, free):
+    if selects_special_fit(WAITING_OPTION, only, free):
         return _fit_waiting(request)
-    if is_only_option(ONLY_LEDGER, only, free):
+    if selects_special_fit(LEDGER_OPTION, only, free):
         return _write_source_errors(files, output)
     columns = [_column_names(file) for file in files]
-    if all(is_task_table(names) for names in columns):
+    if all(is_mlperf_task_table(names) for names in columns):
         return _fit_tasks(request)
     if all(names >= PowerTable.identifying_columns for names in columns):
         boards = fit_board_power(files, only, date)
-        places = request.output_paths(sorted({board.subject for board in boards}))
+        places = request.output_paths(sorted({board.hardware for board in boards}))
         _print_calibrations(request.write_calibrations(boards, places), places)
         return 0
-    links = any(wants_link_fit(file, only) for file in files)
+    links = any(requests_link_fit(file, only) for file in files)
     steps = [] if links else [job for file in files for job in software_jobs(file, only)]
     if (links or steps) and any(has_kernel_families(file) for file in files):
         raise SpecError("tables of steps and of kernels are fitted one after the other, not in one call")
@@ -397,8 +397,8 @@ def _fit_folders(paths: Sequence[str], output_dir: str | None, today: str | None
     stages = (
         (kernels, ()),
         ([file for file in tables if names[file] == PowerTable.name], ()),
-        (dense, (sustained_energy.ONLY_ARITHMETIC,)),
-        (steps, (interval_constants.ONLY_INTERVALS,)),
+        (dense, (sustained_energy.ARITHMETIC_OPTION,)),
+        (steps, (interval_constants.INTERVALS_OPTION,)),
     )
     for files, only in stages:
         if files:
@@ -406,12 +406,12 @@ def _fit_folders(paths: Sequence[str], output_dir: str | None, today: str | None
             fit_tables(files, output_dir=output_dir, only=only, today=today)
             clear_catalog_caches()
     lines = [
-        (job.subject, job.family, source, str(errors.rows), f"{errors.mape:.1%}", f"{errors.bias:+.1%}")
+        (job.hardware, job.family, source, str(errors.rows), f"{errors.mape:.1%}", f"{errors.bias:+.1%}")
         for job in kernel_fit_jobs(kernels)
         for source, errors in kernel_source_errors(job)
     ]
     headings = ("subject", "family", "source", "rows", "MAPE", "bias")
-    console().print(_table(headings, lines, "kernels by source, with what the other sources give"))
+    report_console().print(_table(headings, lines, "kernels by source, with what the other sources give"))
     unfitted = [Path(file).name for file in tables if not any(file in files for files, _ in stages)]
     sys.stderr.write(f"not fitted: {', '.join(unfitted)}\n" if unfitted else "")
     return _write_source_errors(steps, str(Path(output_dir) / "ledger.csv")) if dense else 0
@@ -432,13 +432,15 @@ def _write_source_errors(files: Sequence[str], output: str | None) -> int:
     Returns the exit code.
     """
     place = None if output is None else check_output_path(output, (".csv",))
-    with _progress(3 * len(files) + len(sustained_energy.TRIAL_FACTORS)) as report:
-        errors = source_errors(files, report)
+    with _progress(3 * len(files) + len(sustained_energy.TRIAL_ENERGY_FACTORS)) as report:
+        errors = step_errors_by_source(files, report)
     shares = [
         (line[0], line[1], str(line[2]), *(f"{100 * value:.1f}" for value in line[3:]))
         for line in errors.itertuples(index=False)
     ]
-    console().print(_table([name.replace("_", " ") for name in SOURCE_ERROR_COLUMNS], shares, "steps by source, %"))
+    report_console().print(
+        _table([name.replace("_", " ") for name in SOURCE_ERROR_COLUMNS], shares, "steps by source, %")
+    )
     if place is not None:
         write_text(place, errors.to_csv(index=False))
     return 0
@@ -451,10 +453,10 @@ def _fit_kernels(request: _Request) -> int:
     work = kernel_fit_jobs(request.files, request.only_subjects)
     if not work:
         raise SpecError(f"{request.files[0]}: no row can be fitted; `paleo validate` says why")
-    places = request.output_paths(sorted({job.subject for job in work}))
-    fitted: list[SubjectEntry] = []
+    places = request.output_paths(sorted({job.hardware for job in work}))
+    fitted: list[FittedEntry] = []
     with _progress(len(work)) as report:
-        for fits_of_job in fit_jobs(work, request.date, report):
+        for fits_of_job in run_kernel_fits(work, request.date, report):
             fitted += fits_of_job
             written = request.write_calibrations(fitted, places)
     _print_calibrations(written, places)
@@ -490,12 +492,12 @@ def _fit_steps(request: _Request, work: Sequence[SoftwareJob]) -> int:
         for job in enough:
             report(job)
             results.append(fit_software(job, request.date, request.free_parameters))
-            write_text(places[results[-1].profile_after.name], software_text(results[-1].profile_after))
+            write_text(places[results[-1].profile_after.name], software_profile_yaml(results[-1].profile_after))
     for job, result in zip(enough, results, strict=True):
         name, record = result.profile_after.name, result.profile_after.fit
         if record is None:
             continue
-        terminal = console(markup=False)
+        terminal = report_console(markup=False)
         rows = f"{record.rows_fitted} steps fitted, {record.rows_held_out} held out"
         terminal.print(f"{name} -> {places[name]}: {rows}")
         terminal.print(
@@ -525,12 +527,12 @@ def _fit_links(request: _Request) -> int:
                 refused.append(str(error))
                 continue
             request.write_calibrations(
-                [fit for result in results if result.reduces_error for fit in result.subject_entries], places
+                [fit for result in results if result.reduces_error for fit in result.fitted_entries], places
             )
     if refused and not results:
         raise SpecError(" / ".join(refused))
     sys.stderr.write("".join(f"{line}\n" for line in refused))
-    terminal = console()
+    terminal = report_console()
     for result in results:
         where = f"-> {places[result.job.system.name]}"
         unwritten = "not written: the steps held out are not predicted better"
@@ -550,9 +552,9 @@ def _fit_tasks(request: _Request) -> int:
         if submissions is None or submissions.empty:
             continue
         title = "each round left out: mean errors of its submissions"
-        share, pairs = rank_agreement(submissions)
-        terminal = console()
-        terminal.print(_table(ROUND_HEADINGS, error_table_rows(submissions), title))
+        share, pairs = gpu_ranking_accuracy(submissions)
+        terminal = report_console()
+        terminal.print(_table(CROSS_VALIDATION_HEADINGS, error_table_rows(submissions), title))
         terminal.print(
             f"pairs of two kinds of GPUs in the right order: {format_percent(share)} of {with_noun(pairs, 'pair')}"
         )
@@ -564,17 +566,19 @@ def _fit_constants(request: _Request, fit: Callable[..., ConstantsFit], parts: i
 
     Returns the result of the fit.
     """
-    places = request.output_paths([INTERVALS])
+    places = request.output_paths([INTERVAL_CALIBRATION])
     with _progress(parts + 1) as report:
         result = fit(request.files, report)
-    entry = SubjectEntry(INTERVALS, result.entry(request.files, request.date))
+    entry = FittedEntry(INTERVAL_CALIBRATION, result.calibration_entry(request.files, request.date))
     _print_calibrations(request.write_calibrations([entry], places), places)
     return result
 
 
 def _fit_arithmetic(request: _Request) -> int:
     result = _fit_constants(
-        request, sustained_energy.fit_arithmetic, len(request.files) * (len(sustained_energy.TRIAL_FACTORS) + 1)
+        request,
+        sustained_energy.cross_validated_energy_fit,
+        len(request.files) * (len(sustained_energy.TRIAL_ENERGY_FACTORS) + 1),
     )
     parts = [f"{word} {part}" for word in ("before", "fitted", "left out") for part in ("bias", "mape")]
     lines = [
@@ -582,12 +586,12 @@ def _fit_arithmetic(request: _Request) -> int:
         for _, line in result.errors_by_source.iterrows()
     ]
     title = "steps of one node, by source: mean bias and absolute error, %"
-    console().print(_table(("source", "rows", *parts), lines, title))
+    report_console().print(_table(("source", "rows", *parts), lines, title))
     return 0
 
 
 def _fit_intervals(request: _Request) -> int:
-    result = _fit_constants(request, interval_constants.fit_spreads, len(request.files))
+    result = _fit_constants(request, interval_constants.cross_validated_interval_fit, len(request.files))
     lines = []
     for (_, source), (_, alone) in zip(
         result.fitted_coverage.iterrows(), result.left_out_coverage.iterrows(), strict=True
@@ -595,7 +599,7 @@ def _fit_intervals(request: _Request) -> int:
         shares = [f"{part[name]:{form}}" for part in (source, alone) for name, form in _COVERAGE_FORMATS]
         lines.append((str(source["source"]), str(source["rows"]), *shares))
     headings = ("source", "rows", "fitted", "half-width", "left out", "half-width")
-    terminal = console()
+    terminal = report_console()
     terminal.print(_table(headings, lines, "sources of several rows: share inside, half-width (log)"))
     terminal.print(f"fitted: {interval_constants.coverage_verdict(result.fitted_coverage)}")
     terminal.print(f"left out: {interval_constants.coverage_verdict(result.left_out_coverage)}")
@@ -605,7 +609,7 @@ def _fit_intervals(request: _Request) -> int:
 def _fit_waiting(request: _Request) -> int:
     request.output_paths([])
     with _progress(len(request.files) + 1) as report:
-        result = fit_waiting(request.files, request.held_out_sources, report)
+        result = cross_validated_waiting_fit(request.files, request.held_out_sources, report)
     profiles = result.fitted_profiles(request.files, request.date)
     if request.output is not None and len(profiles) > 1:
         names = ", ".join(profile.name for profile in profiles)
@@ -615,7 +619,7 @@ def _fit_waiting(request: _Request) -> int:
         )
     places = request.output_paths([profile.name for profile in profiles])
     for profile in profiles:
-        write_text(places[profile.name], software_text(profile))
+        write_text(places[profile.name], software_profile_yaml(profile))
     lines = []
     for test in result.left_out_tests:
         errors, word = test.errors, "held out" if test.source in result.held_out_sources else ""
@@ -623,7 +627,7 @@ def _fit_waiting(request: _Request) -> int:
         lines.append((test.source, *shares, word))
     before = ", ".join(f"{profile.name} {profile.host.waiting_power:g}" for profile in result.profiles_before)
     steps, title = with_noun(result.rows_fitted, "step"), "sources with the power that the others give"
-    terminal = console(markup=False)
+    terminal = report_console(markup=False)
     terminal.print(
         f"host.waiting_power: {result.exponent:.3g} by {steps}, one sigma {result.log_standard_deviation:.0%} "
         f"(before: {before})"
@@ -664,7 +668,7 @@ def _print_calibrations(written: Mapping[str, Calibration], places: Mapping[str,
             errors = [getattr(residual, name, None) for name in ("median_ape", "mape", "bias", "total_error")]
             shares = ["-" if error is None else format(error, form) for error, form in zip(errors, forms, strict=True)]
             lines.append((entry.family, entry.stack, str(entry.rows_fitted), str(entry.rows_held_out), *shares))
-        console().print(_table(headings, lines, f"{calibration.subject} -> {places[subject]}"))
+        report_console().print(_table(headings, lines, f"{calibration.subject} -> {places[subject]}"))
 
 
 @contextmanager
@@ -747,7 +751,7 @@ def calibrate_device(
         raise SpecError(f"--output-dir {output_dir}: no such folder")
     if not (budget > 0 and largest >= 1):
         raise SpecError(f"--budget {budget:g} and --largest {largest} must be above zero")
-    measured = make_bench(device, name, date)
+    measured = device_benchmark_runner(device, name, date)
     peaks = find_device(measured.name).peak
     chosen = tuple(dtypes) or tuple(dtype for dtype in ("fp32", "tf32", "fp16", "bf16") if dtype in peaks)
     chosen_points = benchmark_points(tuple(suites) or DEFAULT_SUITES, chosen, largest)
@@ -758,7 +762,7 @@ def calibrate_device(
         def report(point: BenchmarkPoint) -> None:
             bar.update(task, advance=1, description=point.table)
 
-        written, failed = measure_all(measured, chosen_points, tables, budget, report)
+        written, failed = run_benchmarks(measured, chosen_points, tables, budget, report)
     for line in failed:
         sys.stderr.write(f"not measured: {line}\n")
     missing = sum(not tables.is_measured(point) for point in chosen_points) - len(failed)

@@ -284,12 +284,12 @@ _FLUSH_BYTES = 2**28
 #: Copies of the weights that take turns in a replayed product, as in inference.
 WEIGHT_COPIES = 5
 #: Most calls in one captured graph and replays in a sample, samples of a median, and about how long one may take [s].
-CALLS, SAMPLES, SAMPLE_TIME = 20, 7, 15 * MILLISECOND
+MAX_CALLS_PER_SAMPLE, SAMPLES_PER_MEDIAN, TARGET_SAMPLE_TIME = 20, 7, 15 * MILLISECOND
 KernelCall = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class KernelTiming:
     """Median time of one call [s], and the timing method: graph, kernel, back-to-back (a loop of launches) or eager."""
 
     seconds: float
@@ -299,7 +299,7 @@ class Timing:
 class _Stopwatch(Protocol):
     """Interface of clocks that time kernel calls on a device."""
 
-    def time_calls(self, calls: Sequence[KernelCall], flush: KernelCall | None) -> Timing:
+    def time_calls(self, calls: Sequence[KernelCall], flush: KernelCall | None) -> KernelTiming:
         """Measure the median time of one call over calls with equal work that are made in turn.
 
         Parameters
@@ -311,11 +311,11 @@ class _Stopwatch(Protocol):
 
         Returns
         -------
-        Timing
+        KernelTiming
             Median time of one call [s], and the timing method.
         """
 
-    def time_eager(self, call: KernelCall) -> Timing:
+    def time_eager(self, call: KernelCall) -> KernelTiming:
         """Measure the median time of a single call, including the work of the host.
 
         Parameters
@@ -325,7 +325,7 @@ class _Stopwatch(Protocol):
 
         Returns
         -------
-        Timing
+        KernelTiming
             Median time of the call [s], and the timing method.
         """
 
@@ -333,7 +333,7 @@ class _Stopwatch(Protocol):
 class WallClock:
     """Host clock that times calls on synchronous devices (the CPU), in place of CUDA events."""
 
-    def time_calls(self, calls: Sequence[KernelCall], flush: KernelCall | None) -> Timing:
+    def time_calls(self, calls: Sequence[KernelCall], flush: KernelCall | None) -> KernelTiming:
         """Measure the median time of one call by the wall clock, over calls with equal work that are made in turn.
 
         Parameters
@@ -345,19 +345,19 @@ class WallClock:
 
         Returns
         -------
-        Timing
+        KernelTiming
             Median time of one call [s], with the method ``back-to-back``.
         """
         samples = []
-        for index in range(SAMPLES + 1):
+        for index in range(SAMPLES_PER_MEDIAN + 1):
             if flush is not None:
                 flush()
             start = time.perf_counter()
             calls[index % len(calls)]()
             samples.append(time.perf_counter() - start)
-        return Timing(statistics.median(samples[1:]), "back-to-back")
+        return KernelTiming(statistics.median(samples[1:]), "back-to-back")
 
-    def time_eager(self, call: KernelCall) -> Timing:
+    def time_eager(self, call: KernelCall) -> KernelTiming:
         """Measure the median time of a call by the wall clock, host overhead included.
 
         Parameters
@@ -367,15 +367,15 @@ class WallClock:
 
         Returns
         -------
-        Timing
+        KernelTiming
             Median time of the call [s], with the method ``eager``.
         """
-        return Timing(self.time_calls([call], None).seconds, "eager")
+        return KernelTiming(self.time_calls([call], None).seconds, "eager")
 
 
 def _repeats(seconds: float) -> int:
-    """Compute how many calls of ``seconds`` [s] each fill a sample of about `SAMPLE_TIME`; 1 to `CALLS`."""
-    return max(1, min(CALLS, round(SAMPLE_TIME / max(seconds, MICROSECOND))))
+    """Compute how many calls of ``seconds`` [s] each fill a sample of about `TARGET_SAMPLE_TIME`; 1 to `CALLS`."""
+    return max(1, min(MAX_CALLS_PER_SAMPLE, round(TARGET_SAMPLE_TIME / max(seconds, MICROSECOND))))
 
 
 class _CudaClock:
@@ -384,7 +384,7 @@ class _CudaClock:
     def __init__(self, torch: Any) -> None:
         self.torch = torch
 
-    def time_calls(self, calls: Sequence[KernelCall], flush: KernelCall | None) -> Timing:
+    def time_calls(self, calls: Sequence[KernelCall], flush: KernelCall | None) -> KernelTiming:
         """Measure the median time of one call by CUDA events.
 
         With a flush, calls are timed one by one, and the flush runs before the first event. Without a flush, replays of
@@ -399,7 +399,7 @@ class _CudaClock:
 
         Returns
         -------
-        Timing
+        KernelTiming
             Median time of one call [s], and the timing method.
         """
         for call in calls:
@@ -407,16 +407,18 @@ class _CudaClock:
         self.torch.cuda.synchronize()
         rough = self._between(lambda: [call() for call in calls])
         if flush is not None:
-            samples = [self._between(calls[index % len(calls)], flush) for index in range(SAMPLES)]
-            return Timing(statistics.median(samples), "kernel")
+            samples = [self._between(calls[index % len(calls)], flush) for index in range(SAMPLES_PER_MEDIAN)]
+            return KernelTiming(statistics.median(samples), "kernel")
         count = _repeats(rough / len(calls))
         replay, timing = self._repeated(calls, count)
         replay()
         repeats = _repeats(self._between(replay))
-        samples = [self._between(lambda: [replay() for _ in range(repeats)]) / repeats for _ in range(SAMPLES)]
-        return Timing(statistics.median(samples) / count, timing)
+        samples = [
+            self._between(lambda: [replay() for _ in range(repeats)]) / repeats for _ in range(SAMPLES_PER_MEDIAN)
+        ]
+        return KernelTiming(statistics.median(samples) / count, timing)
 
-    def time_eager(self, call: KernelCall) -> Timing:
+    def time_eager(self, call: KernelCall) -> KernelTiming:
         """Measure the median time of a single call by CUDA events, each after the device has become idle.
 
         Parameters
@@ -426,16 +428,16 @@ class _CudaClock:
 
         Returns
         -------
-        Timing
+        KernelTiming
             Median time of the call [s], with the method ``eager``.
         """
         for _ in range(3):
             call()
         samples = []
-        for _ in range(SAMPLES):
+        for _ in range(SAMPLES_PER_MEDIAN):
             self.torch.cuda.synchronize()
             samples.append(self._between(call))
-        return Timing(statistics.median(samples), "eager")
+        return KernelTiming(statistics.median(samples), "eager")
 
     def _repeated(self, calls: Sequence[KernelCall], count: int) -> tuple[KernelCall, str]:
         """Capture ``count`` calls in turn into a CUDA graph: (function that runs all of them, timing method).
@@ -469,7 +471,7 @@ class _CudaClock:
 
 
 @dataclass
-class DeviceBench:
+class DeviceBenchmarkRunner:
     """Benchmark runner for one device: builds the inputs of kernels, times the kernels and makes table rows.
 
     ``name`` is the device's catalog name, ``library`` the version of torch and cuDNN. ``further_columns`` holds columns
@@ -509,14 +511,14 @@ class DeviceBench:
             timing = self.clock.time_eager(calls[0]) if eager else self.clock.time_calls(calls, flush)
         return self.table_row(point, timing)
 
-    def table_row(self, point: BenchmarkPoint, timing: Timing) -> dict[str, Any]:
+    def table_row(self, point: BenchmarkPoint, timing: KernelTiming) -> dict[str, Any]:
         """Build the table row of a benchmark from its measured time.
 
         Parameters
         ----------
         point : BenchmarkPoint
             Kernel that was timed.
-        timing : Timing
+        timing : KernelTiming
             Measured time and timing method.
 
         Returns
@@ -574,7 +576,7 @@ def _tf32(torch: Any, allowed: bool) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = cudnn
 
 
-def _gemm(bench: DeviceBench, row: Mapping[str, Any]) -> list[KernelCall]:
+def _gemm(bench: DeviceBenchmarkRunner, row: Mapping[str, Any]) -> list[KernelCall]:
     m, n, k, batch, dtype = row["m"], row["n"], row["k"], row["batch"], row["dtype"]
 
     def operand(rows: int, columns: int, transposed: bool) -> Any:
@@ -587,7 +589,7 @@ def _gemm(bench: DeviceBench, row: Mapping[str, Any]) -> list[KernelCall]:
     return [_partial(bench.torch.matmul, left, operand(k, n, row["trans_b"] == "T")) for _ in range(copies)]
 
 
-def _elementwise(bench: DeviceBench, row: Mapping[str, Any]) -> list[KernelCall]:
+def _elementwise(bench: DeviceBenchmarkRunner, row: Mapping[str, Any]) -> list[KernelCall]:
     torch, shape = bench.torch, tuple(int(part) for part in row["shape"].split("x"))
     x, out = bench.random_normal(*shape, dtype=row["dtype"]), bench.random_normal(*shape, dtype=row["dtype"])
     functional = torch.nn.functional
@@ -603,13 +605,13 @@ def _elementwise(bench: DeviceBench, row: Mapping[str, Any]) -> list[KernelCall]
     return [operations[row["op"]]]
 
 
-def _attention(bench: DeviceBench, row: Mapping[str, Any]) -> list[KernelCall]:
+def _attention(bench: DeviceBenchmarkRunner, row: Mapping[str, Any]) -> list[KernelCall]:
     lengths, heads = (row["q_len"], row["kv_len"]), (row["q_heads"], row["kv_heads"])
     attend, _ = _attention_call(bench, row, heads, lengths, row["head_dim"], causal=bool(row["causal"]))
     return [attend]
 
 
-def _training_attention(bench: DeviceBench, row: Mapping[str, Any]) -> list[KernelCall]:
+def _training_attention(bench: DeviceBenchmarkRunner, row: Mapping[str, Any]) -> list[KernelCall]:
     torch, heads = bench.torch, (row["head_num"], row["kv_head_num"])
     with torch.enable_grad():
         attend, inputs = _attention_call(bench, row, heads, (row["seq_len"],) * 2, row["qk_head_dim"], causal=True)
@@ -620,7 +622,7 @@ def _training_attention(bench: DeviceBench, row: Mapping[str, Any]) -> list[Kern
 
 
 def _attention_call(
-    bench: DeviceBench,
+    bench: DeviceBenchmarkRunner,
     row: Mapping[str, Any],
     heads: tuple[int, int],
     lengths: tuple[int, int],
@@ -638,7 +640,7 @@ def _attention_call(
     return _partial(torch.nn.functional.scaled_dot_product_attention, *inputs, **options), inputs
 
 
-def _conv(bench: DeviceBench, row: Mapping[str, Any]) -> list[KernelCall]:
+def _conv(bench: DeviceBenchmarkRunner, row: Mapping[str, Any]) -> list[KernelCall]:
     """Build the call of a convolution benchmark; 16-bit tensors are channels-last, to time no transposition."""
     torch, dtype = bench.torch, row["dtype"]
     torch.backends.cudnn.benchmark = True
@@ -668,7 +670,7 @@ def _conv(bench: DeviceBench, row: Mapping[str, Any]) -> list[KernelCall]:
     return [_partial(torch.ops.aten.convolution_backward, *arguments)]
 
 
-def _rnn(bench: DeviceBench, row: Mapping[str, Any]) -> list[KernelCall]:
+def _rnn(bench: DeviceBenchmarkRunner, row: Mapping[str, Any]) -> list[KernelCall]:
     """Build the call of a recurrent-layer benchmark; the input has one feature, so that its product is cheap."""
     torch = bench.torch
     cell = {"vanilla": torch.nn.RNN, "lstm": torch.nn.LSTM, "gru": torch.nn.GRU}[row["cell"]]
@@ -682,7 +684,7 @@ def _rnn(bench: DeviceBench, row: Mapping[str, Any]) -> list[KernelCall]:
     return [_partial(torch.autograd.grad, out, leaves, torch.randn_like(out), retain_graph=True)]
 
 
-def _copies(bench: DeviceBench, row: Mapping[str, Any]) -> list[KernelCall]:
+def _copies(bench: DeviceBenchmarkRunner, row: Mapping[str, Any]) -> list[KernelCall]:
     torch = bench.torch
     host = torch.empty(row["bytes"], dtype=torch.uint8, pin_memory=bench.on_cuda)
     remote = torch.empty(row["bytes"], dtype=torch.uint8, device=bench.device)
@@ -695,7 +697,7 @@ def _partial(call: Callable[..., object], *arguments: Any, **named: Any) -> Kern
 
 
 #: Table -> what makes the calls of a row.
-_BUILDERS: Mapping[str, Callable[[DeviceBench, Mapping[str, Any]], list[KernelCall]]] = {
+_BUILDERS: Mapping[str, Callable[[DeviceBenchmarkRunner, Mapping[str, Any]], list[KernelCall]]] = {
     "gemm": _gemm,
     "elementwise": _elementwise,
     "attention": _attention,
@@ -715,7 +717,7 @@ def import_torch() -> Any:
     return torch
 
 
-def make_bench(text: str, name: str | None, date: str) -> DeviceBench:
+def device_benchmark_runner(text: str, name: str | None, date: str) -> DeviceBenchmarkRunner:
     """Create the benchmark runner of a device that torch sees.
 
     Parameters
@@ -729,7 +731,7 @@ def make_bench(text: str, name: str | None, date: str) -> DeviceBench:
 
     Returns
     -------
-    DeviceBench
+    DeviceBenchmarkRunner
         Runner that times kernels on the device.
 
     Raises
@@ -765,10 +767,12 @@ def make_bench(text: str, name: str | None, date: str) -> DeviceBench:
     more = {"device_reported": reported, "driver": _nvidia_smi("driver_version") if on_cuda else "", "date": date}
     version = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
     cudnn = f" (cuDNN {version // 10000}.{version // 100 % 100}.{version % 100})" if version else ""
-    return DeviceBench(torch, device, catalog_name(reported, name), clock, f"PyTorch {torch.__version__}{cudnn}", more)
+    return DeviceBenchmarkRunner(
+        torch, device, device_catalog_name(reported, name), clock, f"PyTorch {torch.__version__}{cudnn}", more
+    )
 
 
-def catalog_name(reported: str, name: str | None) -> str:
+def device_catalog_name(reported: str, name: str | None) -> str:
     """Look up the catalog name of a device from the name that CUDA reports or that the user gives.
 
     Parameters
@@ -901,8 +905,8 @@ class MeasurementFolder:
         )
 
 
-def measure_all(
-    measured: DeviceBench,
+def run_benchmarks(
+    measured: DeviceBenchmarkRunner,
     points: Sequence[BenchmarkPoint],
     tables: MeasurementFolder,
     budget: float,
@@ -912,7 +916,7 @@ def measure_all(
 
     Parameters
     ----------
-    measured : DeviceBench
+    measured : DeviceBenchmarkRunner
         Runner that times kernels on the device.
     points : sequence of BenchmarkPoint
         Benchmarks in the order in which they run.
@@ -1017,7 +1021,7 @@ def _collective_time(torch: Any, device: Any, team: Any, row: Mapping[str, Any],
         return None
     settle()
     start = time.perf_counter()
-    for _ in range(CALLS):
+    for _ in range(MAX_CALLS_PER_SAMPLE):
         call()
     settle()
-    return (time.perf_counter() - start) / CALLS
+    return (time.perf_counter() - start) / MAX_CALLS_PER_SAMPLE

@@ -83,10 +83,10 @@ class MeasuredRows:
 
     frame: pd.DataFrame
     datasheet: Any
-    timing_method: str
+    group_name: str
     measured_times: Array
 
-    def take(self, mask: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> MeasuredRows:
+    def select(self, mask: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> MeasuredRows:
         """Select some of the measured rows, by mask or by position.
 
         Parameters
@@ -102,7 +102,7 @@ class MeasuredRows:
         return MeasuredRows(
             self.frame.iloc[np.arange(len(self.frame))[mask]],
             self.datasheet,
-            self.timing_method,
+            self.group_name,
             self.measured_times[mask],
         )
 
@@ -136,13 +136,13 @@ class FittedIntervalBin:
 class FitResult(Generic[Parameters]):
     """Result of a fit of a timing formula's parameters to measured rows.
 
-    ``parameters``: fitted values by stack (timing method or architecture). ``uncertainty``: standard deviation of each
-    parameter's logarithm. ``residual``: errors on held-out rows, of all stacks and by stack. ``interval_bins``: 90 %
-    factors by predicted time, of all stacks and by stack.
+    ``parameters``: fitted values by stack (timing method or architecture). ``log_standard_deviations``: standard
+    deviation of each parameter's logarithm. ``residual``: errors on held-out rows, of all stacks and by stack.
+    ``interval_bins``: 90 % factors by predicted time, of all stacks and by stack.
     """
 
     parameters: Mapping[str, Parameters]
-    uncertainty: Mapping[str, float]
+    log_standard_deviations: Mapping[str, float]
     residual: ResidualErrors
     residual_by_stack: Mapping[str, ResidualErrors]
     interval_bins: tuple[FittedIntervalBin, ...]
@@ -276,7 +276,7 @@ def sample_rows(rows: Sequence[MeasuredRows], limit: int, seed: int) -> list[Mea
     """
     generator, share = np.random.default_rng(seed), max(1, limit // max(1, len(rows)))
     return [
-        group.take(np.sort(generator.permutation(len(group.measured_times))[:share]))
+        group.select(np.sort(generator.permutation(len(group.measured_times))[:share]))
         for group in rows
         if len(group.measured_times)
     ]
@@ -381,7 +381,7 @@ def log_errors(kind: TimePredictor, rows: Sequence[MeasuredRows], parameters: Ma
     """
     filled = [group for group in rows if len(group.measured_times)]
     parts = [
-        np.log(kind.predict_times(g.frame, g.datasheet, parameters[g.timing_method]) / g.measured_times) for g in filled
+        np.log(kind.predict_times(g.frame, g.datasheet, parameters[g.group_name]) / g.measured_times) for g in filled
     ]
     return np.concatenate(parts) if parts else np.zeros(0)
 
@@ -439,13 +439,13 @@ class Fit(Generic[Parameters]):
     overestimate_weight : float
         Weight of an error above the measured time relative to an error below. It is above 1 for rows that often include
         more than the kernel (a compilation).
-    weight_power : float
+    row_weight_exponent : float
         Exponent of the measured time in the weight of a row, as long kernels dominate a training step.
     max_evaluations : int
         Largest number of evaluations of the formula in a search.
     seed : int
         Seed of the split and of the starts.
-    holds_out : bool
+    uses_held_out_rows : bool
         False fits all rows, for tables with few rows: residuals are then those of fitted rows, and the interval is
         ``_UNTESTED_FACTORS``.
     """
@@ -461,23 +461,23 @@ class Fit(Generic[Parameters]):
     search_count: int = 2
     prior_precision: float = 0.5
     overestimate_weight: float = 1.0
-    weight_power: float = 0.15
+    row_weight_exponent: float = 0.15
     max_evaluations: int = 40
     seed: int = 0
-    holds_out: bool = True
+    uses_held_out_rows: bool = True
 
     @property
     def split_rows(self) -> tuple[list[MeasuredRows], list[MeasuredRows], list[MeasuredRows]]:
         """Measured rows split by configuration: (to fit, to set the interval, held out for the residual)."""
         parts = [
             split_by_configuration(group.frame, self.predictor.configuration_columns, seed=self.seed)
-            if self.holds_out
+            if self.uses_held_out_rows
             else np.zeros(len(group.measured_times), dtype=np.int64)
             for group in self.rows
         ]
         to_fit, between, kept = (
-            [group.take(part == part_number) for group, part in zip(self.rows, parts, strict=True)]
-            for part_number in (0, 1, 2 if self.holds_out else 0)
+            [group.select(part == part_number) for group, part in zip(self.rows, parts, strict=True)]
+            for part_number in (0, 1, 2 if self.uses_held_out_rows else 0)
         )
         return sample_rows(to_fit, self.max_training_rows, self.seed), between, kept
 
@@ -489,7 +489,7 @@ class Fit(Generic[Parameters]):
         train, between, held_out = self.split_rows
         if not train:
             raise SpecError("no rows to fit: every configuration fell into the held-out parts, or the table is empty")
-        packing = _LogVector(self, sorted({group.timing_method for group in self.rows}))
+        packing = _LogVector(self, sorted({group.group_name for group in self.rows}))
         run = self._search(train, packing)
         parameters = packing._unpack(run.x)
 
@@ -499,12 +499,12 @@ class Fit(Generic[Parameters]):
             return conformal_bins(predicted, measured) if len(measured) else (untested,)
 
         def of_stack(rows: Sequence[MeasuredRows], stack: str) -> list[MeasuredRows]:
-            return [group for group in rows if group.timing_method == stack]
+            return [group for group in rows if group.group_name == stack]
 
         tested = {stack: of_stack(held_out, stack) for stack in parameters}
         return FitResult(
             parameters=parameters,
-            uncertainty={
+            log_standard_deviations={
                 packing.parameter_label(k): float(s) for k, s in zip(packing.keys, _log_sigma(run), strict=True)
             },
             residual=residual_errors(*predicted_and_measured(self.predictor, held_out, parameters)),
@@ -515,13 +515,13 @@ class Fit(Generic[Parameters]):
             interval_bins=interval(between),
             interval_by_stack={stack: interval(of_stack(between, stack)) for stack in parameters},
             rows_fitted=count_rows(train),
-            rows_held_out=count_rows(held_out) if self.holds_out else 0,
+            rows_held_out=count_rows(held_out) if self.uses_held_out_rows else 0,
         )
 
     def _search(self, rows: Sequence[MeasuredRows], packing: _LogVector[Parameters]) -> OptimizeResult:
         """Run several bounded least-squares searches, the first from the start values, and return the best result."""
         measured = np.concatenate([group.measured_times for group in rows])
-        weights = np.clip((measured / np.median(measured)) ** self.weight_power, 0.5, 3.0)
+        weights = np.clip((measured / np.median(measured)) ** self.row_weight_exponent, 0.5, 3.0)
 
         def errors(vector: Array) -> Array:
             pull = LOSS_SCALE * self.prior_precision * (vector - packing.centre)
@@ -556,7 +556,7 @@ def _log_sigma(run: OptimizeResult) -> Array:
 
 
 @dataclass(frozen=True)
-class SourceRows:
+class StepsBySource:
     """Base class of arrays over measured steps from several sources, with one entry per step on the first axis.
 
     ``sources`` names the source of each step, shape (rows,).
@@ -574,14 +574,14 @@ class SourceRows:
 
         Returns
         -------
-        SourceRows
+        StepsBySource
             The same class with the kept rows.
         """
         names = [field.name for field in dataclasses.fields(self)]
         return dataclasses.replace(self, **{name: getattr(self, name)[rows] for name in names})
 
     @property
-    def weights(self) -> Array:
+    def source_balanced_weights(self) -> Array:
         """Weight of each row in a fit, shape (rows,): sources have equal total weight, small sources less."""
         _, place, counts = np.unique(self.sources, return_inverse=True, return_counts=True)
         shares = np.minimum(counts / MIN_SOURCE_ROWS, 1.0)

@@ -19,18 +19,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from paleo.calibrate.files import read_step_table, round_to_digits, table_citation, whole_step_entry
-from paleo.calibrate.fit import MIN_SOURCE_ROWS, Array, BoolArray, SourceRows, conformal_factors, minimise_loss
+from paleo.calibrate.fit import MIN_SOURCE_ROWS, Array, BoolArray, StepsBySource, conformal_factors, minimise_loss
+from paleo.calibrate.kernel_fits import read_step_table, round_to_digits, step_calibration_entry, table_citation
 from paleo.errors import SpecError
 from paleo.specs.calibration import CalibrationEntry, IntervalBin
-from paleo.step.interval import INTERVAL_FAMILY, IntervalParameters, Uncertainty
+from paleo.step.interval import INTERVAL_FAMILY, IntervalParameters, StepUncertainty
 from paleo.tables.cells import text_column
 from paleo.tables.run_tables import RowPrediction
 from paleo.units import with_noun
 
 ProgressCallback = Callable[[str], object]
 #: What `--only` asks for.
-ONLY_INTERVALS = "intervals"
+INTERVALS_OPTION = "intervals"
 #: Share of a source's rows that its intervals are to hold: the middle of `_ACCEPTED_COVERAGE`, as few sources come out
 #: in between and the rest lie inside or outside as a whole.
 _TARGET_COVERAGE = 0.885
@@ -44,16 +44,16 @@ _LOSS_SMOOTHING = 0.02
 _PRIOR_WEIGHT = 1e-4
 #: What of `Uncertainty` differs from step to step.
 UNCERTAINTY_FIELDS = tuple(
-    field.name for field in fields(Uncertainty) if field.name not in ("uses_constant_rates", "spreads")
+    field.name for field in fields(StepUncertainty) if field.name not in ("uses_constant_rates", "fitted_constants")
 )
 
 
 @dataclass(frozen=True)
-class StepErrors(SourceRows):
+class StepErrors(StepsBySource):
     """Log errors log(predicted / measured) of measured steps, with their sources and the parts of their intervals."""
 
     log_errors: Array
-    uncertainty: Uncertainty
+    uncertainty: StepUncertainty
 
     def half_widths(self, spreads: IntervalParameters) -> Array:
         """Compute the half-width of each step time's 90 % interval, on the side of the measured value.
@@ -68,7 +68,7 @@ class StepErrors(SourceRows):
         ndarray, shape (rows,)
             Half-widths in log units.
         """
-        low, high = self.uncertainty.half_widths(spreads)
+        low, high = self.uncertainty.interval_half_widths(spreads)
         return np.asarray(np.where(self.log_errors > 0, low, high))
 
     def select(self, rows: BoolArray) -> StepErrors:
@@ -85,7 +85,9 @@ class StepErrors(SourceRows):
             Errors and intervals of the kept rows.
         """
         figures: dict[str, Any] = {name: getattr(self.uncertainty, name)[..., rows] for name in UNCERTAINTY_FIELDS}
-        return StepErrors(self.sources[rows], self.log_errors[rows], Uncertainty(**figures, uses_constant_rates=False))
+        return StepErrors(
+            self.sources[rows], self.log_errors[rows], StepUncertainty(**figures, uses_constant_rates=False)
+        )
 
 
 def step_errors(files: Sequence[str], report: ProgressCallback = str) -> StepErrors:
@@ -117,11 +119,11 @@ def step_errors(files: Sequence[str], report: ProgressCallback = str) -> StepErr
     figures: dict[str, Any] = {
         name: np.stack([getattr(each, name) for each in known], axis=-1) for name in UNCERTAINTY_FIELDS
     }
-    return StepErrors(np.array(sources), np.array(errors), Uncertainty(**figures, uses_constant_rates=False))
+    return StepErrors(np.array(sources), np.array(errors), StepUncertainty(**figures, uses_constant_rates=False))
 
 
-def _rows(file: str, report: ProgressCallback) -> Iterator[tuple[str, float, Uncertainty]]:
-    table, frame = read_step_table(file, f"--only {ONLY_INTERVALS} fits intervals to", report)
+def _rows(file: str, report: ProgressCallback) -> Iterator[tuple[str, float, StepUncertainty]]:
+    table, frame = read_step_table(file, f"--only {INTERVALS_OPTION} fits intervals to", report)
     measured, names = table.measured_values(frame), text_column(frame, "source")
     for index, step in enumerate(table.predict_rows(frame)):
         if isinstance(step, RowPrediction) and step.uncertainty is not None:
@@ -143,7 +145,7 @@ def fit_interval_constants(evidence: StepErrors, level: float = _TARGET_COVERAGE
     IntervalParameters
         Fitted constants.
     """
-    errors, weights = np.log(np.maximum(np.abs(evidence.log_errors), _MIN_ERROR)), evidence.weights
+    errors, weights = np.log(np.maximum(np.abs(evidence.log_errors), _MIN_ERROR)), evidence.source_balanced_weights
     start = np.log(np.array(astuple(IntervalParameters())))
     bounds = [(field.metadata["low"], field.metadata["high"]) for field in fields(IntervalParameters)]
 
@@ -203,25 +205,26 @@ def source_coverage(rows: StepErrors, spreads: IntervalParameters) -> dict[str, 
         ``source``, number of ``rows``, share ``inside`` the interval, mean ``half_width`` in log units.
     """
     inside = float((np.abs(rows.log_errors) <= rows.half_widths(spreads)).mean())
-    mean_widths = np.asarray(rows.uncertainty.half_widths(spreads).mean(axis=0))
+    mean_widths = np.asarray(rows.uncertainty.interval_half_widths(spreads).mean(axis=0))
     width = float(mean_widths.mean())
     return {"source": str(rows.sources[0]), "rows": len(rows.log_errors), "inside": inside, "half_width": width}
 
 
 @dataclass(frozen=True)
 class IntervalConstantsFit:
-    """Result of the fit of step-time intervals: constants (``spreads``), and the share of each source's rows inside.
+    """Result of the fit of step-time intervals: constants (``interval_parameters``), and the share of each source's
+    rows inside.
 
     ``measured_steps`` holds the measured steps. ``fitted_coverage`` gives these shares with the constants fitted to all
     rows. ``left_out_coverage`` gives them with each source left out of the fit (`cross_validated_coverage`).
     """
 
     measured_steps: StepErrors
-    spreads: IntervalParameters
+    interval_parameters: IntervalParameters
     fitted_coverage: pd.DataFrame
     left_out_coverage: pd.DataFrame
 
-    def entry(self, files: Sequence[str], date: str) -> CalibrationEntry:
+    def calibration_entry(self, files: Sequence[str], date: str) -> CalibrationEntry:
         """Build the calibration entry of the fitted constants of step-time intervals.
 
         The entry's interval holds for a step of which nothing is known: conformal factors over all rows. The residual
@@ -240,8 +243,9 @@ class IntervalConstantsFit:
             Entry to write into a calibration file.
         """
         low, high = conformal_factors(np.exp(-self.measured_steps.log_errors))
-        return whole_step_entry(
-            INTERVAL_FAMILY, self.spreads, table_citation(files, len(np.unique(self.measured_steps.sources))), date,
+        return step_calibration_entry(
+            INTERVAL_FAMILY, self.interval_parameters,
+            table_citation(files, len(np.unique(self.measured_steps.sources))), date,
             np.exp(self.measured_steps.log_errors),
             rows_fitted=len(self.measured_steps.log_errors),
             rows_held_out=int(self.left_out_coverage["rows"].sum()),
@@ -283,7 +287,7 @@ def coverage_verdict(sources: pd.DataFrame) -> str:
     )
 
 
-def fit_spreads(
+def cross_validated_interval_fit(
     files: Sequence[str], report: ProgressCallback = str, level: float = _TARGET_COVERAGE
 ) -> IntervalConstantsFit:
     """Fit the constants of step intervals to all rows, and again with each source left out.

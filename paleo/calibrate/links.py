@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from paleo.calibrate.files import SubjectEntry, round_to_digits, rounded_residual
 from paleo.calibrate.fit import (
     CONFIGURATION_COLUMNS,
     Fit,
@@ -33,15 +32,16 @@ from paleo.calibrate.fit import (
     sample_rows,
     split_by_configuration,
 )
+from paleo.calibrate.kernel_fits import FittedEntry, round_to_digits, rounded_residual
 from paleo.errors import PaleoError, SpecError, suggest_names
-from paleo.pricing.communication import LINK_FAMILIES, link_parameters
+from paleo.pricing.communication import COLLECTIVE_CALIBRATION_FAMILIES, collective_parameters
 from paleo.specs.calibration import Calibration, CalibrationEntry
 from paleo.specs.catalog import entry_names, is_path
 from paleo.specs.system import System, load_system
 from paleo.tables.base import ResidualErrors, residual_errors
 from paleo.tables.cells import read_table, text_column
 from paleo.tables.run_tables import RunTable, find_table_kind, integer_cell, row_dicts
-from paleo.tables.validation import measure_and_predict, usable_rows_of_table
+from paleo.tables.validation import measured_and_predicted_values, usable_rows_of_table
 from paleo.units import MICROSECOND, MILLISECOND
 
 if TYPE_CHECKING:
@@ -52,17 +52,17 @@ Flags = npt.NDArray[np.bool_]
 #: The column that names a configuration.
 _CONFIGURATION_COLUMN = ("configuration",)
 #: What ``--only`` calls the links of every system of a table.
-ONLY_ALL_LINKS = "fabric"
+ALL_LINKS_OPTION = "fabric"
 #: The stack of entries that were fitted to whole steps.
 WHOLE_STEP_STACK = "step"
 #: A row speaks for a number if making that this much worse moves its step by at least so much, relatively.
-WORSE, MOVED = 4.0, 0.005
+WORSENING_FACTOR, MIN_STEP_TIME_CHANGE = 4.0, 0.005
 #: Rows that a search sees, and how often it may ask for all of them.
 TRAINING_ROWS, EVALUATIONS = 60, 12
 #: One sigma of a number's logarithm above which the rows leave it open; no step repeats better than `REPEATED`.
-LOOSEST, REPEATED = 0.25, 0.01
+MAX_LOG_STANDARD_DEVIATION, MIN_ROW_SPREAD = 0.25, 0.01
 #: Log step of the derivatives behind that sigma, and how near to a bound a search has run into it.
-DERIVATIVE, AT_BOUND = 0.05, 0.02
+DERIVATIVE_LOG_STEP, BOUND_LOG_TOLERANCE = 0.05, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class LinkJob:
     def training_rows(self) -> list[MeasuredRows]:
         """Sample of the measured steps to which link parameters are fitted, one group per table."""
         return sample_rows(
-            [part.take(split_by_configuration(part.frame, _CONFIGURATION_COLUMN) == 0) for part in self.rows],
+            [part.select(split_by_configuration(part.frame, _CONFIGURATION_COLUMN) == 0) for part in self.rows],
             TRAINING_ROWS,
             0,
         )
@@ -214,12 +214,12 @@ class LinkFit:
         return self.errors_after.mape < self.errors_before.mape
 
     @property
-    def subject_entries(self) -> list[SubjectEntry]:
+    def fitted_entries(self) -> list[FittedEntry]:
         """Fitted calibration entries, each with the system whose calibration file will hold the entry."""
-        return [SubjectEntry(self.job.system.name, entry) for entry in self.entries]
+        return [FittedEntry(self.job.system.name, entry) for entry in self.entries]
 
 
-def wants_link_fit(file: str | Path, only: Sequence[str]) -> bool:
+def requests_link_fit(file: str | Path, only: Sequence[str]) -> bool:
     """Return True if option ``--only`` asks for a fit of link parameters to a table of steps.
 
     Parameters
@@ -232,7 +232,7 @@ def wants_link_fit(file: str | Path, only: Sequence[str]) -> bool:
     Returns
     -------
     bool
-        True for a table of steps if ``only`` names systems or `ONLY_ALL_LINKS`.
+        True for a table of steps if ``only`` names systems or `ALL_LINKS_OPTION`.
 
     Raises
     ------
@@ -243,7 +243,7 @@ def wants_link_fit(file: str | Path, only: Sequence[str]) -> bool:
     table = find_table_kind(frame.columns)
     if not isinstance(table, RunTable):
         return False
-    links = [name for name in only if name == ONLY_ALL_LINKS or name in entry_names("systems") or is_path(name)]
+    links = [name for name in only if name == ALL_LINKS_OPTION or name in entry_names("systems") or is_path(name)]
     if links and len(links) < len(only):
         other = next(name for name in only if name not in links)
         raise SpecError(f"--only {links[0]} and {other}: links and software are fitted one after the other")
@@ -258,7 +258,7 @@ def link_jobs(files: Sequence[str | Path], only: Sequence[str], free: Sequence[s
     files : sequence of str or Path
         Measured tables.
     only : sequence of str
-        Names of systems, or `ONLY_ALL_LINKS` for all systems of the tables.
+        Names of systems, or `ALL_LINKS_OPTION` for all systems of the tables.
     free : sequence of str, default ()
         Names of the link parameters to fit; all of `LINK_PARAMETERS` if empty.
 
@@ -277,7 +277,7 @@ def link_jobs(files: Sequence[str | Path], only: Sequence[str], free: Sequence[s
             raise SpecError(
                 f"--free {name}: no such number of a system's links; {suggest_names(name, LINK_PARAMETERS)}"
             )
-    names = [] if ONLY_ALL_LINKS in only else [load_system(name).name for name in only]
+    names = [] if ALL_LINKS_OPTION in only else [load_system(name).name for name in only]
     by_system: dict[str, list[_PredictedRows]] = {}
     for file in files:
         for name, rows in _rows_by_system(Path(file), names).items():
@@ -310,9 +310,11 @@ def _rows_by_system(file: Path, only: Sequence[str]) -> dict[str, _PredictedRows
     out = {}
     for name, system in sorted(known.items()):
         system_rows = frame[[system is not None and system.name == name for system in systems]]
-        seconds = measure_and_predict(table, system_rows)[1].values
+        seconds = measured_and_predicted_values(table, system_rows)[1].values
         fine = system_rows[np.isfinite(seconds)]
-        figures = _LinkFitInputs(table, system, {family: link_parameters(system, family) for family in LINK_FAMILIES})
+        figures = _LinkFitInputs(
+            table, system, {family: collective_parameters(system, family) for family in COLLECTIVE_CALIBRATION_FAMILIES}
+        )
         if len(fine):
             named = fine.assign(configuration=configuration_labels(fine), table=file.name)
             rows = MeasuredRows(named, figures, WHOLE_STEP_STACK, table.measured_values(fine))
@@ -323,7 +325,7 @@ def _rows_by_system(file: Path, only: Sequence[str]) -> dict[str, _PredictedRows
 def _system_of(table: RunTable, row: Mapping[str, Any]) -> System | None:
     """Return the system of a measured run on several devices; None for one device or an unknown system."""
     try:
-        return table.system(row) if integer_cell(row, "n_gpus", 1) > 1 else None
+        return table.system_of_row(row) if integer_cell(row, "n_gpus", 1) > 1 else None
     except PaleoError:
         return None
 
@@ -356,7 +358,7 @@ def _job(groups: Sequence[_PredictedRows], names: Sequence[str]) -> LinkJob:
     start = LinkParameters(**leads)
     spoken = {name: [_dependent_rows(group, start, name) for group in groups] for name in names}
     used = [np.any([flags[index] for flags in spoken.values()], axis=0) for index in range(len(groups))]
-    kept = [(group.rows.take(mask), mask) for group, mask in zip(groups, used, strict=True)]
+    kept = [(group.rows.select(mask), mask) for group, mask in zip(groups, used, strict=True)]
     words = sorted(
         {
             f"{name} ({', '.join(sorted(set(text_column(part, 'source')) - {''}))})"
@@ -375,9 +377,11 @@ def _job(groups: Sequence[_PredictedRows], names: Sequence[str]) -> LinkJob:
 def _dependent_rows(group: _PredictedRows, start: LinkParameters, name: str) -> Flags:
     """Return a mask of rows whose predicted step time grows by `MOVED` if parameter ``name`` is `WORSE` times worse."""
     value = getattr(start, name)
-    worse = dataclasses.replace(start, **{name: value / WORSE if name.endswith("share") else value * WORSE})
+    worse = dataclasses.replace(
+        start, **{name: value / WORSENING_FACTOR if name.endswith("share") else value * WORSENING_FACTOR}
+    )
     slower = _time_predictor([name]).predict_times(group.rows.frame, group.rows.datasheet, worse)
-    return np.asarray(slower / group.predicted_times - 1.0 >= MOVED)
+    return np.asarray(slower / group.predicted_times - 1.0 >= MIN_STEP_TIME_CHANGE)
 
 
 def fit_links(job: LinkJob, date: str, free: Sequence[str] = ()) -> LinkFit:
@@ -405,7 +409,7 @@ def fit_links(job: LinkJob, date: str, free: Sequence[str] = ()) -> LinkFit:
     held_out, name = job.held_out_mask, job.system.name
     if held_out.all() or not held_out.any():
         raise SpecError(f"{name}: its {job.step_count} steps are of too few configurations to fit some and test others")
-    still = f"no fitted step gets {MOVED:.1%} longer when it is {WORSE:g} times worse"
+    still = f"no fitted step gets {MIN_STEP_TIME_CHANGE:.1%} longer when it is {WORSENING_FACTOR:g} times worse"
     left = {name: still for name, spoken in job.dependent_rows.items() if not (spoken & ~held_out).any()}
     parameters, sigma = job.start_parameters, dict[str, float]()
     if not (free and left):
@@ -427,12 +431,16 @@ def _fit_determined(job: LinkJob, moving: list[str], left: dict[str, str]) -> tu
         parameters = Fit(
             _time_predictor(moving), job.training_rows, parameters,
             fixed_parameters=[name for name in LINK_PARAMETERS if name not in moving],
-            max_training_rows=TRAINING_ROWS, search_count=1, prior_precision=0.0, weight_power=0.0,
+            max_training_rows=TRAINING_ROWS, search_count=1, prior_precision=0.0, row_weight_exponent=0.0,
             max_evaluations=EVALUATIONS,
-            holds_out=False,
+            uses_held_out_rows=False,
         ).run().parameters[WHOLE_STEP_STACK]  # fmt: skip
         sigma = log_sigmas(job, parameters, moving)
-        open_numbers = [name for name in sigma if sigma[name] > LOOSEST or _reached_bound(parameters, name) is not None]
+        open_numbers = [
+            name
+            for name in sigma
+            if sigma[name] > MAX_LOG_STANDARD_DEVIATION or _reached_bound(parameters, name) is not None
+        ]
         if not open_numbers:
             return parameters, sigma
         loose = max(open_numbers, key=lambda name: sigma[name])
@@ -471,9 +479,11 @@ def log_sigmas(job: LinkJob, parameters: LinkParameters, moving: Sequence[str]) 
         )
         return log_errors(_time_predictor(moving), job.training_rows, {WHOLE_STEP_STACK: point})
 
-    up, down = math.exp(DERIVATIVE), math.exp(-DERIVATIVE)
-    jacobian = np.stack([(errors(name, up) - errors(name, down)) / (2.0 * DERIVATIVE) for name in moving], axis=1)
-    spread = max(1.4826 * float(np.median(np.abs(errors(None, 1.0)))), REPEATED)
+    up, down = math.exp(DERIVATIVE_LOG_STEP), math.exp(-DERIVATIVE_LOG_STEP)
+    jacobian = np.stack(
+        [(errors(name, up) - errors(name, down)) / (2.0 * DERIVATIVE_LOG_STEP) for name in moving], axis=1
+    )
+    spread = max(1.4826 * float(np.median(np.abs(errors(None, 1.0)))), MIN_ROW_SPREAD)
     _, sizes, rotation = np.linalg.svd(jacobian, full_matrices=False)
     with np.errstate(divide="ignore", invalid="ignore"):
         variance = np.nansum((rotation / sizes[:, None]) ** 2, axis=0)
@@ -485,11 +495,11 @@ def _reached_bound(parameters: LinkParameters, name: str) -> float | None:
     (parameter,) = [field for field in dataclasses.fields(LinkParameters) if field.name == name]
     value = getattr(parameters, name)
     ends = [parameter.metadata[end] for end in ("low", "high")]
-    return next((float(end) for end in ends if abs(math.log(value / end)) < AT_BOUND), None)
+    return next((float(end) for end in ends if abs(math.log(value / end)) < BOUND_LOG_TOLERANCE), None)
 
 
 def _unfitted_reason(parameters: LinkParameters, name: str, sigma: float) -> str:
-    if sigma > LOOSEST:
+    if sigma > MAX_LOG_STANDARD_DEVIATION:
         spread = f"one sigma is a factor of {math.exp(sigma):.2g}" if sigma < 1.0 else "any value does"
         return f"the steps leave it open ({spread})"
     end = _reached_bound(parameters, name)

@@ -40,10 +40,10 @@ from paleo.studies.target import TargetTime, time_from_prediction
 from paleo.tables.kinds._mlperf_training import (
     MINUTE,
     MlperfTrainingTable,
-    left_out_baselines,
+    other_round_baselines,
     repeated_rows,
-    samples_of_cell,
-    target_of_row,
+    samples_in_task_unit,
+    submission_time_to_target,
 )
 from paleo.tables.run_tables import CELL_ERRORS, has_value, row_dicts
 from paleo.tables.validation import usable_rows_of_table
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from paleo.specs.loading import Spec
 
 #: Columns that tell a table of reference points.
-REFERENCE_COLUMNS = frozenset({"benchmark", "round", "global_batch_size", "samples_mean", "samples_std", "n"})
+CONVERGENCE_TABLE_COLUMNS = frozenset({"benchmark", "round", "global_batch_size", "samples_mean", "samples_std", "n"})
 LAW_SOURCE_TEMPLATE = "reference convergence points of MLPerf Training (mlcommons/logging, rcp_checker) as of {rounds}"
 
 
@@ -70,7 +70,7 @@ def is_convergence_table(columns: Iterable[str]) -> bool:
     bool
         True if all columns of such a table are present.
     """
-    return set(columns) >= REFERENCE_COLUMNS
+    return set(columns) >= CONVERGENCE_TABLE_COLUMNS
 
 
 def reference_points_of(task: TrainingTask, table: pd.DataFrame) -> pd.DataFrame:
@@ -109,7 +109,7 @@ def _in_listed_rounds(points: pd.DataFrame) -> npt.NDArray[np.bool_]:
     return np.fromiter((pair in listed for pair in pairs), dtype=np.bool_, count=len(points))
 
 
-def fit_law(points: pd.DataFrame) -> ReferencePointsLaw:
+def fit_convergence_law(points: pd.DataFrame) -> ReferencePointsLaw:
     """Fit the law of samples to target by batch to a task's reference points.
 
     The seed noise is the median of the points' relative standard deviations.
@@ -130,7 +130,7 @@ def fit_law(points: pd.DataFrame) -> ReferencePointsLaw:
     return fit_reference_points(pairs, source=source, seed_noise=float(np.median(noise)))
 
 
-def law_text(law: ReferencePointsLaw) -> str:
+def convergence_law_yaml(law: ReferencePointsLaw) -> str:
     """Format a law of samples to target as the ``law:`` block of a task file (YAML text).
 
     Parameters
@@ -168,7 +168,7 @@ def replace_law(text: str, block: str) -> str:
     text : str
         Text of the task file.
     block : str
-        New block as YAML text, from `law_text`.
+        New block as YAML text, from `convergence_law_yaml`.
 
     Returns
     -------
@@ -185,7 +185,9 @@ def _write_laws(table: pd.DataFrame, folder: Path) -> list[Path]:
         points = reference_points_of(load_task(name), table)
         if len(points) > 1:
             path = folder / f"{name}.yaml"
-            path.write_text(replace_law(source.read_text(encoding="utf-8"), law_text(fit_law(points))))
+            path.write_text(
+                replace_law(source.read_text(encoding="utf-8"), convergence_law_yaml(fit_convergence_law(points)))
+            )
             written.append(path)
     return written
 
@@ -252,7 +254,7 @@ def predicted_submissions(frame: pd.DataFrame) -> list[SubmissionRow]:
         if not alone[index]:
             continue
         try:
-            rows.append(_row(index, cells, target_of_row(cells)))
+            rows.append(_row(index, cells, submission_time_to_target(cells)))
         except (PaleoError, *CELL_ERRORS):
             continue
     return rows
@@ -272,7 +274,7 @@ def _row(index: int, cells: dict[str, Any], point: TargetTime) -> SubmissionRow:
         has_exact_configuration=cells.get("config_match") == "exact",
         averaged_runs=measured("runs"),
         step_time=measured("step_ms", MILLISECOND) if has_value(cells, "step_ms") else _implied_step(cells, point),
-        samples=samples_of_cell(cells, "samples_to_target"),
+        samples=samples_in_task_unit(cells, "samples_to_target"),
         evaluation_time=_evaluation_time(cells, point),
         evaluation_count=measured("evaluations"),
         time_to_target=measured("minutes_to_target", MINUTE),
@@ -301,7 +303,7 @@ def _evaluation_time(cells: dict[str, Any], point: TargetTime) -> float:
         return stated
     if not has_value(cells, "step_ms"):
         return stated if _separates_evaluation(cells, point) else float("nan")
-    steps = samples_of_cell(cells, "samples_to_target") / point.global_batch
+    steps = samples_in_task_unit(cells, "samples_to_target") / point.global_batch
     return max(float(cells["minutes_to_target"]) * MINUTE - steps * float(cells["step_ms"]) * MILLISECOND, 0.0)
 
 
@@ -313,7 +315,7 @@ def _implied_step(cells: dict[str, Any], point: TargetTime) -> float:
     ):
         return float("nan")
     minutes, evaluation = (float(cells[name]) for name in names)
-    left, samples = minutes * MINUTE - evaluation, samples_of_cell(cells, "samples_to_target")
+    left, samples = minutes * MINUTE - evaluation, samples_in_task_unit(cells, "samples_to_target")
     return left / (samples / point.global_batch) if left > 0 and samples > 0 else float("nan")
 
 
@@ -368,7 +370,7 @@ def fit_step_time_ratio(rows: list[SubmissionRow], rounds: list[str], towards: s
     """
     code = rows[0].predicted_target.task.code
     fitted = [row for row in rows if row.step_time > 0]
-    if len(fitted) < MIN_ROWS:
+    if len(fitted) < MIN_SUBMISSIONS_TO_FIT:
         return code.model_copy(update={"ratio": {}, "rows": 0, "per_round": 0.0, "round": None, "start": 0.0})
     reference = float(np.median([_samples_per_gpu(row) for row in fitted]))
     architectures = sorted({row.predicted_target.prediction.system.device.architecture for row in fitted})
@@ -389,13 +391,13 @@ def fit_step_time_ratio(rows: list[SubmissionRow], rounds: list[str], towards: s
 def _fitted_start_time(rows: list[SubmissionRow], rounds: list[str], towards: str) -> float:
     """Estimate the time of a run that is neither steps nor evaluations [s], as a weighted median over submissions."""
     timed = [row for row in rows if row.other_time >= 0]
-    if len(timed) < MIN_ROWS:
+    if len(timed) < MIN_SUBMISSIONS_TO_FIT:
         return 0.0
     return round(_weighted_median(np.array([row.other_time for row in timed]), _weights(timed, rounds, towards)), 1)
 
 
 #: Rows from which on a code is fitted.
-MIN_ROWS = 3
+MIN_SUBMISSIONS_TO_FIT = 3
 
 
 def _samples_per_gpu(row: SubmissionRow) -> float:
@@ -473,7 +475,7 @@ def fit_sample_ratio(rows: list[SubmissionRow], rounds: list[str], towards: str)
         Median and rms of log(samples / law); None with too few rows.
     """
     fitted = [row for row in rows if row.samples > 0]
-    if len(fitted) < MIN_ROWS:
+    if len(fitted) < MIN_SUBMISSIONS_TO_FIT:
         return None
     logs = np.log(
         [
@@ -514,7 +516,7 @@ def fit_evaluation(rows: list[SubmissionRow], code: TrainingCode, rounds: list[s
     """
     evaluation = rows[0].predicted_target.task.evaluation
     fitted = [row for row in rows if row.evaluation_time >= 0 and row.evaluation_count > 0]
-    if len(fitted) < MIN_ROWS:
+    if len(fitted) < MIN_SUBMISSIONS_TO_FIT:
         return evaluation
     plain = evaluation.model_copy(update={"work": 1.0, "fixed": 0.0})
     neutral = rows[0].predicted_target.task.model_copy(update={"code": code, "evaluation": plain})
@@ -527,7 +529,7 @@ def fit_evaluation(rows: list[SubmissionRow], code: TrainingCode, rounds: list[s
     for share in FORWARD_SHARES:
         mixture = share * passes / usual + (1.0 - share)
         scale = _weighted_median(seconds / mixture, weights)
-        logs = np.abs(np.log(seconds[seconds > 0] / mixture[seconds > 0] / max(scale, TINY)))
+        logs = np.abs(np.log(seconds[seconds > 0] / mixture[seconds > 0] / max(scale, MIN_EVALUATION_SCALE)))
         scatter = float(np.median(logs)) if len(logs) and scale > 0 else float("inf")
         best = min(best, (scatter, share * scale / usual, (1.0 - share) * scale))
     work, fixed = (0.0, 0.0) if _weighted_median(seconds, weights) <= 0 else best[1:]
@@ -535,7 +537,7 @@ def fit_evaluation(rows: list[SubmissionRow], code: TrainingCode, rounds: list[s
 
 
 #: Shares of passes in the seconds of an evaluation that are tried, and seconds that are none.
-FORWARD_SHARES, TINY = (0.0, 0.25, 0.5, 0.75, 1.0), 1e-12
+FORWARD_SHARES, MIN_EVALUATION_SCALE = (0.0, 0.25, 0.5, 0.75, 1.0), 1e-12
 
 
 def _weighted_median(values: Array, weights: Array) -> float:
@@ -583,7 +585,7 @@ def _platform(task: TrainingTask, base: TrainingTask) -> PlatformDifferences:
     return PlatformDifferences(code=task.code, evaluation=evaluation, submissions=submissions)
 
 
-def fitted_task(task: TrainingTask, rows: list[SubmissionRow], rounds: list[str], towards: str) -> TrainingTask:
+def fit_training_task(task: TrainingTask, rows: list[SubmissionRow], rounds: list[str], towards: str) -> TrainingTask:
     """Fit a training task's step-time ratios, sample ratio and evaluation cost to MLPerf submissions.
 
     GPUs and each other kind of device (TPU) are fitted apart.
@@ -639,7 +641,7 @@ def step_residual(rows: list[SubmissionRow], rounds: list[str]) -> float:
         0.
     """
     known = [row for row in rows if row.step_time > 0]
-    if len(known) < MIN_ROWS:
+    if len(known) < MIN_SUBMISSIONS_TO_FIT:
         return 0.0
     logs = []
     for towards in sorted({row.round_name for row in known}):
@@ -667,7 +669,7 @@ BLOCK_FIELDS = {
 }  # fmt: skip
 
 
-def is_task_table(columns: Iterable[str]) -> bool:
+def is_mlperf_task_table(columns: Iterable[str]) -> bool:
     """Return True if a table holds MLPerf reference convergence points or submissions, by its column names.
 
     Parameters
@@ -726,7 +728,7 @@ def _write_submissions(table: pd.DataFrame, folder: Path, date: str) -> list[Pat
     written = []
     for name in entry_files("tasks"):
         task_rows = [row for row in rows if row.task == name]
-        if len(task_rows) < MIN_ROWS:
+        if len(task_rows) < MIN_SUBMISSIONS_TO_FIT:
             continue
         task = _by_platform(load_task(name), task_rows, partial(_with_provenance, rounds=rounds, date=date))
         path = folder / f"{name}.yaml"
@@ -738,7 +740,7 @@ def _write_submissions(table: pd.DataFrame, folder: Path, date: str) -> list[Pat
 
 def _with_provenance(task: TrainingTask, rows: list[SubmissionRow], *, rounds: list[str], date: str) -> TrainingTask:
     """Fit a task for the last round of its rows, with its cross-validated residual and a citation of sources."""
-    if len(rows) < MIN_ROWS:
+    if len(rows) < MIN_SUBMISSIONS_TO_FIT:
         return task
     seen = sorted({row.round_name for row in rows})
     fitted = _fitted(task, rows, rounds, seen[-1])
@@ -808,7 +810,7 @@ TIE_TOLERANCE = 0.05
 #: Columns of `round_errors` that are shares.
 _SHARE_COLUMNS = ("step", "samples", "minutes", "baseline", "inside")
 #: Headings of `error_lines`.
-ROUND_HEADINGS = ("benchmark", "rows", "step", "samples", "minutes", "best baseline", "in 90 % interval")
+CROSS_VALIDATION_HEADINGS = ("benchmark", "rows", "step", "samples", "minutes", "best baseline", "in 90 % interval")
 
 
 def leave_one_round_out(rows: list[SubmissionRow], rounds: list[str]) -> Iterator[tuple[SubmissionRow, TargetTime]]:
@@ -841,7 +843,11 @@ def leave_one_round_out(rows: list[SubmissionRow], rounds: list[str]) -> Iterato
             }
             unfitted = {"code": _unfitted(task.code), "submissions": None, "platforms": platforms}
             task = task.model_copy(update=unfitted)
-            task = fitted_task(task, other_rounds, rounds, towards) if len(other_rounds) >= MIN_ROWS else task
+            task = (
+                fit_training_task(task, other_rounds, rounds, towards)
+                if len(other_rounds) >= MIN_SUBMISSIONS_TO_FIT
+                else task
+            )
             task = _by_platform(task, other_rounds, with_residual)
             for row in task_rows:
                 if row.round_name == towards:
@@ -870,7 +876,7 @@ def cross_validated_submissions(table: pd.DataFrame) -> pd.DataFrame:
         ``inside`` (True within the 90 % interval); and the relative errors of three baselines.
     """
     rows = predicted_submissions(table)
-    baselines = left_out_baselines(table)
+    baselines = other_round_baselines(table)
     lines = []
     for row, point in leave_one_round_out(rows, sorted(set(table["round"].astype(str)))):
         cells = table.iloc[row.row_index]
@@ -885,9 +891,9 @@ def cross_validated_submissions(table: pd.DataFrame) -> pd.DataFrame:
                 "gpus": int(float(cells["n_gpus"])),
                 "step": abs(point.step_time / row.step_time - 1.0),
                 "samples": abs(point.samples / row.samples - 1.0),
-                "minutes": abs(point.seconds / row.time_to_target - 1.0),
+                "minutes": abs(point.time_to_target / row.time_to_target - 1.0),
                 "measured": row.time_to_target,
-                "predicted": point.seconds,
+                "predicted": point.time_to_target,
                 "inside": float(low <= row.time_to_target <= high),
             }
             | {name: abs(value / minutes - 1.0) for name, value in baselines.iloc[row.row_index].items()}
@@ -895,7 +901,7 @@ def cross_validated_submissions(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def round_errors(submissions: pd.DataFrame) -> pd.DataFrame:
+def errors_by_benchmark(submissions: pd.DataFrame) -> pd.DataFrame:
     """Average the cross-validated errors of MLPerf submissions by benchmark and kind of device.
 
     Parameters
@@ -930,7 +936,7 @@ def round_errors(submissions: pd.DataFrame) -> pd.DataFrame:
 
 
 def error_table_rows(submissions: pd.DataFrame) -> list[tuple[str, ...]]:
-    """Format the errors of `round_errors` as text cells, for columns `ROUND_HEADINGS`.
+    """Format the errors of `errors_by_benchmark` as text cells, for columns `CROSS_VALIDATION_HEADINGS`.
 
     Parameters
     ----------
@@ -944,11 +950,11 @@ def error_table_rows(submissions: pd.DataFrame) -> list[tuple[str, ...]]:
     """
     return [
         (str(name), f"{errors['rows']:,.0f}", *map(format_percent, errors[list(_SHARE_COLUMNS)]))
-        for name, errors in round_errors(submissions).iterrows()
+        for name, errors in errors_by_benchmark(submissions).iterrows()
     ]
 
 
-def rank_agreement(submissions: pd.DataFrame) -> tuple[float, int]:
+def gpu_ranking_accuracy(submissions: pd.DataFrame) -> tuple[float, int]:
     """Compute how often the prediction ranks two GPU models in the right order of time to target.
 
     The two submissions of a pair agree in benchmark, round and number of GPUs.

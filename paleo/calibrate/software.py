@@ -23,7 +23,6 @@ import numpy.typing as npt
 import pandas as pd
 import yaml
 
-from paleo.calibrate.files import ERROR_DIGITS, read_step_table, round_to_digits, rounded_residual
 from paleo.calibrate.fit import (
     CONFIGURATION_COLUMNS,
     Fit,
@@ -34,16 +33,17 @@ from paleo.calibrate.fit import (
     count_rows,
     predicted_and_measured,
 )
+from paleo.calibrate.kernel_fits import ERROR_DIGITS, read_step_table, round_to_digits, rounded_residual
 from paleo.errors import SpecError, suggest_names
 from paleo.specs.calibration import HeldOutErrors
 from paleo.specs.device import find_device
 from paleo.specs.loading import Spec
 from paleo.specs.software import SoftwareFit, SoftwareProfile, load_software
-from paleo.step.section_times import HOST_AHEAD_EXPONENT
+from paleo.step.section_times import HOST_PACED_EXPONENT
 from paleo.tables.base import ResidualErrors, residual_errors
 from paleo.tables.cells import text_column
-from paleo.tables.run_tables import RunTable, find_table_kind, is_substitute_profile, profile_at_release, row_dicts
-from paleo.tables.validation import measure_and_predict, usable_rows_of_table
+from paleo.tables.run_tables import RunTable, find_table_kind, profile_at_release, row_dicts, uses_substitute_profile
+from paleo.tables.validation import measured_and_predicted_values, usable_rows_of_table
 from paleo.units import GIGA, MEBIBYTE, MICROSECOND, MILLISECOND, Quantity, with_noun
 
 Array = npt.NDArray[np.float64]
@@ -136,14 +136,14 @@ class SoftwareJob:
         return count_rows(self.rows)
 
     @property
-    def table_and_sources(self) -> str:
+    def citation(self) -> str:
         """Citation of the fitted rows: name of the table and sources of its rows."""
         return f"{self.file} ({self.source})"
 
     @property
     def architectures(self) -> tuple[str, ...]:
         """GPU architectures of the devices that ran the measured steps."""
-        return tuple(group.timing_method for group in self.rows)
+        return tuple(group.group_name for group in self.rows)
 
     def make_fit(self, fixed: Sequence[str] = (), per_stack: Sequence[str] = ()) -> Fit[SoftwareParameters]:
         """Set up the fit of the software profile's parameters to its measured steps; `Fit.run` runs the fit.
@@ -163,9 +163,9 @@ class SoftwareJob:
         columns = set(self.rows[0].frame.columns)
         kind = StepTimePredictor([name for name in CONFIGURATION_COLUMNS if name in columns], _row_time_predictor)
         return Fit(
-            kind, self.rows, SoftwareParameters.from_profile(self.profile, self.rows[0].timing_method),
+            kind, self.rows, SoftwareParameters.from_profile(self.profile, self.rows[0].group_name),
             fixed_parameters=fixed, parameters_per_stack=per_stack,
-            max_training_rows=MAX_TRAINING_ROWS, search_count=1, weight_power=0.0, max_evaluations=15,
+            max_training_rows=MAX_TRAINING_ROWS, search_count=1, row_weight_exponent=0.0, max_evaluations=15,
         )  # fmt: skip
 
     @property
@@ -208,7 +208,7 @@ def software_jobs(file: str | Path, only: Sequence[str] = ()) -> list[SoftwareJo
     -------
     list of SoftwareJob
         One job per profile. Rows that cannot be predicted, and those with a substitute profile
-        (`is_substitute_profile`), are counted but not fitted.
+        (`uses_substitute_profile`), are counted but not fitted.
 
     Raises
     ------
@@ -228,8 +228,8 @@ def software_jobs(file: str | Path, only: Sequence[str] = ()) -> list[SoftwareJo
 
 
 def _job(table: RunTable, file: str, frame: pd.DataFrame, profile: SoftwareProfile) -> SoftwareJob:
-    _, predicted = measure_and_predict(table, frame)
-    named = np.array([not is_substitute_profile(row) for row in row_dicts(frame)])
+    _, predicted = measured_and_predicted_values(table, frame)
+    named = np.array([not uses_substitute_profile(row) for row in row_dicts(frame)])
     fine = frame[np.isfinite(predicted.values) & named]
     architectures = [find_device(str(name)).architecture for name in fine["device"]]
     measured = table.measured_values(fine)
@@ -303,12 +303,12 @@ def _fitted_profile(
         kept = job.profile.attention.slowdown
         update["attention.slowdown"] = {**(kept if isinstance(kept, dict) else {}), **slow}
     record = SoftwareFit(
-        source=job.table_and_sources,
+        source=job.citation,
         date=date,
         architectures=job.architectures,
         rows_fitted=result.rows_fitted,
         rows_held_out=result.rows_held_out,
-        uncertainty={name: round_to_digits(value, 2) for name, value in result.uncertainty.items()},
+        uncertainty={name: round_to_digits(value, 2) for name, value in result.log_standard_deviations.items()},
         residual=HeldOutErrors(**rounded_residual(result.residual)),
     )
     return job.profile.with_fields({**update, "fit": record})
@@ -324,7 +324,7 @@ def _shown(value: float | Mapping[str, float]) -> str:
 UNIT_OF_DIMENSION = {"time": ("us", MICROSECOND), "bytes": ("MiB", MEBIBYTE), "bandwidth": ("GB/s", GIGA)}
 
 
-def software_text(profile: SoftwareProfile) -> str:
+def software_profile_yaml(profile: SoftwareProfile) -> str:
     """Format a software profile as the text of its YAML file, with times in us, memory in MiB and rates in GB/s.
 
     Parameters
@@ -357,10 +357,10 @@ def _with_unit(group: Spec, name: str, value: Any) -> Any:
 
 
 #: What `--only` asks for.
-ONLY_WAITING = "waiting"
+WAITING_OPTION = "waiting"
 #: Inverses of the powers at which each step is predicted; between them its logarithm is interpolated. Where device and
 #: host take alike that is exact.
-_INVERSE_EXPONENTS = np.linspace(1.0 / (2.0 * HOST_AHEAD_EXPONENT), 1.0, 8)
+_INVERSE_EXPONENTS = np.linspace(1.0 / (2.0 * HOST_PACED_EXPONENT), 1.0, 8)
 #: Columns of the seconds at these.
 EXPONENT_TIME_COLUMNS = [f"seconds at {1.0 / inverse:.3g}" for inverse in _INVERSE_EXPONENTS]
 
@@ -373,7 +373,7 @@ class WaitingParameters:
     nearly the longer one.
     """
 
-    exponent: float = bounded_parameter(HOST_AHEAD_EXPONENT, 1.0, 2.0 * HOST_AHEAD_EXPONENT)
+    exponent: float = bounded_parameter(HOST_PACED_EXPONENT, 1.0, 2.0 * HOST_PACED_EXPONENT)
 
 
 def _exponent_time_predictor(figures: Any, parameters: WaitingParameters) -> Callable[[dict[str, Any]], float]:
@@ -411,10 +411,10 @@ def moe_waiting_steps(files: Sequence[str], report: ProgressCallback = str) -> l
     """
     groups: list[MeasuredRows] = []
     for file in files:
-        table, frame = read_step_table(file, f"--only {ONLY_WAITING} fits hosts to", report)
+        table, frame = read_step_table(file, f"--only {WAITING_OPTION} fits hosts to", report)
         if not table.used_for_fitting:
             raise SpecError(
-                f"{file}: a table of kind {table.name} has no steps that --only {ONLY_WAITING} fits hosts to"
+                f"{file}: a table of kind {table.name} has no steps that --only {WAITING_OPTION} fits hosts to"
             )
         names = pd.Series(
             [profile_at_release(row, table.software_profile(row)) for row in row_dicts(frame)], index=frame.index
@@ -431,13 +431,13 @@ def _dependent_rows(table: RunTable, frame: pd.DataFrame, name: str) -> Measured
 
     Predictions at several exponents are added as columns.
     """
-    known = frame[np.isfinite(measure_and_predict(table, frame)[1].values)]
+    known = frame[np.isfinite(measured_and_predicted_values(table, frame)[1].values)]
     profile = load_software(name)
     for column, inverse in zip(EXPONENT_TIME_COLUMNS, _INVERSE_EXPONENTS, strict=True):
         changed = profile.with_fields({"host.waiting_power": 1.0 / inverse})
         known = known.assign(**{column: [table.predict_row(row, changed).value for row in row_dicts(known)]})
     depends = known[EXPONENT_TIME_COLUMNS[-1]] > known[EXPONENT_TIME_COLUMNS[0]]
-    return MeasuredRows(known, profile, name, table.measured_values(known)).take(depends.to_numpy(dtype=bool))
+    return MeasuredRows(known, profile, name, table.measured_values(known)).select(depends.to_numpy(dtype=bool))
 
 
 def fit_waiting_exponent(rows: Sequence[MeasuredRows]) -> FitResult[WaitingParameters]:
@@ -455,11 +455,17 @@ def fit_waiting_exponent(rows: Sequence[MeasuredRows]) -> FitResult[WaitingParam
     """
     start = WaitingParameters(rows[0].datasheet.host.waiting_power)
     return Fit(
-        _MOE_TIME_PREDICTOR, rows, start, search_count=1, weight_power=0.0, max_evaluations=15, holds_out=False
+        _MOE_TIME_PREDICTOR,
+        rows,
+        start,
+        search_count=1,
+        row_weight_exponent=0.0,
+        max_evaluations=15,
+        uses_held_out_rows=False,
     ).run()
 
 
-def predict_with_exponent(rows: Sequence[MeasuredRows], power: float) -> tuple[Array, Array]:
+def predict_with_waiting_exponent(rows: Sequence[MeasuredRows], power: float) -> tuple[Array, Array]:
     """Predict the step times of MoE rows at a given waiting exponent.
 
     Parameters
@@ -475,17 +481,17 @@ def predict_with_exponent(rows: Sequence[MeasuredRows], power: float) -> tuple[A
         Times [s].
     """
     return predicted_and_measured(
-        _MOE_TIME_PREDICTOR, rows, {group.timing_method: WaitingParameters(power) for group in rows}
+        _MOE_TIME_PREDICTOR, rows, {group.group_name: WaitingParameters(power) for group in rows}
     )
 
 
 def _of_sources(rows: Sequence[MeasuredRows], sources: Sequence[str], *, without: bool = False) -> list[MeasuredRows]:
     """Select the measured steps that come from the named sources, or with ``without`` those of all other sources."""
-    return [group.take(np.isin(text_column(group.frame, "source"), sources) != without) for group in rows]
+    return [group.select(np.isin(text_column(group.frame, "source"), sources) != without) for group in rows]
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOutSource:
+class LeftOutSourceTest:
     """Test of the waiting exponent on one source of MoE steps that was left out of the fit.
 
     ``exponent`` is the exponent fitted to all other sources; ``predicted`` and ``measured`` are the step times of the
@@ -503,7 +509,7 @@ class LeftOutSource:
         return residual_errors(self.predicted, self.measured)
 
 
-def leave_one_source_out(rows: Sequence[MeasuredRows], kept_back: Sequence[str] = ()) -> list[LeftOutSource]:
+def leave_one_source_out(rows: Sequence[MeasuredRows], kept_back: Sequence[str] = ()) -> list[LeftOutSourceTest]:
     """Predict the MoE steps of each source with the waiting exponent fitted to all other sources.
 
     Parameters
@@ -515,7 +521,7 @@ def leave_one_source_out(rows: Sequence[MeasuredRows], kept_back: Sequence[str] 
 
     Returns
     -------
-    list of LeftOutSource
+    list of LeftOutSourceTest
         One test per source, in alphabetical order.
 
     Raises
@@ -529,7 +535,7 @@ def leave_one_source_out(rows: Sequence[MeasuredRows], kept_back: Sequence[str] 
         if not count_rows(others):
             raise SpecError(f"no source is left when {', '.join(dict.fromkeys([name, *kept_back]))} are left out")
         power = _fitted_exponent(fit_waiting_exponent(others))
-        tests.append(LeftOutSource(name, power, *predict_with_exponent(_of_sources(rows, [name]), power)))
+        tests.append(LeftOutSourceTest(name, power, *predict_with_waiting_exponent(_of_sources(rows, [name]), power)))
     return tests
 
 
@@ -555,7 +561,7 @@ class WaitExponentFit:
     log_standard_deviation: float
     rows_fitted: int
     held_out_sources: tuple[str, ...]
-    left_out_tests: tuple[LeftOutSource, ...]
+    left_out_tests: tuple[LeftOutSourceTest, ...]
     profiles_before: tuple[SoftwareProfile, ...]
 
     @property
@@ -593,7 +599,9 @@ class WaitExponentFit:
         return [profile.with_fields({**changed, "fit": profile.fit or record}) for profile in self.profiles_before]
 
 
-def fit_waiting(files: Sequence[str], kept_back: Sequence[str] = (), report: ProgressCallback = str) -> WaitExponentFit:
+def cross_validated_waiting_fit(
+    files: Sequence[str], kept_back: Sequence[str] = (), report: ProgressCallback = str
+) -> WaitExponentFit:
     """Fit the waiting exponent to the MoE steps of tables, and test it on each source left out in turn.
 
     Parameters
@@ -622,6 +630,6 @@ def fit_waiting(files: Sequence[str], kept_back: Sequence[str] = (), report: Pro
     chosen = _of_sources(rows, kept_back, without=True)
     report(f"power of {with_noun(count_rows(chosen), 'step')}")
     tests, result = leave_one_source_out(rows, kept_back), fit_waiting_exponent(chosen)
-    names = sorted({group.timing_method.partition("@")[0] for group in rows if len(group.measured_times)})
-    sigma, before = next(iter(result.uncertainty.values())), tuple(load_software(name) for name in names)
+    names = sorted({group.group_name.partition("@")[0] for group in rows if len(group.measured_times)})
+    sigma, before = next(iter(result.log_standard_deviations.values())), tuple(load_software(name) for name in names)
     return WaitExponentFit(_fitted_exponent(result), sigma, result.rows_fitted, tuple(kept_back), tuple(tests), before)

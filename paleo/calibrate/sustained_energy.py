@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from paleo.calibrate.files import read_step_table, table_citation, whole_step_entry
-from paleo.calibrate.fit import Array, SourceRows, StringArray, minimise_loss
+from paleo.calibrate.fit import Array, StepsBySource, StringArray, minimise_loss
+from paleo.calibrate.kernel_fits import read_step_table, step_calibration_entry, table_citation
 from paleo.errors import SpecError
 from paleo.pricing.power import SUSTAINED_ENERGY_FAMILY, SustainedEnergyParameters
-from paleo.specs.calibration import STEP_CALIBRATION, Calibration, CalibrationEntry
+from paleo.specs.calibration import STEP_CALIBRATION_NAME, Calibration, CalibrationEntry
 from paleo.specs.device import find_device
 from paleo.specs.software import load_software
 from paleo.tables.cells import text_column
@@ -29,9 +29,9 @@ from paleo.tables.run_tables import Row, RowPrediction, RunTable, integer_cell, 
 from paleo.units import with_noun
 
 #: What `--only` asks for.
-ONLY_ARITHMETIC = "arithmetic"
+ARITHMETIC_OPTION = "arithmetic"
 #: Factors at which steps are predicted.
-TRIAL_FACTORS = (0.85, 1.05, 1.25, 1.5)
+TRIAL_ENERGY_FACTORS = (0.85, 1.05, 1.25, 1.5)
 #: Errors (log) up to which their squares count; larger ones count in proportion (Huber, 1964).
 _HUBER_THRESHOLD = 0.1
 #: GPUs of a node, and most rows that a source is asked for.
@@ -43,11 +43,11 @@ _PRIOR_WEIGHT = 0.002
 
 
 @dataclass(frozen=True)
-class DenseSteps(SourceRows):
+class DenseSteps(StepsBySource):
     """Measured training steps of dense networks, with the predicted step time at each trial energy factor.
 
     ``architectures`` and ``measured_times`` [s] have shape (rows,); ``predicted_times`` [s] has shape (rows, factors of
-    `TRIAL_FACTORS`).
+    `TRIAL_ENERGY_FACTORS`).
     """
 
     architectures: StringArray
@@ -68,13 +68,13 @@ class DenseSteps(SourceRows):
             log(predicted time / measured time).
         """
         at = np.log([factors.for_architecture(name) for name in self.architectures])
-        grid, known = np.log(TRIAL_FACTORS), np.log(self.predicted_times)
+        grid, known = np.log(TRIAL_ENERGY_FACTORS), np.log(self.predicted_times)
         seconds = np.array([np.interp(x, grid, row) for x, row in zip(at, known, strict=True)])
         return np.asarray(seconds - np.log(self.measured_times))
 
 
 def dense_steps(files: Sequence[str], report: Callable[[str], object] = str) -> DenseSteps:
-    """Predict the training steps of dense networks in tables, once for each energy factor of `TRIAL_FACTORS`.
+    """Predict the training steps of dense networks in tables, once for each energy factor of `TRIAL_ENERGY_FACTORS`.
 
     Parameters
     ----------
@@ -95,10 +95,10 @@ def dense_steps(files: Sequence[str], report: Callable[[str], object] = str) -> 
     """
     parts = []
     for file in files:
-        table, frame = read_step_table(file, f"--only {ONLY_ARITHMETIC} fits arithmetic to", report)
+        table, frame = read_step_table(file, f"--only {ARITHMETIC_OPTION} fits arithmetic to", report)
         frame = _kernel_bound_rows(table, frame)
         seconds = []
-        for factor in TRIAL_FACTORS:
+        for factor in TRIAL_ENERGY_FACTORS:
             report(f"{Path(file).name} at {factor:g}")
             seconds.append(_predicted_times(table, frame, factor))
         predicted = np.stack(seconds, axis=-1)
@@ -135,14 +135,14 @@ def _kernel_bound_rows(table: RunTable, frame: pd.DataFrame) -> pd.DataFrame:
 
 def _predicted_times(table: RunTable, frame: pd.DataFrame, factor: float) -> Array:
     """Predict the step time of measured runs with one energy factor for all architectures [s]; nan where impossible."""
-    tried = trial_calibration(SustainedEnergyParameters(*(factor,) * len(fields(SustainedEnergyParameters))))
+    tried = energy_factor_calibration(SustainedEnergyParameters(*(factor,) * len(fields(SustainedEnergyParameters))))
     changed = table.with_calibration(tried)
     return np.array(
         [step.value if isinstance(step, RowPrediction) else math.nan for step in changed.predict_rows(frame)]
     )
 
 
-def trial_calibration(factors: SustainedEnergyParameters) -> Calibration:
+def energy_factor_calibration(factors: SustainedEnergyParameters) -> Calibration:
     """Wrap trial energy factors into a calibration of whole steps, so that predictions use them.
 
     Parameters
@@ -155,11 +155,11 @@ def trial_calibration(factors: SustainedEnergyParameters) -> Calibration:
     Calibration
         Calibration that holds only these factors.
     """
-    entry = whole_step_entry(SUSTAINED_ENERGY_FAMILY, factors, "factors that are tried", "2000-01-01")
-    return Calibration(name=STEP_CALIBRATION, subject=STEP_CALIBRATION, entries=(entry,))
+    entry = step_calibration_entry(SUSTAINED_ENERGY_FAMILY, factors, "factors that are tried", "2000-01-01")
+    return Calibration(name=STEP_CALIBRATION_NAME, subject=STEP_CALIBRATION_NAME, entries=(entry,))
 
 
-def fitted_arithmetic_factors(known: DenseSteps) -> SustainedEnergyParameters:
+def fit_energy_factors(known: DenseSteps) -> SustainedEnergyParameters:
     """Fit the energy factor of sustained arithmetic of each architecture with two or more sources.
 
     Other architectures keep the default.
@@ -177,7 +177,7 @@ def fitted_arithmetic_factors(known: DenseSteps) -> SustainedEnergyParameters:
     names = [field.name for field in fields(SustainedEnergyParameters)]
     words = np.array([name.lower().replace(" ", "_") for name in known.architectures])
     free = [name for name in names if len(set(known.sources[words == name])) >= _MIN_SOURCES]
-    weights = known.weights
+    weights = known.source_balanced_weights
 
     def loss(logs: Array) -> float:
         factors = SustainedEnergyParameters(**dict(zip(free, np.exp(logs).tolist(), strict=True)))
@@ -187,7 +187,9 @@ def fitted_arithmetic_factors(known: DenseSteps) -> SustainedEnergyParameters:
         )
         return float((weights * robust).sum() + _PRIOR_WEIGHT * np.square(logs).sum())
 
-    values = minimise_loss(loss, np.full(len(free), 0.1), [(TRIAL_FACTORS[0], TRIAL_FACTORS[-1])] * len(free))
+    values = minimise_loss(
+        loss, np.full(len(free), 0.1), [(TRIAL_ENERGY_FACTORS[0], TRIAL_ENERGY_FACTORS[-1])] * len(free)
+    )
     return SustainedEnergyParameters(**dict(zip(free, values, strict=True)))
 
 
@@ -203,7 +205,7 @@ class SustainedEnergyFit:
     energy_factors: SustainedEnergyParameters
     errors_by_source: pd.DataFrame
 
-    def entry(self, files: Sequence[str], date: str) -> CalibrationEntry:
+    def calibration_entry(self, files: Sequence[str], date: str) -> CalibrationEntry:
         """Build the calibration entry of the fitted energy factors, with the residual on sources left out of the fit.
 
         Parameters
@@ -221,10 +223,12 @@ class SustainedEnergyFit:
         tested = np.concatenate(self.errors_by_source["errors"].to_list())
         counts = {"rows_fitted": len(self.dense_step_rows.measured_times), "rows_held_out": len(tested)}
         source = table_citation(files, len(self.errors_by_source))
-        return whole_step_entry(SUSTAINED_ENERGY_FAMILY, self.energy_factors, source, date, np.exp(tested), **counts)
+        return step_calibration_entry(
+            SUSTAINED_ENERGY_FAMILY, self.energy_factors, source, date, np.exp(tested), **counts
+        )
 
 
-def fit_arithmetic(files: Sequence[str], report: Callable[[str], object] = str) -> SustainedEnergyFit:
+def cross_validated_energy_fit(files: Sequence[str], report: Callable[[str], object] = str) -> SustainedEnergyFit:
     """Fit the energy factors of sustained arithmetic to all rows, and again with each source left out.
 
     Parameters
@@ -241,9 +245,9 @@ def fit_arithmetic(files: Sequence[str], report: Callable[[str], object] = str) 
     """
     known = dense_steps(files, report)
     report(f"arithmetic of {with_noun(len(known.measured_times), 'step')}")
-    factors, lines = fitted_arithmetic_factors(known), []
+    factors, lines = fit_energy_factors(known), []
     for name, part, remaining in known.leave_one_out():
-        others = fitted_arithmetic_factors(remaining)
+        others = fit_energy_factors(remaining)
         errors = {"before": SustainedEnergyParameters(), "fitted": factors, "left out": others}
         logs = {word: part.log_errors(values) for word, values in errors.items()}
         line = {"source": name, "rows": len(part.measured_times), "errors": logs["left out"], **asdict(others)}

@@ -7,4 +7,4 @@ program).
 
 from paleo.cli.process import app_with_all_commands as app_with_all_commands
 from paleo.cli.process import main as main
-from paleo.cli.process import run as run
+from paleo.cli.process import run_command_line as run_command_line

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
-from paleo.docstrings import split_parameters
+from paleo.docstrings import split_parameters_section
 from paleo.errors import SpecError
 from paleo.files import PICTURE_SUFFIXES, check_output_path
 
@@ -90,7 +90,7 @@ def _check_single_values(parameters: Sequence[Any]) -> None:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def with_help_of_docstring(
+def parameters_with_docstring_help(
     parameters: Iterable[inspect.Parameter], docstring: str | None, panel: str | None = None
 ) -> list[inspect.Parameter]:
     """Return parameters of a command with the help texts of a docstring's section ``Parameters``.
@@ -111,7 +111,7 @@ def with_help_of_docstring(
     list of inspect.Parameter
         The parameters.
     """
-    meanings = split_parameters(docstring)[1]
+    meanings = split_parameters_section(docstring)[1]
     described = []
     for parameter in parameters:
         if parameter.name in meanings:
@@ -128,7 +128,7 @@ def with_help_of_docstring(
     return described
 
 
-def with_parameters(command: Function, parameters: Sequence[inspect.Parameter]) -> Function:
+def replace_parameters(command: Function, parameters: Sequence[inspect.Parameter]) -> Function:
     """Replace the signature of a command function, from which typer builds the command-line options.
 
     Parameters
@@ -172,8 +172,8 @@ class Application(typer.Typer):
 
         def decorate(command: Function) -> Function:
             parameters = inspect.signature(command, eval_str=True).parameters.values()
-            described = with_parameters(command, with_help_of_docstring(parameters, command.__doc__))
-            help_, _ = split_parameters(command.__doc__)
+            described = replace_parameters(command, parameters_with_docstring_help(parameters, command.__doc__))
+            help_, _ = split_parameters_section(command.__doc__)
             return super(Application, self).command(name, cls=Command, help=help_, **options)(described)
 
         return decorate
@@ -188,10 +188,15 @@ app = Application(
 
 
 #: Headings of the groups of commands in --help.
-PREDICT, DECIDE, CATALOG, MEASURE = "Predict", "Decide", "Catalog and networks", "Measure"
+PREDICT_HELP_GROUP, DECIDE_HELP_GROUP, CATALOG_HELP_GROUP, MEASURE_HELP_GROUP = (
+    "Predict",
+    "Decide",
+    "Catalog and networks",
+    "Measure",
+)
 #: Exit codes: the answer is no; the input is wrong; an error in this program; interrupted from the keyboard; the reader
 #: of the output has closed it.
-EXIT_NO, EXIT_WRONG_INPUT, EXIT_INTERNAL_ERROR, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 1, 2, 3, 130, 141
+EXIT_NEGATIVE_ANSWER, EXIT_WRONG_INPUT, EXIT_INTERNAL_ERROR, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 1, 2, 3, 130, 141
 
 
 def _version(requested: bool) -> None:
@@ -202,21 +207,19 @@ def _version(requested: bool) -> None:
         raise typer.Exit
 
 
-Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")]
+VersionOption = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")]
 
 
 @app.callback()
-def _main(version: Version = False) -> None:
+def _main(version: VersionOption = False) -> None:
     pass
 
 
 #: Name of the running command, which its JSON document states.
-RUNNING_COMMAND: ContextVar[str] = ContextVar("command", default="unknown")
+RUNNING_COMMAND_NAME: ContextVar[str] = ContextVar("command", default="unknown")
 
 
-def show_document(
-    document: Callable[[], Mapping[str, Any]], table: Callable[[], RenderableType], as_json: bool
-) -> None:
+def print_result(document: Callable[[], Mapping[str, Any]], table: Callable[[], RenderableType], as_json: bool) -> None:
     """Print a result as one JSON document or as tables.
 
     Parameters
@@ -231,14 +234,14 @@ def show_document(
     if as_json:
         from paleo.report.columns import json_text, with_schema
 
-        sys.stdout.write(json_text(with_schema(RUNNING_COMMAND.get(), document())) + "\n")
+        sys.stdout.write(json_text(with_schema(RUNNING_COMMAND_NAME.get(), document())) + "\n")
         return
     from paleo.report.columns import console
 
     console().print(table(), crop=False)  # lines are not wrapped, so that commands can be pasted
 
 
-def warn(warnings: Sequence[str]) -> None:
+def print_warnings(warnings: Sequence[str]) -> None:
     """Print each warning as a line of stderr.
 
     Parameters
@@ -284,9 +287,9 @@ def save_plot(path: Path | None, figure: Callable[[], Figure]) -> None:
         Makes the plot.
     """
     if path is not None:
-        from paleo.report.plots import save
+        from paleo.report.plots import save_figure
 
-        save(figure(), path)
+        save_figure(figure(), path)
         sys.stderr.write(f"wrote {path}\n")
 
 
@@ -330,7 +333,7 @@ def write_page(path: Path | None, page: Callable[[str], str]) -> None:
         sys.stderr.write(f"wrote {path}\n")
 
 
-def check_launch(file: str | None, software: str | None) -> None:
+def check_launch_option(file: str | None, software: str | None) -> None:
     """Check the file of option ``--launch`` before anything is computed.
 
     Parameters
@@ -362,11 +365,11 @@ def write_launch_files(file: str | None, plan: Callable[[], Prediction]) -> None
         Makes the prediction of the plan.
     """
     if file is not None:
-        from paleo.launch.jobs import preparation_steps, write_launch_files
+        from paleo.launch.jobs import launch_preparation_text, write_launch_files
 
         prediction = plan()
         sys.stderr.write(f"wrote {', '.join(write_launch_files(prediction, file))}\n")
-        warn([remark for remark in [preparation_steps(prediction, file)] if remark])
+        print_warnings([remark for remark in [launch_preparation_text(prediction, file)] if remark])
 
 
 def exit_with_code(code: int) -> None:

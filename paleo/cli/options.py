@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 
 import typer
 
-from paleo.cli.application import with_help_of_docstring, with_parameters
+from paleo.cli.application import parameters_with_docstring_help, replace_parameters
 from paleo.errors import SpecError
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from paleo.studies.goodput import LongRunOptions
 
 #: Collective operations and number formats that shell completion offers.
-OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
+COLLECTIVE_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")
 
 
-def name_completion(*kinds: str) -> Callable[[str], list[str]]:
+def catalog_name_completion(*kinds: str) -> Callable[[str], list[str]]:
     """Return a shell completion of catalog names; in a list it completes the last name.
 
     Parameters
@@ -74,9 +74,9 @@ def _names(kind: str) -> Iterable[str]:
 
     if kind in CATALOG_FOLDERS:
         return entry_names(kind)
-    from paleo.report.catalog import catalog_lines
+    from paleo.report.catalog import catalog_descriptions
 
-    return catalog_lines(kind)
+    return catalog_descriptions(kind)
 
 
 ModelName = Annotated[
@@ -84,7 +84,7 @@ ModelName = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="Network: a catalog name (`paleo list models`), hub id, config.json or folder, YAML or ONNX file.",
-        autocompletion=name_completion("models"),
+        autocompletion=catalog_name_completion("models"),
     ),
 ]
 OptionalModel = Annotated[
@@ -92,10 +92,10 @@ OptionalModel = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="A model of the catalog, a hub id, or a file; optional where --from names one.",
-        autocompletion=name_completion("models"),
+        autocompletion=catalog_name_completion("models"),
     ),
 ]
-Launch = Annotated[
+LaunchFileOption = Annotated[
     str | None,
     typer.Option(
         "--launch",
@@ -109,7 +109,7 @@ SystemName = Annotated[
         "--system",
         metavar="S",
         help="System or device: a catalog name (`paleo list systems`) or a YAML file.",
-        autocompletion=name_completion("systems", "devices"),
+        autocompletion=catalog_name_completion("systems", "devices"),
     ),
 ]
 Systems = Annotated[
@@ -118,14 +118,14 @@ Systems = Annotated[
         "--systems",
         metavar="A,B,C",
         help="Systems or devices, separated by commas: catalog names or YAML files.",
-        autocompletion=name_completion("systems", "devices"),
+        autocompletion=catalog_name_completion("systems", "devices"),
     ),
 ]
 GpuCounts = Annotated[
     str, typer.Option("--gpus", metavar="1,2,4,…", help="Numbers of GPUs: a list (8,16) or powers of two (8..64).")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
-Plot = Annotated[
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
+PlotFileOption = Annotated[
     str | None, typer.Option("--plot", metavar="FILE", help="Also save a plot to this file: .png, .svg or .pdf.")
 ]
 
@@ -232,9 +232,9 @@ class RunOptions:
     microbatch: OptionalWholeNumber = None
     seq: OptionalWholeNumber = None
     dtype: Annotated[str | None, typer.Option(autocompletion=word_completion(*DTYPES))] = None
-    optimizer: Annotated[str | None, typer.Option(autocompletion=name_completion("optimizers"))] = None
-    strategy: Annotated[str | None, typer.Option(autocompletion=name_completion("strategies"))] = None
-    schedule: Annotated[str | None, typer.Option(autocompletion=name_completion("schedules"))] = None
+    optimizer: Annotated[str | None, typer.Option(autocompletion=catalog_name_completion("optimizers"))] = None
+    strategy: Annotated[str | None, typer.Option(autocompletion=catalog_name_completion("strategies"))] = None
+    schedule: Annotated[str | None, typer.Option(autocompletion=catalog_name_completion("schedules"))] = None
     recompute: Annotated[str | None, typer.Option(autocompletion=word_completion("none", "selective", "full"))] = None
     recompute_layers: OptionalWholeNumber = None
     lora: str | None = None
@@ -247,13 +247,13 @@ class RunOptions:
     nodes: str | None = None
     background: float | None = None
     neighbour: str | None = None
-    software: Annotated[str | None, typer.Option(autocompletion=name_completion("software"))] = None
+    software: Annotated[str | None, typer.Option(autocompletion=catalog_name_completion("software"))] = None
     calibration: Annotated[str | None, typer.Option(autocompletion=word_completion("auto", "ideal", "ppp="))] = None
     from_: list[str] | None = None
     run_file: Annotated[str | None, typer.Option("--run")] = None
     set_: list[str] | None = None
 
-    def run(self, *, searched: bool = False) -> Run:
+    def build_run(self, *, searched: bool = False) -> Run:
         """Build the run from the options; fields without an option are unset.
 
         Parameters
@@ -271,7 +271,7 @@ class RunOptions:
         SpecError
             If an option is not valid.
         """
-        from paleo.specs.loading import build_validated
+        from paleo.specs.loading import validate_mapping
         from paleo.specs.run import Run, flatten_to_paths, shortest_field_name
 
         apart = ("set_", "seq", "run_file", "from_")
@@ -283,27 +283,27 @@ class RunOptions:
         # batch and global batch depend on each other: an option replaces either
         if "batch" in data or "global_batch" in data:
             file = {key: value for key, value in file.items() if key not in ("batch", "global_batch")}
-        return build_validated(
+        return validate_mapping(
             Run, {shortest_field_name(path): value for path, value in {**file, **data}.items()}, "options"
         )
 
     @functools.cached_property
-    def job(self) -> LaunchFileJob | None:
+    def launch_file_job(self) -> LaunchFileJob | None:
         """Training job that the launch files of ``--from`` describe; None without that option."""
         if not self.from_:
             return None
-        from paleo.launch.jobs import read_job
+        from paleo.launch.jobs import read_launch_files
 
-        return read_job(self.from_, self.gpus)
+        return read_launch_files(self.from_, self.gpus)
 
     @functools.cached_property
-    def file_network(self) -> ModelSpec | None:
+    def launch_file_network(self) -> ModelSpec | None:
         """Network that the launch files of ``--from`` name or describe; None if there is none."""
-        if self.job is None:
+        if self.launch_file_job is None:
             return None
         from paleo.launch.jobs import load_job_network
 
-        return load_job_network(self.job)
+        return load_job_network(self.launch_file_job)
 
     def network(self, model: str | None) -> str | ModelSpec:
         """Return the network of MODEL, or of ``--from`` if MODEL is missing.
@@ -325,18 +325,18 @@ class RunOptions:
         """
         if model is not None:
             return model
-        if self.file_network is None:
+        if self.launch_file_network is None:
             stated = f"{', '.join(self.from_)} names no network" if self.from_ else "no network is named"
             raise SpecError(f"{stated}; state MODEL, such as llama3-8b")
-        return self.file_network
+        return self.launch_file_network
 
     def warnings(self) -> list[str]:
         """Return warnings about keys of the --from file that were not read and may matter, and about --software any."""
         lifted = [_UNLIMITED_WARNING] if self.software == "any" else []
-        if self.job is None or not self.job.unread_keys:
+        if self.launch_file_job is None or not self.launch_file_job.unread_keys:
             return lifted
-        keys = ", ".join(self.job.unread_keys[:_MAX_KEYS_SHOWN])
-        more = len(self.job.unread_keys) - _MAX_KEYS_SHOWN
+        keys = ", ".join(self.launch_file_job.unread_keys[:_MAX_KEYS_SHOWN])
+        more = len(self.launch_file_job.unread_keys) - _MAX_KEYS_SHOWN
         return [
             *lifted,
             f"--from: these keys were not read and may change the result: {keys}"
@@ -345,25 +345,25 @@ class RunOptions:
 
     def _job_fields(self, *, searched: bool) -> dict[str, Any]:
         """Return the run fields that the launch files of ``--from`` describe, by dotted path."""
-        if self.job is None:
+        if self.launch_file_job is None:
             return {}
-        from paleo.launch.jobs import SEARCHED_FIELDS, run_fields_of_job
+        from paleo.launch.jobs import SEARCHED_RUN_FIELDS, run_fields_of_job
         from paleo.network.graph import build_graph
 
-        graph = None if self.file_network is None else build_graph(self.file_network, batch=1)
+        graph = None if self.launch_file_network is None else build_graph(self.launch_file_network, batch=1)
         length = None if graph is None else int(graph.tokens_per_sample or 0)
-        data = run_fields_of_job(self.job.plan, self.job.software, graph, length)
-        return {name: value for name, value in data.items() if not (searched and name in SEARCHED_FIELDS)}
+        data = run_fields_of_job(self.launch_file_job.plan, self.launch_file_job.software, graph, length)
+        return {name: value for name, value in data.items() if not (searched and name in SEARCHED_RUN_FIELDS)}
 
     def _file(self) -> dict[str, Any]:
         """Return the fields of the --run file; it is validated first, so that messages name the file."""
-        from paleo.specs.loading import build_validated, read_yaml
+        from paleo.specs.loading import read_yaml, validate_mapping
         from paleo.specs.run import Run
 
         if self.run_file is None:
             return {}
         data = read_yaml(self.run_file)
-        build_validated(Run, data, self.run_file)
+        validate_mapping(Run, data, self.run_file)
         return data
 
     def _settings(self) -> dict[str, Any]:
@@ -406,7 +406,7 @@ def _set_field(data: dict[str, Any], key: str, value: Any) -> None:
         data[path] = each
 
 
-def packed_options(argument: str, options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def options_from_dataclass(argument: str, options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that gives a command the fields of a dataclass as options, packed into one argument.
 
     An option that the command defines itself takes precedence.
@@ -434,7 +434,7 @@ def packed_options(argument: str, options: type[Any]) -> Callable[[Callable[...,
             for field in shared
         ]
         for group in options.__mro__:
-            packed = with_help_of_docstring(packed, group.__doc__, getattr(group, "panel", None))
+            packed = parameters_with_docstring_help(packed, group.__doc__, getattr(group, "panel", None))
         parameters = [
             each
             for name, parameter in stated.items()
@@ -446,25 +446,25 @@ def packed_options(argument: str, options: type[Any]) -> Callable[[Callable[...,
             group = options(**{field.name: values.pop(field.name) for field in shared})
             command(**{argument: group}, **values)
 
-        return with_parameters(wrapper, parameters)
+        return replace_parameters(wrapper, parameters)
 
     return decorate
 
 
 #: Decorator that gives a command the options of a run, packed into the argument ``options``.
-with_run_options = packed_options("options", RunOptions)
+with_run_options = options_from_dataclass("options", RunOptions)
 
 
-Loss = Annotated[
+TargetLossOption = Annotated[
     float | None,
     typer.Option(help="Train a language model to this loss (nats per token), by Chinchilla's scaling law."),
 ]
-Target = Annotated[
+TargetTaskOption = Annotated[
     str | None,
     typer.Option(
         metavar="TASK",
         help="Train to the quality target of a task, such as mlperf:bert (`paleo list tasks`).",
-        autocompletion=name_completion("tasks"),
+        autocompletion=catalog_name_completion("tasks"),
     ),
 ]
 NoiseScale = Annotated[
@@ -501,7 +501,7 @@ def parse_count(text: str) -> float:
         raise typer.BadParameter(str(error)) from None
 
 
-RankBy = Annotated[str | None, typer.Option("--objective", help="Sort by time, cost or energy.")]
+ObjectiveOption = Annotated[str | None, typer.Option("--objective", help="Sort by time, cost or energy.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -539,11 +539,11 @@ class TariffOptions:
 
 
 #: Decorator that gives a command the price options, packed into the argument ``rates``.
-with_tariff_options = packed_options("rates", TariffOptions)
+with_tariff_options = options_from_dataclass("rates", TariffOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongRunFlags:
+class FailureOptions:
     """Command-line options for failures, checkpoints and restarts; any of them makes the command count failures.
 
     Parameters
@@ -584,7 +584,7 @@ class LongRunFlags:
 
     def failure_keywords(self) -> dict[str, Any]:
         """Return the options as keyword arguments of `paleo.estimate` and similar functions."""
-        return _options_of(self, LongRunFlags)
+        return _options_of(self, FailureOptions)
 
     def long_run_options(self) -> LongRunOptions | None:
         """Parse the options into validated settings of failures and checkpoints; None if failures are not counted."""
@@ -617,7 +617,7 @@ class AmountOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptionsWithRent(RunOptions, TariffOptions, LongRunFlags):
+class RunPriceAndFailureOptions(RunOptions, TariffOptions, FailureOptions):
     """Command-line options of a run together with those for prices (USD) and for failures."""
 
     def price_and_failure_keywords(self) -> dict[str, Any]:
@@ -626,16 +626,16 @@ class RunOptionsWithRent(RunOptions, TariffOptions, LongRunFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingOptions(RunOptionsWithRent, AmountOptions):
+class TrainingOptions(RunPriceAndFailureOptions, AmountOptions):
     """Command-line options of a run together with those for the amount of training, prices and failures."""
 
     def estimate_keywords(self) -> dict[str, Any]:
         """Return all options as keyword arguments of `paleo.estimate` and similar functions."""
-        return {"run": self.run(), **self.amount_keywords(), **self.price_and_failure_keywords()}
+        return {"run": self.build_run(), **self.amount_keywords(), **self.price_and_failure_keywords()}
 
 
 #: Those options, in the argument ``options``.
 with_run_and_price_options, with_training_options = (
-    packed_options("options", RunOptionsWithRent),
-    packed_options("options", TrainingOptions),
+    options_from_dataclass("options", RunPriceAndFailureOptions),
+    options_from_dataclass("options", TrainingOptions),
 )

@@ -27,16 +27,16 @@ from typer.models import CommandInfo
 
 from paleo.cli import commands
 from paleo.cli.application import (
-    CATALOG,
-    DECIDE,
+    CATALOG_HELP_GROUP,
+    DECIDE_HELP_GROUP,
     EXIT_INTERNAL_ERROR,
     EXIT_INTERRUPTED,
-    EXIT_NO,
+    EXIT_NEGATIVE_ANSWER,
     EXIT_PIPE_CLOSED,
     EXIT_WRONG_INPUT,
-    MEASURE,
-    PREDICT,
-    RUNNING_COMMAND,
+    MEASURE_HELP_GROUP,
+    PREDICT_HELP_GROUP,
+    RUNNING_COMMAND_NAME,
     app,
 )
 from paleo.errors import CapacityError, PaleoError
@@ -176,9 +176,9 @@ def printable_line(message: str) -> str:
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 #: Environment variable for the threads of NumPy's matrix products, and its default here. The products of a search are
 #: small, and idle threads would take a third of its CPU time.
-BLAS_THREADS_VARIABLE, THREADS = "OPENBLAS_NUM_THREADS", "1"
+BLAS_THREADS_VARIABLE, DEFAULT_BLAS_THREADS = "OPENBLAS_NUM_THREADS", "1"
 #: Environment variable that keeps pydantic from looking for plugins in every installed package.
-PLUGINS_VARIABLE = "PYDANTIC_DISABLE_PLUGINS"
+PYDANTIC_PLUGINS_VARIABLE = "PYDANTIC_DISABLE_PLUGINS"
 #: Allocations between two garbage collections. Commands keep most of their objects, so frequent collections are
 #: useless.
 GC_THRESHOLD = 2**18
@@ -186,7 +186,7 @@ GC_THRESHOLD = 2**18
 COMPLETION_VARIABLE = "_PALEO_COMPLETE"
 #: Environment variable that makes errors of this program print a traceback, if it is set to anything.
 TRACEBACK_VARIABLE = "PALEO_TRACEBACK"
-REPORT_HINT = (
+BUG_REPORT_HINT = (
     f"please report it with the command line and the output of {TRACEBACK_VARIABLE}=1 (CONTRIBUTING.md says where)"
 )
 
@@ -195,7 +195,7 @@ def app_with_all_commands() -> typer.Typer:
     """Import all command modules and return the typer application, with commands sorted by help group and file."""
     for name in _command_modules():
         importlib.import_module(f"{commands.__name__}.{name}")
-    groups = (PREDICT, DECIDE, CATALOG, MEASURE)
+    groups = (PREDICT_HELP_GROUP, DECIDE_HELP_GROUP, CATALOG_HELP_GROUP, MEASURE_HELP_GROUP)
     place = {group: index for index, group in enumerate(groups)}
     app.registered_commands.sort(
         key=lambda command: (
@@ -249,14 +249,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         Command line without the program's name; by default that of the process.
     """
     gc.set_threshold(GC_THRESHOLD)
-    os.environ.setdefault(BLAS_THREADS_VARIABLE, THREADS)
-    os.environ.setdefault(PLUGINS_VARIABLE, "__all__")
+    os.environ.setdefault(BLAS_THREADS_VARIABLE, DEFAULT_BLAS_THREADS)
+    os.environ.setdefault(PYDANTIC_PLUGINS_VARIABLE, "__all__")
     prepare_streams()
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # warnings of libraries; this program prints its own as lines
         warnings.filterwarnings("once", category=FutureWarning, module=r"paleo\.specs")
         warnings.showwarning = lambda message, *_, **__: print_error_line(f"warning: {message}")
-    code = run(sys.argv[1:] if arguments is None else arguments)
+    code = run_command_line(sys.argv[1:] if arguments is None else arguments)
     if signal.getsignal(signal.SIGINT) is _interrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is already printed
     if _INTERRUPTS:  # Python would die from the signal itself if it arrived while code was compiled
@@ -267,7 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-def run(arguments: Sequence[str]) -> int:
+def run_command_line(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code; any error is printed as one line on stderr.
 
     Parameters
@@ -284,7 +284,7 @@ def run(arguments: Sequence[str]) -> int:
         code = _run_command(arguments)
         sys.stdout.flush()
     except CapacityError as error:
-        return _print_error(str(error), EXIT_NO)
+        return _print_error(str(error), EXIT_NEGATIVE_ANSWER)
     except PaleoError as error:
         return _print_error(str(error), EXIT_WRONG_INPUT)
     except (typer.Abort, KeyboardInterrupt):
@@ -316,7 +316,7 @@ def _usage_message(error: Any) -> str:
 
 def _run_command(arguments: Sequence[str]) -> int:
     word = next((word for word in arguments if not word.startswith("-")), "help")
-    RUNNING_COMMAND.set(word)
+    RUNNING_COMMAND_NAME.set(word)
     try:
         return int(_parser(word)(list(arguments) or ["--help"], standalone_mode=False, prog_name="paleo") or 0)
     except SystemExit as stop:  # typer reports a closed pipe in this way
@@ -341,7 +341,7 @@ def _report_internal_error(error: Exception) -> int:
     reason = str(error).strip().splitlines() or [""]
     return _print_error(
         f"an error in paleo itself, not in your input: {type(error).__name__} at {place}: "
-        f"{reason[0][:200]}; {REPORT_HINT}",
+        f"{reason[0][:200]}; {BUG_REPORT_HINT}",
         EXIT_INTERNAL_ERROR,
     )
 

@@ -14,14 +14,14 @@ from pydantic import Field, field_validator, model_validator
 
 from paleo.errors import SpecError, suggest_names
 from paleo.files import read_bytes
-from paleo.specs.loading import Spec, StrictBool, Text, build_validated, read_yaml, record_file_digest
+from paleo.specs.loading import NonEmptyText, Spec, StrictBool, read_yaml, record_file_digest, validate_mapping
 from paleo.units import Seconds, parse_quantity, parse_whole_number
 
 #: Most jobs of a file, and most GPUs of one of them.
-MOST_JOBS, MOST_GPUS = 900_000, 900_000
+MAX_JOBS, MAX_GPUS_PER_JOB = 900_000, 900_000
 _MOST_BYTES = 500 * 1000 * 1000
 #: Names of each column in public traces (Philly, Helios, Acme, Tiresias).
-COLUMN_ALIASES: dict[str, tuple[str, ...]] = {
+TRACE_COLUMN_ALIASES: dict[str, tuple[str, ...]] = {
     "name": ("name", "job_id", "job", "jobid"),
     "arrival": ("arrival", "submit_time", "submitted_time", "submission_time"),
     "gpus": ("gpus", "gpu_num", "num_gpu", "num_gpus", "gpu"),
@@ -30,7 +30,7 @@ COLUMN_ALIASES: dict[str, tuple[str, ...]] = {
     "deadline": ("deadline",),
     "priority": ("priority",),
 }
-Amount = Annotated[float | str, Field(union_mode="left_to_right")]
+NumberOrText = Annotated[float | str, Field(union_mode="left_to_right")]
 
 
 class JobSpec(Spec):
@@ -81,20 +81,20 @@ class JobSpec(Spec):
         options of `paleo rl`: steps, rollouts, output, …
     """
 
-    name: Text = ""
-    model: Text | None = None
+    name: NonEmptyText = ""
+    model: NonEmptyText | None = None
     arrival: Seconds = 0.0
     deadline: Seconds | None = None
     priority: float = 0.0
-    team: Text = ""
+    team: NonEmptyText = ""
     preemptible: StrictBool = True
-    gpus: Annotated[int | Text, Field(union_mode="left_to_right")] = "auto"
-    after: tuple[Text, ...] = ()
+    gpus: Annotated[int | NonEmptyText, Field(union_mode="left_to_right")] = "auto"
+    after: tuple[NonEmptyText, ...] = ()
     duration: Seconds | None = None
-    tokens: Amount | None = None
-    samples: Amount | None = None
-    epochs: Amount | None = None
-    target: Text | None = None
+    tokens: NumberOrText | None = None
+    samples: NumberOrText | None = None
+    epochs: NumberOrText | None = None
+    target: NonEmptyText | None = None
     run: dict[str, Any] = Field(default_factory=dict)
     tune: dict[str, Any] | None = None
     serve: dict[str, Any] | None = None
@@ -143,7 +143,7 @@ class JobSpec(Spec):
         if self.gpus == "auto":
             return None
         first, dots, last = str(self.gpus).partition("..")
-        low, high = parse_whole_number(first, MOST_GPUS), parse_whole_number(last or first, MOST_GPUS)
+        low, high = parse_whole_number(first, MAX_GPUS_PER_JOB), parse_whole_number(last or first, MAX_GPUS_PER_JOB)
         if isinstance(self.gpus, bool) or not low or not high or low > high or (dots and not last):
             raise SpecError(f"gpus: {self.gpus!r:.60} is no number of GPUs; expected 8, a range such as 8..64, or auto")
         return low, high
@@ -152,7 +152,7 @@ class JobSpec(Spec):
 class FleetSpec(Spec):
     """Content of a job file: the list of its jobs."""
 
-    name: Text = "fleet"
+    name: NonEmptyText = "fleet"
     jobs: list[JobSpec] = Field(min_length=1)
 
 
@@ -177,7 +177,7 @@ def read_jobs(path: str | Path) -> tuple[JobSpec, ...]:
     place = Path(path)
     if place.name.lower().endswith((".csv", ".csv.gz")):
         return _checked_with_names(tuple(_trace_jobs(place)), path)
-    return _checked_with_names(build_validated(FleetSpec, {"name": place.stem, **read_yaml(path)}, path).jobs, path)
+    return _checked_with_names(validate_mapping(FleetSpec, {"name": place.stem, **read_yaml(path)}, path).jobs, path)
 
 
 def _trace_jobs(path: Path) -> Iterator[JobSpec]:
@@ -192,13 +192,15 @@ def _trace_jobs(path: Path) -> Iterator[JobSpec]:
         raise SpecError(
             f"{path}: has no jobs; expected a header with arrival (or submit_time), gpus, duration, and rows"
         )
-    if len(rows) > MOST_JOBS:
-        raise SpecError(f"{path}: {len(rows):,} jobs; expected {MOST_JOBS:,} or fewer")
+    if len(rows) > MAX_JOBS:
+        raise SpecError(f"{path}: {len(rows):,} jobs; expected {MAX_JOBS:,} or fewer")
     header = {str(name).strip().lower(): name for name in rows[0] if name}
-    columns = {key: next((header[n] for n in names if n in header), None) for key, names in COLUMN_ALIASES.items()}
+    columns = {
+        key: next((header[n] for n in names if n in header), None) for key, names in TRACE_COLUMN_ALIASES.items()
+    }
     for key in ("arrival", "gpus", "duration"):
         if columns[key] is None:
-            raise SpecError(f"{path}: column {key} is missing; expected one of {', '.join(COLUMN_ALIASES[key])}")
+            raise SpecError(f"{path}: column {key} is missing; expected one of {', '.join(TRACE_COLUMN_ALIASES[key])}")
     arrivals = [_time_in_cell(path, line, row, columns["arrival"]) for line, row in enumerate(rows, 2)]
     dated = any(isinstance(_number_or_text(row.get(str(columns["arrival"]))), str) for row in rows[:1])
     zero = min(arrivals) if dated else 0.0
@@ -264,7 +266,7 @@ def _number(where: str, column: str, row: Mapping[str, str]) -> float:
 def _whole(where: str, column: str, row: Mapping[str, str]) -> int:
     """Return the whole number in a cell, such as GPUs; raise SpecError, which names the cell, for other texts."""
     value = _number_or_text(row.get(column))
-    if isinstance(value, str) or not math.isfinite(value) or value != int(value) or not 1 <= value <= MOST_GPUS:
+    if isinstance(value, str) or not math.isfinite(value) or value != int(value) or not 1 <= value <= MAX_GPUS_PER_JOB:
         raise SpecError(f"{where}: {column}: {str(row.get(column))[:60]!r}; expected a number of GPUs of 1 or more")
     return int(value)
 
@@ -289,7 +291,7 @@ def jobs_from_mappings(jobs: Sequence[Mapping[str, Any]]) -> tuple[JobSpec, ...]
     """
     if isinstance(jobs, Mapping) or not all(isinstance(job, Mapping) for job in jobs):
         raise SpecError("jobs: expected a path, or a list of mappings with the keys of a job file")
-    return _checked_with_names(build_validated(FleetSpec, {"jobs": [dict(job) for job in jobs]}, "jobs").jobs, "jobs")
+    return _checked_with_names(validate_mapping(FleetSpec, {"jobs": [dict(job) for job in jobs]}, "jobs").jobs, "jobs")
 
 
 def _checked_with_names(jobs: Sequence[JobSpec], where: str | Path) -> tuple[JobSpec, ...]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paleo.specs.system import System
 
 #: GPUs of a job on each node: number of the node and GPUs there.
-Gang = list[tuple[int, int]]
+GangPlacement = list[tuple[int, int]]
 IntegerArray = npt.NDArray[np.int64]
 
 
@@ -38,7 +38,7 @@ class NodePool:
         Nodes below one leaf switch.
     spreads_over_racks : bool
         True to take whole nodes from all racks in turn instead.
-    free : numpy.ndarray
+    free_gpus : numpy.ndarray
         Free GPUs of each node.
     """
 
@@ -46,17 +46,17 @@ class NodePool:
     gpus_per_node: int
     nodes_per_rack: int = 1 << 30
     spreads_over_racks: bool = False
-    free: IntegerArray = field(init=False)
+    free_gpus: IntegerArray = field(init=False)
 
     def __post_init__(self) -> None:
-        self.free = np.full(self.nodes, self.gpus_per_node, dtype=np.int64)
+        self.free_gpus = np.full(self.nodes, self.gpus_per_node, dtype=np.int64)
 
     @property
     def gpus(self) -> int:
         """Number of GPUs of all nodes."""
         return self.nodes * self.gpus_per_node
 
-    def fits(self, gpus: int, free: IntegerArray | None = None) -> bool:
+    def can_place_gang(self, gpus: int, free: IntegerArray | None = None) -> bool:
         """Return True if a gang (the GPUs of one job) fits on the free nodes.
 
         Parameters
@@ -71,7 +71,7 @@ class NodePool:
         bool
             True if it fits.
         """
-        room = self.free if free is None else free
+        room = self.free_gpus if free is None else free
         whole, partial = divmod(gpus, self.gpus_per_node)
         if not whole:
             return bool((room >= partial).any())
@@ -80,7 +80,7 @@ class NodePool:
             not partial or empty > whole or bool(((room >= partial) & (room < self.gpus_per_node)).any())
         )
 
-    def fits_each(self, sizes: IntegerArray, free: IntegerArray) -> npt.NDArray[np.bool_]:
+    def placeable_gang_mask(self, sizes: IntegerArray, free: IntegerArray) -> npt.NDArray[np.bool_]:
         """Return a mask of the gang sizes (GPUs of one job) that fit on the free nodes.
 
         Parameters
@@ -104,7 +104,7 @@ class NodePool:
         beyond = (empty > whole) | (partial <= most_partial)
         return np.where(whole == 0, partial <= most, (empty >= whole) & ((partial == 0) | beyond))
 
-    def gang_placement(self, gpus: int, free: IntegerArray | None = None) -> Gang:
+    def gang_placement(self, gpus: int, free: IntegerArray | None = None) -> GangPlacement:
         """Return the nodes on which a gang would be placed, without marking them as used.
 
         Parameters
@@ -116,10 +116,10 @@ class NodePool:
 
         Returns
         -------
-        Gang
+        GangPlacement
             Nodes with the number of GPUs on each.
         """
-        room = self.free if free is None else free
+        room = self.free_gpus if free is None else free
         whole, partial = divmod(gpus, self.gpus_per_node)
         nodes = self._empty_nodes(np.flatnonzero(room == self.gpus_per_node), whole) if whole else []
         gang = [(node, self.gpus_per_node) for node in nodes]
@@ -148,12 +148,12 @@ class NodePool:
         order = np.argsort(-counts[racks], kind="stable")
         return [int(node) for node in empty[order][:count]]
 
-    def has_excess_racks(self, gang: Gang) -> bool:
+    def has_excess_racks(self, gang: GangPlacement) -> bool:
         """Return True if a gang is spread over more racks than its number of nodes needs.
 
         Parameters
         ----------
-        gang : Gang
+        gang : GangPlacement
             Nodes with the number of GPUs on each.
 
         Returns
@@ -164,27 +164,27 @@ class NodePool:
         racks = {node // self.nodes_per_rack for node, _ in gang}
         return len(racks) > -(-len(gang) // self.nodes_per_rack)
 
-    def take(self, gang: Gang) -> None:
+    def allocate_gang(self, gang: GangPlacement) -> None:
         """Mark the GPUs of a gang as used.
 
         Parameters
         ----------
-        gang : Gang
+        gang : GangPlacement
             Nodes with the number of GPUs on each.
         """
         for node, gpus in gang:
-            self.free[node] -= gpus
+            self.free_gpus[node] -= gpus
 
-    def release(self, gang: Gang) -> None:
+    def release_gang(self, gang: GangPlacement) -> None:
         """Mark the GPUs of a gang as free.
 
         Parameters
         ----------
-        gang : Gang
+        gang : GangPlacement
             Nodes with the number of GPUs on each.
         """
         for node, gpus in gang:
-            self.free[node] += gpus
+            self.free_gpus[node] += gpus
 
 
 def gpus_per_node(system: System) -> int:
@@ -224,14 +224,14 @@ PriorityKey = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class SchedulingPolicy:
     """Scheduling policy of a cluster: order of jobs, preemption, backfill and resizing.
 
     Attributes
     ----------
     title, source : str
         Name of the policy, and the publication that defines it.
-    key : callable, optional
+    priority_key : callable, optional
         Returns the sort key of a job from the simulation and the job's number; smaller keys start first. None is the
         order of arrival.
     preempts : bool
@@ -246,7 +246,7 @@ class Policy:
 
     title: str
     source: str
-    key: Callable[[Any, int], PriorityKey] | None = None
+    priority_key: Callable[[Any, int], PriorityKey] | None = None
     preempts: bool = False
     backfills: bool = False
     resizes_jobs: bool = False
@@ -254,7 +254,7 @@ class Policy:
 
 
 #: Policies by name.
-POLICIES: Registry[Policy] = Registry("policy")
+SCHEDULING_POLICIES: Registry[SchedulingPolicy] = Registry("policy")
 
 
 def _remaining_time_key(cluster: Any, job: int) -> PriorityKey:
@@ -274,24 +274,28 @@ def _fair_share_key(cluster: Any, job: int) -> PriorityKey:
 
 
 for _name, _policy in {
-    "fifo": Policy("first in, first out", "queueing theory"),
-    "backfill": Policy("FIFO with EASY backfill", "Lifka, The ANL/IBM SP scheduling system, 1995", backfills=True),
-    "srtf": Policy(
+    "fifo": SchedulingPolicy("first in, first out", "queueing theory"),
+    "backfill": SchedulingPolicy(
+        "FIFO with EASY backfill", "Lifka, The ANL/IBM SP scheduling system, 1995", backfills=True
+    ),
+    "srtf": SchedulingPolicy(
         "shortest remaining time first", "Schrage, Operations Research 16 (1968)", _remaining_time_key, preempts=True
     ),
-    "las": Policy(
+    "las": SchedulingPolicy(
         "least attained service",
         "Gu et al., Tiresias, NSDI 2019, section 3",
         _attained_service_key,
         preempts=True,
         has_time_quanta=True,
     ),
-    "priority": Policy(
+    "priority": SchedulingPolicy(
         "priority with preemption", "Burns et al., Borg, Omega, and Kubernetes, 2016", _priority_key, True
     ),
-    "fair": Policy("fair share by team", "Ghodsi et al., NSDI 2011, for one resource", _fair_share_key, backfills=True),
-    "elastic": Policy(
+    "fair": SchedulingPolicy(
+        "fair share by team", "Ghodsi et al., NSDI 2011, for one resource", _fair_share_key, backfills=True
+    ),
+    "elastic": SchedulingPolicy(
         "elastic by marginal speed-up", "Peng et al., Optimus, EuroSys 2018, section 4.1", resizes_jobs=True
     ),
 }.items():
-    POLICIES.register(_name)(_policy)
+    SCHEDULING_POLICIES.register(_name)(_policy)

@@ -19,16 +19,16 @@ from paleo.predict import predict
 from paleo.serving.engines import load_engine
 from paleo.serving.formats import parse_formats
 from paleo.serving.plans import LatencyLimits, ServingLoad
-from paleo.serving.reinforcement import ALGORITHMS, STEP_TIME_INTERVAL_FACTORS, Rollouts
+from paleo.serving.reinforcement import EXTRA_PASSES_AND_CRITIC, STEP_TIME_INTERVAL_FACTORS, Rollouts
 from paleo.serving.service import evaluate_service
-from paleo.serving.steady import RequestLengths
-from paleo.specs.loading import build_validated
+from paleo.serving.steady_state import RequestLengths
+from paleo.specs.loading import validate_mapping
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
-from paleo.studies.cost import TrainingAmount, parse_amount
-from paleo.studies.defaults import LARGE_RUN_GPUS, with_one_software, with_same_software, with_usual_batch
+from paleo.studies.cost import TrainingAmount, parse_training_amount
+from paleo.studies.defaults import LARGE_RUN_GPUS, with_common_software, with_fixed_global_batch, with_same_software
 from paleo.studies.goodput import Interruption, LongRunOptions, RestartTimes, interruption_of
-from paleo.studies.target import run_for_target
+from paleo.studies.target import run_and_amount_for_target
 from paleo.units import parse_quantity, with_noun
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ _RESTART_TIME = RestartTimes().launch + RestartTimes().warm_up
 
 
 @dataclass(frozen=True, slots=True)
-class JobTime:
+class JobRunTime:
     """Predicted run time of a job on a number of GPUs [s], its 90 % interval, and the cost of restarts and failures.
 
     ``interval_factors`` are the ends of the interval relative to the run time. ``restart_time`` is the time to stop and
@@ -74,9 +74,9 @@ class PredictedJob:
     """Job with its predicted run times per system and GPU count, and reasons for counts on which it cannot run."""
 
     spec: JobSpec
-    run_times: tuple[Mapping[int, JobTime], ...]
+    run_times: tuple[Mapping[int, JobRunTime], ...]
     preferred_gpus: tuple[int, ...]
-    refusal: str
+    infeasible_reasons: str
 
     def cluster_job(self, numbers: Mapping[str, int]) -> ClusterJob:
         """Convert the predicted job to the form that the cluster simulation schedules.
@@ -110,7 +110,7 @@ class PredictedJob:
         )
 
 
-def predict_job(spec: JobSpec, systems: Sequence[System], most: Sequence[int]) -> PredictedJob:
+def predict_job_run_times(spec: JobSpec, systems: Sequence[System], most: Sequence[int]) -> PredictedJob:
     """Predict the run times of a job on every system.
 
     Parameters
@@ -133,9 +133,9 @@ def predict_job(spec: JobSpec, systems: Sequence[System], most: Sequence[int]) -
         If a value is out of range or no number of GPUs can run the job; the message names the job.
     """
     reasons: list[str] = []
-    tables: list[dict[int, JobTime]] = []
+    tables: list[dict[int, JobRunTime]] = []
     for system, limit in zip(systems, most, strict=True):
-        table: dict[int, JobTime] = {}
+        table: dict[int, JobRunTime] = {}
         try:
             price = _run_time_predictor(spec, system)
             for gpus in _gpu_counts(spec, limit):
@@ -174,7 +174,7 @@ def _half_slack(spec: JobSpec) -> float | None:
     return None if spec.gpus != "auto" or spec.deadline is None else (spec.deadline - spec.arrival) / 2.0
 
 
-def _is_enough(spec: JobSpec, table: Mapping[int, JobTime], node: int) -> bool:
+def _is_enough(spec: JobSpec, table: Mapping[int, JobRunTime], node: int) -> bool:
     """Return True if run times on more GPUs need not be predicted.
 
     For a service the first number that runs is enough. For an ``auto`` job it is the first that ends within its window,
@@ -188,7 +188,7 @@ def _is_enough(spec: JobSpec, table: Mapping[int, JobTime], node: int) -> bool:
     return enough or (bool(before) and last.seconds > (1.0 - _LEAST_SAVING) * before[-1].seconds)
 
 
-def _preferred_gpus(spec: JobSpec, table: Mapping[int, JobTime]) -> int:
+def _preferred_gpus(spec: JobSpec, table: Mapping[int, JobRunTime]) -> int:
     """Return the number of GPUs of a job that is not resized: the largest whose last doubling saves enough time.
 
     0 if the job does not run.
@@ -203,7 +203,7 @@ def _preferred_gpus(spec: JobSpec, table: Mapping[int, JobTime]) -> int:
     return sizes[-1] if sizes else 0
 
 
-RunTimePredictor = Callable[[int], JobTime]
+RunTimePredictor = Callable[[int], JobRunTime]
 
 
 def _run_time_predictor(spec: JobSpec, system: System) -> RunTimePredictor:
@@ -212,7 +212,7 @@ def _run_time_predictor(spec: JobSpec, system: System) -> RunTimePredictor:
         return _cached_predictor(spec, system)
     seconds = float(spec.duration or 0.0)
     low = (spec.gpu_range() or (1, 1))[0]
-    return lambda gpus: JobTime(gpus, seconds * low / gpus, restart_time=_RESTART_TIME)
+    return lambda gpus: JobRunTime(gpus, seconds * low / gpus, restart_time=_RESTART_TIME)
 
 
 @functools.lru_cache(maxsize=256)
@@ -223,13 +223,13 @@ def _cached_predictor(spec: JobSpec, system: System) -> RunTimePredictor:
 
 def _predictor_by_kind(spec: JobSpec, system: System) -> RunTimePredictor:
     network = load_model(str(spec.model))
-    run = build_validated(Run, spec.run, "run")
+    run = validate_mapping(Run, spec.run, "run")
     if spec.kind == "serve":
         return _service_predictor(spec, network, system)
     if spec.kind == "rl":
         return _rl_predictor(spec, network, system)
     if run.global_batch is None:
-        run = with_usual_batch(network, system, run, max(system.devices_per_node, 1))
+        run = with_fixed_global_batch(network, system, run, max(system.devices_per_node, 1))
     return (
         _tuning_predictor(spec, network, system, run)
         if spec.kind == "tune"
@@ -238,13 +238,13 @@ def _predictor_by_kind(spec: JobSpec, system: System) -> RunTimePredictor:
 
 
 def _training_predictor(spec: JobSpec, network: ModelSpec, system: System, run: Run) -> RunTimePredictor:
-    amount = parse_amount(network, run, epochs=spec.epochs, samples=spec.samples, tokens=spec.tokens)
-    aimed, goal = run_for_target(network, run, spec.target, amount, [system])
+    amount = parse_training_amount(network, run, epochs=spec.epochs, samples=spec.samples, tokens=spec.tokens)
+    aimed, goal = run_and_amount_for_target(network, run, spec.target, amount, [system])
     if goal is None:
         raise SpecError("tokens: missing; expected tokens, samples, epochs or a target, or the duration of the job")
-    aimed, _ = with_one_software(network, system, aimed, (spec.gpu_range() or (1, LARGE_RUN_GPUS))[1])
+    aimed, _ = with_common_software(network, system, aimed, (spec.gpu_range() or (1, LARGE_RUN_GPUS))[1])
 
-    def price(gpus: int) -> JobTime:
+    def price(gpus: int) -> JobRunTime:
         settled = with_same_software(network, system, aimed.model_copy(update={"gpus": gpus})).run
         step = predict(network, system, settled)
         if not step.memory.fits:
@@ -254,7 +254,7 @@ def _training_predictor(spec: JobSpec, network: ModelSpec, system: System, run: 
     return price
 
 
-def _training_time(step: Prediction, goal: TrainingAmount, pause: Interruption) -> JobTime:
+def _training_time(step: Prediction, goal: TrainingAmount, pause: Interruption) -> JobRunTime:
     """Return the run time of a training from its predicted step.
 
     The result includes the slowdown if the training is placed on more racks than needed.
@@ -265,7 +265,7 @@ def _training_time(step: Prediction, goal: TrainingAmount, pause: Interruption) 
         else goal.requirement(step).seconds
     )
     low, high = (end / step.step_time for end in step.interval)
-    return JobTime(
+    return JobRunTime(
         step.plan.gpus, seconds / pause.goodput, (low, high), pause.save + pause.launch_time + pause.restore,
         1.0 - pause.goodput, pause.mtbf, pause.seconds_lost_per_failure, _slowdown(step),
     )  # fmt: skip
@@ -284,7 +284,14 @@ def _slowdown(step: Prediction) -> float:
 
 
 def _tuning_predictor(spec: JobSpec, network: ModelSpec, system: System, run: Run) -> RunTimePredictor:
-    from paleo.tuning.study import SPAN, TuningSettings, parse_sizes, parse_training, tuning_study, validated_tuning
+    from paleo.tuning.study import (
+        DEFAULT_RUNG_SPAN,
+        TuningSettings,
+        parse_network_sizes,
+        parse_trial_samples,
+        tuning_study,
+        validate_tuning_settings,
+    )
 
     options = dict(spec.tune or {})
     _check_keys("tune", options, _TUNE_KEYS)
@@ -292,23 +299,23 @@ def _tuning_predictor(spec: JobSpec, network: ModelSpec, system: System, run: Ru
     def amounts(end: str) -> dict[str, Any]:
         return {name: options.get(f"{end}_{name}") for name in ("tokens", "samples", "epochs")}
 
-    most = parse_training(network, run, "max", **amounts("max"))
+    most = parse_trial_samples(network, run, "max", **amounts("max"))
     stated = any(value is not None for value in amounts("min").values())
-    least = parse_training(network, run, "min", **amounts("min")) if stated else most / SPAN
+    least = parse_trial_samples(network, run, "min", **amounts("min")) if stated else most / DEFAULT_RUNG_SPAN
     vary = options.get("vary", ())
     usual = {name: options[name] for name in ("eta", "population", "seed") if name in options}
-    tuning = validated_tuning(
+    tuning = validate_tuning_settings(
         TuningSettings(
             options.get("trials", 0), str(options.get("method", "asha")), least, most,
-            sizes=parse_sizes([vary] if isinstance(vary, str) else [str(each) for each in vary]), **usual,
+            sizes=parse_network_sizes([vary] if isinstance(vary, str) else [str(each) for each in vary]), **usual,
         )
     )  # fmt: skip
 
-    def price(gpus: int) -> JobTime:
-        search = tuning_study(network, system, run, tuning, gpus=gpus).best
+    def price(gpus: int) -> JobRunTime:
+        search = tuning_study(network, system, run, tuning, gpus=gpus).fastest_search
         low, high = (end / search.seconds for end in search.interval)
         costs = search.trial_estimate.trial_times
-        return JobTime(gpus, search.seconds, (low, high), costs.launch_time + costs.save[0] + costs.restore[0])
+        return JobRunTime(gpus, search.seconds, (low, high), costs.launch_time + costs.save[0] + costs.restore[0])
 
     return price
 
@@ -323,23 +330,23 @@ def _service_predictor(spec: JobSpec, network: ModelSpec, system: System) -> Run
     formats = [parse_formats(str(options.get("weights", network.released)), None)]
     engine = load_engine(str(options.get("engine", "vllm")))
 
-    def price(gpus: int) -> JobTime:
+    def price(gpus: int) -> JobRunTime:
         service = evaluate_service(network, system, gpus, engine, load, LatencyLimits(), formats, None, None, None)
         if service.best is None:
             raise PlanError(service.verdict)
-        return JobTime(gpus, float(spec.until or 0.0) - spec.arrival)
+        return JobRunTime(gpus, float(spec.until or 0.0) - spec.arrival)
 
     return price
 
 
 def _rl_predictor(spec: JobSpec, network: ModelSpec, system: System) -> RunTimePredictor:
-    from paleo.studies.reinforcement import ReinforcementQuestion, learning_study
+    from paleo.studies.reinforcement import ReinforcementQuestion, reinforcement_study
 
     options = dict(spec.rl or {})
     _check_keys("rl", options, _RL)
     algorithm, software = str(options.get("algorithm", "grpo")), str(options.get("software", "megatron-core"))
-    if algorithm not in ALGORITHMS:
-        raise SpecError(f"rl.algorithm: {algorithm!r:.40}: {suggest_names(algorithm, ALGORITHMS)}")
+    if algorithm not in EXTRA_PASSES_AND_CRITIC:
+        raise SpecError(f"rl.algorithm: {algorithm!r:.40}: {suggest_names(algorithm, EXTRA_PASSES_AND_CRITIC)}")
     output = _positive("output", options.get("output", 1000))
     rollouts, steps = (
         int(_positive(name, options.get(name, usual))) for name, usual in (("rollouts", 512), ("steps", 0))
@@ -350,12 +357,12 @@ def _rl_predictor(spec: JobSpec, network: ModelSpec, system: System) -> RunTimeP
         max(_positive("max_output", options.get("max_output", 4.0 * output)), output),
     )  # fmt: skip
 
-    def price(gpus: int) -> JobTime:
+    def price(gpus: int) -> JobRunTime:
         question = ReinforcementQuestion(network, system, gpus, task, algorithm, software=software)
-        study = learning_study(question, steps=steps)
+        study = reinforcement_study(question, steps=steps)
         if not study.steps or not study.steps[0].trainer_fits:
             raise PlanError(study.verdict)
-        return JobTime(gpus, study.steps[0].step_time * steps, STEP_TIME_INTERVAL_FACTORS, _RESTART_TIME)
+        return JobRunTime(gpus, study.steps[0].step_time * steps, STEP_TIME_INTERVAL_FACTORS, _RESTART_TIME)
 
     return price
 

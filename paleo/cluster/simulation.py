@@ -21,16 +21,16 @@ from paleo.errors import SpecError
 from paleo.events import EventQueue
 
 if TYPE_CHECKING:
-    from paleo.cluster.nodes import Gang, IntegerArray, NodePool, Policy
+    from paleo.cluster.nodes import GangPlacement, IntegerArray, NodePool, SchedulingPolicy
 
 Array = npt.NDArray[np.float64]
 #: GPU-seconds of the first level of attained service, and the ratio of each level to the one before, as in Tiresias.
-QUANTUM, GROWTH = 3200.0, 2.0
+FIRST_SERVICE_LEVEL_GPU_SECONDS, SERVICE_LEVEL_GROWTH = 3200.0, 2.0
 #: Relative rounding error of levels and of reservation times.
 _ROUNDING = 2e-9
 #: A job is enlarged only if that saves this many times the pause for resizing.
 _MIN_RESIZE_GAIN = 2.0
-IDLE_REASONS = ("waiting", "fragmentation", "idle")
+UNUSED_GPU_REASONS = ("waiting", "fragmentation", "idle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class JobSegment(NamedTuple):
     pool: int
     begin: float
     end: float
-    gang: Gang
+    gang: GangPlacement
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class _Running:
     """A running job: its GPUs, its start, the pause before it works, and its run time on these GPUs."""
 
     pool: int
-    gang: Gang
+    gang: GangPlacement
     gpus: int
     begin: float
     pause: float
@@ -104,7 +104,7 @@ class ClusterRun:
 
     Attributes
     ----------
-    start, finish, waited : numpy.ndarray
+    start, finish, waiting_time : numpy.ndarray
         First start, end, and total time in the queue [s].
     preemptions : numpy.ndarray
         Number of times that the scheduler stopped the job, including stops to resize.
@@ -127,7 +127,7 @@ class ClusterRun:
 
     start: Array
     finish: Array
-    waited: Array
+    waiting_time: Array
     preemptions: Array
     work_gpu_seconds: Array
     pause_gpu_seconds: Array
@@ -158,50 +158,53 @@ class ClusterSimulation:
     """Event simulation of a cluster under a scheduling policy; see `simulate_cluster`."""
 
     def __init__(
-        self, jobs: Sequence[ClusterJob], pools: Sequence[NodePool], policy: Policy, *,
-        factors: Sequence[float] | None = None, quantum: float = QUANTUM, growth: float = GROWTH,
+        self, jobs: Sequence[ClusterJob], pools: Sequence[NodePool], policy: SchedulingPolicy, *,
+        factors: Sequence[float] | None = None, quantum: float = FIRST_SERVICE_LEVEL_GPU_SECONDS,
+        growth: float = SERVICE_LEVEL_GROWTH,
     ) -> None:  # fmt: skip
         self.jobs, self.pools, self.policy = jobs, pools, policy
-        self.factors, self.quantum, self.growth = factors, quantum, growth
+        self.run_time_factors, self.quantum, self.growth = factors, quantum, growth
         count = len(jobs)
         self.now = min((job.arrival for job in jobs), default=0.0)
         self.begin = self.now
         self.queue = EventQueue()
-        self.progress, self.owed = [0.0] * count, [0.0] * count
+        self.progress, self.pending_restart_time = [0.0] * count, [0.0] * count
         self.start, self.finish = [math.nan] * count, [math.nan] * count
-        self.entered = [job.arrival for job in jobs]
-        self.stops, self.ran = [0] * count, [0.0] * count
-        self.worked, self.paused = [0.0] * count, [0.0] * count
+        self.queue_entry_time = [job.arrival for job in jobs]
+        self.preemption_counts, self.occupied_time = [0] * count, [0.0] * count
+        self.work_gpu_seconds, self.pause_gpu_seconds = [0.0] * count, [0.0] * count
         self.team_used: dict[str, float] = {}
         self.running: dict[int, _Running] = {}
         self.ends: list[tuple[float, int]] = []
         self.waiting = np.zeros(count, dtype=bool)
-        self.waiters = 0
-        self.first, self.last = 0, 0
-        self.free = sum(pool.gpus for pool in pools)
-        self.blocked = "idle"
-        self.unused = dict.fromkeys(IDLE_REASONS, 0.0)
-        self.lengths: list[tuple[float, int]] = []
+        self.waiting_count = 0
+        self.first_waiting_index, self.last_waiting_index = 0, 0
+        self.free_gpus = sum(pool.gpus for pool in pools)
+        self.unused_reason = "idle"
+        self.unused_gpu_seconds = dict.fromkeys(UNUSED_GPU_REASONS, 0.0)
+        self.queue_history: list[tuple[float, int]] = []
         self.segments: list[JobSegment] = []
         self.reserved: _Reservation | None = None
-        self.missing = [len(job.predecessors) for job in jobs]
-        self.following: dict[int, list[int]] = {}
+        self.unfinished_predecessors = [len(job.predecessors) for job in jobs]
+        self.successors: dict[int, list[int]] = {}
         for number, job in enumerate(jobs):
             for before in job.predecessors:
-                self.following.setdefault(before, []).append(number)
+                self.successors.setdefault(before, []).append(number)
         kinds = range(len(pools))
-        self.choices = [
+        self.pools_by_speed = [
             sorted(
                 (p for p in kinds if 0 < job.preferred_gpus[p] <= pools[p].gpus),
                 key=lambda p: _preferred_seconds(job, p),
             )
             for job in jobs
         ]
-        if () in map(tuple, self.choices):
-            number = next(number for number, kinds_of_job in enumerate(self.choices) if not kinds_of_job)
+        if () in map(tuple, self.pools_by_speed):
+            number = next(number for number, kinds_of_job in enumerate(self.pools_by_speed) if not kinds_of_job)
             raise SpecError(f"job {jobs[number].name!r:.60} can never run: no kind of nodes has enough GPUs")
-        self.sizes = [np.array([job.preferred_gpus[p] for job in jobs], dtype=np.int64) for p in kinds]
-        self.times = [np.array([_preferred_seconds(job, p) for job in jobs], dtype=np.float64) for p in kinds]
+        self.preferred_gpus = [np.array([job.preferred_gpus[p] for job in jobs], dtype=np.int64) for p in kinds]
+        self.preferred_run_times = [
+            np.array([_preferred_seconds(job, p) for job in jobs], dtype=np.float64) for p in kinds
+        ]
 
     def run(self) -> None:
         """Simulate until all jobs have ended."""
@@ -210,7 +213,7 @@ class ClusterSimulation:
             queue.push(job.arrival, count + number)
         while queue:
             time = queue.next_event_time
-            self.unused[self.blocked] += self.free * (time - self.now)
+            self.unused_gpu_seconds[self.unused_reason] += self.free_gpus * (time - self.now)
             self.now = time
             while queue.next_event_time <= time:
                 event = queue.pop()[1]
@@ -219,8 +222,8 @@ class ClusterSimulation:
                 elif event < 2 * count:
                     self._arrive(event - count)
             self._schedule()
-            if not self.lengths or self.lengths[-1][1] != self.waiters:
-                self.lengths.append((self.now, self.waiters))
+            if not self.queue_history or self.queue_history[-1][1] != self.waiting_count:
+                self.queue_history.append((self.now, self.waiting_count))
 
     # quantities that policies use
 
@@ -255,8 +258,8 @@ class ClusterSimulation:
         running = self.running.get(job)
         if running is not None:
             return running.end_time - self.now
-        seconds = min(self.times[p][job] for p in self.choices[job])
-        return float((1.0 - self.progress[job]) * seconds + self.owed[job])
+        seconds = min(self.preferred_run_times[p][job] for p in self.pools_by_speed[job])
+        return float((1.0 - self.progress[job]) * seconds + self.pending_restart_time[job])
 
     def attained_service(self, job: int) -> float:
         """Return the GPU time that a job has used so far [GPU-seconds].
@@ -273,7 +276,7 @@ class ClusterSimulation:
         """
         running = self.running.get(job)
         since = 0.0 if running is None else (self.now - running.begin) * running.gpus
-        return self.worked[job] + self.paused[job] + since
+        return self.work_gpu_seconds[job] + self.pause_gpu_seconds[job] + since
 
     def service_level(self, job: int) -> int:
         """Return the queue index of a job under least-attained-service scheduling.
@@ -314,45 +317,50 @@ class ClusterSimulation:
     # events
 
     def _arrive(self, job: int) -> None:
-        if self.missing[job] or self.waiting[job]:  # its last predecessor may end exactly when it arrives
+        if (
+            self.unfinished_predecessors[job] or self.waiting[job]
+        ):  # its last predecessor may end exactly when it arrives
             return
-        self.entered[job] = self.now
+        self.queue_entry_time[job] = self.now
         self._wait(job)
 
     def _wait(self, job: int) -> None:
         self.waiting[job] = True
-        self.waiters += 1
-        self.first, self.last = min(self.first, job), max(self.last, job + 1)
+        self.waiting_count += 1
+        self.first_waiting_index, self.last_waiting_index = (
+            min(self.first_waiting_index, job),
+            max(self.last_waiting_index, job + 1),
+        )
 
     def _end(self, job: int) -> None:
         self._stop(job, ended=True)
         self.finish[job] = self.now
-        for number in self.following.get(job, ()):
-            self.missing[number] -= 1
-            if not self.missing[number] and self.jobs[number].arrival <= self.now:
+        for number in self.successors.get(job, ()):
+            self.unfinished_predecessors[number] -= 1
+            if not self.unfinished_predecessors[number] and self.jobs[number].arrival <= self.now:
                 self._arrive(number)
 
-    def _start(self, job: int, pool: int, gpus: int, gang: Gang) -> None:
+    def _start(self, job: int, pool: int, gpus: int, gang: GangPlacement) -> None:
         """Start or continue a job on a gang (its GPUs by node) of a pool."""
         described, nodes = self.jobs[job], self.pools[pool]
-        nodes.take(gang)
-        self.free -= gpus
+        nodes.allocate_gang(gang)
+        self.free_gpus -= gpus
         seconds = described.run_times[pool][gpus]
         if described.excess_rack_slowdown > 1.0 and nodes.has_excess_racks(gang):
             seconds *= described.excess_rack_slowdown
         left = 1.0 - self.progress[job]
-        expected = self.now + self.owed[job] + left * seconds
-        if self.factors is not None:
-            seconds *= self.factors[job]
-        due = self.now + self.owed[job] + left * seconds
-        self.running[job] = _Running(pool, gang, gpus, self.now, self.owed[job], seconds, due)
+        expected = self.now + self.pending_restart_time[job] + left * seconds
+        if self.run_time_factors is not None:
+            seconds *= self.run_time_factors[job]
+        due = self.now + self.pending_restart_time[job] + left * seconds
+        self.running[job] = _Running(pool, gang, gpus, self.now, self.pending_restart_time[job], seconds, due)
         insort(self.ends, (expected, job))
         self.queue.push(due, job)
         if math.isnan(self.start[job]):
             self.start[job] = self.now
         if self.waiting[job]:
             self.waiting[job] = False
-            self.waiters -= 1
+            self.waiting_count -= 1
 
     def _stop(self, job: int, *, ended: bool = False) -> None:
         """Take a job off its GPUs, because it has ``ended`` or is preempted."""
@@ -361,25 +369,25 @@ class ClusterSimulation:
         pause = min(elapsed, running.pause)
         share = (elapsed - pause) / running.seconds if running.seconds else 0.0
         self.progress[job] = 1.0 if ended else min(self.progress[job] + share, 1.0)
-        self.worked[job] += (elapsed - pause) * running.gpus
-        self.paused[job] += pause * running.gpus
-        self.ran[job] += elapsed
+        self.work_gpu_seconds[job] += (elapsed - pause) * running.gpus
+        self.pause_gpu_seconds[job] += pause * running.gpus
+        self.occupied_time[job] += elapsed
         team = self.jobs[job].team
         self.team_used[team] = self.team_used.get(team, 0.0) + elapsed * running.gpus
-        self.pools[running.pool].release(running.gang)
-        self.free += running.gpus
+        self.pools[running.pool].release_gang(running.gang)
+        self.free_gpus += running.gpus
         self._forget_end(job, running)
         if elapsed > 0.0:
             self.segments.append(JobSegment(job, running.pool, running.begin, self.now, running.gang))
         if not ended:
             self.queue.cancel(job)
-            self.stops[job] += 1
-            self.owed[job] = self.jobs[job].restart_time
+            self.preemption_counts[job] += 1
+            self.pending_restart_time[job] = self.jobs[job].restart_time
             self._wait(job)
 
     def _forget_end(self, job: int, running: _Running) -> None:
         """Remove the expected end of a running job from the sorted list of ends."""
-        if self.factors is None:
+        if self.run_time_factors is None:
             place = bisect_left(self.ends, (running.end_time, job))
             if place < len(self.ends) and self.ends[place][1] == job:
                 del self.ends[place]
@@ -390,8 +398,8 @@ class ClusterSimulation:
 
     def _schedule(self) -> None:
         """Start, stop and resize jobs as the policy decides."""
-        self.blocked = "idle"
-        if not self.waiters and not self.policy.resizes_jobs:
+        self.unused_reason = "idle"
+        if not self.waiting_count and not self.policy.resizes_jobs:
             return
         if self.policy.resizes_jobs:
             # Give every job its fewest GPUs in the order of arrival, then the rest where each saves most time.
@@ -402,7 +410,7 @@ class ClusterSimulation:
             for job in sorted((job for job in goal if job not in self.running), key=lambda job: (-goal[job][1], job)):
                 p, most = goal[job]
                 for gpus in sorted((g for g in self.jobs[job].run_times[p] if g <= most), reverse=True):
-                    if self.pools[p].fits(gpus):
+                    if self.pools[p].can_place_gang(gpus):
                         self._start(job, p, gpus, self.pools[p].gang_placement(gpus))
                         break
         elif self.policy.preempts:
@@ -411,53 +419,64 @@ class ClusterSimulation:
             self._start_in_order()
         head = self._first_waiting()
         if head is not None:
-            enough = any(self.sizes[p][head] <= self.pools[p].free.sum() for p in self.choices[head])
-            self.blocked = "fragmentation" if enough else "waiting"
+            enough = any(
+                self.preferred_gpus[p][head] <= self.pools[p].free_gpus.sum() for p in self.pools_by_speed[head]
+            )
+            self.unused_reason = "fragmentation" if enough else "waiting"
 
     def _first_waiting(self) -> int | None:
         """Return the waiting job that arrived first."""
-        if not self.waiters:
+        if not self.waiting_count:
             return None
-        while not self.waiting[self.first]:
-            self.first += 1
-        return self.first
+        while not self.waiting[self.first_waiting_index]:
+            self.first_waiting_index += 1
+        return self.first_waiting_index
 
-    def _placement_now(self, job: int) -> tuple[int, int, Gang] | None:
+    def _placement_now(self, job: int) -> tuple[int, int, GangPlacement] | None:
         """Return (pool, number of GPUs, gang) on which a job can start now and is fastest; None if it fits nowhere."""
-        for p in self.choices[job]:
-            gpus = int(self.sizes[p][job])
-            if self.pools[p].fits(gpus):
+        for p in self.pools_by_speed[job]:
+            gpus = int(self.preferred_gpus[p][job])
+            if self.pools[p].can_place_gang(gpus):
                 return p, gpus, self.pools[p].gang_placement(gpus)
         return None
 
     def _start_in_order(self) -> None:
         """Start waiting jobs in the policy's order until one does not fit; then backfill if the policy allows."""
-        key = self.policy.key
+        key = self.policy.priority_key
         order = None
         if key is not None:
             order = np.array(sorted(np.flatnonzero(self.waiting).tolist(), key=lambda job: key(self, job)))
-        while self.waiters:
+        while self.waiting_count:
             head = self._first_waiting() if order is None else int(order[0])
             spot = None if head is None else self._placement_now(head)
             if head is None or spot is None:
                 break
             self._start(head, *spot)
             order = None if order is None else order[1:]
-        if head is not None and self.waiters > 1 and self.policy.backfills and self.free:
+        if head is not None and self.waiting_count > 1 and self.policy.backfills and self.free_gpus:
             if order is None:
-                order = self.first + 1 + np.flatnonzero(self.waiting[self.first + 1 : self.last])
+                order = (
+                    self.first_waiting_index
+                    + 1
+                    + np.flatnonzero(self.waiting[self.first_waiting_index + 1 : self.last_waiting_index])
+                )
             self._backfill(head, order)
 
     def _reserve(self, head: int) -> _Reservation:
         """Return the latest start of the first waiting job, if running jobs end as expected."""
-        if self.reserved is not None and self.reserved.job == head and self.factors is None and not self.policy.key:
+        if (
+            self.reserved is not None
+            and self.reserved.job == head
+            and self.run_time_factors is None
+            and not self.policy.priority_key
+        ):
             return self.reserved
         best: tuple[float, _Reservation] | None = None
-        for p in self.choices[head]:
-            pool, gpus = self.pools[p], int(self.sizes[p][head])
-            free, time = pool.free.copy(), self.now
+        for p in self.pools_by_speed[head]:
+            pool, gpus = self.pools[p], int(self.preferred_gpus[p][head])
+            free, time = pool.free_gpus.copy(), self.now
             for end, job in self.ends:
-                if pool.fits(gpus, free):
+                if pool.can_place_gang(gpus, free):
                     break
                 if self.running[job].pool == p:
                     for node, count in self.running[job].gang:
@@ -465,7 +484,7 @@ class ClusterSimulation:
                     time = max(end, self.now)
             for node, count in pool.gang_placement(gpus, free):
                 free[node] -= count
-            finish = time + self.times[p][head]
+            finish = time + self.preferred_run_times[p][head]
             if best is None or finish < best[0]:
                 best = finish, _Reservation(head, p, time, free)
         assert best is not None
@@ -477,13 +496,13 @@ class ClusterSimulation:
         reserved = self._reserve(head)
         until = reserved.time * (1.0 + _ROUNDING)
         for p, pool in enumerate(self.pools):
-            candidates = order[self.waiting[order] & (self.sizes[p][order] > 0)]
-            while len(candidates) and pool.free.any():
-                sizes, ends = self.sizes[p][candidates], self.now + self.times[p][candidates]
-                allowed = pool.fits_each(sizes, pool.free)
+            candidates = order[self.waiting[order] & (self.preferred_gpus[p][order] > 0)]
+            while len(candidates) and pool.free_gpus.any():
+                sizes, ends = self.preferred_gpus[p][candidates], self.now + self.preferred_run_times[p][candidates]
+                allowed = pool.placeable_gang_mask(sizes, pool.free_gpus)
                 if p == reserved.pool:
-                    room = np.minimum(pool.free, reserved.extra)
-                    allowed = np.where(ends <= until, allowed, pool.fits_each(sizes, room))
+                    room = np.minimum(pool.free_gpus, reserved.extra)
+                    allowed = np.where(ends <= until, allowed, pool.placeable_gang_mask(sizes, room))
                 place = int(allowed.argmax())
                 if not allowed[place]:
                     break
@@ -498,7 +517,7 @@ class ClusterSimulation:
 
     def _preempt(self) -> None:
         """Run the jobs with the smallest priority keys; stop running jobs only if their GPUs are needed."""
-        key, jobs = self.policy.key, self.jobs
+        key, jobs = self.policy.priority_key, self.jobs
         assert key is not None
         room = [pool.gpus for pool in self.pools]
         fixed = {job for job in self.running if not jobs[job].preemptible}
@@ -509,9 +528,9 @@ class ClusterSimulation:
         victims: list[int] = []
         for job in sorted(active, key=lambda each: key(self, each)):
             running = self.running.get(job)
-            kinds: Iterable[int] = self.choices[job] if running is None else (running.pool,)
+            kinds: Iterable[int] = self.pools_by_speed[job] if running is None else (running.pool,)
             for p in kinds:
-                gpus = int(self.sizes[p][job])
+                gpus = int(self.preferred_gpus[p][job])
                 if room[p] >= gpus:
                     room[p] -= gpus
                     if running is None:
@@ -521,15 +540,15 @@ class ClusterSimulation:
                 if running is not None:
                     victims.append(job)
         for job, p in starting:
-            pool, gpus = self.pools[p], int(self.sizes[p][job])
+            pool, gpus = self.pools[p], int(self.preferred_gpus[p][job])
             of_pool = [victim for victim in victims if self.running[victim].pool == p]
-            while not pool.fits(gpus) and of_pool:
+            while not pool.can_place_gang(gpus) and of_pool:
                 victim = of_pool.pop()
                 victims.remove(victim)
                 self._stop(victim)
-            if pool.fits(gpus):
+            if pool.can_place_gang(gpus):
                 self._start(job, p, gpus, pool.gang_placement(gpus))
-        if self.policy.has_time_quanta and self.waiters:
+        if self.policy.has_time_quanta and self.waiting_count:
             self._set_quantum()
 
     def _set_quantum(self) -> None:
@@ -553,11 +572,11 @@ class ClusterSimulation:
         """
         room, goal = [pool.gpus for pool in self.pools], {}
         for job, running in self.running.items():
-            shrinks = self.waiters and self.jobs[job].preemptible
+            shrinks = self.waiting_count and self.jobs[job].preemptible
             goal[job] = running.pool, min(self.jobs[job].run_times[running.pool]) if shrinks else running.gpus
             room[running.pool] -= goal[job][1]
         for job in np.flatnonzero(self.waiting).tolist():
-            fitting = [p for p in self.choices[job] if min(self.jobs[job].run_times[p]) <= room[p]]
+            fitting = [p for p in self.pools_by_speed[job] if min(self.jobs[job].run_times[p]) <= room[p]]
             if not fitting:
                 break
             goal[job] = fitting[0], min(self.jobs[job].run_times[fitting[0]])
@@ -608,8 +627,9 @@ def _preferred_seconds(job: ClusterJob, pool: int) -> float:
 
 
 def simulate_cluster(
-    jobs: Sequence[ClusterJob], pools: Sequence[NodePool], policy: Policy, *,
-    factors: Sequence[float] | None = None, quantum: float = QUANTUM, growth: float = GROWTH,
+    jobs: Sequence[ClusterJob], pools: Sequence[NodePool], policy: SchedulingPolicy, *,
+    factors: Sequence[float] | None = None, quantum: float = FIRST_SERVICE_LEVEL_GPU_SECONDS,
+    growth: float = SERVICE_LEVEL_GROWTH,
 ) -> ClusterRun:  # fmt: skip
     """Simulate when jobs start, stop and end on a cluster under a scheduling policy.
 
@@ -619,7 +639,7 @@ def simulate_cluster(
         Jobs in any order; those that arrive at the same time are served in the order of their names.
     pools : sequence of NodePool
         Pools with all GPUs free, one for each kind of nodes; a gang never spans two pools.
-    policy : Policy
+    policy : SchedulingPolicy
         Order of jobs, and whether they are preempted, backfilled or resized.
     factors : sequence of float, optional
         Real run time of each job over the one that the scheduler expects.
@@ -642,20 +662,20 @@ def simulate_cluster(
     def column(values: Sequence[float]) -> Array:
         return np.array(values, dtype=np.float64)[back] if len(jobs) else np.zeros(0)
 
-    finish, entered = column(cluster.finish), column(cluster.entered)
-    worked = column(cluster.worked)
+    finish, entered = column(cluster.finish), column(cluster.queue_entry_time)
+    worked = column(cluster.work_gpu_seconds)
     return ClusterRun(
         start=column(cluster.start),
         finish=finish,
-        waited=np.maximum(finish - entered - column(cluster.ran), 0.0),
-        preemptions=column(cluster.stops),
+        waiting_time=np.maximum(finish - entered - column(cluster.occupied_time), 0.0),
+        preemptions=column(cluster.preemption_counts),
         work_gpu_seconds=worked,
-        pause_gpu_seconds=column(cluster.paused),
+        pause_gpu_seconds=column(cluster.pause_gpu_seconds),
         failure_gpu_seconds=worked * np.array([job.failure_share for job in jobs]),
-        unused_gpu_seconds=cluster.unused,
+        unused_gpu_seconds=cluster.unused_gpu_seconds,
         gpus=sum(pool.gpus for pool in pools),
         makespan=cluster.now - cluster.begin,
-        queue_history=np.array(cluster.lengths, dtype=np.float64).reshape(-1, 2),
+        queue_history=np.array(cluster.queue_history, dtype=np.float64).reshape(-1, 2),
         segments=tuple(segment._replace(job=order[segment.job]) for segment in cluster.segments),
     )
 

@@ -19,24 +19,24 @@ import numpy.typing as npt
 from pydantic import Field
 
 from paleo.cluster.jobs import read_jobs
-from paleo.cluster.nodes import POLICIES, NodePool, gpus_per_node, nodes_per_rack
+from paleo.cluster.nodes import SCHEDULING_POLICIES, NodePool, gpus_per_node, nodes_per_rack
 from paleo.cluster.simulation import ClusterJob, ClusterRun, simulate_cluster
 from paleo.errors import SpecError, suggest_names
-from paleo.specs.loading import Text, read_yaml
+from paleo.specs.loading import NonEmptyText, read_yaml
 from paleo.specs.system import load_system
 from paleo.studies.cost import INTERVAL_DEVIATIONS, Tariff, rent_rate
-from paleo.studies.sweep import SweepStudy, study_from_mapping
+from paleo.studies.sweep import SweepStudy, build_sweep_study
 from paleo.units import HOUR, comma_separated, format_duration, format_percent, parse_whole_number, with_noun
 
 if TYPE_CHECKING:
     from paleo.cluster.jobs import JobSpec
-    from paleo.cluster.run_times import JobTime, PredictedJob
+    from paleo.cluster.run_times import JobRunTime, PredictedJob
     from paleo.specs.system import System
     from paleo.studies.sweep import SweepJob
 
 Array = npt.NDArray[np.float64]
 #: Most nodes of an order, and most jobs for which finishing times get intervals by default.
-MOST_NODES, MOST_SAMPLED = 100_000, 1000
+MAX_NODES, MAX_JOBS_WITH_INTERVALS = 100_000, 1000
 #: Number of simulations with varied step times and failures from which intervals are computed.
 DEFAULT_SIMULATIONS = 20
 WAIT_STATISTICS = ("mean", "p95")
@@ -87,7 +87,7 @@ class JobsOnCluster:
         numbers = {job.spec.name: number for number, job in enumerate(self.jobs)}
         return tuple(job.cluster_job(numbers) for job in self.jobs)
 
-    def pools(self, nodes: Sequence[int]) -> list[NodePool]:
+    def empty_node_pools(self, nodes: Sequence[int]) -> list[NodePool]:
         """Return node pools with all GPUs free, one per system.
 
         Parameters
@@ -105,7 +105,7 @@ class JobsOnCluster:
             for system, count in zip(self.systems, nodes, strict=True)
         ]
 
-    def run(self, nodes: Sequence[int], factors: Sequence[float] | None = None) -> ClusterRun:
+    def simulate(self, nodes: Sequence[int], factors: Sequence[float] | None = None) -> ClusterRun:
         """Simulate the jobs on a cluster.
 
         Parameters
@@ -120,7 +120,9 @@ class JobsOnCluster:
         ClusterRun
             Times of all jobs.
         """
-        return simulate_cluster(self.cluster_jobs, self.pools(nodes), POLICIES[self.policy], factors=factors)
+        return simulate_cluster(
+            self.cluster_jobs, self.empty_node_pools(nodes), SCHEDULING_POLICIES[self.policy], factors=factors
+        )
 
     def fits_all_jobs(self, nodes: Sequence[int]) -> bool:
         """Return True if every job can get its preferred GPUs on the nodes of at least one system.
@@ -140,7 +142,7 @@ class JobsOnCluster:
             any(0 < gpus <= size for gpus, size in zip(job.preferred_gpus, sizes, strict=True)) for job in self.jobs
         )
 
-    def usd_per_s(self, nodes: Sequence[int]) -> float | None:
+    def rent_usd_per_s(self, nodes: Sequence[int]) -> float | None:
         """Return the rent of a cluster [USD/s].
 
         Parameters
@@ -171,7 +173,7 @@ class FleetStudy:
         Jobs with predicted run times, systems and scheduling policy.
     nodes : tuple of int
         Number of nodes of each kind.
-    searched : bool
+    is_smallest_order : bool
         True if this is the smallest order that meets the requirements.
     requirements : ClusterRequirements
         Deadlines and a limit of the waiting time.
@@ -179,7 +181,7 @@ class FleetStudy:
         Times of all jobs on these machines.
     result_with_one_more_node : ClusterRun, optional
         Times of all jobs with one more node of the first kind.
-    intervals : numpy.ndarray, optional
+    finish_time_intervals : numpy.ndarray, optional
         Ends of the 90 % interval of finishing times, shape (jobs, 2) [s].
     deadline_probability : numpy.ndarray, optional
         Share of the samples in which each deadline holds; nan without a deadline.
@@ -187,11 +189,11 @@ class FleetStudy:
 
     fleet: JobsOnCluster
     nodes: tuple[int, ...]
-    searched: bool
+    is_smallest_order: bool
     requirements: ClusterRequirements
     result: ClusterRun
     result_with_one_more_node: ClusterRun | None = None
-    intervals: Array | None = None
+    finish_time_intervals: Array | None = None
     deadline_probability: Array | None = None
     unmodelled: tuple[str, ...] = UNMODELLED_EFFECTS
 
@@ -213,13 +215,13 @@ class FleetStudy:
         )
 
     @property
-    def usd(self) -> float | None:
+    def rent_usd(self) -> float | None:
         """Rent of all nodes from the first arrival to the last end [USD]; None without a price."""
-        rate = self.fleet.usd_per_s(self.nodes)
+        rate = self.fleet.rent_usd_per_s(self.nodes)
         return None if rate is None else rate * self.result.makespan
 
     @property
-    def order_text(self) -> str:
+    def machines_text(self) -> str:
         """The ordered machines as text, such as ``4 nodes of dgx-h100``."""
         parts = [
             f"{with_noun(count, 'node')} of {system.name}"
@@ -253,16 +255,16 @@ class FleetStudy:
                 else ", all deadlines hold"
             )
         )
-        smallest = " is the smallest order:" if self.searched else ":"
+        smallest = " is the smallest order:" if self.is_smallest_order else ":"
         measure = "mean" if self.requirements.wait_statistic == "mean" else "95th percentile"
         wait = (
             f"waiting times have a {measure} of {format_duration(self.waiting_time_statistic)}"
             if self.waiting_time_statistic
             else "hardly any job waits"
         )
-        title = POLICIES[self.fleet.policy].title
+        title = SCHEDULING_POLICIES[self.fleet.policy].title
         words = (
-            f"{self.order_text}{smallest} {jobs} end after {format_duration(result.makespan)} under "
+            f"{self.machines_text}{smallest} {jobs} end after {format_duration(result.makespan)} under "
             f"{title}{deadline}; {wait}; "
             f"GPUs are {format_percent(result.utilisation)} busy."
         )
@@ -300,9 +302,9 @@ def waiting_time(result: ClusterRun, measure: str) -> float:
     float
         Time [s].
     """
-    if not len(result.waited):
+    if not len(result.waiting_time):
         return 0.0
-    return float(result.waited.mean() if measure == "mean" else np.quantile(result.waited, 0.95))
+    return float(result.waiting_time.mean() if measure == "mean" else np.quantile(result.waiting_time, 0.95))
 
 
 def late_jobs(fleet: JobsOnCluster, result: ClusterRun) -> list[str]:
@@ -353,22 +355,22 @@ def predict_fleet(
     SpecError
         For an unknown policy, and a job that can never run.
     """
-    from paleo.cluster.run_times import predict_job
+    from paleo.cluster.run_times import predict_job_run_times
 
-    if policy not in POLICIES:
-        raise SpecError(f"--policy {policy!r:.40}: {suggest_names(policy, POLICIES)}")
+    if policy not in SCHEDULING_POLICIES:
+        raise SpecError(f"--policy {policy!r:.40}: {suggest_names(policy, SCHEDULING_POLICIES)}")
     if placement not in PLACEMENTS:
         raise SpecError(f"--placement {placement!r:.40}: {suggest_names(placement, PLACEMENTS)}")
-    counts = [MOST_NODES] * len(systems) if nodes is None else list(nodes)
+    counts = [MAX_NODES] * len(systems) if nodes is None else list(nodes)
     most = [
         min(count * gpus_per_node(system), system.max_devices or count * gpus_per_node(system))
         for count, system in zip(counts, systems, strict=True)
     ]
-    jobs = tuple(predict_job(spec, systems, most) for spec in specs)
+    jobs = tuple(predict_job_run_times(spec, systems, most) for spec in specs)
     return JobsOnCluster(jobs, tuple(systems), policy, placement, tariff or Tariff())
 
 
-def fleet_study(
+def simulate_or_size_cluster(
     fleet: JobsOnCluster,
     nodes: Sequence[int] | None,
     wishes: ClusterRequirements,
@@ -401,20 +403,24 @@ def fleet_study(
     SpecError
         If no order of machines meets the requirements, or no requirement is given.
     """
-    order = tuple(smallest_node_counts(fleet, wishes) if nodes is None else nodes)
-    result = fleet.run(order)
-    count = (DEFAULT_SIMULATIONS if len(fleet.jobs) <= MOST_SAMPLED else 0) if samples is None else samples
+    order = tuple(cheapest_node_counts(fleet, wishes) if nodes is None else nodes)
+    result = fleet.simulate(order)
+    count = (DEFAULT_SIMULATIONS if len(fleet.jobs) <= MAX_JOBS_WITH_INTERVALS else 0) if samples is None else samples
     study = FleetStudy(fleet, order, nodes is None, wishes, result)
-    if len(fleet.jobs) <= MOST_SAMPLED:
+    if len(fleet.jobs) <= MAX_JOBS_WITH_INTERVALS:
         kind = int(np.argmax([bool(number) for number in order]))
         more = tuple(number + (place == kind) for place, number in enumerate(order))
-        study = replace(study, result_with_one_more_node=fleet.run(more))
+        study = replace(study, result_with_one_more_node=fleet.simulate(more))
     if count:
         random = np.random.default_rng(seed)
-        finishes = np.array([fleet.run(order, sample_run_time_factors(fleet, random)).finish for _ in range(count)])
+        finishes = np.array(
+            [fleet.simulate(order, sample_run_time_factors(fleet, random)).finish for _ in range(count)]
+        )
         deadlines = np.array([job.deadline for job in fleet.cluster_jobs])
         shares = np.where(np.isfinite(deadlines), (finishes <= deadlines).mean(axis=0), np.nan)
-        study = replace(study, intervals=np.quantile(finishes, [0.05, 0.95], axis=0).T, deadline_probability=shares)
+        study = replace(
+            study, finish_time_intervals=np.quantile(finishes, [0.05, 0.95], axis=0).T, deadline_probability=shares
+        )
     return study
 
 
@@ -440,7 +446,7 @@ def sample_run_time_factors(fleet: JobsOnCluster, random: np.random.Generator) -
     return factors
 
 
-def _run_time_factor(price: JobTime, random: np.random.Generator) -> float:
+def _run_time_factor(price: JobRunTime, random: np.random.Generator) -> float:
     """Return a random ratio of real to expected run time.
 
     The step time is lognormal within its interval, and each failure loses up to twice its mean loss.
@@ -453,14 +459,14 @@ def _run_time_factor(price: JobTime, random: np.random.Generator) -> float:
         failures = int(random.poisson(min(expected, float(2**30))))
         lost = (
             float(random.uniform(0.0, 2.0 * price.seconds_lost_per_failure, failures).sum())
-            if failures < MOST_NODES
+            if failures < MAX_NODES
             else 0.0
         )
         factor += (lost - expected * price.seconds_lost_per_failure) / price.seconds
     return max(factor, 0.1)
 
 
-def smallest_node_counts(fleet: JobsOnCluster, wishes: ClusterRequirements) -> tuple[int, ...]:
+def cheapest_node_counts(fleet: JobsOnCluster, wishes: ClusterRequirements) -> tuple[int, ...]:
     """Find the node counts per system that meet the requirements at the lowest rent.
 
     Every number of nodes of all kinds but the last is tried, up to the smallest order of that kind alone. The number of
@@ -500,7 +506,7 @@ def smallest_node_counts(fleet: JobsOnCluster, wishes: ClusterRequirements) -> t
             orders.append((*before, last))
     if not orders:
         raise SpecError(f"--nodes auto: no order of these systems meets the requirements; {_infeasible_reason(fleet)}")
-    return min(orders, key=lambda order: (fleet.usd_per_s(order) or math.inf, sum(order)))
+    return min(orders, key=lambda order: (fleet.rent_usd_per_s(order) or math.inf, sum(order)))
 
 
 #: Most nodes of one kind, and most orders, that are tried for mixed kinds of nodes.
@@ -529,7 +535,7 @@ def _fewest_nodes(
         nodes = (*before, count)
         if not fleet.fits_all_jobs(nodes):
             return False
-        result = fleet.run(nodes)
+        result = fleet.simulate(nodes)
         late = wishes.max_wait is not None and waiting_time(result, wishes.wait_statistic) > wishes.max_wait
         return not late and not late_jobs(fleet, result)
 
@@ -542,7 +548,7 @@ def _fewest_nodes(
     high = min(high, largest)
     if not keeps(high):
         return None
-    if len(fleet.jobs) <= MOST_SAMPLED and high <= _MOST_SCANNED:
+    if len(fleet.jobs) <= MAX_JOBS_WITH_INTERVALS and high <= _MOST_SCANNED:
         return next(count for count in range(1, high + 1) if keeps(count))
     low = high // 2
     while high - low > 1:
@@ -555,7 +561,7 @@ def _nodes_without_waiting(fleet: JobsOnCluster) -> int:
     """Return a number of nodes of the last kind so large that no job ever waits."""
     size = gpus_per_node(fleet.systems[-1])
     needed = sum(-(-max(job.preferred_gpus) // size) for job in fleet.jobs)
-    owned = MOST_NODES if fleet.systems[-1].max_devices is None else fleet.systems[-1].max_devices // size
+    owned = MAX_NODES if fleet.systems[-1].max_devices is None else fleet.systems[-1].max_devices // size
     return max(min(needed, owned), 1)
 
 
@@ -571,7 +577,7 @@ def _infeasible_reason(fleet: JobsOnCluster) -> str:
     return "expected later deadlines or a longer wait"
 
 
-def parse_nodes(nodes: int | str | Sequence[int], systems: Sequence[System]) -> tuple[int, ...]:
+def parse_node_counts(nodes: int | str | Sequence[int], systems: Sequence[System]) -> tuple[int, ...]:
     """Parse the number of nodes of each system from option ``--nodes``.
 
     Parameters
@@ -593,12 +599,12 @@ def parse_nodes(nodes: int | str | Sequence[int], systems: Sequence[System]) -> 
     """
     parts = [nodes] if isinstance(nodes, int) else comma_separated(nodes) if isinstance(nodes, str) else list(nodes)
     counts = tuple(
-        (parse_whole_number(part, MOST_NODES) if isinstance(part, str) else part if type(part) is int else None)
+        (parse_whole_number(part, MAX_NODES) if isinstance(part, str) else part if type(part) is int else None)
         for part in parts
     )
-    known = tuple(count for count in counts if count is not None and 0 <= count <= MOST_NODES)
+    known = tuple(count for count in counts if count is not None and 0 <= count <= MAX_NODES)
     if len(known) != len(counts) or not any(known):
-        raise SpecError(f"--nodes {str(nodes)[:60]!r}: expected a number of nodes up to {MOST_NODES:,}, or auto")
+        raise SpecError(f"--nodes {str(nodes)[:60]!r}: expected a number of nodes up to {MAX_NODES:,}, or auto")
     if len(known) != len(systems):
         raise SpecError(f"--nodes {str(nodes)[:60]!r}: {with_noun(len(systems), 'system')}; expected a number for each")
     for count, system in zip(known, systems, strict=True):
@@ -635,7 +641,7 @@ def check_requirements(wishes: ClusterRequirements) -> ClusterRequirements:
 
 
 #: Axes of a sweep of fleets, with the default of each.
-SWEEP_AXES: dict[str, Any] = {"nodes": None, "policy": "backfill", "placement": "packed", "seed": None}
+FLEET_SWEEP_AXES: dict[str, Any] = {"nodes": None, "policy": "backfill", "placement": "packed", "seed": None}
 _RESULT_COLUMNS = (
     "gpus", "span_s", "wait_mean_s", "wait_p95_s", "deadlines_missed", "utilisation", "preemptions",
     "waiting_gpu_hours", "fragmentation_gpu_hours", "preemption_gpu_hours", "failures_gpu_hours", "idle_gpu_hours",
@@ -649,8 +655,8 @@ class FleetSweep(SweepStudy):
     With a seed, run times are sampled as for the intervals of ``paleo fleet``; without, they are the expected ones.
     """
 
-    models: list[Text] = Field(default_factory=list, max_length=0)
-    jobs: Text
+    models: list[NonEmptyText] = Field(default_factory=list, max_length=0)
+    jobs: NonEmptyText
 
     @property
     def step_axes(self) -> dict[str, list[Any]]:
@@ -662,25 +668,25 @@ class FleetSweep(SweepStudy):
         """Names of the result columns of the study's table, which follow the axes."""
         return _RESULT_COLUMNS
 
-    def load_and_check(self) -> None:
+    def validate_axes_and_load_files(self) -> None:
         """Check every value of every axis, and load the jobs."""
         for name, values in self.axes.items():
-            if name not in SWEEP_AXES:
-                raise SpecError(f"axes.{name}: unknown axis; {suggest_names(name, SWEEP_AXES)}")
+            if name not in FLEET_SWEEP_AXES:
+                raise SpecError(f"axes.{name}: unknown axis; {suggest_names(name, FLEET_SWEEP_AXES)}")
             for value in values:
                 # Raise SpecError for a value that an axis does not accept.
-                words = {"policy": list(POLICIES), "placement": list(PLACEMENTS)}
+                words = {"policy": list(SCHEDULING_POLICIES), "placement": list(PLACEMENTS)}
                 if name in words and value not in words[name]:
                     raise SpecError(f"axes.{name}: {value!r:.40}: {suggest_names(str(value), words[name])}")
                 if name == "seed" and (type(value) is not int or value < 0):
                     raise SpecError(f"axes.seed: {value!r:.40}: expected a whole number of zero or more")
                 if name == "nodes":
-                    parse_nodes(value, [load_system(self.systems[0])])
+                    parse_node_counts(value, [load_system(self.systems[0])])
         if "nodes" not in self.axes:
             raise SpecError("axes.nodes: missing; expected numbers of nodes, such as [4, 8]")
         read_jobs(self.jobs)
 
-    def table_row(self, job: SweepJob, point: dict[str, Any]) -> dict[str, Any]:
+    def predict_table_row(self, job: SweepJob, point: dict[str, Any]) -> dict[str, Any]:
         """Simulate a cluster at one point of the study and return its table row.
 
         Parameters
@@ -701,16 +707,16 @@ class FleetSweep(SweepStudy):
         SpecError
             If a number of nodes, a policy or a placement is not valid.
         """
-        settings = {**SWEEP_AXES, **point}
+        settings = {**FLEET_SWEEP_AXES, **point}
         systems = [job.systems[str(point["system"])]]
-        nodes = parse_nodes(settings["nodes"], systems)
+        nodes = parse_node_counts(settings["nodes"], systems)
         fleet = predict_fleet(
             read_jobs(self.jobs), systems, settings["policy"], nodes=nodes, placement=settings["placement"]
         )
         factors = None
         if settings["seed"] is not None:
             factors = sample_run_time_factors(fleet, np.random.default_rng(settings["seed"]))
-        study = FleetStudy(fleet, nodes, False, ClusterRequirements(), fleet.run(nodes, factors))
+        study = FleetStudy(fleet, nodes, False, ClusterRequirements(), fleet.simulate(nodes, factors))
         result = study.result
         return {
             "gpus": result.gpus,
@@ -721,12 +727,12 @@ class FleetSweep(SweepStudy):
             "utilisation": result.utilisation,
             "preemptions": float(result.preemptions.sum()),
             **{f"{name}_gpu_hours": value for name, value in study.lost_gpu_hours.items()},
-            "cost_usd": study.usd,
+            "cost_usd": study.rent_usd,
             "problem": "",
         }
 
 
-def load_any_study(path: str | Path) -> SweepStudy:
+def load_run_or_fleet_sweep(path: str | Path) -> SweepStudy:
     """Load and check a sweep study from a YAML file: of fleets if the file names ``jobs``, otherwise of runs.
 
     Parameters
@@ -745,4 +751,4 @@ def load_any_study(path: str | Path) -> SweepStudy:
         If an axis, value or name is not valid.
     """
     data = read_yaml(path)
-    return study_from_mapping(FleetSweep if "jobs" in data else SweepStudy, path, data)
+    return build_sweep_study(FleetSweep if "jobs" in data else SweepStudy, path, data)

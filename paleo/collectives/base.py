@@ -43,17 +43,19 @@ class LevelTraffic:
         Bytes that the busiest member (GPU, node or rack) sends into this level, in one direction [byte].
     reduced_bytes : float or ndarray
         Bytes that one rank combines arithmetically with what it received over this level [byte].
-    senders : float or ndarray, optional
+    senders_per_member : float or ndarray, optional
         Number of ranks of that member that send, each through its ports [1]. None: all of them.
     """
 
     steps: Numeric = 0.0
     wire_bytes: Numeric = 0.0
     reduced_bytes: Numeric = 0.0
-    senders: Numeric | None = None
+    senders_per_member: Numeric | None = None
 
     def __mul__(self, times: Numeric) -> LevelTraffic:
-        return LevelTraffic(self.steps * times, self.wire_bytes * times, self.reduced_bytes * times, self.senders)
+        return LevelTraffic(
+            self.steps * times, self.wire_bytes * times, self.reduced_bytes * times, self.senders_per_member
+        )
 
 
 #: One phase: the traffic per level, inner to outer; the levels work as a pipeline.
@@ -142,7 +144,7 @@ TrafficFormula = Callable[[Array, tuple[Array, ...]], Traffic]
 
 
 @dataclass(frozen=True, slots=True)
-class Algorithm:
+class CollectiveAlgorithm:
     """Algorithm that carries out collective operations (ring, tree, …), with formulas for its messages and bytes.
 
     Attributes
@@ -153,14 +155,14 @@ class Algorithm:
         One line for tables of algorithms.
     reference : str
         Paper or source code that describes it.
-    formulas : mapping of str to callable
+    traffic_formulas : mapping of str to callable
         Traffic of each operation, from the payload [byte] and the fan-outs.
-    libraries : mapping of str to sequence of str
+    operations_by_library : mapping of str to sequence of str
         Operations for which each of `COLLECTIVE_LIBRARIES` may choose the algorithm. Empty: the algorithm is used only
         if the user names it.
     is_one_port : bool
         True if a rank sends one message at a time, so that no operation ends before log2 P steps.
-    in_network : bool
+    reduces_in_network : bool
         True if switches combine or copy data, so that the bandwidth bound of host algorithms does not hold.
     is_lockstep : bool
         True if every rank sends in every step, so that a step lasts as long as its slowest link.
@@ -175,10 +177,10 @@ class Algorithm:
     name: str
     summary: str
     reference: str
-    formulas: Mapping[str, TrafficFormula]
-    libraries: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    traffic_formulas: Mapping[str, TrafficFormula]
+    operations_by_library: Mapping[str, Sequence[str]] = field(default_factory=dict)
     is_one_port: bool = True
-    in_network: bool = False
+    reduces_in_network: bool = False
     is_lockstep: bool = False
     only_between_nodes: bool = False
     non_neighbour_operations: tuple[str, ...] = ()
@@ -187,9 +189,9 @@ class Algorithm:
     @property
     def operations(self) -> tuple[str, ...]:
         """Operations for which the algorithm has a formula."""
-        return tuple(self.formulas)
+        return tuple(self.traffic_formulas)
 
-    def belongs_to(self, library: str, operation: str) -> bool:
+    def is_candidate_for(self, library: str, operation: str) -> bool:
         """Return True if a communication library may choose this algorithm for an operation.
 
         Parameters
@@ -204,7 +206,7 @@ class Algorithm:
         bool
             True if the algorithm can run the operation and lists it for that library.
         """
-        return operation in self.formulas and operation in self.libraries.get(library, ())
+        return operation in self.traffic_formulas and operation in self.operations_by_library.get(library, ())
 
     def traffic(self, operation: str, payload_bytes: Numeric, group: FanOuts) -> Traffic:
         """Return the messages and bytes of one collective operation; payload and fan-outs broadcast against each other.
@@ -230,29 +232,31 @@ class Algorithm:
 
         Examples
         --------
-        >>> ring = ALGORITHMS["ring"].traffic("all_reduce", 800.0, (8,))
+        >>> ring = COLLECTIVE_ALGORITHMS["ring"].traffic("all_reduce", 800.0, (8,))
         >>> float(ring.steps), float(ring.wire_bytes), float(ring.reduced_bytes)
         (14.0, 1400.0, 700.0)
         """
-        if operation not in self.formulas:
-            raise SpecError(f"algorithm {self.name!r} has no {operation!r}; {suggest_names(operation, self.formulas)}")
-        return self.formulas[operation](checked_payload(payload_bytes), checked_fan_outs(group))
+        if operation not in self.traffic_formulas:
+            raise SpecError(
+                f"algorithm {self.name!r} has no {operation!r}; {suggest_names(operation, self.traffic_formulas)}"
+            )
+        return self.traffic_formulas[operation](checked_payload(payload_bytes), checked_fan_outs(group))
 
 
-ALGORITHMS: Registry[Algorithm] = Registry("collective algorithm", "paleo.collectives")
+COLLECTIVE_ALGORITHMS: Registry[CollectiveAlgorithm] = Registry("collective algorithm", "paleo.collectives")
 
 
-def add_algorithm(algorithm: Algorithm) -> Algorithm:
+def register_algorithm(algorithm: CollectiveAlgorithm) -> CollectiveAlgorithm:
     """Register a collective algorithm under its name.
 
     Parameters
     ----------
-    algorithm : Algorithm
+    algorithm : CollectiveAlgorithm
         Algorithm, with the libraries that may choose it.
 
     Returns
     -------
-    Algorithm
+    CollectiveAlgorithm
         Same algorithm.
 
     Raises
@@ -260,7 +264,7 @@ def add_algorithm(algorithm: Algorithm) -> Algorithm:
     SpecError
         If the name is taken, or a library or operation is unknown.
     """
-    for library, operations in algorithm.libraries.items():
+    for library, operations in algorithm.operations_by_library.items():
         if library not in COLLECTIVE_LIBRARIES:
             raise SpecError(
                 f"algorithm {algorithm.name!r}: unknown library {library!r}; "
@@ -272,10 +276,10 @@ def add_algorithm(algorithm: Algorithm) -> Algorithm:
                     f"unknown operation {operation!r} of {library}; {suggest_names(operation, COLLECTIVE_OPERATIONS)}"
                 )
                 raise SpecError(f"algorithm {algorithm.name!r}: {problem}")
-    return ALGORITHMS.register(algorithm.name)(algorithm)
+    return COLLECTIVE_ALGORITHMS.register(algorithm.name)(algorithm)
 
 
-def algorithms_for(operation: str) -> tuple[Algorithm, ...]:
+def algorithms_for(operation: str) -> tuple[CollectiveAlgorithm, ...]:
     """List all algorithms that can carry out a collective operation, sorted by name.
 
     Parameters
@@ -285,7 +289,7 @@ def algorithms_for(operation: str) -> tuple[Algorithm, ...]:
 
     Returns
     -------
-    tuple of Algorithm
+    tuple of CollectiveAlgorithm
         Algorithms in the order of their names.
 
     Raises
@@ -297,7 +301,7 @@ def algorithms_for(operation: str) -> tuple[Algorithm, ...]:
         raise SpecError(
             f"unknown collective operation {operation!r}; {suggest_names(operation, COLLECTIVE_OPERATIONS)}"
         )
-    return tuple(entry for _, entry in ALGORITHMS.items() if operation in entry.formulas)
+    return tuple(entry for _, entry in COLLECTIVE_ALGORITHMS.items() if operation in entry.traffic_formulas)
 
 
 def checked_payload(payload_bytes: Numeric) -> Array:
@@ -350,7 +354,7 @@ def checked_fan_outs(group: FanOuts) -> tuple[Array, ...]:
     return fan_outs
 
 
-def ranks_of(group: tuple[Array, ...]) -> Array:
+def group_rank_count(group: tuple[Array, ...]) -> Array:
     """Return the number of ranks of a group: the product of its fan-outs.
 
     Parameters
@@ -382,7 +386,7 @@ def ranks_per_member(group: tuple[Array, ...]) -> tuple[Array, ...]:
     tuple of ndarray
         Ranks of a member for each level: (8, 4) -> (1, 8).
     """
-    return tuple(ranks_of(group[:index]) for index in range(len(group)))
+    return tuple(group_rank_count(group[:index]) for index in range(len(group)))
 
 
 def level_instances(group: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -398,10 +402,10 @@ def level_instances(group: tuple[Array, ...]) -> tuple[Array, ...]:
     tuple of ndarray
         Instances of each level: (8, 4) -> (4, 1).
     """
-    return tuple(ranks_of(group[index + 1 :]) for index in range(len(group)))
+    return tuple(group_rank_count(group[index + 1 :]) for index in range(len(group)))
 
 
-def doubling_rounds(fan_out: Array) -> Array:
+def recursive_doubling_rounds(fan_out: Array) -> Array:
     """Return the number of rounds of recursive doubling over ``fan_out`` members: ceil(log2(fan_out)).
 
     Parameters
@@ -417,7 +421,7 @@ def doubling_rounds(fan_out: Array) -> Array:
     return np.asarray(np.ceil(np.log2(fan_out)))
 
 
-def crosses_level(fan_out: Array) -> Array:
+def level_is_used(fan_out: Array) -> Array:
     """Return 1 where a level joins several members (GPUs, nodes or racks) of the group, else 0.
 
     Parameters
@@ -433,7 +437,7 @@ def crosses_level(fan_out: Array) -> Array:
     return np.where(fan_out > 1, 1.0, 0.0)
 
 
-def remote_buffer_share(fan_out: Array) -> Array:
+def remote_buffer_fraction(fan_out: Array) -> Array:
     """Return (n - 1) / n, the fraction of a buffer that lies on other ranks (or nodes).
 
     Parameters
@@ -449,7 +453,7 @@ def remote_buffer_share(fan_out: Array) -> Array:
     return (fan_out - 1.0) / fan_out
 
 
-def tree_imbalance(units: Numeric) -> Array:
+def double_tree_imbalance(units: Numeric) -> Array:
     """Return the bytes that the busiest member of a double binary tree sends, relative to the mean member.
 
     Parameters
@@ -469,11 +473,11 @@ def tree_imbalance(units: Numeric) -> Array:
 
     Examples
     --------
-    >>> tree_imbalance(np.array([1.0, 2.0, 3.0, 4.0, 8.0])).round(3).tolist()
+    >>> double_tree_imbalance(np.array([1.0, 2.0, 3.0, 4.0, 8.0])).round(3).tolist()
     [1.0, 1.0, 1.125, 1.333, 1.143]
     """
     several = np.maximum(units, 2.0)
-    return np.asarray(np.minimum(2.0, several / 2.0) / (2.0 * remote_buffer_share(several)))
+    return np.asarray(np.minimum(2.0, several / 2.0) / (2.0 * remote_buffer_fraction(several)))
 
 
 def sequential_phases(levels: list[LevelTraffic]) -> Traffic:

@@ -13,18 +13,18 @@ import numpy as np
 
 from paleo.collectives.base import (
     COLLECTIVE_OPERATIONS,
-    Algorithm,
     Array,
+    CollectiveAlgorithm,
     LevelTraffic,
     Numeric,
     Traffic,
-    add_algorithm,
-    crosses_level,
-    doubling_rounds,
+    group_rank_count,
     level_instances,
-    ranks_of,
+    level_is_used,
     ranks_per_member,
-    remote_buffer_share,
+    recursive_doubling_rounds,
+    register_algorithm,
+    remote_buffer_fraction,
     sequential_phases,
 )
 from paleo.collectives.trees import double_tree_all_reduce, double_tree_broadcast
@@ -39,7 +39,7 @@ def _in_switch_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     The inner level costs 2 alpha + beta S (1 + 1/P), the outer ones of N units 2 alpha log2 N + 2 beta S (N-1)/N. The
     switch reads the whole buffer S of each rank and adds; each rank then multicasts its 1/P of the sum.
     """
-    inner = LevelTraffic(2.0 * crosses_level(group[0]), payload * (1.0 + 1.0 / group[0]) * crosses_level(group[0]))
+    inner = LevelTraffic(2.0 * level_is_used(group[0]), payload * (1.0 + 1.0 / group[0]) * level_is_used(group[0]))
     return _with_outer_trees(inner, payload, group, double_tree_all_reduce)
 
 
@@ -48,7 +48,7 @@ def _in_switch_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traff
 
     The switch reads every buffer and sends 1/P of the sum to each rank.
     """
-    return Traffic.from_levels(LevelTraffic(crosses_level(group[0]), payload * crosses_level(group[0]))) + _outer_ring(
+    return Traffic.from_levels(LevelTraffic(level_is_used(group[0]), payload * level_is_used(group[0]))) + _outer_ring(
         payload, group, 1.0
     )
 
@@ -59,13 +59,13 @@ def _in_switch_all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
     Each rank multicasts its shard; the limit is that each rank receives (P-1)/P of the payload.
     """
     return _outer_ring(payload, group, 0.0) + Traffic.from_levels(
-        LevelTraffic(crosses_level(group[0]), remote_buffer_share(group[0]) * payload)
+        LevelTraffic(level_is_used(group[0]), remote_buffer_fraction(group[0]) * payload)
     )
 
 
 def _in_switch_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Return the traffic of a broadcast as one multicast inside the switch: alpha + beta S."""
-    inner = LevelTraffic(crosses_level(group[0]), payload * crosses_level(group[0]))
+    inner = LevelTraffic(level_is_used(group[0]), payload * level_is_used(group[0]))
     return _with_outer_trees(inner, payload, group, double_tree_broadcast)
 
 
@@ -85,33 +85,35 @@ def _outer_ring(payload: Array, group: tuple[Array, ...], reduced: float) -> Tra
     """
     if len(group) == 1:
         return Traffic()
-    units = ranks_of(group[1:])
-    share = remote_buffer_share(units) * payload
+    units = group_rank_count(group[1:])
+    share = remote_buffer_fraction(units) * payload
     hops = np.maximum(units - 1.0, 1.0)
     levels = [
         LevelTraffic(
-            (fan_out - 1.0) * above, share * crosses_level(fan_out), reduced * share * (fan_out - 1.0) * above / hops
+            (fan_out - 1.0) * above, share * level_is_used(fan_out), reduced * share * (fan_out - 1.0) * above / hops
         )
-        for fan_out, above in zip(group[1:], (ranks_of(group[i + 1 :]) for i in range(1, len(group))), strict=True)
+        for fan_out, above in zip(
+            group[1:], (group_rank_count(group[i + 1 :]) for i in range(1, len(group))), strict=True
+        )
     ]
     return Traffic.from_levels(LevelTraffic(), *levels)
 
 
-add_algorithm(
-    Algorithm(
+register_algorithm(
+    CollectiveAlgorithm(
         name="in_switch",
         summary="the switch adds and multicasts; two steps and about half the bytes",
         reference="Klenk, Jiang, Thorson and Dennison, An in-network architecture for accelerating shared-memory "
         "multiprocessor collectives, ISCA 2020",
-        formulas={
+        traffic_formulas={
             "all_reduce": _in_switch_all_reduce,
             "reduce_scatter": _in_switch_reduce_scatter,
             "all_gather": _in_switch_all_gather,
             "broadcast": _in_switch_broadcast,
         },
-        libraries={"textbook": COLLECTIVE_OPERATIONS, "nccl": ("all_reduce",)},
+        operations_by_library={"textbook": COLLECTIVE_OPERATIONS, "nccl": ("all_reduce",)},
         is_one_port=False,
-        in_network=True,
+        reduces_in_network=True,
     )
 )
 
@@ -125,9 +127,9 @@ def _send_recv(payload: Array, group: tuple[Array, ...]) -> Traffic:
     The message leaves through the ports of one sender.
     """
     crosses = [
-        crosses_level(fan_out) * (above == 1) for fan_out, above in zip(group, level_instances(group), strict=True)
+        level_is_used(fan_out) * (above == 1) for fan_out, above in zip(group, level_instances(group), strict=True)
     ]
-    return Traffic.from_levels(*(LevelTraffic(cross, cross * payload, senders=1.0) for cross in crosses))
+    return Traffic.from_levels(*(LevelTraffic(cross, cross * payload, senders_per_member=1.0) for cross in crosses))
 
 
 def _pairwise_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
@@ -135,10 +137,10 @@ def _pairwise_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
     A unit of m ranks sends m S (P-m)/P through its own ports.
     """
-    ranks = ranks_of(group)
+    ranks = group_rank_count(group)
     return Traffic.from_levels(
         *(
-            LevelTraffic((fan_out - 1.0) * inside, inside * payload * (ranks - inside) / ranks * crosses_level(fan_out))
+            LevelTraffic((fan_out - 1.0) * inside, inside * payload * (ranks - inside) / ranks * level_is_used(fan_out))
             for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
         )
     )
@@ -151,40 +153,42 @@ def _bruck_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """
     return sequential_phases(
         [
-            LevelTraffic(doubling_rounds(fan_out), 0.5 * doubling_rounds(fan_out) * inside * payload)
+            LevelTraffic(
+                recursive_doubling_rounds(fan_out), 0.5 * recursive_doubling_rounds(fan_out) * inside * payload
+            )
             for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
         ]
     )
 
 
-add_algorithm(
-    Algorithm(
+register_algorithm(
+    CollectiveAlgorithm(
         name="point_to_point",
         summary="one message over the widest level between two ranks",
         reference="Hockney, The communication challenge for MPP, Parallel Computing 20(3), 1994",
-        formulas={"send_recv": _send_recv},
-        libraries={"textbook": COLLECTIVE_OPERATIONS, "nccl": ("send_recv",)},
+        traffic_formulas={"send_recv": _send_recv},
+        operations_by_library={"textbook": COLLECTIVE_OPERATIONS, "nccl": ("send_recv",)},
     )
 )
-add_algorithm(
-    Algorithm(
+register_algorithm(
+    CollectiveAlgorithm(
         name="pairwise",
         summary="every rank sends to every other rank; the least bytes, P - 1 messages",
         reference="Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, "
         "IJHPCA 19(1), 2005",
-        formulas={"all_to_all": _pairwise_all_to_all},
-        libraries={"textbook": COLLECTIVE_OPERATIONS, "nccl": ("all_to_all",)},
+        traffic_formulas={"all_to_all": _pairwise_all_to_all},
+        operations_by_library={"textbook": COLLECTIVE_OPERATIONS, "nccl": ("all_to_all",)},
         non_neighbour_operations=("all_to_all",),
     )
 )
-add_algorithm(
-    Algorithm(
+register_algorithm(
+    CollectiveAlgorithm(
         name="bruck",
         summary="bundled all-to-all; log2 P steps, more bytes",
         reference="Bruck, Ho, Kipnis, Upfal and Weathersby, Efficient algorithms for all-to-all communications in "
         "multiport message-passing systems, IEEE TPDS 8(11), 1997",
-        formulas={"all_to_all": _bruck_all_to_all},
-        libraries={"textbook": COLLECTIVE_OPERATIONS},
+        traffic_formulas={"all_to_all": _bruck_all_to_all},
+        operations_by_library={"textbook": COLLECTIVE_OPERATIONS},
         non_neighbour_operations=("all_to_all",),
     )
 )
@@ -200,20 +204,20 @@ def _parameter_server_all_reduce(payload: Array, group: tuple[Array, ...], *, se
     innermost port; over an outer level only the workers of other units do. The P messages overlap, so their arrival
     costs one alpha, not P, as in the literature.
     """
-    ranks = ranks_of(group)
+    ranks = group_rank_count(group)
     levels = []
     for fan_out, inside in zip(group, ranks_per_member(group), strict=True):
         senders = np.where(inside == 1, ranks, ranks - inside)
         servers_inside = np.maximum(1.0, servers * inside / ranks)
-        busy = crosses_level(fan_out)
+        busy = level_is_used(fan_out)
         levels.append(LevelTraffic(2.0 * busy, 2.0 * senders * servers_inside / servers * payload * busy))
-    levels[0] = LevelTraffic(levels[0].steps, levels[0].wire_bytes, ranks * payload / servers * crosses_level(ranks))
+    levels[0] = LevelTraffic(levels[0].steps, levels[0].wire_bytes, ranks * payload / servers * level_is_used(ranks))
     return Traffic.from_levels(*levels)
 
 
 def _sharded_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Return the traffic of an all-reduce by parameter servers on every rank (s = P): 2 alpha + 2 beta S."""
-    return _parameter_server_all_reduce(payload, group, servers=ranks_of(group))
+    return _parameter_server_all_reduce(payload, group, servers=group_rank_count(group))
 
 
 def _root_exchange(payload: Array, group: tuple[Array, ...], *, times: float, reduced: float) -> Traffic:
@@ -221,12 +225,12 @@ def _root_exchange(payload: Array, group: tuple[Array, ...], *, times: float, re
 
     ``times`` is 1 for a broadcast and 2 for an all-reduce: alpha (P-1) + beta S (P-1) each, and gamma S (P-1).
     """
-    ranks = ranks_of(group)
+    ranks = group_rank_count(group)
     return Traffic.from_levels(
         *(
             LevelTraffic(
                 steps=times * (fan_out - 1.0) * inside,
-                wire_bytes=times * (ranks - inside) * payload * crosses_level(fan_out),
+                wire_bytes=times * (ranks - inside) * payload * level_is_used(fan_out),
                 reduced_bytes=reduced * (fan_out - 1.0) * inside * payload,
             )
             for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
@@ -235,36 +239,36 @@ def _root_exchange(payload: Array, group: tuple[Array, ...], *, times: float, re
 
 
 _REFERENCE = "Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014"
-add_algorithm(
-    Algorithm(
+register_algorithm(
+    CollectiveAlgorithm(
         name="parameter_server",
         summary="one server takes every gradient and answers every worker",
         reference=_REFERENCE,
-        formulas={"all_reduce": partial(_parameter_server_all_reduce, servers=1.0)},
+        traffic_formulas={"all_reduce": partial(_parameter_server_all_reduce, servers=1.0)},
         is_one_port=False,
         non_neighbour_operations=("all_reduce",),
     )
 )
-add_algorithm(
-    Algorithm(
+register_algorithm(
+    CollectiveAlgorithm(
         name="sharded_parameter_server",
         summary="each worker is also the server of 1/P of the parameters",
         reference=_REFERENCE,
-        formulas={"all_reduce": _sharded_all_reduce},
+        traffic_formulas={"all_reduce": _sharded_all_reduce},
         is_one_port=False,
         non_neighbour_operations=("all_reduce",),
     )
 )
-add_algorithm(
-    Algorithm(
+register_algorithm(
+    CollectiveAlgorithm(
         name="one_to_all",
         summary="a root receives from each rank in turn and answers each in turn",
         reference="Qi, Sparks and Talwalkar, Paleo, ICLR 2017 (OneToAll)",
-        formulas={
+        traffic_formulas={
             "all_reduce": partial(_root_exchange, times=2.0, reduced=1.0),  # Paleo's 2 (n-1) S / B, and alpha and gamma
             "broadcast": partial(_root_exchange, times=1.0, reduced=0.0),
         },
-        libraries={"textbook": COLLECTIVE_OPERATIONS},
+        operations_by_library={"textbook": COLLECTIVE_OPERATIONS},
         non_neighbour_operations=("all_reduce", "broadcast"),
     )
 )

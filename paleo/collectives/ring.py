@@ -18,16 +18,16 @@ import numpy as np
 
 from paleo.collectives.base import (
     COLLECTIVE_OPERATIONS,
-    Algorithm,
     Array,
+    CollectiveAlgorithm,
     LevelTraffic,
     Traffic,
-    add_algorithm,
-    crosses_level,
+    group_rank_count,
     level_instances,
-    ranks_of,
+    level_is_used,
     ranks_per_member,
-    remote_buffer_share,
+    register_algorithm,
+    remote_buffer_fraction,
     sequential_phases,
     with_reversed_phases,
 )
@@ -39,7 +39,7 @@ def _ring_passes(
     *,
     passes: float,
     reduced: float,
-    share_of: Callable[[Array], Array] = remote_buffer_share,
+    share_of: Callable[[Array], Array] = remote_buffer_fraction,
 ) -> Traffic:
     """Return the traffic of ``passes`` trips round one ring: alpha (P-1) + beta S (P-1)/P each, and gamma S (P-1)/P.
 
@@ -48,13 +48,13 @@ def _ring_passes(
     A ring that enters every unit once crosses the level of fan-out f in (f - 1) hops per parent unit, P - 1 in all.
     Reduced bytes (``reduced`` times the share) are divided among the levels in proportion to their hops.
     """
-    share, total_hops = share_of(ranks_of(group)), np.maximum(ranks_of(group) - 1.0, 1.0)
+    share, total_hops = share_of(group_rank_count(group)), np.maximum(group_rank_count(group) - 1.0, 1.0)
     hops_of = [(fan_out - 1.0) * above for fan_out, above in zip(group, level_instances(group), strict=True)]
     return Traffic.from_levels(
         *(
             LevelTraffic(
                 steps=passes * hops,
-                wire_bytes=passes * share * payload * crosses_level(fan_out),
+                wire_bytes=passes * share * payload * level_is_used(fan_out),
                 reduced_bytes=reduced * share * payload * hops / total_hops,
             )
             for fan_out, hops in zip(group, hops_of, strict=True)
@@ -71,7 +71,9 @@ def _level_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
     return sequential_phases(
         [
             LevelTraffic(
-                fan_out - 1.0, remote_buffer_share(fan_out) * payload, remote_buffer_share(fan_out) * payload / inside
+                fan_out - 1.0,
+                remote_buffer_fraction(fan_out) * payload,
+                remote_buffer_fraction(fan_out) * payload / inside,
             )
             for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
         ]
@@ -84,7 +86,7 @@ def _level_all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
     The time is alpha (f-1) + beta S (f-1)/f at a level of fan-out f.
     """
     return with_reversed_phases(
-        sequential_phases([LevelTraffic(fan_out - 1.0, remote_buffer_share(fan_out) * payload) for fan_out in group])
+        sequential_phases([LevelTraffic(fan_out - 1.0, remote_buffer_fraction(fan_out) * payload) for fan_out in group])
     )
 
 
@@ -104,7 +106,7 @@ def _level_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """
     return sequential_phases(
         [
-            LevelTraffic(fan_out - 1.0, inside * remote_buffer_share(fan_out) * payload)
+            LevelTraffic(fan_out - 1.0, inside * remote_buffer_fraction(fan_out) * payload)
             for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
         ]
     )
@@ -115,14 +117,14 @@ def _along_all_dimensions(payload: Array, group: tuple[Array, ...], *, times: fl
 
     The extents of the dimensions are n. The bytes are divided equally among dimensions with more than one unit.
     """
-    dimensions = np.maximum(sum((crosses_level(extent) for extent in group), np.zeros(())), 1.0)
-    share = remote_buffer_share(ranks_of(group)) * payload / dimensions
+    dimensions = np.maximum(sum((level_is_used(extent) for extent in group), np.zeros(())), 1.0)
+    share = remote_buffer_fraction(group_rank_count(group)) * payload / dimensions
     return Traffic.from_levels(
         *(
             LevelTraffic(
                 steps=times * np.floor(extent / 2.0),
-                wire_bytes=times * inside * share * crosses_level(extent),
-                reduced_bytes=reduced * share * crosses_level(extent),
+                wire_bytes=times * inside * share * level_is_used(extent),
+                reduced_bytes=reduced * share * level_is_used(extent),
             )
             for extent, inside in zip(group, ranks_per_member(group), strict=True)
         )
@@ -136,57 +138,57 @@ def _torus_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """
     return Traffic.from_levels(
         *(
-            LevelTraffic(np.floor(extent / 2.0), inside * payload * extent / 4.0 * crosses_level(extent))
+            LevelTraffic(np.floor(extent / 2.0), inside * payload * extent / 4.0 * level_is_used(extent))
             for extent, inside in zip(group, ranks_per_member(group), strict=True)
         )
     )
 
 
 _RING_OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
-add_algorithm(
-    Algorithm(
+register_algorithm(
+    CollectiveAlgorithm(
         name="ring",
         summary="pieces go round a ring; the least bytes, P - 1 steps",
         reference="Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, JPDC 69(2), 2009",
-        formulas={
+        traffic_formulas={
             "all_reduce": partial(_ring_passes, passes=2.0, reduced=1.0),
             "reduce_scatter": partial(_ring_passes, passes=1.0, reduced=1.0),
             "all_gather": partial(_ring_passes, passes=1.0, reduced=0.0),
             # along a chain of ranks, in pieces so small that filling it costs latency only: alpha (P-1) + beta S
-            "broadcast": partial(_ring_passes, passes=1.0, reduced=0.0, share_of=crosses_level),
+            "broadcast": partial(_ring_passes, passes=1.0, reduced=0.0, share_of=level_is_used),
         },
-        libraries={"textbook": COLLECTIVE_OPERATIONS, "nccl": _RING_OPERATIONS},
+        operations_by_library={"textbook": COLLECTIVE_OPERATIONS, "nccl": _RING_OPERATIONS},
         is_lockstep=True,
     )
 )
-add_algorithm(
-    Algorithm(
+register_algorithm(
+    CollectiveAlgorithm(
         name="hierarchical",
         summary="rings level by level; the outer level carries each byte once per unit",
         reference="Cho, Finkler, Serrano, Kung and Hunter, BlueConnect, IBM J. R&D 63(6), 2019",
-        formulas={
+        traffic_formulas={
             "all_reduce": _level_all_reduce,
             "reduce_scatter": _level_reduce_scatter,
             "all_gather": _level_all_gather,
             "all_to_all": _level_all_to_all,
         },
-        libraries={"textbook": COLLECTIVE_OPERATIONS},
+        operations_by_library={"textbook": COLLECTIVE_OPERATIONS},
         non_neighbour_operations=("all_to_all",),
     )
 )
-add_algorithm(
-    Algorithm(
+register_algorithm(
+    CollectiveAlgorithm(
         name="torus",
         summary="all dimensions of a torus at once; every link of a chip is busy",
         reference="Jouppi et al., TPU v4: An optically reconfigurable supercomputer, ISCA 2023; Sack and Gropp, "
         "Collective algorithms for multiported torus networks, ACM TOPC 1(2), 2015",
-        formulas={
+        traffic_formulas={
             "all_reduce": partial(_along_all_dimensions, times=2.0, reduced=1.0),
             "reduce_scatter": partial(_along_all_dimensions, times=1.0, reduced=1.0),
             "all_gather": partial(_along_all_dimensions, times=1.0, reduced=0.0),
             "all_to_all": _torus_all_to_all,
         },
-        libraries={"textbook": COLLECTIVE_OPERATIONS, "xla": COLLECTIVE_OPERATIONS},
+        operations_by_library={"textbook": COLLECTIVE_OPERATIONS, "xla": COLLECTIVE_OPERATIONS},
         is_one_port=False,
         required_topology="torus",
     )

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from paleo.collectives.base import (
     COLLECTIVE_OPERATIONS,
-    Algorithm,
     Array,
+    CollectiveAlgorithm,
     LevelTraffic,
     Traffic,
-    add_algorithm,
-    crosses_level,
-    doubling_rounds,
+    level_is_used,
     ranks_per_member,
-    remote_buffer_share,
+    recursive_doubling_rounds,
+    register_algorithm,
+    remote_buffer_fraction,
     sequential_phases,
     with_reversed_phases,
 )
@@ -33,9 +33,9 @@ def _butterfly_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     return sequential_phases(
         [
             LevelTraffic(
-                doubling_rounds(fan_out),
-                doubling_rounds(fan_out) * inside * payload,
-                doubling_rounds(fan_out) * payload,
+                recursive_doubling_rounds(fan_out),
+                recursive_doubling_rounds(fan_out) * inside * payload,
+                recursive_doubling_rounds(fan_out) * payload,
             )
             for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
         ]
@@ -51,9 +51,9 @@ def _recursive_halving_reduce_scatter(payload: Array, group: tuple[Array, ...]) 
     return sequential_phases(
         [
             LevelTraffic(
-                doubling_rounds(fan_out),
-                remote_buffer_share(fan_out) * payload,
-                remote_buffer_share(fan_out) * payload / inside,
+                recursive_doubling_rounds(fan_out),
+                remote_buffer_fraction(fan_out) * payload,
+                remote_buffer_fraction(fan_out) * payload / inside,
             )
             for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
         ]
@@ -67,7 +67,10 @@ def _recursive_doubling_all_gather(payload: Array, group: tuple[Array, ...]) -> 
     """
     return with_reversed_phases(
         sequential_phases(
-            [LevelTraffic(doubling_rounds(fan_out), remote_buffer_share(fan_out) * payload) for fan_out in group]
+            [
+                LevelTraffic(recursive_doubling_rounds(fan_out), remote_buffer_fraction(fan_out) * payload)
+                for fan_out in group
+            ]
         )
     )
 
@@ -85,28 +88,28 @@ def _van_de_geijn_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic
     return _recursive_doubling_all_gather(payload, group) + _recursive_doubling_all_gather(payload, group)
 
 
-add_algorithm(
-    Algorithm(
+register_algorithm(
+    CollectiveAlgorithm(
         name="butterfly",
         summary="recursive doubling and halving; log2 P steps, no root",
         reference="Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, "
         "IJHPCA 19(1), 2005",
-        formulas={
+        traffic_formulas={
             "all_reduce": _butterfly_all_reduce,
             "reduce_scatter": _recursive_halving_reduce_scatter,
             "all_gather": _recursive_doubling_all_gather,
         },
-        libraries={"textbook": COLLECTIVE_OPERATIONS},
+        operations_by_library={"textbook": COLLECTIVE_OPERATIONS},
         non_neighbour_operations=("all_reduce", "reduce_scatter", "all_gather"),
     )
 )
-add_algorithm(
-    Algorithm(
+register_algorithm(
+    CollectiveAlgorithm(
         name="rabenseifner",
         summary="reduce-scatter + all-gather by halving and doubling; few steps and the least bytes, in turns",
         reference="Rabenseifner, Optimization of collective reduction operations, ICCS 2004",
-        formulas={"all_reduce": _rabenseifner_all_reduce, "broadcast": _van_de_geijn_broadcast},
-        libraries={"textbook": COLLECTIVE_OPERATIONS},
+        traffic_formulas={"all_reduce": _rabenseifner_all_reduce, "broadcast": _van_de_geijn_broadcast},
+        operations_by_library={"textbook": COLLECTIVE_OPERATIONS},
         non_neighbour_operations=("all_reduce", "broadcast"),
     )
 )
@@ -120,9 +123,9 @@ def _binomial_tree(payload: Array, group: tuple[Array, ...], *, reduced: float) 
     return sequential_phases(
         [
             LevelTraffic(
-                doubling_rounds(fan_out),
-                doubling_rounds(fan_out) * payload,
-                reduced * doubling_rounds(fan_out) * payload,
+                recursive_doubling_rounds(fan_out),
+                recursive_doubling_rounds(fan_out) * payload,
+                reduced * recursive_doubling_rounds(fan_out) * payload,
             )
             for fan_out in group
         ]
@@ -161,16 +164,16 @@ def double_tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     Notes
     -----
     Pieces are so small that filling the pipeline costs latency only. At a level of fan-out f the two trees have 2 (f-1)
-    edges together, and each carries S/2 up and S/2 down. A unit (node) sends 2 S (f-1)/f on average; `tree_imbalance`
-    gives the factor of the busiest unit. The ranks of a unit share the reduction at each level, so that the reduced
-    bytes of all levels add up to S (P-1)/P.
+    edges together, and each carries S/2 up and S/2 down. A unit (node) sends 2 S (f-1)/f on average;
+    `double_tree_imbalance` gives the factor of the busiest unit. The ranks of a unit share the reduction at each level,
+    so that the reduced bytes of all levels add up to S (P-1)/P.
     """
     return Traffic.from_levels(
         *(
             LevelTraffic(
-                2.0 * doubling_rounds(fan_out),
-                2.0 * remote_buffer_share(fan_out) * payload,
-                remote_buffer_share(fan_out) * payload / inside,
+                2.0 * recursive_doubling_rounds(fan_out),
+                2.0 * remote_buffer_fraction(fan_out) * payload,
+                remote_buffer_fraction(fan_out) * payload / inside,
             )
             for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
         )
@@ -193,7 +196,7 @@ def double_tree_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
         Steps and bytes sent on each level.
     """
     return Traffic.from_levels(
-        *(LevelTraffic(doubling_rounds(fan_out), payload * crosses_level(fan_out)) for fan_out in group)
+        *(LevelTraffic(recursive_doubling_rounds(fan_out), payload * level_is_used(fan_out)) for fan_out in group)
     )
 
 
@@ -206,7 +209,7 @@ def _chain_tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """
     ranks = group[0]
     chain = LevelTraffic(
-        2.0 * (ranks - 1.0), 2.0 * remote_buffer_share(ranks) * payload, remote_buffer_share(ranks) * payload
+        2.0 * (ranks - 1.0), 2.0 * remote_buffer_fraction(ranks) * payload, remote_buffer_fraction(ranks) * payload
     )
     if len(group) == 1:
         return Traffic.from_levels(chain)
@@ -214,35 +217,35 @@ def _chain_tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     return Traffic.from_levels(chain, *between)
 
 
-add_algorithm(
-    Algorithm(
+register_algorithm(
+    CollectiveAlgorithm(
         name="tree",
         summary="binomial tree of whole buffers; few steps, many bytes",
         reference="Ben-Nun and Hoefler, Demystifying parallel and distributed deep learning, ACM CSUR 52(4), 2019",
-        formulas={"all_reduce": _tree_all_reduce, "broadcast": _tree_broadcast},
-        libraries={"textbook": COLLECTIVE_OPERATIONS},
+        traffic_formulas={"all_reduce": _tree_all_reduce, "broadcast": _tree_broadcast},
+        operations_by_library={"textbook": COLLECTIVE_OPERATIONS},
         non_neighbour_operations=("all_reduce", "broadcast"),
     )
 )
-add_algorithm(
-    Algorithm(
+register_algorithm(
+    CollectiveAlgorithm(
         name="double_tree",
         summary="two complementary binary trees in a pipeline; few steps and the least bytes",
         reference="Sanders, Speck and Traff, Two-tree algorithms for full bandwidth broadcast, reduction and scan, "
         "Parallel Computing 35(12), 2009",
-        formulas={"all_reduce": double_tree_all_reduce, "broadcast": double_tree_broadcast},
-        libraries={"textbook": COLLECTIVE_OPERATIONS},
+        traffic_formulas={"all_reduce": double_tree_all_reduce, "broadcast": double_tree_broadcast},
+        operations_by_library={"textbook": COLLECTIVE_OPERATIONS},
         non_neighbour_operations=("all_reduce", "broadcast"),
     )
 )
-add_algorithm(
-    Algorithm(
+register_algorithm(
+    CollectiveAlgorithm(
         name="chain_tree",
         summary="a chain inside each node, two binary trees between nodes; few steps between nodes",
         reference="Jeaugey, Massively scale your deep learning training with NCCL 2.4, NVIDIA, 2019; NVIDIA/nccl "
         "src/graph/tuning.cc (steps of Tree)",
-        formulas={"all_reduce": _chain_tree_all_reduce},
-        libraries={"textbook": COLLECTIVE_OPERATIONS, "nccl": ("all_reduce",)},
+        traffic_formulas={"all_reduce": _chain_tree_all_reduce},
+        operations_by_library={"textbook": COLLECTIVE_OPERATIONS, "nccl": ("all_reduce",)},
         only_between_nodes=True,
         non_neighbour_operations=("all_reduce",),
     )

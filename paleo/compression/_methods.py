@@ -13,12 +13,12 @@ from paleo.compression.base import (
     VALUE_BYTES,
     Array,
     CodingWork,
+    CompressedCollective,
     Compression,
-    Message,
     Numeric,
     SummedGradient,
     check_no_argument,
-    number_argument,
+    parse_number_argument,
     wire_bytes,
 )
 
@@ -36,8 +36,8 @@ class PowerSGD:
 
     rank: float
     reference = "Vogels, Karimireddy and Jaggi, PowerSGD, NeurIPS 2019"
-    linear = True
-    unbiased = False
+    sums_without_decoding = True
+    is_unbiased = False
     replaces_zero3_collectives = False
 
     @property
@@ -45,30 +45,32 @@ class PowerSGD:
         """Short description of the method, for tables."""
         return f"matrices of gradients as factors of rank {self.rank:g}"
 
-    def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
+    def collectives(self, gradient: SummedGradient) -> tuple[CompressedCollective, ...]:
         """Return the all-reduces of PowerSGD's two factors (with a and b rows); the first also carries the vectors."""
         factors = self._factors(gradient)
         vectors = (gradient.elements - np.asarray(gradient.matrix_elements)) * gradient.element_bytes
-        return Message("all_reduce", np.asarray(factors / 2.0 + vectors)), Message("all_reduce", factors / 2.0)
+        return CompressedCollective("all_reduce", np.asarray(factors / 2.0 + vectors)), CompressedCollective(
+            "all_reduce", factors / 2.0
+        )
 
     def encoding_work(self, gradient: SummedGradient) -> CodingWork:
         """Count the work before the all-reduces: the products M Q and Mᵀ P, and the error feedback."""
         matrix = VALUE_BYTES * np.asarray(gradient.matrix_elements, dtype=np.float64)
-        flops = 4.0 * self.rank * gradient.matrix_elements + 2.0 * self.rank**2 * gradient.matrix_sides
-        return CodingWork.of(4.0 * matrix, 2.0 * matrix, flops=flops, launches=4.0 * gradient.tensors)
+        flops = 4.0 * self.rank * gradient.matrix_elements + 2.0 * self.rank**2 * gradient.matrix_side_sums
+        return CodingWork.broadcast(4.0 * matrix, 2.0 * matrix, flops=flops, launches=4.0 * gradient.tensors)
 
     def decoding_work(self, gradient: SummedGradient) -> CodingWork:
         """Count the work after the all-reduces: the product P Qᵀ, and the writes of the result and of the new error."""
         matrix = VALUE_BYTES * np.asarray(gradient.matrix_elements, dtype=np.float64)
         flops = 2.0 * self.rank * gradient.matrix_elements
-        return CodingWork.of(matrix, 2.0 * matrix, flops=flops, launches=np.asarray(gradient.tensors))
+        return CodingWork.broadcast(matrix, 2.0 * matrix, flops=flops, launches=np.asarray(gradient.tensors))
 
     def state_bytes(self, gradient: SummedGradient) -> Array:
         return np.asarray(VALUE_BYTES * np.asarray(gradient.matrix_elements) + self._factors(gradient))
 
     def _factors(self, gradient: SummedGradient) -> Array:
         largest = np.asarray(gradient.matrix_elements, dtype=np.float64)
-        return VALUE_BYTES * np.minimum(self.rank * np.asarray(gradient.matrix_sides, dtype=np.float64), largest)
+        return VALUE_BYTES * np.minimum(self.rank * np.asarray(gradient.matrix_side_sums, dtype=np.float64), largest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,40 +83,62 @@ class SufficientFactors:
 
     reference = "Xie et al., Distributed machine learning via sufficient factor broadcasting, 2015; Poseidon, ATC 2017"
     summary = "activations and output gradients of fully connected layers are gathered instead of their gradient"
-    linear = False
-    unbiased = True
+    sums_without_decoding = False
+    is_unbiased = True
     replaces_zero3_collectives = False
 
-    def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
+    def collectives(self, gradient: SummedGradient) -> tuple[CompressedCollective, ...]:
         pays = self._pays(gradient)
-        dense_bytes = (gradient.elements - np.where(pays, gradient.dense_elements, 0.0)) * gradient.element_bytes
-        factors = gradient.ranks * gradient.dense_batch_rows * np.asarray(gradient.dense_sides) * gradient.element_bytes
-        return Message("all_reduce", np.asarray(dense_bytes)), Message("all_gather", np.where(pays, factors, 0.0))
+        dense_bytes = (
+            gradient.elements - np.where(pays, gradient.fully_connected_elements, 0.0)
+        ) * gradient.element_bytes
+        factors = (
+            gradient.ranks
+            * gradient.fully_connected_batch_rows
+            * np.asarray(gradient.fully_connected_side_sums)
+            * gradient.element_bytes
+        )
+        return CompressedCollective("all_reduce", np.asarray(dense_bytes)), CompressedCollective(
+            "all_gather", np.where(pays, factors, 0.0)
+        )
 
     def encoding_work(self, gradient: SummedGradient) -> CodingWork:
-        return CodingWork.of(np.zeros(np.shape(gradient.bytes)), 0.0, launches=0.0)
+        return CodingWork.broadcast(np.zeros(np.shape(gradient.bytes)), 0.0, launches=0.0)
 
     def decoding_work(self, gradient: SummedGradient) -> CodingWork:
         """Count the work of rebuilding the gradient from all ranks' factors: 2 P B a b FLOP for a layer (a, b)."""
-        flops = 2.0 * gradient.ranks * gradient.dense_batch_rows * np.asarray(gradient.dense_elements)
-        read = gradient.ranks * gradient.dense_batch_rows * np.asarray(gradient.dense_sides) * gradient.element_bytes
-        written = np.asarray(gradient.dense_elements) * gradient.element_bytes
+        flops = (
+            2.0 * gradient.ranks * gradient.fully_connected_batch_rows * np.asarray(gradient.fully_connected_elements)
+        )
+        read = (
+            gradient.ranks
+            * gradient.fully_connected_batch_rows
+            * np.asarray(gradient.fully_connected_side_sums)
+            * gradient.element_bytes
+        )
+        written = np.asarray(gradient.fully_connected_elements) * gradient.element_bytes
         pays = self._pays(gradient)
-        return CodingWork.of(*(np.where(pays, each, 0.0) for each in (read, written)), flops=np.where(pays, flops, 0.0))
+        return CodingWork.broadcast(
+            *(np.where(pays, each, 0.0) for each in (read, written)), flops=np.where(pays, flops, 0.0)
+        )
 
     def state_bytes(self, gradient: SummedGradient) -> Array:
         return np.zeros(np.shape(gradient.bytes))
 
     def _pays(self, gradient: SummedGradient) -> npt.NDArray[np.bool_]:
         """Return True where the gathered factors take fewer bytes than the all-reduced gradient."""
-        spent = gradient.ranks * gradient.dense_batch_rows * np.asarray(gradient.dense_sides, dtype=np.float64)
-        return np.asarray(spent < 2.0 * np.asarray(gradient.dense_elements))
+        spent = (
+            gradient.ranks
+            * gradient.fully_connected_batch_rows
+            * np.asarray(gradient.fully_connected_side_sums, dtype=np.float64)
+        )
+        return np.asarray(spent < 2.0 * np.asarray(gradient.fully_connected_elements))
 
 
 @COMPRESSIONS.register("powersgd")
 def powersgd(argument: str) -> Compression:
     """Build the method ``powersgd:R``: PowerSGD with factors of rank R."""
-    return PowerSGD(number_argument("powersgd", argument, "the rank of the factors", 1.0, 1023.0, whole=True))
+    return PowerSGD(parse_number_argument("powersgd", argument, "the rank of the factors", 1.0, 1023.0, whole=True))
 
 
 @COMPRESSIONS.register("factors")
@@ -142,8 +166,8 @@ class NarrowFormatCast:
     bytes_per_element: float
     has_block_scales: bool
     reference = "Micikevicius et al., Mixed precision training, ICLR 2018"
-    linear = True
-    unbiased = True
+    sums_without_decoding = True
+    is_unbiased = True
     replaces_zero3_collectives = False
 
     @property
@@ -151,18 +175,18 @@ class NarrowFormatCast:
         """Short description of the method, for tables."""
         return f"gradients are summed in {self.name}"
 
-    def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
+    def collectives(self, gradient: SummedGradient) -> tuple[CompressedCollective, ...]:
         scales = _SCALE_BYTES / _BLOCK * self.has_block_scales
-        return (Message("all_reduce", np.asarray(gradient.elements * (self.bytes_per_element + scales))),)
+        return (CompressedCollective("all_reduce", np.asarray(gradient.elements * (self.bytes_per_element + scales))),)
 
     def encoding_work(self, gradient: SummedGradient) -> CodingWork:
         reads = 1.0 + self.has_block_scales  # a first pass finds the largest value of each block
-        return CodingWork.of(
+        return CodingWork.broadcast(
             reads * gradient.bytes, gradient.elements * self.bytes_per_element, launches=1.0 + self.has_block_scales
         )
 
     def decoding_work(self, gradient: SummedGradient) -> CodingWork:
-        return CodingWork.of(gradient.elements * self.bytes_per_element, gradient.bytes)
+        return CodingWork.broadcast(gradient.elements * self.bytes_per_element, gradient.bytes)
 
     def state_bytes(self, gradient: SummedGradient) -> Array:
         return np.zeros(np.shape(gradient.elements))
@@ -185,7 +209,7 @@ _register("int8", 1.0, scaled=True)
 class QuantisedGradients:
     """Gradients quantised to ``bits`` per element, all tensors in one flat buffer (1-bit Adam, QSGD, TernGrad).
 
-    ``warm_up_share`` is the fraction of training, at its start, that sends uncompressed gradients. With
+    ``dense_warm_up_fraction`` is the fraction of training, at its start, that sends uncompressed gradients. With
     ``has_error_feedback`` fp32 error values are kept on the worker and on the rank that sums each part. With
     ``has_scale_pass`` an extra pass finds the scale.
     """
@@ -194,10 +218,10 @@ class QuantisedGradients:
     bits: float
     has_error_feedback: bool
     has_scale_pass: bool
-    unbiased: bool
+    is_unbiased: bool
     reference: str
-    warm_up_share: float = 0.0
-    linear = False
+    dense_warm_up_fraction: float = 0.0
+    sums_without_decoding = False
     replaces_zero3_collectives = False
 
     @property
@@ -205,9 +229,9 @@ class QuantisedGradients:
         """Short description of the method, for tables."""
         return f"{self.bits:g} bits an element, decoded and summed by the owner of each part"
 
-    def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
+    def collectives(self, gradient: SummedGradient) -> tuple[CompressedCollective, ...]:
         payload = np.asarray(gradient.elements * self.bits / 8.0)
-        return Message("all_to_all", payload), Message("all_gather", payload)
+        return CompressedCollective("all_to_all", payload), CompressedCollective("all_gather", payload)
 
     def encoding_work(self, gradient: SummedGradient) -> CodingWork:
         """Count the work to scale and pack the gradient before it is sent.
@@ -217,7 +241,7 @@ class QuantisedGradients:
         """
         packed = gradient.elements * self.bits / 8.0
         if not self.has_error_feedback:
-            return CodingWork.of(
+            return CodingWork.broadcast(
                 gradient.bytes * (1.0 + self.has_scale_pass), packed, launches=1.0 + self.has_scale_pass
             )
         return _coded_with_error(gradient.elements, packed)
@@ -230,10 +254,12 @@ class QuantisedGradients:
         packed = gradient.elements * self.bits / 8.0
         part = gradient.elements / np.maximum(gradient.ranks, 1.0)
         if not self.has_error_feedback:
-            return CodingWork.of(2.0 * packed + VALUE_BYTES * part, VALUE_BYTES * part + gradient.bytes, launches=3.0)
+            return CodingWork.broadcast(
+                2.0 * packed + VALUE_BYTES * part, VALUE_BYTES * part + gradient.bytes, launches=3.0
+            )
         values = VALUE_BYTES * np.asarray(gradient.elements, dtype=np.float64)
-        unpacked = CodingWork.of(packed + values, values + VALUE_BYTES * part, launches=2.0)
-        whole = CodingWork.of(packed + values, 2.0 * values, launches=2.0)
+        unpacked = CodingWork.broadcast(packed + values, values + VALUE_BYTES * part, launches=2.0)
+        whole = CodingWork.broadcast(packed + values, 2.0 * values, launches=2.0)
         return unpacked + _coded_with_error(part, part * self.bits / 8.0) + whole
 
     def state_bytes(self, gradient: SummedGradient) -> Array:
@@ -247,7 +273,7 @@ def _coded_with_error(elements: Numeric, packed: Numeric) -> CodingWork:
     The passes are: add the error, norm, scale the signs, new error, pack.
     """
     values = VALUE_BYTES * np.asarray(elements, dtype=np.float64)
-    return CodingWork.of(7.0 * values, 3.0 * values + packed, launches=5.0)
+    return CodingWork.broadcast(7.0 * values, 3.0 * values + packed, launches=5.0)
 
 
 @COMPRESSIONS.register("onebit")
@@ -256,26 +282,26 @@ def onebit(argument: str) -> Compression:
 
     W is the fraction of all steps that are sent uncompressed and come first: 0.15 to 0.25 for 1-bit Adam.
     """
-    warm_up = number_argument("onebit", argument, "the share of dense steps", 0.0, 1.0) if argument else 0.0
+    warm_up = parse_number_argument("onebit", argument, "the share of dense steps", 0.0, 1.0) if argument else 0.0
     source = "Seide et al., Interspeech 2014; Tang et al., 1-bit Adam, ICML 2021"
     return QuantisedGradients(
         "onebit",
         1.0,
         has_error_feedback=True,
         has_scale_pass=False,
-        unbiased=False,
+        is_unbiased=False,
         reference=source,
-        warm_up_share=warm_up,
+        dense_warm_up_fraction=warm_up,
     )
 
 
 @COMPRESSIONS.register("qsgd")
 def qsgd(argument: str) -> Compression:
     """Build the method ``qsgd:B``: B bits per element, with stochastic rounding."""
-    bits = number_argument("qsgd", argument, "the bits of an element", 2.0, 16.0)
+    bits = parse_number_argument("qsgd", argument, "the bits of an element", 2.0, 16.0)
     source = "Alistarh et al., QSGD, NIPS 2017"
     return QuantisedGradients(
-        "qsgd", bits, has_error_feedback=False, has_scale_pass=True, unbiased=True, reference=source
+        "qsgd", bits, has_error_feedback=False, has_scale_pass=True, is_unbiased=True, reference=source
     )
 
 
@@ -285,7 +311,7 @@ def terngrad(argument: str) -> Compression:
     check_no_argument("terngrad", argument)
     source = "Wen et al., TernGrad, NIPS 2017"
     return QuantisedGradients(
-        "terngrad", 2.0, has_error_feedback=False, has_scale_pass=True, unbiased=True, reference=source
+        "terngrad", 2.0, has_error_feedback=False, has_scale_pass=True, is_unbiased=True, reference=source
     )
 
 
@@ -302,18 +328,18 @@ class _ZeroPlusPlus:
 
     summary = "8-bit gathers, 16-bit copies inside a node, 4-bit scatters of sharded training"
     reference = "Wang et al., ZeRO++, 2023"
-    linear = False
-    unbiased = False
+    sums_without_decoding = False
+    is_unbiased = False
     replaces_zero3_collectives = True
 
-    def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
+    def collectives(self, gradient: SummedGradient) -> tuple[CompressedCollective, ...]:
         elements = np.asarray(gradient.elements, dtype=np.float64)
         nodes_share = _GRADIENT_BYTES * elements / np.maximum(gradient.ranks_per_node, 1.0)
         return (
-            Message("all_gather", _WEIGHT_BYTES * elements),
-            Message("all_gather", _COPY_BYTES * elements, "node"),
-            Message("all_to_all", _GRADIENT_BYTES * elements, "node"),
-            Message("all_to_all", np.asarray(nodes_share), "across"),
+            CompressedCollective("all_gather", _WEIGHT_BYTES * elements),
+            CompressedCollective("all_gather", _COPY_BYTES * elements, "node"),
+            CompressedCollective("all_to_all", _GRADIENT_BYTES * elements, "node"),
+            CompressedCollective("all_to_all", np.asarray(nodes_share), "across"),
         )
 
     def encoding_work(self, gradient: SummedGradient) -> CodingWork:
@@ -322,7 +348,7 @@ class _ZeroPlusPlus:
         second = gradient.elements / np.maximum(np.asarray(gradient.ranks_per_node, dtype=np.float64), 1.0)
         read = _COPY_BYTES * shard + gradient.bytes + _COPY_BYTES * second
         written = _WEIGHT_BYTES * shard + _GRADIENT_BYTES * (gradient.elements + second)
-        return CodingWork.of(read, written, launches=3.0 * gradient.tensors)
+        return CodingWork.broadcast(read, written, launches=3.0 * gradient.tensors)
 
     def decoding_work(self, gradient: SummedGradient) -> CodingWork:
         """Count the work to dequantise gathered parameters and to sum gradients after each all-to-all."""
@@ -330,7 +356,7 @@ class _ZeroPlusPlus:
         second = elements / np.maximum(np.asarray(gradient.ranks_per_node, dtype=np.float64), 1.0)
         read = _WEIGHT_BYTES * elements + _GRADIENT_BYTES * (elements + second)
         written = _COPY_BYTES * (elements + second)
-        return CodingWork.of(read, written, launches=3.0 * gradient.tensors)
+        return CodingWork.broadcast(read, written, launches=3.0 * gradient.tensors)
 
     def state_bytes(self, gradient: SummedGradient) -> Array:
         """Count the bytes of the secondary copy of the parameters, sharded inside each node."""
@@ -349,10 +375,10 @@ def zeropp(argument: str) -> Compression:
 _PAIR_BYTES = VALUE_BYTES + INDEX_BYTES
 
 
-def union_density(density: Numeric, ranks: Numeric) -> Array:
+def union_density_of_ranks(density: Numeric, ranks: Numeric) -> Array:
     """Return the fraction of elements that at least one of ``ranks`` ranks sends: 1 − (1 − d)^P for density d.
 
-    >>> float(union_density(0.01, 64.0).round(4))
+    >>> float(union_density_of_ranks(0.01, 64.0).round(4))
     0.4744
     """
     return np.asarray(-np.expm1(np.asarray(ranks) * np.log1p(-np.minimum(np.asarray(density), 1.0 - 2.0**-52))))
@@ -375,7 +401,7 @@ def recursive_doubling_bytes(density: Numeric, ranks: Numeric) -> Array:
     rounds = np.ceil(np.log2(np.maximum(ranks, 1.0)))
     sent = np.zeros(np.broadcast_shapes(np.shape(density), ranks.shape))
     for number in range(int(np.max(rounds, initial=0.0))):
-        sent = sent + np.where(number < rounds, _entry_bytes(union_density(density, 2.0**number)), 0.0)
+        sent = sent + np.where(number < rounds, _entry_bytes(union_density_of_ranks(density, 2.0**number)), 0.0)
     return np.asarray(sent)
 
 
@@ -391,8 +417,8 @@ class _Sparse:
     density: float
     momentum: bool
     reference: str
-    linear = False
-    unbiased = False
+    sums_without_decoding = False
+    is_unbiased = False
     replaces_zero3_collectives = False
 
     @property
@@ -400,7 +426,7 @@ class _Sparse:
         """Short description of the method, for tables."""
         return f"the largest {self.density:g} of the elements, with their indices"
 
-    def schemes(self, gradient: SummedGradient) -> dict[str, tuple[Message, ...]]:
+    def schemes(self, gradient: SummedGradient) -> dict[str, tuple[CompressedCollective, ...]]:
         """Return the collectives of three ways to sum sparse gradients, by name.
 
         The ways are: gather all entries; split the entries among ranks, sum, and gather the sums; recursive doubling
@@ -408,37 +434,42 @@ class _Sparse:
         """
         ranks, elements = np.asarray(gradient.ranks, dtype=np.float64), np.asarray(gradient.elements)
         pairs = _PAIR_BYTES * self.density * elements
-        sums = np.asarray(_entry_bytes(union_density(self.density, ranks)) * elements)
+        sums = np.asarray(_entry_bytes(union_density_of_ranks(self.density, ranks)) * elements)
         share = np.divide(ranks, ranks - 1.0, out=np.zeros_like(ranks), where=ranks > 1.0)
         doubled = np.asarray(recursive_doubling_bytes(self.density, ranks) * elements * share)
         return {
-            "gather all": (Message("all_gather", np.asarray(pairs * ranks)),),
-            "split and gather": (Message("all_to_all", np.asarray(pairs)), Message("all_gather", sums)),
-            "recursive doubling": (Message("all_gather", doubled),),
+            "gather all": (CompressedCollective("all_gather", np.asarray(pairs * ranks)),),
+            "split and gather": (
+                CompressedCollective("all_to_all", np.asarray(pairs)),
+                CompressedCollective("all_gather", sums),
+            ),
+            "recursive doubling": (CompressedCollective("all_gather", doubled),),
         }
 
-    def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
+    def collectives(self, gradient: SummedGradient) -> tuple[CompressedCollective, ...]:
         """Return the collectives of the scheme in which a rank sends the fewest bytes, for each configuration."""
         schemes = self.schemes(gradient)
         sent = np.stack(np.broadcast_arrays(*(wire_bytes(messages, gradient) for messages in schemes.values())))
         gathered = np.stack(np.broadcast_arrays(*(messages[-1].payload for messages in schemes.values())))
         best = np.argmin(sent, axis=0)
         pairs = np.where(best == 1, schemes["split and gather"][0].payload, 0.0)
-        return Message("all_to_all", pairs), Message("all_gather", np.take_along_axis(gathered, best[None], 0)[0])
+        return CompressedCollective("all_to_all", pairs), CompressedCollective(
+            "all_gather", np.take_along_axis(gathered, best[None], 0)[0]
+        )
 
     def encoding_work(self, gradient: SummedGradient) -> CodingWork:
         """Count the work to update momentum and velocity, find a threshold on a sample, and select the entries."""
         kept = VALUE_BYTES * gradient.elements * (2.0 if self.momentum else 1.0)
         chosen = _PAIR_BYTES * self.density * gradient.elements
         read = gradient.bytes + kept + VALUE_BYTES * gradient.elements
-        return CodingWork.of(read, kept + chosen, launches=4.0 + 2.0 * self.momentum, calls=gradient.matrices)
+        return CodingWork.broadcast(read, kept + chosen, launches=4.0 + 2.0 * self.momentum, calls=gradient.matrices)
 
     def decoding_work(self, gradient: SummedGradient) -> CodingWork:
         """Count the work to add the entries of all ranks, or their sums, into a zeroed gradient."""
         ranks = np.asarray(gradient.ranks, dtype=np.float64)
-        entries = np.minimum(ranks * self.density, union_density(self.density, ranks) + self.density)
+        entries = np.minimum(ranks * self.density, union_density_of_ranks(self.density, ranks) + self.density)
         moved = _PAIR_BYTES * entries * gradient.elements
-        return CodingWork.of(moved, gradient.bytes + moved, launches=2.0)
+        return CodingWork.broadcast(moved, gradient.bytes + moved, launches=2.0)
 
     def state_bytes(self, gradient: SummedGradient) -> Array:
         return np.asarray(VALUE_BYTES * gradient.elements * (2.0 if self.momentum else 1.0))
@@ -454,8 +485,8 @@ class GlobalTopK:
 
     density: float
     reference = "Shi et al., gTop-k, ICDCS 2019"
-    linear = False
-    unbiased = False
+    sums_without_decoding = False
+    is_unbiased = False
     replaces_zero3_collectives = False
 
     @property
@@ -463,29 +494,31 @@ class GlobalTopK:
         """Short description of the method, for tables."""
         return f"the largest {self.density:g} of all ranks' elements"
 
-    def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
+    def collectives(self, gradient: SummedGradient) -> tuple[CompressedCollective, ...]:
         ranks = np.maximum(np.asarray(gradient.ranks, dtype=np.float64), 1.0)
         pairs = _PAIR_BYTES * self.density * np.asarray(gradient.elements)
         # the payload of the all-gather of which a rank sends (P - 1) / P
         share = np.divide(ranks, ranks - 1.0, out=np.zeros_like(ranks), where=ranks > 1.0)
-        return (Message("all_gather", np.asarray(2.0 * pairs * np.ceil(np.log2(ranks)) * share)),)
+        return (CompressedCollective("all_gather", np.asarray(2.0 * pairs * np.ceil(np.log2(ranks)) * share)),)
 
     def encoding_work(self, gradient: SummedGradient) -> CodingWork:
         kept = VALUE_BYTES * gradient.elements
         read = gradient.bytes + kept + VALUE_BYTES * gradient.elements
-        return CodingWork.of(read, kept, launches=4.0, calls=gradient.matrices)
+        return CodingWork.broadcast(read, kept, launches=4.0, calls=gradient.matrices)
 
     def decoding_work(self, gradient: SummedGradient) -> CodingWork:
         rounds = np.ceil(np.log2(np.maximum(gradient.ranks, 1.0)))
         chosen = _PAIR_BYTES * self.density * gradient.elements
-        return CodingWork.of(2.0 * rounds * chosen, gradient.bytes + rounds * chosen, launches=1.0 + 2.0 * rounds)
+        return CodingWork.broadcast(
+            2.0 * rounds * chosen, gradient.bytes + rounds * chosen, launches=1.0 + 2.0 * rounds
+        )
 
     def state_bytes(self, gradient: SummedGradient) -> Array:
         return np.asarray(VALUE_BYTES * np.asarray(gradient.elements, dtype=np.float64))
 
 
 def _density(name: str, argument: str) -> float:
-    return number_argument(name, argument, "the share of elements that is sent", 1e-7, 1.0)
+    return parse_number_argument(name, argument, "the share of elements that is sent", 1e-7, 1.0)
 
 
 @COMPRESSIONS.register("topk")

@@ -1,8 +1,9 @@
 """Gradient compression: which collectives carry how many bytes, and what encoding and decoding cost.
 
-A method counts work without knowing the hardware: `Message` s, which are collectives with a payload, and `CodingWork`,
-which is passes over memory and matrix products. Links and kernels are priced as for any other operation. Counts
-broadcast over configurations. A module of this folder registers its methods under the names that ``--compress`` takes::
+A method counts work without knowing the hardware: `CompressedCollective` s, which are collectives with a payload, and
+`CodingWork`, which is passes over memory and matrix products. Links and kernels are priced as for any other operation.
+Counts broadcast over configurations. A module of this folder registers its methods under the names that ``--compress``
+takes::
 
     @COMPRESSIONS.register("topk")
     def topk(argument: str) -> Compression: ...
@@ -42,11 +43,11 @@ class SummedGradient:
         Number of ranks of the group, and of those in one node.
     element_bytes : float or ndarray
         Bytes of an element.
-    matrices, matrix_elements, matrix_sides : float or ndarray
+    matrices, matrix_elements, matrix_side_sums : float or ndarray
         Number of matrices (a, b) among the tensors, number of their elements, and sum of their sides a + b.
-    dense_elements, dense_sides : float or ndarray
+    fully_connected_elements, fully_connected_side_sums : float or ndarray
         Elements and sides as above, of fully connected layers only.
-    dense_batch_rows : float or ndarray
+    fully_connected_batch_rows : float or ndarray
         Rows of a rank's batch (samples or tokens) that the fully connected layers multiply.
     """
 
@@ -57,10 +58,10 @@ class SummedGradient:
     ranks_per_node: Numeric = 1.0
     matrices: Numeric = 0.0
     matrix_elements: Numeric = 0.0
-    matrix_sides: Numeric = 0.0
-    dense_elements: Numeric = 0.0
-    dense_sides: Numeric = 0.0
-    dense_batch_rows: Numeric = 1.0
+    matrix_side_sums: Numeric = 0.0
+    fully_connected_elements: Numeric = 0.0
+    fully_connected_side_sums: Numeric = 0.0
+    fully_connected_batch_rows: Numeric = 1.0
 
     @property
     def bytes(self) -> Array:
@@ -74,8 +75,9 @@ class SummedGradient:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """Collective that carries a compressed gradient: operation, payload [byte], and ranks that take part (``scope``).
+class CompressedCollective:
+    """Collective that carries a compressed gradient: operation, payload [byte], and ranks that take part
+    (``rank_scope``).
 
     The payload follows the operation's convention: the whole buffer for all_reduce, all_gather, reduce_scatter and
     all_to_all.
@@ -83,7 +85,7 @@ class Message:
 
     operation: str
     payload: Array
-    scope: RankScope = "all"
+    rank_scope: RankScope = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +93,17 @@ class CodingWork:
     """Work of a rank to encode or decode a compressed gradient.
 
     ``bytes_read`` and ``bytes_written`` [byte] belong to element-wise passes, ``flops`` to matrix products.
-    ``launches`` is the number of kernels, ``tensor_calls`` the number of framework calls for single matrices.
+    ``launches`` is the number of kernels, ``framework_calls`` the number of framework calls for single matrices.
     """
 
     bytes_read: Array
     bytes_written: Array
     flops: Array
     launches: Array
-    tensor_calls: Array
+    framework_calls: Array
 
     @classmethod
-    def of(
+    def broadcast(
         cls, read: Numeric, written: Numeric, *, flops: Numeric = 0.0, launches: Numeric = 1.0, calls: Numeric = 0.0
     ) -> CodingWork:
         """Build encoding or decoding work from numbers or arrays, broadcast to one shape.
@@ -125,12 +127,12 @@ class CodingWork:
         return cls(*(np.asarray(a, np.float64) for a in np.broadcast_arrays(read, written, flops, launches, calls)))
 
     def __add__(self, other: CodingWork) -> CodingWork:
-        return CodingWork.of(
+        return CodingWork.broadcast(
             self.bytes_read + other.bytes_read,
             self.bytes_written + other.bytes_written,
             flops=self.flops + other.flops,
             launches=self.launches + other.launches,
-            calls=self.tensor_calls + other.tensor_calls,
+            calls=self.framework_calls + other.framework_calls,
         )
 
     @property
@@ -151,18 +153,18 @@ class Compression(Protocol):
         """Paper that describes the method."""
 
     @property
-    def linear(self) -> bool:
+    def sums_without_decoding(self) -> bool:
         """True if an all-reduce can sum compressed gradients without decoding them."""
 
     @property
-    def unbiased(self) -> bool:
+    def is_unbiased(self) -> bool:
         """True if the expected value of the decoded sum is the gradient, without error feedback."""
 
     @property
     def replaces_zero3_collectives(self) -> bool:
         """True if the messages replace ZeRO-3's all-gathers and reduce-scatters instead of a gradient all-reduce."""
 
-    def messages(self, gradient: SummedGradient) -> tuple[Message, ...]:
+    def collectives(self, gradient: SummedGradient) -> tuple[CompressedCollective, ...]:
         """Return the collectives that replace the gradient's all-reduce, one after another.
 
         Parameters
@@ -172,7 +174,7 @@ class Compression(Protocol):
 
         Returns
         -------
-        tuple of Message
+        tuple of CompressedCollective
             Collectives with their payloads [byte].
         """
 
@@ -243,21 +245,21 @@ def parse_compression(text: str) -> Compression:
 
     Examples
     --------
-    >>> parse_compression("fp16").linear
+    >>> parse_compression("fp16").sums_without_decoding
     True
     """
     name, _, argument = text.partition(":")
     return COMPRESSIONS[name.strip()](argument.strip())
 
 
-def wire_bytes(messages: tuple[Message, ...], gradient: SummedGradient) -> Array:
+def wire_bytes(messages: tuple[CompressedCollective, ...], gradient: SummedGradient) -> Array:
     """Return the bytes that a rank sends for the collectives of a compressed gradient.
 
     A rank sends 2 (P − 1) / P of the payload of an all_reduce, and (P − 1) / P of the payload of other operations.
 
     Parameters
     ----------
-    messages : tuple of Message
+    messages : tuple of CompressedCollective
         Collectives of a compression method.
     gradient : SummedGradient
         Sizes of the gradient and of the group that sums it.
@@ -270,7 +272,7 @@ def wire_bytes(messages: tuple[Message, ...], gradient: SummedGradient) -> Array
     Examples
     --------
     >>> gradient = SummedGradient(elements=100.0, tensors=1.0, ranks=4.0)
-    >>> float(wire_bytes((Message("all_reduce", gradient.bytes),), gradient))
+    >>> float(wire_bytes((CompressedCollective("all_reduce", gradient.bytes),), gradient))
     600.0
     """
     share = gradient.peer_count / np.maximum(gradient.ranks, 1.0)
@@ -308,7 +310,9 @@ def break_even_bandwidth(dense: Numeric, compressed: Numeric, coding_seconds: Nu
     )
 
 
-def number_argument(name: str, argument: str, meaning: str, least: float, most: float, *, whole: bool = False) -> float:
+def parse_number_argument(
+    name: str, argument: str, meaning: str, least: float, most: float, *, whole: bool = False
+) -> float:
     """Parse the number after the colon of a compression option, such as 0.001 in ``topk:0.001``.
 
     Parameters

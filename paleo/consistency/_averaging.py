@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from paleo.consistency.base import (
-    CONSISTENCY,
+    CONSISTENCY_MODELS,
     FP32_BYTES,
     Array,
     ConsistencyModel,
     ConsistencyResult,
-    Workload,
+    DataParallelWorkload,
     count_argument,
 )
 from paleo.errors import PlanError, suggest_names
-from paleo.step.waiting import Numeric, averaged_noise, waiting_share
+from paleo.step.waiting import Numeric, averaged_noise, straggler_wait_share
 
 # Gossip: a worker averages with a few neighbours each step, and no worker waits for all others
 
@@ -86,26 +86,26 @@ class Gossip:
     overlaps with the whole step, not only with the backward pass (Lian et al., 2017, section 4).
     """
 
-    kind: str
+    topology: str
     matches_synchronous = False  # the parameters of the workers differ
     uses_servers = False
 
     @property
     def summary(self) -> str:
         """Description of the consistency model in a few words."""
-        return f"each worker averages with its neighbours ({self.kind})"
+        return f"each worker averages with its neighbours ({self.topology})"
 
     @property
     def reference(self) -> str:
         """Paper that describes the gossip topology."""
-        return _TOPOLOGIES[self.kind].reference
+        return _TOPOLOGIES[self.topology].reference
 
-    def evaluate(self, workload: Workload) -> ConsistencyResult:
-        degree = _TOPOLOGIES[self.kind].degree(workload.workers)
+    def evaluate(self, workload: DataParallelWorkload) -> ConsistencyResult:
+        degree = _TOPOLOGIES[self.topology].degree(workload.workers)
         exposed = np.maximum(0.0, degree * workload.neighbour_exchange_time - workload.compute_time)
-        waiting = waiting_share(degree + 1.0, workload.jitter, workload.persistent_jitter)
-        mixing = np.where(degree > 0, _TOPOLOGIES[self.kind].mixing_steps(workload.workers), 0.0)
-        return ConsistencyResult.of(
+        waiting = straggler_wait_share(degree + 1.0, workload.jitter, workload.persistent_jitter)
+        mixing = np.where(degree > 0, _TOPOLOGIES[self.topology].mixing_steps(workload.workers), 0.0)
+        return ConsistencyResult.from_step_time(
             workload,
             workload.compute_time * (1.0 + waiting) + exposed,
             sent=degree * workload.payload,
@@ -114,7 +114,7 @@ class Gossip:
         )
 
 
-@CONSISTENCY.register("gossip")
+@CONSISTENCY_MODELS.register("gossip")
 def gossip(argument: str) -> ConsistencyModel:
     """Build a gossip consistency model from its topology: ``gossip:ring``, ``gossip:exp2``, ``gossip:one-peer``."""
     if argument not in _TOPOLOGIES:
@@ -127,12 +127,12 @@ def gossip(argument: str) -> ConsistencyModel:
 # Local steps with an average after every H steps: local SGD, model and elastic averaging, DiLoCo, federated rounds
 
 
-def _local_step(workload: Workload, steps: Numeric, synchronisation: Numeric) -> Array:
+def _local_step(workload: DataParallelWorkload, steps: Numeric, synchronisation: Numeric) -> Array:
     """Compute the mean time of a local SGD step [s] with its share of the synchronisation, shape (configurations,).
 
     ``synchronisation`` is the time [s] of one average of parameters after ``steps`` local steps.
     """
-    noise = waiting_share(workload.workers, averaged_noise(workload.jitter, steps), workload.persistent_jitter)
+    noise = straggler_wait_share(workload.workers, averaged_noise(workload.jitter, steps), workload.persistent_jitter)
     return np.asarray(workload.compute_time * (1.0 + noise) + synchronisation / steps)
 
 
@@ -163,7 +163,7 @@ class PeriodicAveraging:
         """True for one step between averages of plain gradients, which equals a synchronous step."""
         return self.steps == 1 and self.name == "local"
 
-    def evaluate(self, workload: Workload) -> ConsistencyResult:
+    def evaluate(self, workload: DataParallelWorkload) -> ConsistencyResult:
         widened = FP32_BYTES * np.asarray(workload.parameters) / np.maximum(workload.payload, 1.0)
         synchronisation = np.asarray(workload.all_reduce_time * widened)
         window = self.steps / self.fragments * workload.compute_time
@@ -172,7 +172,7 @@ class PeriodicAveraging:
         )
         step = _local_step(workload, float(self.steps), synchronisation - hidden)
         several = np.asarray(workload.workers) > 1
-        return ConsistencyResult.of(
+        return ConsistencyResult.from_step_time(
             workload,
             step,
             sent=FP32_BYTES * workload.parameters * several / self.steps,
@@ -181,8 +181,8 @@ class PeriodicAveraging:
         )
 
 
-@CONSISTENCY.register("local")
-def local(argument: str) -> ConsistencyModel:
+@CONSISTENCY_MODELS.register("local")
+def local_sgd_model(argument: str) -> ConsistencyModel:
     """Build the consistency model ``local:H`` (local SGD): workers average their parameters after every H local steps.
 
     The model also describes model averaging, and post-local SGD after its synchronous phase.
@@ -191,7 +191,7 @@ def local(argument: str) -> ConsistencyModel:
     return PeriodicAveraging("local", steps, 0.0, "Stich, Local SGD, ICLR 2019; Lin et al., Post-local SGD, ICLR 2020")
 
 
-@CONSISTENCY.register("easgd")
+@CONSISTENCY_MODELS.register("easgd")
 def easgd(argument: str) -> ConsistencyModel:
     """Build the consistency model ``easgd:H`` (elastic averaging): workers pull to a centre after every H local steps.
 
@@ -201,7 +201,7 @@ def easgd(argument: str) -> ConsistencyModel:
     return PeriodicAveraging("easgd", steps, 1.0, "Zhang, Choromanska and LeCun, Elastic averaging SGD, NIPS 2015")
 
 
-@CONSISTENCY.register("diloco")
+@CONSISTENCY_MODELS.register("diloco")
 def diloco(argument: str) -> ConsistencyModel:
     """Build the consistency model ``diloco:H`` or ``diloco:H/F``: workers average parameters every H steps.
 
@@ -232,13 +232,13 @@ class FederatedAveraging:
     matches_synchronous = False
     uses_servers = False
 
-    def evaluate(self, workload: Workload) -> ConsistencyResult:
+    def evaluate(self, workload: DataParallelWorkload) -> ConsistencyResult:
         step = _local_step(workload, float(self.steps), 2.0 * np.asarray(workload.neighbour_exchange_time))
         staleness = (self.steps - 1) / 2.0, math.sqrt((self.steps**2 - 1) / 12.0)
-        return ConsistencyResult.of(workload, step, sent=workload.payload / self.steps, staleness=staleness)
+        return ConsistencyResult.from_step_time(workload, step, sent=workload.payload / self.steps, staleness=staleness)
 
 
-@CONSISTENCY.register("federated")
-def federated(argument: str) -> ConsistencyModel:
+@CONSISTENCY_MODELS.register("federated")
+def federated_averaging_model(argument: str) -> ConsistencyModel:
     """Build the consistency model ``federated:H``: clients send their model after every H local steps."""
     return FederatedAveraging(count_argument("federated", argument, "local steps a round"))

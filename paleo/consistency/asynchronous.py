@@ -18,40 +18,42 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.consistency.base import (
-    CONSISTENCY,
+    CONSISTENCY_MODELS,
     ConsistencyResult,
+    DataParallelWorkload,
     ParameterServers,
-    Workload,
     check_no_argument,
     count_argument,
 )
 from paleo.errors import PlanError
-from paleo.step.waiting import expected_normal_maximum, waiting_share
+from paleo.step.waiting import expected_normal_maximum, straggler_wait_share
 
 Array = npt.NDArray[np.float64]
 Numeric = float | npt.NDArray[np.floating[Any]]
 #: Squared coefficient of variation of a server's service that is regular; it is 1 where service is exponential.
-DETERMINISTIC = 0.0
+DETERMINISTIC_SERVICE_VARIATION = 0.0
 #: Number of fixed-point iterations after which the throughputs of the classes no longer change in double precision.
 _ITERATIONS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class QueueState:
+class ParameterServerQueue:
     """State of a parameter server, modelled as a queue of workers; arrays of one shape.
 
     ``throughput`` [1/s] counts all workers. ``response`` [s] is the time of one visit including queueing.
-    ``utilization`` [-] is the busy fraction of the server. ``knee`` is the number of workers above which the server
-    limits the throughput.
+    ``utilization`` [-] is the busy fraction of the server. ``saturation_workers`` is the number of workers above which
+    the server limits the throughput.
     """
 
     throughput: Array
     response: Array
     utilization: Array
-    knee: Array
+    saturation_workers: Array
 
 
-def closed_queue(customers: Numeric, think: Numeric, service: Numeric, variation: float = DETERMINISTIC) -> QueueState:
+def closed_queue(
+    customers: Numeric, think: Numeric, service: Numeric, variation: float = DETERMINISTIC_SERVICE_VARIATION
+) -> ParameterServerQueue:
     """Solve a closed queue of one server (a parameter server) and n equal customers (workers) who think between visits.
 
     Parameters
@@ -63,7 +65,7 @@ def closed_queue(customers: Numeric, think: Numeric, service: Numeric, variation
 
     Returns
     -------
-    QueueState
+    ParameterServerQueue
         Throughput, response, utilization and knee, each of the broadcast shape.
 
     Notes
@@ -94,7 +96,7 @@ def closed_queue(customers: Numeric, think: Numeric, service: Numeric, variation
     place = np.argsort(order)
     throughput, response = (values[place].reshape(count.shape) for values in (throughput, response))
     knee = np.asarray((think + service) / service)
-    return QueueState(throughput, response, throughput * service, knee)
+    return ParameterServerQueue(throughput, response, throughput * service, knee)
 
 
 #: Most customers for which the mean-value recursion of a closed queue is computed.
@@ -118,7 +120,9 @@ def _schweitzer_response(customers: Array, think: Array, service: Array, variati
     return np.where(p > 0, -2.0 * q / (p + root), (root - p) / 2.0)
 
 
-def class_throughputs(counts: Array, think: Array, service: Array, variation: float = DETERMINISTIC) -> Array:
+def throughput_by_worker_class(
+    counts: Array, think: Array, service: Array, variation: float = DETERMINISTIC_SERVICE_VARIATION
+) -> Array:
     """Compute the throughput of each class of customers (workers of one speed) who share one parameter server.
 
     A customer of class c finds Q − Q_c / n_c others in the queue (Schweitzer). If all classes are equal, it agrees with
@@ -142,7 +146,7 @@ def class_throughputs(counts: Array, think: Array, service: Array, variation: fl
 
     Examples
     --------
-    >>> class_throughputs(np.array([1.0]), np.array([0.9]), np.array([0.1])).round(3)
+    >>> throughput_by_worker_class(np.array([1.0]), np.array([0.9]), np.array([0.1])).round(3)
     array([1.])
     """
     queue = counts * service / (think + service)
@@ -157,7 +161,7 @@ def class_throughputs(counts: Array, think: Array, service: Array, variation: fl
     return np.asarray(throughput)
 
 
-def service_time(payload: Numeric, tensors: Numeric, server: ParameterServers) -> Array:
+def server_service_time(payload: Numeric, tensors: Numeric, server: ParameterServers) -> Array:
     """Compute the time that the fullest parameter server is busy with one push and pull of a worker.
 
     Parameters
@@ -177,7 +181,7 @@ def service_time(payload: Numeric, tensors: Numeric, server: ParameterServers) -
     Examples
     --------
     >>> from paleo.consistency.base import ParameterServers
-    >>> float(service_time(100.0, 2.0, ParameterServers(seconds_per_tensor=0.5, bandwidth=50.0)))
+    >>> float(server_service_time(100.0, 2.0, ParameterServers(seconds_per_tensor=0.5, bandwidth=50.0)))
     3.0
     """
     return np.asarray(server.fullest_server_share * (server.seconds_per_tensor * tensors + payload / server.bandwidth))
@@ -198,12 +202,12 @@ class Asynchronous:
     matches_synchronous = False
     uses_servers = True
 
-    def evaluate(self, workload: Workload) -> ConsistencyResult:
+    def evaluate(self, workload: DataParallelWorkload) -> ConsistencyResult:
         """Compute step time, update rate and staleness of workers that never wait for each other.
 
         Parameters
         ----------
-        workload : Workload
+        workload : DataParallelWorkload
             Times and sizes of one worker's step.
 
         Returns
@@ -218,20 +222,22 @@ class Asynchronous:
         """
         if workload.server is None:
             raise PlanError("consistency async: no parameter server; state servers=1 or more")
-        service = service_time(workload.payload, workload.tensors, workload.server)
+        service = server_service_time(workload.payload, workload.tensors, workload.server)
         think = workload.compute_time + workload.round_trip
         station = closed_queue(workload.workers, think, service)
-        return ConsistencyResult.of(
+        return ConsistencyResult.from_step_time(
             workload,
             workload.workers / station.throughput,
             updates_per_step=workload.workers,
             sent=workload.payload,
-            staleness=staleness(workload.workers, think, station.throughput, station.utilization, workload.jitter),
-            server=(station.utilization, station.knee),
+            staleness=update_staleness(
+                workload.workers, think, station.throughput, station.utilization, workload.jitter
+            ),
+            server=(station.utilization, station.saturation_workers),
         )
 
 
-def staleness(
+def update_staleness(
     workers: Numeric, think: Numeric, throughput: Numeric, utilization: Numeric, jitter: Numeric
 ) -> tuple[Array, Array]:
     """Compute the staleness of asynchronous updates: updates by others between a worker's pull and push.
@@ -260,7 +266,7 @@ def staleness(
     return np.asarray(other_workers), np.sqrt(drift**2 + np.maximum(order, 0.0))
 
 
-@CONSISTENCY.register("async")
+@CONSISTENCY_MODELS.register("async")
 def asynchronous(argument: str) -> Asynchronous:
     """Build the consistency model ``async``: workers push and pull without waiting for each other.
 
@@ -284,7 +290,7 @@ def asynchronous(argument: str) -> Asynchronous:
 _ABSORPTION = 0.6
 
 
-def windowed_waiting_share(workers: Numeric, jitter: Numeric, window: Numeric) -> Array:
+def stale_synchronous_waiting_share(workers: Numeric, jitter: Numeric, window: Numeric) -> Array:
     """Compute the fraction of a mean step spent waiting for slower workers if workers may be several steps apart (SSP).
 
     It is W / (1 + s W / (0.6 c² ln N)), where W is the fraction that a synchronous step waits.
@@ -305,10 +311,10 @@ def windowed_waiting_share(workers: Numeric, jitter: Numeric, window: Numeric) -
 
     Examples
     --------
-    >>> float(windowed_waiting_share(8.0, 0.2, 0.0)) == float(waiting_share(8.0, 0.2))
+    >>> float(stale_synchronous_waiting_share(8.0, 0.2, 0.0)) == float(straggler_wait_share(8.0, 0.2))
     True
     """
-    synchronous = waiting_share(workers, jitter)
+    synchronous = straggler_wait_share(workers, jitter)
     scale = _ABSORPTION * np.asarray(jitter) ** 2 * np.log(np.maximum(workers, 1.0))
     absorbed = np.divide(window * synchronous, scale, out=np.zeros(np.shape(synchronous * scale)), where=scale > 0)
     return np.asarray(synchronous / (1.0 + absorbed))
@@ -323,10 +329,10 @@ class StaleSynchronous:
     against a worker that is always slow. Staleness is at most the window, and less where independent noise does not
     spread the workers so far.
 
-    With parameter servers (`Workload.server`) the workers form the closed queue of `Asynchronous`, with this step as
-    think time. N − 1 updates of others then fall between a worker's read and its write. With a window of 0 all workers
-    push at once. Simulations had 4 to 32 workers, noise to 0.6 and service to 0.3 of a step. Step times differ from
-    them by 2 % on average and 11 % at worst; with a window of 0, by 5 and 21 %.
+    With parameter servers (`DataParallelWorkload.server`) the workers form the closed queue of `Asynchronous`, with
+    this step as think time. N − 1 updates of others then fall between a worker's read and its write. With a window of 0
+    all workers push at once. Simulations had 4 to 32 workers, noise to 0.6 and service to 0.3 of a step. Step times
+    differ from them by 2 % on average and 11 % at worst; with a window of 0, by 5 and 21 %.
     """
 
     window: int
@@ -335,12 +341,12 @@ class StaleSynchronous:
     matches_synchronous = False
     uses_servers = True
 
-    def evaluate(self, workload: Workload) -> ConsistencyResult:
+    def evaluate(self, workload: DataParallelWorkload) -> ConsistencyResult:
         """Compute step time, update rate and staleness of workers that may be several steps apart.
 
         Parameters
         ----------
-        workload : Workload
+        workload : DataParallelWorkload
             Times and sizes of one worker's step.
 
         Returns
@@ -348,44 +354,50 @@ class StaleSynchronous:
         ConsistencyResult
             Times [s], rates of updates [1/s] and staleness.
         """
-        noise = windowed_waiting_share(workload.workers, workload.jitter, float(self.window))
+        noise = stale_synchronous_waiting_share(workload.workers, workload.jitter, float(self.window))
         slow = expected_normal_maximum(workload.workers) * workload.persistent_jitter
         if workload.server is not None:
             return self._served(workload, workload.compute_time * (1.0 + noise + slow), workload.server)
-        exposed = np.asarray(workload.all_reduce_time - np.minimum(workload.hidden_time, workload.all_reduce_time))
+        exposed = np.asarray(
+            workload.all_reduce_time - np.minimum(workload.overlapped_exchange_time, workload.all_reduce_time)
+        )
         spread = np.minimum(float(self.window), workload.jitter * np.sqrt(self.window + 1.0)) * (
             np.asarray(workload.workers) > 1
         )
-        return ConsistencyResult.of(
+        return ConsistencyResult.from_step_time(
             workload,
             workload.compute_time * (1.0 + noise + slow) + exposed,
             sent=workload.payload,
             staleness=(np.minimum(spread, self.window), spread / 2.0),
         )
 
-    def _served(self, workload: Workload, pace: Array, server: ParameterServers) -> ConsistencyResult:
+    def _served(self, workload: DataParallelWorkload, pace: Array, server: ParameterServers) -> ConsistencyResult:
         """Predict stale-synchronous workers that compute for ``pace`` seconds, then queue at parameter servers."""
-        service = service_time(workload.payload, workload.tensors, server)
+        service = server_service_time(workload.payload, workload.tensors, server)
         think, other_workers = pace + workload.round_trip, np.asarray(workload.workers) - 1.0
         station = closed_queue(workload.workers, think, service)
         if self.window == 0:
             at_once = workload.compute_time + workload.round_trip + workload.workers * service
             step = np.maximum(think + service, at_once)
             busy = workload.workers * service / step
-            return ConsistencyResult.of(workload, step, sent=workload.payload, server=(busy, station.knee))
-        mean, deviation = staleness(workload.workers, think, station.throughput, station.utilization, workload.jitter)
-        return ConsistencyResult.of(
+            return ConsistencyResult.from_step_time(
+                workload, step, sent=workload.payload, server=(busy, station.saturation_workers)
+            )
+        mean, deviation = update_staleness(
+            workload.workers, think, station.throughput, station.utilization, workload.jitter
+        )
+        return ConsistencyResult.from_step_time(
             workload,
             workload.workers / station.throughput,
             updates_per_step=workload.workers,
             sent=workload.payload,
             staleness=(mean, np.minimum(deviation, self.window * other_workers)),
-            server=(station.utilization, station.knee),
+            server=(station.utilization, station.saturation_workers),
         )
 
 
-@CONSISTENCY.register("ssp")
-def ssp(argument: str) -> StaleSynchronous:
+@CONSISTENCY_MODELS.register("ssp")
+def stale_synchronous_model(argument: str) -> StaleSynchronous:
     """Build the consistency model ``ssp:S`` (stale-synchronous): workers may be S steps apart.
 
     Parameters

@@ -1,8 +1,8 @@
 """Consistency models: how workers that train one network exchange updates, and when they wait for one another.
 
-A model takes the `Workload` of equal workers. It returns how fast they update the network and how stale their gradients
-are. Every field is a number or an array of configurations, and formulas broadcast. A module of this folder registers
-its model under the name that ``--consistency`` takes; the text after a colon is its argument::
+A model takes the `DataParallelWorkload` of equal workers. It returns how fast they update the network and how stale
+their gradients are. Every field is a number or an array of configurations, and formulas broadcast. A module of this
+folder registers its model under the name that ``--consistency`` takes; the text after a colon is its argument::
 
     @CONSISTENCY.register("ssp")
     def ssp(argument: str) -> Consistency: ...
@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from paleo.errors import PlanError
 from paleo.registry import Registry
-from paleo.step.waiting import Numeric, waiting_share
+from paleo.step.waiting import Numeric, straggler_wait_share
 
 if TYPE_CHECKING:
     from paleo.specs.run import Run
@@ -52,13 +52,13 @@ class ParameterServers:
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class DataParallelWorkload:
     """Work of one of several equal data-parallel workers, in seconds and bytes: the input of a consistency model.
 
     ``compute_time`` is the time of a worker's step without any exchange between workers, including its optimizer.
     ``all_reduce_time`` is the time in which all workers sum their gradients or average their parameters.
-    ``hidden_time`` is the part of it that a synchronous step overlaps with computation; it is negative if the
-    overlapped buckets slow the step more than they hide. ``neighbour_exchange_time`` is the time in which a worker
+    ``overlapped_exchange_time`` is the part of it that a synchronous step overlaps with computation; it is negative if
+    the overlapped buckets slow the step more than they hide. ``neighbour_exchange_time`` is the time in which a worker
     sends its payload to one other worker. ``payload`` is the bytes of gradients that a worker sends in a step,
     ``parameters`` the elements that it holds, and ``tensors`` their number of tensors. ``jitter`` and
     ``persistent_jitter`` are the independent and the persistent noise of a worker's step, as fractions of its mean
@@ -69,7 +69,7 @@ class Workload:
     workers: Numeric
     compute_time: Numeric
     all_reduce_time: Numeric
-    hidden_time: Numeric
+    overlapped_exchange_time: Numeric
     neighbour_exchange_time: Numeric
     payload: Numeric
     parameters: Numeric
@@ -82,7 +82,7 @@ class Workload:
     @property
     def waiting_share(self) -> Array:
         """Fraction of a mean step that workers of a synchronous step wait for the slowest worker."""
-        return waiting_share(self.workers, self.jitter, self.persistent_jitter)
+        return straggler_wait_share(self.workers, self.jitter, self.persistent_jitter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +109,9 @@ class ConsistencyResult:
     knee: Array
 
     @classmethod
-    def of(
+    def from_step_time(
         cls,
-        workload: Workload,
+        workload: DataParallelWorkload,
         step: Numeric,
         *,
         updates_per_step: Numeric = 1.0,
@@ -124,7 +124,7 @@ class ConsistencyResult:
 
         Parameters
         ----------
-        workload : Workload
+        workload : DataParallelWorkload
             Times and sizes of one worker's step.
         step : array-like
             Time of a worker's step [s].
@@ -174,14 +174,14 @@ class ConsistencyModel(Protocol):
 
     @property
     def uses_servers(self) -> bool:
-        """True if workers exchange through parameter servers when a run has some (`Workload.server`)."""
+        """True if workers exchange through parameter servers when a run has some (`DataParallelWorkload.server`)."""
 
-    def evaluate(self, workload: Workload) -> ConsistencyResult:
+    def evaluate(self, workload: DataParallelWorkload) -> ConsistencyResult:
         """Compute step time, update rate and gradient staleness of a workload under this consistency model.
 
         Parameters
         ----------
-        workload : Workload
+        workload : DataParallelWorkload
             Times and sizes of one worker's step.
 
         Returns
@@ -192,7 +192,7 @@ class ConsistencyModel(Protocol):
 
 
 #: Functions that build a model from its argument (the text after the colon), by name.
-CONSISTENCY: Registry[Callable[[str], ConsistencyModel]] = Registry("consistency model", "paleo.consistency")
+CONSISTENCY_MODELS: Registry[Callable[[str], ConsistencyModel]] = Registry("consistency model", "paleo.consistency")
 
 
 def parse_consistency(text: str) -> ConsistencyModel:
@@ -219,7 +219,7 @@ def parse_consistency(text: str) -> ConsistencyModel:
     False
     """
     name, _, argument = text.partition(":")
-    return CONSISTENCY[name.strip()](argument.strip())
+    return CONSISTENCY_MODELS[name.strip()](argument.strip())
 
 
 def unused_server_warnings(run: Run) -> list[str]:
@@ -317,12 +317,12 @@ class BulkSynchronous:
     matches_synchronous = True
     uses_servers = False
 
-    def evaluate(self, workload: Workload) -> ConsistencyResult:
+    def evaluate(self, workload: DataParallelWorkload) -> ConsistencyResult:
         """Compute step time and update rate of workers that all wait for each other in every step.
 
         Parameters
         ----------
-        workload : Workload
+        workload : DataParallelWorkload
             Times and sizes of one worker's step.
 
         Returns
@@ -330,13 +330,17 @@ class BulkSynchronous:
         ConsistencyResult
             Times [s] and rates of updates [1/s]; the staleness is 0.
         """
-        exposed = np.asarray(workload.all_reduce_time - np.minimum(workload.hidden_time, workload.all_reduce_time))
+        exposed = np.asarray(
+            workload.all_reduce_time - np.minimum(workload.overlapped_exchange_time, workload.all_reduce_time)
+        )
         step = workload.compute_time * (1.0 + workload.waiting_share) + exposed
-        return ConsistencyResult.of(workload, step, sent=workload.payload * (np.asarray(workload.workers) > 1))
+        return ConsistencyResult.from_step_time(
+            workload, step, sent=workload.payload * (np.asarray(workload.workers) > 1)
+        )
 
 
-@CONSISTENCY.register("bsp")
-def bsp(argument: str) -> BulkSynchronous:
+@CONSISTENCY_MODELS.register("bsp")
+def bulk_synchronous_model(argument: str) -> BulkSynchronous:
     """Build the consistency model ``bsp`` (bulk-synchronous): every step waits for all workers.
 
     Parameters

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from pydantic import ValidationError
 
 from paleo.errors import PaleoError, SpecError
-from paleo.importers._trace import Call, Value
+from paleo.importers._network_trace import TracedCall, TracedTensor
 from paleo.layers.base import LAYERS, LayerImplementations, with_frozen_weights, without_unneeded_gradients
-from paleo.operations.base import Operation, parameters_of
-from paleo.operations.tensor import DimSize, Tensor, precision
+from paleo.operations.base import Operation, parameters_by_name
+from paleo.operations.tensor import DimSize, Tensor, default_precision
 from paleo.registry import Registry
 
 if TYPE_CHECKING:
-    from paleo.importers._trace import Shape, Trace
+    from paleo.importers._network_trace import Shape, Trace
 
-_FP32, _UNFUSED = precision("fp32"), LayerImplementations(attention="unfused")
+_FP32, _UNFUSED = default_precision("fp32"), LayerImplementations(attention="unfused")
 #: Names of the dims of an input, by their number.
 _INPUT_DIMS = {
     1: ("batch",),
@@ -35,15 +35,15 @@ _INPUT_DIMS = {
     5: ("batch", "channels", "depth", "height", "width"),
 }
 #: Most names ``dim0``, ``dim1``, … of a network.
-MOST_DIMS = 99
+MAX_DIMS = 99
 
 
 @dataclass(eq=False)
 class LayerEntry:
-    """One layer of the network under construction; it becomes one line of a model file.
+    """Layer of an imported network under construction, which becomes one line of a model file.
 
-    ``inputs`` are the entries that the layer reads, or names of network inputs. ``weight_owner`` and ``tie`` name
-    another entry whose weights this one uses. Weights of a ``frozen`` entry are not trained.
+    ``inputs`` are the entries that the layer reads, or names of network inputs. ``weight_owner`` and ``tied_entry``
+    name another entry whose weights this one uses. Weights of a ``frozen`` entry are not trained.
     """
 
     kind: str
@@ -52,32 +52,32 @@ class LayerEntry:
     out: Tensor
     path: str = ""
     weight_owner: LayerEntry | None = None
-    tie: LayerEntry | None = None
+    tied_entry: LayerEntry | None = None
     operations: tuple[Operation, ...] = ()
     frozen: bool = False
 
     @property
-    def own_parameters(self) -> float:
-        """Number of parameters that this layer holds itself.
+    def unshared_parameter_count(self) -> float:
+        """Number of the layer's parameters, without parameters shared with earlier layers.
 
         Shared and tied weights count where they were first used.
         """
         if self.weight_owner is not None:
             return 0.0
-        parameters = parameters_of(self.operations).items()
+        parameters = parameters_by_name(self.operations).items()
         return sum(float(tensor.elements) for name, tensor in parameters if not name.startswith("tied"))
 
     @property
-    def flops_backward(self) -> float:
+    def backward_flops(self) -> float:
         """FLOP of the backward pass, without products for inputs that need no gradient."""
         return sum(kernel.flops for operation in self.operations for kernel in operation.backward_kernels(_FP32))
 
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """Place of a traced tensor in the network: the entry (or network input) that outputs it, and its dims and sizes."""
+    """Place of a traced tensor in an imported network: the producing layer entry or network input, and the tensor."""
 
-    holder: LayerEntry | str
+    producer: LayerEntry | str
     tensor: Tensor
 
     @classmethod
@@ -87,7 +87,7 @@ class TensorPlace:
 
     @property
     def dims(self) -> dict[str, DimSize]:
-        """Size of each dim by its name."""
+        """Mapping of dim names to sizes."""
         return dict(zip(self.tensor.dims, self.tensor.sizes, strict=True))
 
 
@@ -109,17 +109,17 @@ class UntranslatableError(Exception):
 
 
 @dataclass
-class Builder:
+class NetworkBuilder:
     """Builds a network from a trace: appends layer entries, and records which entry holds each tensor and parameter.
 
     A translation (a function registered with `translates`) gets the builder ``b`` and a traced ``call``. It appends
-    entries with `add`, and with `record_output` or ``places`` it records the entry that holds each output of the call.
-    ``parameter_owners`` maps each parameter's name to the entry that holds it.
+    entries with `add_layer`, and with `record_output` or ``place_by_value`` it records the entry that holds each output
+    of the call. ``parameter_owners`` maps each parameter's name to the entry that holds it.
     """
 
     trace: Trace
     network: ImportedNetwork = field(init=False)
-    places: dict[Value, TensorPlace] = field(default_factory=dict)
+    place_by_value: dict[TracedTensor, TensorPlace] = field(default_factory=dict)
     parameter_owners: dict[str, LayerEntry] = field(default_factory=dict)
     #: Source of each view.
     view_sources: dict[LayerEntry | str, TensorPlace] = field(default_factory=dict)
@@ -138,7 +138,7 @@ class Builder:
             names.insert(batch, names.pop(0))
             tensor = Tensor(value.name, tuple(names), value.shape, role, needs_gradient=False)  # type: ignore[arg-type]
             self.network.inputs[value.name] = tensor
-            self.places[value] = TensorPlace(value.name, tensor)
+            self.place_by_value[value] = TensorPlace(value.name, tensor)
 
     @property
     def first_input(self) -> TensorPlace:
@@ -147,7 +147,7 @@ class Builder:
 
     # Entries.
 
-    def add(
+    def add_layer(
         self,
         kind: str,
         options: Mapping[str, Any],
@@ -155,7 +155,7 @@ class Builder:
         path: str,
         tie: LayerEntry | None = None,
     ) -> LayerEntry:
-        """Append a layer of a kind with options, reading ``activation_or_index_inputs``, and return its entry.
+        """Append a layer of a kind with options, reading the tensors ``sources``, and return the layer's entry.
 
         ``path`` is the module of the source, and ``tie`` an entry whose weight the layer uses. UntranslatableError is
         raised if the layer refuses its options or inputs.
@@ -171,7 +171,7 @@ class Builder:
             )
         except (PaleoError, ValidationError, ValueError, KeyError) as error:
             raise UntranslatableError(str(error)) from None
-        holders = [source.holder for source in sources]
+        holders = [source.producer for source in sources]
         entry = LayerEntry(
             kind,
             stated,
@@ -179,85 +179,85 @@ class Builder:
             out=expansion.out,
             path=path,
             weight_owner=None,
-            tie=tie,
+            tied_entry=tie,
             operations=expansion.operations,
         )
-        entry.frozen = self.adds_frozen_layers and entry.own_parameters > 0
+        entry.frozen = self.adds_frozen_layers and entry.unshared_parameter_count > 0
         self.network.entries.append(entry)
         return entry
 
-    def record_output(self, value: Value, entry: LayerEntry) -> None:
+    def record_output(self, value: TracedTensor, entry: LayerEntry) -> None:
         """Record that an entry outputs the traced tensor ``value``.
 
         UntranslatableError is raised if their sizes differ.
         """
         if tuple(entry.out.sizes) != value.shape:
             raise UntranslatableError(f"{entry.out.sizes} is not {value.shape}")
-        self.places[value] = TensorPlace.output_of(entry)
+        self.place_by_value[value] = TensorPlace.output_of(entry)
 
-    def replace_holder(self, old: LayerEntry, new: LayerEntry) -> None:
-        """Record for each traced tensor that ``old`` outputs that ``new`` outputs it instead."""
-        for value, place in list(self.places.items()):
-            if place.holder is old:
-                self.places[value] = TensorPlace(new, place.tensor)
+    def replace_producer(self, old: LayerEntry, new: LayerEntry) -> None:
+        """Record the entry ``new`` as the producer of all traced tensors that the entry ``old`` has produced."""
+        for value, place in list(self.place_by_value.items()):
+            if place.producer is old:
+                self.place_by_value[value] = TensorPlace(new, place.tensor)
 
-    def add_parameters(self, parameters: int, source: TensorPlace, label: str, path: str) -> LayerEntry:
-        """Append a layer that holds ``parameters`` numbers and passes its input through; return its entry."""
-        return self.add("learned", {"parameters": parameters, "of": label}, [source], path)
+    def add_parameter_layer(self, parameters: int, source: TensorPlace, label: str, path: str) -> LayerEntry:
+        """Append an identity layer with ``parameters`` learned numbers, and return the layer's entry."""
+        return self.add_layer("learned", {"parameters": parameters, "of": label}, [source], path)
 
     # The entries that hold values.
 
-    def place_of(self, value: Value | None) -> TensorPlace:
-        """Return where the traced tensor ``value`` is found in the network.
+    def place_of(self, value: TracedTensor | None) -> TensorPlace:
+        """Return the place (layer entry or network input) that outputs the traced tensor ``value``.
 
-        Constants and index tensors that no layer computes are stood in for by a view of a network input.
+        A view of a network input replaces constants and index tensors that no layer computes.
         UntranslatableError is raised for None and for any other tensor that no call computes.
         """
         if value is None:
             raise UntranslatableError("an input is missing")
-        if value not in self.places:
+        if value not in self.place_by_value:
             if not (value.is_static or value.is_integer):
                 raise UntranslatableError("a tensor that no call computes")
-            root = self.first_input if value.source_input is None else self.places[value.source_input]
+            root = self.first_input if value.source_input is None else self.place_by_value[value.source_input]
             same = root.tensor.sizes == value.shape and not value.is_static
-            self.places[value] = root if same else self._stand_in(value, root)
-        return self.places[value]
+            self.place_by_value[value] = root if same else self._stand_in(value, root)
+        return self.place_by_value[value]
 
-    def _stand_in(self, value: Value, root: TensorPlace) -> TensorPlace:
+    def _stand_in(self, value: TracedTensor, root: TensorPlace) -> TensorPlace:
         like = None if value.is_static else root.tensor
         dims = dict(zip(self.dim_names(value.shape, like), value.shape, strict=True))
-        learned = value.is_static and not value.parameter_names <= self.trace.frozen
+        learned = value.is_static and not value.parameter_names <= self.trace.frozen_parameters
         options = {"dims": dims, "constant": value.is_static or None, "learned": learned or None}
-        return TensorPlace.output_of(self.add("view", options, [root], ""))
+        return TensorPlace.output_of(self.add_layer("view", options, [root], ""))
 
-    def view(
+    def add_view(
         self, source: TensorPlace, sizes: Mapping[str, DimSize], path: str, *, keeps_whole: bool = False
     ) -> TensorPlace:
-        """Return ``source`` with the dims ``sizes`` (name to size), by a view where one is needed.
+        """Return the tensor ``source`` under the dims ``sizes`` (name to size), by a view layer where needed.
 
         A view of a view becomes a view of the first tensor. No entry is added if the source has these sizes already and
         no dim of its name moves to another position.
         """
         origin = source
         while (
-            origin.holder in self.view_sources
-            and math.prod(sizes.values()) == self.view_sources[origin.holder].tensor.elements
+            origin.producer in self.view_sources
+            and math.prod(sizes.values()) == self.view_sources[origin.producer].tensor.elements
         ):
-            origin = self.view_sources[origin.holder]
+            origin = self.view_sources[origin.producer]
         for place in (source, origin):
             dims = place.tensor.dims
             same_batch = (dims[:1] == ("batch",)) == (next(iter(sizes), "") == "batch")
             moved = any(dim in dims and dims.index(dim) != index for index, dim in enumerate(sizes))
             if place.tensor.sizes == tuple(sizes.values()) and same_batch and not moved:
                 return place
-        entry = self.add("view", {"dims": dict(sizes), "keeps_whole": keeps_whole or None}, [origin], path)
+        entry = self.add_layer("view", {"dims": dict(sizes), "keeps_whole": keeps_whole or None}, [origin], path)
         self.view_sources[entry] = origin
         return TensorPlace.output_of(entry)
 
-    def reshaped(self, source: TensorPlace, shape: Shape, path: str, *, keeps_whole: bool = False) -> TensorPlace:
+    def add_reshape(self, source: TensorPlace, shape: Shape, path: str, *, keeps_whole: bool = False) -> TensorPlace:
         """Return ``source`` reshaped to ``shape``; dims of unchanged size keep their names."""
         sizes = dict(zip(self.dim_names(shape, source.tensor), shape, strict=True))
-        return self.view(source, sizes, path, keeps_whole=keeps_whole)
+        return self.add_view(source, sizes, path, keeps_whole=keeps_whole)
 
     def dim_names(self, shape: Shape, like: Tensor | None = None) -> list[str]:
         """Return a name for each dim of a shape.
@@ -276,17 +276,17 @@ class Builder:
                 same = old[place][0] if len(old) == len(shape) and old[place][1] == size else None
                 name = same or next((d for d, n in old if n == size and d not in taken and d not in probes), None)
             if name is None or name in taken or (name in probes and size % probes[name]):
-                name = next(f"dim{i}" for i in range(place, MOST_DIMS) if f"dim{i}" not in taken)
+                name = next(f"dim{i}" for i in range(place, MAX_DIMS) if f"dim{i}" not in taken)
             taken.append(name)
         return taken
 
-    def new_parameter_count(self, values: Sequence[Value | None]) -> int:
+    def new_parameter_count(self, values: Sequence[TracedTensor | None]) -> int:
         """Return the number of parameters behind the static tensors ``values`` that no entry holds yet."""
         names = frozenset[str]().union(*(v.parameter_names for v in values if v is not None and v.is_static))
-        return sum(self.trace.parameters[name] for name in names if name not in self.parameter_owners)
+        return sum(self.trace.parameter_counts[name] for name in names if name not in self.parameter_owners)
 
-    def activation_inputs(self, call: Call) -> list[TensorPlace]:
-        """Return where those inputs of a call are found that depend on a network input (no weights or constants)."""
+    def activation_inputs(self, call: TracedCall) -> list[TensorPlace]:
+        """Return the places of a call's activation inputs: those that depend on a network input (no weights)."""
         values = dict.fromkeys(value for value in call.inputs if value is not None)
         return [
             self.place_of(v)
@@ -294,7 +294,7 @@ class Builder:
             if v.elements and not v.is_static and (not v.is_integer or v.origin == "input")
         ]
 
-    def first_activation_input(self, call: Call) -> TensorPlace:
+    def first_activation_input(self, call: TracedCall) -> TensorPlace:
         """Return the first of a call's inputs that depends on a network input.
 
         Raise UntranslatableError if none does.
@@ -303,23 +303,23 @@ class Builder:
             return placed
         raise UntranslatableError("no input of it depends on an input of the network")
 
-    def activation_or_index_inputs(self, call: Call) -> list[TensorPlace]:
-        """Return the inputs of a call that depend on a network input; if there are none, its first index tensor."""
+    def activation_or_index_inputs(self, call: TracedCall) -> list[TensorPlace]:
+        """Return the places of a call's activation inputs, or of the first index tensor if there are none."""
         return (
             self.activation_inputs(call)
             or [self.place_of(v) for v in call.inputs if v is not None and not v.is_static][:1]
         )
 
-    def kept_per_element(self, call: Call, value: Value) -> float | None:
-        """Return how many further elements a call saves for backward, per element of the largest tensor it touches.
+    def saved_temporaries_per_element(self, call: TracedCall, value: TracedTensor) -> float | None:
+        """Return the number of saved temporary elements of a call, per element of its largest input or output.
 
-        Inputs and outputs are not counted. Returns None if the call saves no others.
+        Counted are tensors saved for backward besides inputs and outputs. Returns None if there are no such tensors.
         """
         elements = [value.elements, *(source.tensor.elements for source in self.activation_or_index_inputs(call))]
-        return call.kept_elements / max(1, *elements) or None
+        return call.saved_temporary_elements / max(1, *elements) or None
 
-    def weight_and_owner(self, value: Value | None) -> tuple[Value, LayerEntry | None]:
-        """Return a weight of a call as (traced tensor, entry that holds it already, or None).
+    def weight_and_owner(self, value: TracedTensor | None) -> tuple[TracedTensor, LayerEntry | None]:
+        """Return a weight of a call as (traced tensor, layer entry that already holds the weight, or None).
 
         UntranslatableError is raised if the value is not computed from parameters alone.
         """
@@ -328,8 +328,8 @@ class Builder:
         holders = {self.parameter_owners.get(name) for name in value.parameter_names}
         return value, next(iter(holders)) if len(holders) == 1 else None
 
-    def share_weights(self, entry: LayerEntry, values: Sequence[Value | None]) -> LayerEntry:
-        """Let ``entry`` share the weights ``values`` with an earlier entry of its kind that holds them all.
+    def share_weights(self, entry: LayerEntry, values: Sequence[TracedTensor | None]) -> LayerEntry:
+        """Let a layer share the weights ``values`` with an earlier layer of the same kind that holds them all.
 
         Return ``entry``.
         """
@@ -339,82 +339,82 @@ class Builder:
         return entry
 
     def use_weights_of(self, owner: LayerEntry | None, entry: LayerEntry) -> None:
-        """Let ``entry`` use the weights of ``owner``, an earlier entry.
+        """Let the layer ``entry`` use the weights of an earlier layer ``owner``.
 
-        Nothing happens if there is no owner or it is of another kind. UntranslatableError is raised if their numbers of
-        parameters differ.
+        Nothing happens if there is no owner or the owner is of another kind. UntranslatableError is raised if their
+        numbers of parameters differ.
         """
         if owner is None or owner.kind != entry.kind:
             return
-        if owner.own_parameters != entry.own_parameters:
+        if owner.unshared_parameter_count != entry.unshared_parameter_count:
             raise UntranslatableError("weights that an earlier layer has in another form")
         entry.weight_owner = owner
 
-    def finish(self) -> ImportedNetwork:
+    def finished_network(self) -> ImportedNetwork:
         """Return the finished network, without views that nothing reads.
 
         Parameters that no call reads are added at its end as one ``add_parameters`` layer.
         """
-        names = self.trace.parameters.items()
+        names = self.trace.parameter_counts.items()
         left = sum(size for name, size in names if name not in self.parameter_owners)
-        place = next((self.places[v] for v in self.trace.outputs if v in self.places), None)
+        place = next((self.place_by_value[v] for v in self.trace.outputs if v in self.place_by_value), None)
         if place is None:
             raise SpecError("the network has no output that depends on its inputs")
-        self.network.output_entry = place.holder
+        self.network.output_entry = place.producer
         if left:
-            self.network.output_entry = self.add_parameters(left, place, "parameters that nothing reads", "")
+            self.network.output_entry = self.add_parameter_layer(left, place, "parameters that nothing reads", "")
         read: set[LayerEntry | str] = {self.network.output_entry}
         kept = []
         for entry in reversed(self.network.entries):
             if entry.kind == "view" and entry not in read:
                 continue
             kept.append(entry)
-            read.update(ref for ref in (*entry.inputs, entry.weight_owner, entry.tie) if ref is not None)
+            read.update(ref for ref in (*entry.inputs, entry.weight_owner, entry.tied_entry) if ref is not None)
         self.network.entries = kept[::-1]
         return self.network
 
 
-OPERATORS = "paleo.importers.operators"
+OPERATORS_PACKAGE = "paleo.importers.operators"
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
 class TranslatedCall:
-    """Operator call in Paleo's terms: its kind, its input tensors in order (None: all of the call) and its options."""
+    """Operator call of torch or ONNX in Paleo's terms: kind, input tensors (None: all of the call) and options."""
 
     kind: str
-    inputs: list[Value | None] | None = None
+    inputs: list[TracedTensor | None] | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
 
 class TensorLookup(Protocol):
     """Protocol of a tracer that tells whether an argument is a tensor, and which traced value a tensor is."""
 
-    def value(self, tensor: Any) -> Value: ...
+    def value(self, tensor: Any) -> TracedTensor: ...
 
     def is_tensor(self, argument: Any) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Invocation:
+class TorchInvocation:
     """One recorded call of a torch function: its name without underscores, its arguments and its result."""
 
     name: str
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     result: Any
-    values: TensorLookup
+    tensor_lookup: TensorLookup
 
     def arguments(self, *names: str) -> dict[str, Any]:
         """Return the arguments as a dict by parameter name; ``names`` are the function's parameters in order."""
         return dict(zip(names, self.args, strict=False)) | {k: v for k, v in self.kwargs.items() if k in names}
 
-    def tensor(self, argument: Any) -> Value | None:
+    def tensor(self, argument: Any) -> TracedTensor | None:
         """Return the traced value of an argument, or None if the argument is no tensor."""
-        return self.values.value(argument) if self.values.is_tensor(argument) else None
+        return self.tensor_lookup.value(argument) if self.tensor_lookup.is_tensor(argument) else None
 
     def translated_call(self, kind: str, names: Sequence[str], tensors: Sequence[str], **more: Any) -> TranslatedCall:
-        """Return a reading of ``kind`` for a function whose parameters are ``names``.
+        """Convert this torch call to a `TranslatedCall` of a kind; ``names`` are the function's parameters in order.
 
         Parameters listed in ``tensors`` become its inputs, in that order; the others, and ``more``, become options.
         """
@@ -424,7 +424,7 @@ class Invocation:
 
     def has_two_tensors(self) -> bool:
         """Return True if the first two arguments are tensors."""
-        return len(self.args) >= 2 and all(self.values.is_tensor(argument) for argument in self.args[:2])
+        return len(self.args) >= 2 and all(self.tensor_lookup.is_tensor(argument) for argument in self.args[:2])
 
 
 Numbers = list[float]
@@ -435,45 +435,45 @@ class OnnxNode:
     """One node of an ONNX graph: operator, input tensors, attributes, and the numbers in its small constant inputs."""
 
     name: str
-    inputs: list[Value | None]
+    inputs: list[TracedTensor | None]
     options: Mapping[str, Any]
     numbers: Sequence[Numbers | None]
 
-    def input(self, place: int) -> Value | None:
+    def input(self, place: int) -> TracedTensor | None:
         """Return the input tensor at index ``place``, or None if the node omits it."""
         return self.inputs[place] if len(self.inputs) > place else None
 
 
-TorchRule = Callable[[Invocation], TranslatedCall]
+TorchRule = Callable[[TorchInvocation], TranslatedCall]
 OnnxRule = Callable[[OnnxNode], TranslatedCall]
-Translation = Callable[[Builder, Call], None]
-TORCH_READERS: Registry[TorchRule] = Registry("torch function", OPERATORS)
-ONNX_READERS: Registry[OnnxRule] = Registry("ONNX operator", OPERATORS)
-TRANSLATIONS: Registry[Translation] = Registry("kind of call", OPERATORS)
+LayerTranslation = Callable[[NetworkBuilder, TracedCall], None]
+TORCH_READERS: Registry[TorchRule] = Registry("torch function", OPERATORS_PACKAGE)
+ONNX_READERS: Registry[OnnxRule] = Registry("ONNX operator", OPERATORS_PACKAGE)
+LAYER_TRANSLATIONS: Registry[LayerTranslation] = Registry("kind of call", OPERATORS_PACKAGE)
 
 
-def torch_functions(names: str) -> Callable[[TorchRule], TorchRule]:
-    """Register the decorated function as reader of calls of these torch functions (names separated by spaces).
+def register_torch_reader(names: str) -> Callable[[TorchRule], TorchRule]:
+    """Return a decorator that registers a reader for calls of torch functions (names separated by spaces).
 
-    A reader takes an `Invocation` and returns a `TranslatedCall`.
+    A reader takes an `TorchInvocation` and returns a `TranslatedCall`.
     """
     return _several(TORCH_READERS, names)
 
 
-def onnx_operators(names: str) -> Callable[[OnnxRule], OnnxRule]:
-    """Register the decorated function as reader of nodes with these ONNX operators (names separated by spaces).
+def register_onnx_reader(names: str) -> Callable[[OnnxRule], OnnxRule]:
+    """Return a decorator that registers a reader for nodes of ONNX operators (names separated by spaces).
 
     A reader takes an `OnnxNode` and returns a `TranslatedCall`.
     """
     return _several(ONNX_READERS, names)
 
 
-def translates(kinds: str) -> Callable[[Translation], Translation]:
-    """Register the decorated function as translation of these kinds of calls to layers (names separated by spaces).
+def register_translation(kinds: str) -> Callable[[LayerTranslation], LayerTranslation]:
+    """Return a decorator that registers a translation of kinds of traced calls to layers (kinds separated by spaces).
 
-    A translation takes a `Builder` and a `Call`, appends layer entries and returns nothing.
+    A translation takes a `NetworkBuilder` and a `TracedCall`, appends layer entries and returns nothing.
     """
-    return _several(TRANSLATIONS, kinds)
+    return _several(LAYER_TRANSLATIONS, kinds)
 
 
 def _several(registry: Registry[Rule], names: str) -> Callable[[Rule], Rule]:
@@ -490,7 +490,7 @@ _SAME = {"truediv": "div", "true_divide": "div", "divide": "div", "subtract": "s
 
 
 def base_operator_name(label: str) -> str:
-    """Return a torch function's name without the marks of in-place and operator forms: ``add`` for ``__iadd__``.
+    """Return a torch function's name without in-place and operator marks: ``add`` for ``__iadd__``.
 
     >>> base_operator_name("__iadd__"), base_operator_name("__rtruediv__"), base_operator_name("relu_")
     ('add', 'div', 'relu')
@@ -504,8 +504,8 @@ def base_operator_name(label: str) -> str:
     return _SAME.get(name, name)
 
 
-def read_torch_call(invocation: Invocation) -> TranslatedCall:
-    """Return kind, inputs and options of a torch call, by the reader that is registered for its function.
+def read_torch_call(invocation: TorchInvocation) -> TranslatedCall:
+    """Convert a torch call to kind, inputs and options, by the reader that is registered for the function.
 
     The kind is ``unknown`` if no reader is registered.
     """
@@ -515,7 +515,7 @@ def read_torch_call(invocation: Invocation) -> TranslatedCall:
 
 
 def read_onnx_node(node: OnnxNode) -> TranslatedCall:
-    """Return kind, inputs and options of an ONNX node, by the reader of its operator.
+    """Convert an ONNX node to kind, inputs and options, by the reader that is registered for the operator.
 
     Kind ``unknown`` if there is none.
     """

@@ -9,23 +9,23 @@ from itertools import groupby
 from typing import Any
 
 from paleo.errors import SpecError
-from paleo.importers.configuration import (
-    LONGEST_SEQ,
+from paleo.importers.transformers_configuration import (
+    MAX_DEFAULT_SEQ,
     Config,
     ModelFileEntry,
     ModelMapping,
-    UnreadHeadError,
+    UnsupportedHeadError,
     class_count,
 )
 
 DecoderLayer = tuple[Mapping[str, Any], ModelFileEntry]
 
-MOST_LAYERS = 2000
+MAX_LAYERS = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """Description of a decoder-only transformer: the entries of a model file that differ between families.
+    """Description of a decoder-only transformer: the parts of a model file in which model families differ.
 
     ``norm_placement`` says where norms are: "pre" before each half of a layer; "post" after the sum; "parallel" with
     one norm for both halves side by side, "twin" with one norm for each; "sandwich" before and after each half;
@@ -38,9 +38,9 @@ class Decoder:
     feed_forward: ModelFileEntry
     norm_placement: str = "pre"
     dropout: bool = False
-    after_embedding: tuple[ModelFileEntry, ...] = ()
+    entries_after_embedding: tuple[ModelFileEntry, ...] = ()
     final_entries: tuple[ModelFileEntry, ...] = ()
-    tied: bool = False
+    ties_embeddings: bool = False
     head_bias: bool = False
     attention_kind: str = "attention"
     embedding_width: str = "=hidden"
@@ -48,7 +48,7 @@ class Decoder:
     task: str = "language modelling"
 
 
-def residual_entry(*inner: ModelFileEntry) -> ModelFileEntry:
+def residual_block_entry(*inner: ModelFileEntry) -> ModelFileEntry:
     """Return a model-file entry that adds the input of the entries ``inner`` to their output."""
     return {"branches": [list(inner), []], "join": "add"}
 
@@ -57,7 +57,7 @@ def decoder_layer_entries(decoder: Decoder, more: Mapping[str, Any], feed: Model
     """Return the model-file entries of one decoder layer: attention and feed-forward with their norms and residuals.
 
     ``more`` are further options of the layer's attention, or under ``mixer`` the entry that takes its place;
-    ``feed_forward`` is its feed-forward entry.
+    ``feed`` is the feed-forward entry.
     """
     drop = [{"dropout": {"rate": "=dropout"}}] if decoder.dropout else []
     mixer = more["mixer"] if "mixer" in more else {decoder.attention_kind: dict(decoder.attention) | dict(more)}
@@ -65,21 +65,21 @@ def decoder_layer_entries(decoder: Decoder, more: Mapping[str, Any], feed: Model
     feed_forward, norm = [feed, *drop], decoder.norm
     match decoder.norm_placement:
         case "pre":
-            return [residual_entry(norm, *attention), residual_entry(norm, *feed_forward)]
+            return [residual_block_entry(norm, *attention), residual_block_entry(norm, *feed_forward)]
         case "post":
-            return [residual_entry(*attention), norm, residual_entry(*feed_forward), norm]
+            return [residual_block_entry(*attention), norm, residual_block_entry(*feed_forward), norm]
         case "inner":
-            return [residual_entry(*attention, norm), residual_entry(*feed_forward, norm)]
+            return [residual_block_entry(*attention, norm), residual_block_entry(*feed_forward, norm)]
         case "sandwich":
-            return [residual_entry(norm, *attention, norm), residual_entry(norm, *feed_forward, norm)]
+            return [residual_block_entry(norm, *attention, norm), residual_block_entry(norm, *feed_forward, norm)]
         case "twin":
             return [{"branches": [[norm, *attention], [norm, *feed_forward], []], "join": "add"}]
         case _:
-            return [residual_entry(norm, {"branches": [attention, feed_forward], "join": "add"})]
+            return [residual_block_entry(norm, {"branches": [attention, feed_forward], "join": "add"})]
 
 
 def fold_repeats(layers: Sequence[Any]) -> list[tuple[list[Any], int]]:
-    """Fold a sequence into few, short repeated patterns; returns a list of (pattern, count).
+    """Fold a sequence of layers into few, short repeated patterns; return a list of (pattern, count).
 
     >>> fold_repeats("aaabbb"), fold_repeats("ababa")
     ([(['a'], 3), (['b'], 3)], [(['a', 'b'], 2), (['a'], 1)])
@@ -116,7 +116,7 @@ def _greedily_folded(layers: Sequence[Any]) -> list[tuple[list[Any], int]]:
     return runs
 
 
-def repeated_layers(decoder: Decoder, layers: Sequence[DecoderLayer]) -> list[ModelFileEntry]:
+def repeated_layer_entries(decoder: Decoder, layers: Sequence[DecoderLayer]) -> list[ModelFileEntry]:
     """Return the decoder's layers as model-file entries, with equal layers folded into loops (``repeat``).
 
     Each layer is (attention options, feed-forward entry). If there is only one loop, its count is the parameter
@@ -132,7 +132,7 @@ def repeated_layers(decoder: Decoder, layers: Sequence[DecoderLayer]) -> list[Mo
     return entries
 
 
-def language_model(config: Config, decoder: Decoder, layers: Sequence[DecoderLayer]) -> ModelMapping:
+def language_model_file(config: Config, decoder: Decoder, layers: Sequence[DecoderLayer]) -> ModelMapping:
     """Return the content of a model file for a decoder: inputs, embedding, layers, final norm, output layer and loss.
 
     Each of ``layers`` is (attention options, feed-forward entry).
@@ -141,7 +141,7 @@ def language_model(config: Config, decoder: Decoder, layers: Sequence[DecoderLay
     params = dict(decoder.params)
     tokens = {"dims": {"batch": "=batch", "seq": "=seq"}, "role": "index"}
     embed = {"name": "embed", "embedding": {"entries": "=vocab", "features": decoder.embedding_width}}
-    body = [embed, *decoder.after_embedding, *repeated_layers(decoder, layers), *decoder.final_entries]
+    body = [embed, *decoder.entries_after_embedding, *repeated_layer_entries(decoder, layers), *decoder.final_entries]
     return {
         "task": decoder.task if _head_name(config) in _LM_HEADS else "text classification",
         "notes": notes,
@@ -158,7 +158,7 @@ _HEAD = re.compile(r"(LMHeadModel|For[A-Z]\w+|Model)\Z")
 
 
 def _head_name(config: Config) -> str:
-    """Return the head of an architecture, such as ``ForCausalLM`` of ``LlamaForCausalLM``; it is also the default."""
+    """Return the head of an architecture, such as ``ForCausalLM`` (also the default) of ``LlamaForCausalLM``."""
     named = config.get("architectures")
     if not isinstance(named, list) or not named or not isinstance(named[0], str):
         return "ForCausalLM"
@@ -170,7 +170,7 @@ def _head(config: Config, decoder: Decoder) -> list[ModelFileEntry]:
     """Return the model-file entries after the last layer: output layer and loss, or a classifier."""
     kind = _head_name(config)
     if kind in _LM_HEADS:
-        tie = {"tie": "embed"} if decoder.tied else {}
+        tie = {"tie": "embed"} if decoder.ties_embeddings else {}
         projection = {"features": "=vocab", "dim": "vocab", "bias": decoder.head_bias} | tie
         return [{"name": "head", "linear": projection}, "cross_entropy"]
     classes = {"features": class_count(config), "dim": "classes"}
@@ -178,22 +178,22 @@ def _head(config: Config, decoder: Decoder) -> list[ModelFileEntry]:
         return [{"name": "head", "linear": classes | {"bias": False}}, "select", "cross_entropy"]
     if kind == "ModelMapping":
         return []
-    raise UnreadHeadError(kind)
+    raise UnsupportedHeadError(kind)
 
 
 def base_parameters(config: Config, **more: Any) -> dict[str, Any]:
-    """Return a model file's parameters for a decoder (hidden, heads, layers, seq, vocab); ``more`` are added."""
+    """Return a decoder's size parameters for a model file (hidden, heads, layers, seq, vocab) and ``more``."""
     hidden = config.integer("hidden_size", "n_embd", "d_model")
     heads = config.integer("num_attention_heads", "n_head")
     positions = config.integer("max_position_embeddings", "n_positions", "seq_length", default=2048)
     layers = config.integer("num_hidden_layers", "n_layer")
-    if layers > MOST_LAYERS:
-        raise SpecError(f"{config.path}: num_hidden_layers: {layers} layers; expected at most {MOST_LAYERS}")
-    shape = {"seq": min(positions, LONGEST_SEQ), "hidden": hidden, "heads": heads}
+    if layers > MAX_LAYERS:
+        raise SpecError(f"{config.path}: num_hidden_layers: {layers} layers; expected at most {MAX_LAYERS}")
+    shape = {"seq": min(positions, MAX_DEFAULT_SEQ), "hidden": hidden, "heads": heads}
     return shape | {"layers": layers} | more | {"vocab": config.integer("vocab_size")}
 
 
-def grouped_parameters(config: Config, default_head_dim: int | None = None) -> dict[str, Any]:
+def grouped_query_parameters(config: Config, default_head_dim: int | None = None) -> dict[str, Any]:
     """Return the parameters of a model file for a decoder with grouped-query attention, with kv_heads and head_dim.
 
     ``head_dim`` is left out if it is hidden / heads.
@@ -222,7 +222,7 @@ def window_options(
     """
     count = params["layers"]
     window = config.get("sliding_window")
-    kinds = config.kinds("layer_types", count)
+    kinds = config.layer_kinds("layer_types", count)
     slides = (
         [kind == "sliding_attention" for kind in kinds]
         if kinds
@@ -239,7 +239,7 @@ def window_options(
 def gated_feed_forward(
     config: Config, params: dict[str, Any], *, default: str = "silu", bias: bool = False
 ) -> ModelFileEntry:
-    """Return the entry of a gated feed-forward block, and set its width as the parameter ``ffn`` in ``params``."""
+    """Return the model-file entry of a gated feed-forward block, and set the width ``ffn`` in ``params``."""
     params["ffn"] = config.integer("intermediate_size")
     return {
         "mlp": {
@@ -250,15 +250,15 @@ def gated_feed_forward(
     }
 
 
-def llama_like(
+def llama_like_model(
     config: Config, *, bias: bool | None = None, out_bias: bool | None = None, slides: Any = False, **more: Any
 ) -> ModelMapping:
     """Return the content of a model file for a Llama-like decoder: RMS norms, rotary positions and gated feed-forward.
 
     ``slides`` says which layers have a sliding window; ``more`` are fields of `Decoder` and options such as
-    ``head_dim``, ``tied``, ``feed_forward`` and ``attention``.
+    ``head_dim``, ``tied``, ``feed`` and ``attention``.
     """
-    params = grouped_parameters(config, more.pop("head_dim", None))
+    params = grouped_query_parameters(config, more.pop("head_dim", None))
     tied = config.flag("tie_word_embeddings", more.pop("tied", False))
     feed = more.pop("feed", None)
     options = {"rotary": True} | more.pop("attention", {})
@@ -273,12 +273,12 @@ def llama_like(
         params, **options, bias=bias, **({} if out_bias in (None, bias) else {"out_bias": out_bias})
     )
     norm = more.pop("norm", "rms_norm")
-    decoder = Decoder(params, norm, attention, None, tied=tied, final_entries=(norm,), **more)
-    decoder = replace(decoder, params=vocab_last(params))
-    return language_model(config, decoder, list(zip(slices, feeds, strict=True)))
+    decoder = Decoder(params, norm, attention, None, ties_embeddings=tied, final_entries=(norm,), **more)
+    decoder = replace(decoder, params=with_vocab_last(params))
+    return language_model_file(config, decoder, list(zip(slices, feeds, strict=True)))
 
 
-def vocab_last(params: dict[str, Any]) -> dict[str, Any]:
+def with_vocab_last(params: dict[str, Any]) -> dict[str, Any]:
     """Return a copy of the parameters with the vocabulary at the end, the order in which model files are written."""
     return {key: value for key, value in params.items() if key != "vocab"} | {"vocab": params["vocab"]}
 
@@ -307,7 +307,7 @@ def feed_forward_layers(
     dense_first = config.get("first_k_dense_replace") or 0
     if not isinstance(alone, list) or not isinstance(dense_first, int):
         raise SpecError(f"{config.path}: mlp_only_layers must be a list, first_k_dense_replace a whole number")
-    kinds = config.kinds("mlp_layer_types", params["layers"])
+    kinds = config.layer_kinds("mlp_layer_types", params["layers"])
     sparse = [i >= dense_first and i not in alone and (i + 1) % step == 0 for i in range(params["layers"])]
     sparse = sparse if kinds is None else [kind == "sparse" for kind in kinds]
     dense = None if all(sparse) else gated_feed_forward(config, params)
@@ -315,6 +315,9 @@ def feed_forward_layers(
 
 
 def plain_feed_forward(config: Config, default: str, *keys: str, bias: bool = True) -> ModelFileEntry:
-    """Return the entry of a feed-forward block without a gate; ``keys`` name its activation, else ``default``."""
+    """Return the model-file entry of a feed-forward block without a gate.
+
+    ``keys`` are the configuration keys of the activation; without them the activation is ``default``.
+    """
     function = config.activation(*(keys or ("hidden_act",)), default=default)
     return {"mlp": {"ffn": "=ffn", "activation": function, "bias": bias}}

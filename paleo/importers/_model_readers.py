@@ -1,4 +1,4 @@
-"""Readers of the command line's MODEL, besides catalog names.
+"""Readers of the command-line argument MODEL: Hugging Face ids, config.json, ONNX files, torch modules.
 
 They read ids of the Hugging Face hub, configurations of transformers and their folders, ONNX files, and
 ``module:factory`` with the shapes of its inputs.
@@ -15,12 +15,12 @@ from typing import Any
 from paleo.errors import SpecError
 from paleo.files import exists, is_file, is_folder
 from paleo.specs.catalog import (
-    SIXTEEN_BIT_FORMAT,
+    DEFAULT_WEIGHT_FORMAT,
+    catalog_hub_ids,
     entry_files,
-    hub_ids,
-    nearest_entries_hint,
     parse_weight_format,
-    resolve_spelling,
+    resolve_entry_name,
+    suggest_entry_names,
 )
 from paleo.specs.loading import parse_yaml
 from paleo.specs.model import MODEL_READERS, ModelSpec, build_model_spec, load_model
@@ -61,9 +61,9 @@ def _onnx(text: str) -> ModelSpec | None:
     """
     if not text.lower().endswith(".onnx"):
         return None
-    from paleo.importers.onnx import from_onnx
+    from paleo.importers.onnx import model_file_of_onnx
 
-    return _read_back(from_onnx(text), text, Path(text).stem)
+    return _read_back(model_file_of_onnx(text), text, Path(text).stem)
 
 
 @MODEL_READERS.register("module")
@@ -72,14 +72,14 @@ def _module(text: str) -> ModelSpec | None:
     target, _, shapes = text.partition("@")
     if ":" not in target or exists(text):
         return None
-    from paleo.importers.torch import from_module, load_module, parse_input
-    from paleo.importers.torch_modules import check_factory
+    from paleo.importers.torch import load_module, model_file_of_module, parse_input
+    from paleo.importers.torch_modules import check_factory_text
 
-    check_factory(target)
+    check_factory_text(target)
     if not shapes:
         raise SpecError(f"{text}: state the shapes of its inputs, such as {target}@2x3x224x224 or {target}@2x512:int64")
     inputs = [parse_input(shape) for shape in shapes.split(",")]
-    mapping = from_module(load_module(target), inputs, title=target, source=f"torch module {target}")
+    mapping = model_file_of_module(load_module(target), inputs, title=target, source=f"torch module {target}")
     place, _, name = target.rpartition(":")
     return _read_back(mapping, text, name.rpartition(".")[2], (f"{text} ran the code of {place}",))
 
@@ -94,7 +94,7 @@ def _hub_id(text: str) -> ModelSpec | None:
         return None
     cached, twin, problem = _cached_configuration(text), _catalog_model(text), ""
     if "/" not in text:  # a folder of weights on another machine
-        return None if twin is None else load_model(twin).with_named_weights(text)
+        return None if twin is None else load_model(twin).with_requested_weights(text)
     if cached is not None:
         try:
             network = _from_configuration(cached, text, text.rpartition("/")[2])
@@ -106,24 +106,24 @@ def _hub_id(text: str) -> ModelSpec | None:
     if twin is None:
         raise SpecError(
             f"{text}: its configuration is not in the cache of Hugging Face ({_cache()}), and the catalog has no "
-            f"network of this id; {nearest_entries_hint(text, hub_ids())}. "
+            f"network of this id; {suggest_entry_names(text, catalog_hub_ids())}. "
             f"`hf download {text} config.json` puts it there; "
             "paleo downloads nothing"
         )
     lacking = "is not in the local cache" if cached is None else f"is refused{problem}"
     remark = f"{text}: its configuration {lacking}; this is {twin} of the catalog"
-    return load_model(twin).with_named_weights(text, remark)
+    return load_model(twin).with_requested_weights(text, remark)
 
 
 def _from_configuration(file: Path, text: str, name: str) -> ModelSpec:
-    from paleo.importers.sources import from_config
+    from paleo.importers.import_sources import model_file_of_config
 
-    mapping = from_config(file)
-    return _read_back({"released": parse_weight_format(name) or SIXTEEN_BIT_FORMAT} | mapping, text, name)
+    mapping = model_file_of_config(file)
+    return _read_back({"released": parse_weight_format(name) or DEFAULT_WEIGHT_FORMAT} | mapping, text, name)
 
 
 def _read_back(mapping: Mapping[str, Any], text: str, name: str, remarks: Sequence[str] = ()) -> ModelSpec:
-    """Return the network that the content of a model file describes, as if it were written to a file and read.
+    """Convert the content of a model file to a network, by writing the content as YAML and parsing it again.
 
     Error messages call the file ``text``.
     """
@@ -159,14 +159,14 @@ def _catalog_model(hub_id: str) -> str | None:
     """Return the catalog's network with this hub id or name, if need be without endings such as ``-FP8``."""
     name = hub_id.rpartition("/")[2]
     for candidate in (hub_id, name, *_without_variants(hub_id), *_without_variants(name)):
-        stem = candidate if candidate.lower() in entry_files("models") else resolve_spelling("models", candidate)
+        stem = candidate if candidate.lower() in entry_files("models") else resolve_entry_name("models", candidate)
         if stem is not None:
             return stem.lower()
     return None
 
 
 def _without_variants(name: str) -> Iterator[str]:
-    """Yield the name without its last ending (such as ``-FP8``), then without the last two, and so on.
+    """Yield a model name without its last ending (such as ``-FP8``), then without the last two, and so on.
 
     >>> list(_without_variants("Qwen3-8B-Instruct-2507-FP8"))
     ['Qwen3-8B-Instruct-2507', 'Qwen3-8B-Instruct', 'Qwen3-8B']

@@ -10,30 +10,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from paleo.importers._trace import Shape
+    from paleo.importers._network_trace import Shape
 
 #: Largest number of elements for which a constant keeps its values, such as the target shape of a reshape.
-MAX_KEPT_ELEMENTS = 64
+MAX_CONSTANT_ELEMENTS = 64
 #: ONNX codes of element types: floating point, and the whole numbers of which shapes consist.
-FLOATS = frozenset({1, 10, 11, 16, 17, 18, 19, 20})
+FLOAT_TYPES = frozenset({1, 10, 11, 16, 17, 18, 19, 20})
 INTEGER_TYPES, FLOAT32_TYPE = frozenset({6, 7}), frozenset({1})
 
 Numbers = list[float]
 
 
-def shape_arithmetic(
+def computed_shape_values(
     op: str, inputs: Sequence[str], options: Mapping[str, Any], known: Mapping[str, Numbers], sizes: Mapping[str, Shape]
 ) -> Numbers | None:
-    """Compute the numbers that an ONNX node outputs if it calculates with shapes or other known numbers.
-
-    Otherwise None.
+    """Compute the output of an ONNX node from shapes and known constants; None if other values are needed.
 
     Parameters: ``op`` is the operator, ``inputs`` the names of its inputs, ``options`` its attributes; ``known`` maps
     names to flat lists of numbers, ``sizes`` names to shapes.
 
-    >>> shape_arithmetic("Shape", ["x"], {}, {}, {"x": (2, 3)})
+    >>> computed_shape_values("Shape", ["x"], {}, {}, {"x": (2, 3)})
     [2, 3]
-    >>> shape_arithmetic("Mul", ["a", "b"], {}, {"a": [2, 3], "b": [4]}, {})
+    >>> computed_shape_values("Mul", ["a", "b"], {}, {"a": [2, 3], "b": [4]}, {})
     [8, 12]
     """
     if op in ("Shape", "Size"):
@@ -58,7 +56,7 @@ def shape_arithmetic(
         return [first[int(place)] for place in operands[0]] if inside else None
     if op in ("Slice", "Transpose"):
         return _rearranged(op, first, operands, options, sizes.get(inputs[0]) or (len(first),))
-    if op == "ConstantOfShape" and all(number >= 0 for number in first) and math.prod(first) <= MAX_KEPT_ELEMENTS:
+    if op == "ConstantOfShape" and all(number >= 0 for number in first) and math.prod(first) <= MAX_CONSTANT_ELEMENTS:
         return [int(options.get("value") or 0)] * int(math.prod(first))
     if op == "Where" and len(operands) == 2 and len(first) == len(operands[0]) == len(operands[1]):
         return [a if yes else b for yes, a, b in zip(first, *operands, strict=True)]
@@ -143,7 +141,7 @@ def shape_of_output(
 
 
 def _permutation(options: Mapping[str, Any], rank: int) -> list[int] | None:
-    """Return the order of axes of a Transpose (by default the reverse), or None if it is not valid."""
+    """Return the axis order of an ONNX Transpose (by default the reverse), or None for an invalid order."""
     axes = list(options.get("perm") or range(rank)[::-1])
     return axes if sorted(axes) == list(range(rank)) else None
 

@@ -21,19 +21,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paleo.errors import SpecError
-from paleo.importers._builder import Invocation, base_operator_name, read_torch_call
-from paleo.importers._trace import Call, ModuleCall, Value, make_call
+from paleo.importers._builder import TorchInvocation, base_operator_name, read_torch_call
+from paleo.importers._network_trace import ModuleCall, TracedCall, TracedTensor, make_call
 
 if TYPE_CHECKING:
     from paleo.importers.torch_modules import InputSpec
 
 #: Functions that select boxes by their scores.
-BOX_SELECTIONS = (
+BOX_SELECTION_FUNCTIONS = (
     "nms", "postprocess", "post_process", "filter_proposals", "select_training_samples", "keypointrcnn_inference",
 )  # fmt: skip
 
 
-def running_box_selector() -> str | None:
+def active_box_selector() -> str | None:
     """Return the name of the detector function on the Python call stack that selects boxes by score.
 
     Returns None if there is none.
@@ -41,15 +41,18 @@ def running_box_selector() -> str | None:
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_name
-        if any(word in name for word in BOX_SELECTIONS):
+        if any(word in name for word in BOX_SELECTION_FUNCTIONS):
             return name
         frame = frame.f_back  # type: ignore[assignment]
     return None
 
 
 @contextlib.contextmanager
-def training_box_counts(module: Any, notes: list[str]) -> Iterator[None]:
-    """Make a detector pass on the first boxes of each image inside ``with``, as many as it samples in training."""
+def fixed_training_box_counts(module: Any, notes: list[str]) -> Iterator[None]:
+    """Make a torchvision detector keep a fixed number of boxes per image inside a ``with`` block.
+
+    The number is that which the detector samples in training. ``notes`` gets a sentence on this assumption.
+    """
     stage = next((part for part in module.modules() if type(part).__name__ == "RoIHeads"), None)
     network = next((part for part in module.modules() if type(part).__name__ == "RegionProposalNetwork"), None)
     sampler = getattr(stage, "fg_bg_sampler", None)
@@ -80,13 +83,13 @@ _INDEX_FUNCTIONS = frozenset({"nonzero", "where", "argwhere"})
 
 
 class GuessingTracer(Protocol):
-    """Part of a tracer by which values are guessed: traced values of tensors, probe sizes, and notes."""
+    """Protocol of a tracer that guesses data-dependent values: traced tensors, probe sizes, and notes for the user."""
 
     torch: Any
-    probes: Mapping[str, int]
+    probe_size_by_dim: Mapping[str, int]
     notes: list[str]
 
-    def value(self, tensor: Any) -> Value: ...
+    def value(self, tensor: Any) -> TracedTensor: ...
 
     def is_tensor(self, argument: Any) -> bool: ...
 
@@ -100,7 +103,7 @@ def function_name(function: Any) -> str:
 
 
 def run_on_meta(tape: GuessingTracer, function: Any, label: str, args: Any, kwargs: Any) -> Any:
-    """Run a torch call on tensors without data and return its result; where it depends on data, the result is guessed.
+    """Run a torch call on the meta device (tensors without data), with guesses where the result depends on data.
 
     A boolean mask selects everything, or the share of tokens that an expert gets. A grouped product for which torch has
     no kernel (fp32, sizes that are no multiple of 16 bytes) is computed as one product with the same FLOP.
@@ -119,7 +122,7 @@ def run_on_meta(tape: GuessingTracer, function: Any, label: str, args: Any, kwar
 
 
 def _true_indices(tape: GuessingTracer, mask: Any, by_dim: bool) -> Any:
-    """Return the indices where a mask is taken to be true: as one tensor (n, dims), or by dim as a tuple of tensors.
+    """Return the indices of the assumed true elements of a mask, as a tensor (n, dims) or a tuple of tensors by dim.
 
     A mask with one element for each expert says which experts have tokens: all of them.
     """
@@ -133,13 +136,13 @@ def _true_indices(tape: GuessingTracer, mask: Any, by_dim: bool) -> Any:
 
 
 def _true_count(tape: GuessingTracer, mask: Any) -> int:
-    """Return how many elements of a mask are taken to be true: an expert's even share of the tokens, otherwise all.
+    """Return the assumed number of true elements of a mask: an expert's even share of tokens, otherwise all.
 
     SpecError is raised if the probe sizes do not divide evenly; the next attempt uses the stated sizes.
     """
     router, total = _router_sizes(tape, mask), int(mask.numel())
     if router is None:
-        if (name := running_box_selector()) is not None:
+        if (name := active_box_selector()) is not None:
             raise RuntimeError(f"{name} chooses boxes by their values")
         tape.notes.append("masks that select rows are taken to select all of them")
         return total
@@ -151,7 +154,7 @@ def _tokens_per_expert(tape: GuessingTracer, router: tuple[int, int], total: int
     experts, choices = router
     tape.notes.append(f"tokens are taken to spread evenly over {experts} experts")
     rows = min(float(total), choices / experts)
-    unit = math.prod(probe for probe in tape.probes.values() if total % probe == 0)
+    unit = math.prod(probe for probe in tape.probe_size_by_dim.values() if total % probe == 0)
     if unit > 1 and rows % unit:
         raise SpecError(f"{choices} choices of {experts} experts do not spread evenly at these sizes")
     return rows
@@ -162,7 +165,7 @@ def _router_sizes(tape: GuessingTracer, mask: Any) -> tuple[int, int] | None:
 
     Returns None if no top-k choice made the mask.
     """
-    stack, seen = [tape.value(mask)], set[Value]()
+    stack, seen = [tape.value(mask)], set[TracedTensor]()
     while stack:
         value = stack.pop()
         call = value.producing_call
@@ -186,9 +189,9 @@ def _router_sizes(tape: GuessingTracer, mask: Any) -> tuple[int, int] | None:
 
 
 def _mask(tape: GuessingTracer, index: Any) -> Any:
-    """Return the boolean mask of an index expression if it has exactly one besides slices and positions.
+    """Return the boolean mask in an index expression ``tensor[index]``.
 
-    Otherwise None.
+    Returns None unless the expression has exactly one mask besides slices and positions.
     """
     entries = index if isinstance(index, tuple) else (index,)
     masks = [entry for entry in entries if tape.is_tensor(entry)]
@@ -211,8 +214,8 @@ def _all_selected(tensor: Any, index: Any, mask: Any, rows: int) -> Any:
     return flat[(*before, slice(None) if rows == mask.numel() else slice(rows), *behind)]
 
 
-def guess_value(tape: GuessingTracer, function: Any, args: Any) -> Any:
-    """Return the answer to a module that asks for a tensor's values, which do not exist on the meta device.
+def guess_tensor_value(tape: GuessingTracer, function: Any, args: Any) -> Any:
+    """Return an assumed value for a torch call that needs tensor data, which the meta device does not have.
 
     Returns None if the call does not ask for values. Attention masks are taken to hide nothing, there is no padding,
     and every expert has tokens.
@@ -254,7 +257,7 @@ def guess_value(tape: GuessingTracer, function: Any, args: Any) -> Any:
     return maker.source_name == "all" or _router_sizes(tape, args[0]) is not None
 
 
-MOST_CALLS = 400_000
+MAX_RECORDED_CALLS = 400_000
 #: Bytes of an fp32 number, the unit in which saved elements are counted.
 FP32_BYTES = 4
 _SILENT = frozenset(
@@ -274,27 +277,27 @@ _CREATORS = frozenset(
 
 
 class TorchCallRecorder:
-    """Tracer of a torch module on the meta device: it records every torch call while the module runs."""
+    """Tracer that runs a torch module on the meta device and records every torch call."""
 
     def __init__(
         self, torch: Any, module: Any, probes: Mapping[str, int], *, all_meta: bool, half: bool = False
     ) -> None:
-        self.torch, self.module, self.probes, self.all_meta = torch, module, probes, all_meta
+        self.torch, self.module, self.probe_size_by_dim, self.all_meta = torch, module, probes, all_meta
         #: True to use bf16 instead of fp32, for kernels that only accept 16-bit numbers.
         self.half = half
         self._modules = dict(module.named_modules())
-        self.calls: list[Call] = []
-        self.inputs: list[Value] = []
+        self.calls: list[TracedCall] = []
+        self.inputs: list[TracedTensor] = []
         self.scopes: list[ModuleCall] = []
         self.notes: list[str] = []
         self.checkpointed: list[str] = []
-        self.stack: list[tuple[str, Value | None]] = []
+        self.stack: list[tuple[str, TracedTensor | None]] = []
         #: Storages that autograd saves with their bytes, in order.
         self.packed: list[tuple[int, int]] = []
         #: Calls whose outputs are parts of a tensor in the same storage, with that tensor.
-        self._parts: list[tuple[Call, int]] = []
+        self._parts: list[tuple[TracedCall, int]] = []
         self.counter = _flop_counter()
-        self._values: dict[int, Value] = {}
+        self._values: dict[int, TracedTensor] = {}
         self._alive: list[Any] = []
         self._weights = {
             name: self._cast(parameter.detach().to("meta")).requires_grad_(_trainable(parameter))
@@ -302,7 +305,9 @@ class TorchCallRecorder:
         }
         self._known_storages = {storage_key(weight) for weight in self._weights.values()}
         for name, weight in self._weights.items():
-            parameter = Value(tuple(weight.shape), "parameter", name, is_static=True, parameter_names=frozenset({name}))
+            parameter = TracedTensor(
+                tuple(weight.shape), "parameter", name, is_static=True, parameter_names=frozenset({name})
+            )
             self._bind(weight, parameter)
 
     def _cast(self, tensor: Any) -> Any:
@@ -313,22 +318,24 @@ class TorchCallRecorder:
     def add_input(self, spec: InputSpec) -> Any:
         """Return a tensor without data for one network input, and record it as an input of the trace."""
         tensor = self._cast(self.torch.zeros(spec.shape, dtype=getattr(self.torch, spec.dtype), device="meta"))
-        value = Value(spec.shape, "input", spec.name or f"input{len(self.inputs) + 1}", is_integer=spec.is_integer)
+        value = TracedTensor(
+            spec.shape, "input", spec.name or f"input{len(self.inputs) + 1}", is_integer=spec.is_integer
+        )
         value.source_input = value if spec.is_integer else None
         self.inputs.append(value)
         self._bind(tensor, value)
         return tensor
 
-    def _bind(self, tensor: Any, value: Value) -> None:
+    def _bind(self, tensor: Any, value: TracedTensor) -> None:
         self._values[id(tensor)] = value
         self._alive.append(tensor)
 
-    def value(self, tensor: Any) -> Value:
+    def value(self, tensor: Any) -> TracedTensor:
         """Return the traced value of a torch tensor; a tensor that no recorded call returned is a constant."""
         known = self._values.get(id(tensor))
         if known is None:
             index = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
-            known = Value(tuple(tensor.shape), "constant", "", index, is_static=True)
+            known = TracedTensor(tuple(tensor.shape), "constant", "", index, is_static=True)
             self._bind(tensor, known)
         return known
 
@@ -338,17 +345,17 @@ class TorchCallRecorder:
 
     # The run.
 
-    def run(self, tensors: Sequence[Any], names: Sequence[str | None]) -> list[Value]:
+    def run(self, tensors: Sequence[Any], names: Sequence[str | None]) -> list[TracedTensor]:
         """Run the module on its inputs and return the traced outputs.
 
-        Raise SpecError if it reads the data of its tensors.
+        Raise SpecError if the module reads the data of tensors.
         """
         torch = self.torch
         buffers = {name: self._cast(buffer.to("meta")) for name, buffer in self.module.named_buffers()}
         state = self._weights | buffers
         positional = tuple(tensor for tensor, name in zip(tensors, names, strict=True) if name is None)
         keywords = {name: tensor for tensor, name in zip(tensors, names, strict=True) if name is not None}
-        boxes = training_box_counts(self.module, self.notes)
+        boxes = fixed_training_box_counts(self.module, self.notes)
         with self._watched(), _without_checkpoints(self), boxes, torch.enable_grad():
             try:
                 hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda packed: packed)
@@ -374,12 +381,12 @@ class TorchCallRecorder:
         return tensor
 
     def _failed_at_box_selection(self, error: Exception) -> bool:
-        """Return True if a detector failed where it selects boxes by score.
+        """Return True if an error arose where a detector selects boxes by score, which needs tensor data.
 
         The calls until then count as the network.
         """
         names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
-        place = next((name for name in names if any(word in name for word in BOX_SELECTIONS)), None)
+        place = next((name for name in names if any(word in name for word in BOX_SELECTION_FUNCTIONS)), None)
         if place is None or not any(call.flops for call in self.calls):
             return False
         self.notes.append(
@@ -387,8 +394,8 @@ class TorchCallRecorder:
         )
         return True
 
-    def _unread_values(self) -> list[Value]:
-        """Return the traced activations that no call has read, taken as outputs of a network that stopped early."""
+    def _unread_values(self) -> list[TracedTensor]:
+        """Return the traced activations that no call has read, as outputs of a network whose run stopped early."""
         read = {value for call in self.calls for value in call.inputs if value is not None}
         ends = [v for call in self.calls for v in call.outputs if v not in read and not (v.is_static or v.is_integer)]
         if not ends:
@@ -397,7 +404,7 @@ class TorchCallRecorder:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """Install hooks, inside ``with``, that tell which module each recorded call belongs to."""
+        """Install module hooks inside a ``with`` block, so that each recorded call knows its module."""
         handles = []
         for name, module in self.module.named_modules():
             if isinstance(module, self.torch.jit.ScriptModule):
@@ -436,7 +443,7 @@ class TorchCallRecorder:
     def record_call(
         self, function: Any, args: Any, kwargs: Mapping[str, Any], result: Any, flops: float, mark: int
     ) -> None:
-        """Record a torch call that returned tensors, with its FLOP and what autograd saves for it.
+        """Record a torch call that returned tensors, with its FLOP and the tensors that autograd saves.
 
         ``mark`` is the number of tensors that autograd had packed before the call.
         """
@@ -445,7 +452,7 @@ class TorchCallRecorder:
             return
         arguments = tensors_in(self.torch, (args, kwargs))
         label, values = function_name(function), [self.value(tensor) for tensor in arguments]
-        reading = read_torch_call(Invocation(base_operator_name(label), args, kwargs, result, self))
+        reading = read_torch_call(TorchInvocation(base_operator_name(label), args, kwargs, result, self))
         kind = "create" if not arguments and reading.kind == "unknown" else reading.kind
         if kind == "view" and len(outputs) == 1 and self._values.get(id(outputs[0])) in values:
             return
@@ -462,27 +469,27 @@ class TorchCallRecorder:
         self.calls.append(call)
         if kind == "slice" and arguments and storage_key(outputs[0]) == storage_key(arguments[0]):
             self._parts.append((call, storage_key(outputs[0])))
-        if len(self.calls) > MOST_CALLS:
-            raise SpecError(f"more than {MOST_CALLS} calls in one pass; the module loops too long")
+        if len(self.calls) > MAX_RECORDED_CALLS:
+            raise SpecError(f"more than {MAX_RECORDED_CALLS} calls in one pass; the module loops too long")
         for tensor, value in zip(outputs, call.outputs, strict=True):
             self._bind(tensor, value)
             if tensor._base is not None and _writes(label) and id(tensor._base) in self._values:
                 self._rebind(tensor._base, value, label, path)
 
-    def _rebind(self, base: Any, value: Value, label: str, path: str) -> None:
-        """Record that a write into a view has changed the tensor ``base`` of which it is a view."""
+    def _rebind(self, base: Any, value: TracedTensor, label: str, path: str) -> None:
+        """Record that an in-place write into a view has changed the base tensor ``base``."""
         old = self._values[id(base)]
         whole = make_call(
             "copy", f"{label} of a view", [old, value], [(old.shape, old.is_integer)], path=path, flops=0.0
         )
-        whole.saved = frozenset()
+        whole.saved_tensors = frozenset()
         self.calls.append(whole)
         self._bind(base, whole.out)
 
-    def _keep(self, call: Call, arguments: Sequence[Any], outputs: Sequence[Any], mark: int) -> None:
+    def _keep(self, call: TracedCall, arguments: Sequence[Any], outputs: Sequence[Any], mark: int) -> None:
         """Record what autograd saves for a call: inputs and outputs by their storage, other tensors by size."""
-        places: dict[int, list[Value]] = {}
-        kept, more = set[Value](), 0
+        places: dict[int, list[TracedTensor]] = {}
+        kept, more = set[TracedTensor](), 0
         complex_storages = {storage_key(tensor) for tensor in (*outputs, *arguments) if tensor.dtype.is_complex}
         for tensor, value in (*zip(outputs, call.outputs, strict=False), *((t, self.value(t)) for t in arguments)):
             is_expanded = int(tensor.numel() * tensor.element_size()) > int(tensor.untyped_storage().nbytes())
@@ -495,18 +502,24 @@ class TorchCallRecorder:
             elif key not in self._known_storages:
                 more += size
                 self._known_storages.add(key)
-        call.saved, call.kept_elements = frozenset(kept), more / (FP32_BYTES // 2 if self.half else FP32_BYTES)
+        call.saved_tensors, call.saved_temporary_elements = (
+            frozenset(kept),
+            more / (FP32_BYTES // 2 if self.half else FP32_BYTES),
+        )
 
-    def record_saved_tensors(self, call: Call, arguments: Sequence[Any], mark: int) -> None:
-        """Add the tensors that a ``torch.autograd.Function`` saves to those saved by its last recorded call."""
-        before, elements = call.saved or frozenset(), call.kept_elements
+    def record_saved_tensors(self, call: TracedCall, arguments: Sequence[Any], mark: int) -> None:
+        """Add the tensors that a ``torch.autograd.Function`` saves to the saved tensors of the recorded ``call``."""
+        before, elements = call.saved_tensors or frozenset(), call.saved_temporary_elements
         self._keep(call, arguments, (), mark)
-        call.saved, call.kept_elements = before | (call.saved or frozenset()), elements + call.kept_elements
+        call.saved_tensors, call.saved_temporary_elements = (
+            before | (call.saved_tensors or frozenset()),
+            elements + call.saved_temporary_elements,
+        )
 
     def _training_dropout(self, path: str) -> float:
-        """Return the dropout rate of attention scores that a module has in training.
+        """Return the dropout rate of attention scores in training, for the module at ``path``.
 
-        It is off while the module is traced.
+        Dropout is off while the module is traced.
         """
         module = self._modules.get(path)
         for name in ("attention_dropout", "dropout", "attn_dropout", "dropout_p"):
@@ -517,7 +530,7 @@ class TorchCallRecorder:
         return 0.0
 
 
-def _is_activation(value: Value) -> bool:
+def _is_activation(value: TracedTensor) -> bool:
     return not (value.is_static or value.is_integer)
 
 
@@ -535,11 +548,11 @@ def _described(tensor: Any) -> tuple[tuple[int, ...], bool]:
 
 
 def _writes(label: str) -> bool:
-    """Return True if a function writes into one of its arguments."""
+    """Return True if the torch function ``label`` works in place, on one of its arguments."""
     return label.startswith(("__setitem__", "__i")) or (label.endswith("_") and not label.endswith("__"))
 
 
-def grouped_flops(left: Any, right: Any, *args: Any, **kwargs: Any) -> float:
+def grouped_gemm_flops(left: Any, right: Any, *args: Any, **kwargs: Any) -> float:
     """Return the FLOP of a grouped matrix product: (rows, k) with (groups, k, n), or (m, rows) with (rows, n)."""
     return 2.0 * float(left.numel()) * float(right.shape[-1])
 
@@ -550,7 +563,7 @@ def flop_formulas() -> dict[Any, Any]:
     from torch.utils.flop_counter import flop_registry
 
     grouped = getattr(torch.ops.aten, "_grouped_mm", None)
-    return {**({grouped: grouped_flops} if grouped is not None else {}), **flop_registry}
+    return {**({grouped: grouped_gemm_flops} if grouped is not None else {}), **flop_registry}
 
 
 def _flop_counter() -> Any:
@@ -588,7 +601,7 @@ def _recorder(tape: TorchCallRecorder) -> Any:
     class Recorder(TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
-            answer = guess_value(tape, function, args)
+            answer = guess_tensor_value(tape, function, args)
             if answer is not None:
                 return answer
             label = function_name(function)

@@ -27,17 +27,17 @@ import numpy.typing as npt
 
 from paleo.errors import SpecError
 from paleo.importers._builder import (
-    TRANSLATIONS,
-    Builder,
+    LAYER_TRANSLATIONS,
     ImportedNetwork,
     LayerEntry,
+    NetworkBuilder,
     TensorPlace,
     UntranslatableError,
 )
-from paleo.importers._trace import Call, Trace, saved_for_backward
+from paleo.importers._network_trace import Trace, TracedCall, saved_for_backward
 from paleo.importers.patterns import recognise_patterns
 from paleo.layers.base import LAYERS
-from paleo.operations.tensor import precision
+from paleo.operations.tensor import default_precision
 from paleo.specs.loading import MAX_FILE_BYTES, parse_yaml
 
 #: Most places that are tried for a repetition, in all and in one run, and the longest iteration.
@@ -45,24 +45,25 @@ MOST_TRIALS, MOST_STARTS, LONGEST_BODY = 4000, 16, 3000
 
 
 @dataclass(eq=False)
-class Loop:
-    """Repeated block of layers: ``times`` iterations of ``body``.
+class LayerLoop:
+    """Repeated block of layers in an imported network: ``times`` iterations of ``body``.
 
-    ``carry`` is the input of the first iteration, ``last`` the output of the last one.
+    ``carried_input`` is the input of the first iteration, ``last_entry`` the layer whose output leaves the last
+    iteration.
     """
 
     times: int
     body: list[EntryOrLoop]
-    carry: LayerEntry | str
-    last: LayerEntry
+    carried_input: LayerEntry | str
+    last_entry: LayerEntry
 
 
-SignatureIds = npt.NDArray[np.int64]
-EntryOrLoop = LayerEntry | Loop
+EntrySignatureIds = npt.NDArray[np.int64]
+EntryOrLoop = LayerEntry | LayerLoop
 EntryReference = LayerEntry | str | None
 
 
-def fold_loops(entries: Sequence[LayerEntry]) -> list[EntryOrLoop]:
+def fold_repeated_layers(entries: Sequence[LayerEntry]) -> list[EntryOrLoop]:
     """Fold repeated parts of a list of layers into loops, starting with the loop that saves most lines.
 
     Parameters
@@ -86,18 +87,18 @@ def fold_loops(entries: Sequence[LayerEntry]) -> list[EntryOrLoop]:
 
 
 def _refs(entry: LayerEntry) -> list[EntryReference]:
-    return [*entry.inputs, entry.weight_owner, entry.tie]
+    return [*entry.inputs, entry.weight_owner, entry.tied_entry]
 
 
 def _signature(entry: LayerEntry) -> str:
-    lent = [entry.weight_owner is None, entry.tie is None, entry.frozen, entry.flops_backward]
+    lent = [entry.weight_owner is None, entry.tied_entry is None, entry.frozen, entry.backward_flops]
     return json.dumps(
         [entry.kind, entry.options, len(entry.inputs), lent, entry.out.dims, entry.out.sizes], default=str
     )
 
 
 def _folded(
-    entries: list[LayerEntry], marks: SignatureIds, consumers: dict[LayerEntry, list[LayerEntry]]
+    entries: list[LayerEntry], marks: EntrySignatureIds, consumers: dict[LayerEntry, list[LayerEntry]]
 ) -> list[EntryOrLoop]:
     best = _best(entries, marks, consumers)
     if best is None:
@@ -105,18 +106,18 @@ def _folded(
     start, length, times, carry = best
     stop = start + length * times
     body = _folded(entries[start : start + length], marks[start : start + length], consumers)
-    loop = Loop(times, body, carry, entries[stop - 1])
+    loop = LayerLoop(times, body, carry, entries[stop - 1])
     left = _folded(entries[:start], marks[:start], consumers)
     right = _folded(entries[stop:], marks[stop:], consumers)
     return list(chain(left, [loop], right))
 
 
 def _best(
-    entries: list[LayerEntry], marks: SignatureIds, consumers: dict[LayerEntry, list[LayerEntry]]
+    entries: list[LayerEntry], marks: EntrySignatureIds, consumers: dict[LayerEntry, list[LayerEntry]]
 ) -> tuple[int, int, int, LayerEntry | str] | None:
-    """Return the repetition that saves most entries; None if there is none.
+    """Find the repeated block of layers whose folding into a loop saves most entries; None without repetition.
 
-    Returns (index of its first entry, entries per iteration, number of iterations, input of the first iteration).
+    Returns (index of the first entry, entries per iteration, number of iterations, input of the first iteration).
     """
     # Return for each boundary the last entry that reads across it, except from the entry just before it.
     places = {entry: place for place, entry in enumerate(entries)}
@@ -133,8 +134,8 @@ def _best(
     return None
 
 
-def _candidates(marks: SignatureIds, over: SignatureIds) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, length, times) of repeated stretches of entries whose iterations pass on only their last output."""
+def _candidates(marks: EntrySignatureIds, over: EntrySignatureIds) -> Iterator[tuple[int, int, int]]:
+    """Yield (start, length, times) of repeated layer sequences whose iterations pass on only their last output."""
     count = len(marks)
     for length in range(1, min(count // 2, LONGEST_BODY) + 1):
         same = np.concatenate(([False], marks[:-length] == marks[length:], [False]))
@@ -182,7 +183,9 @@ def _has_same_shape(carry: LayerEntry | str, last: LayerEntry) -> bool:
 
 
 def _relation(refs: tuple[EntryReference, ...], place: int, length: int, places: dict[LayerEntry, int]) -> str | None:
-    """Return where an input comes from in every iteration: "inside" it, "outside" the loop, or "carried" from the last.
+    """Classify the source of a layer's input in all iterations of a loop: "inside", "outside" or "carried".
+
+    "inside" is the same iteration, "outside" a tensor from before the loop, "carried" the previous iteration.
 
     Returns None if the iterations differ.
     """
@@ -219,14 +222,14 @@ def _is_self_contained(
     return True
 
 
-_FP32 = precision("fp32")
+_FP32 = default_precision("fp32")
 #: Largest relative difference between the FLOP of layers and those that the source counted.
 FLOP_TOLERANCE = 0.0005
 #: Calls that move data without computing.
 _WITHOUT_FLOPS = frozenset({"cat", "view", "slice"})
 
 
-def trace_entries(trace: Trace) -> ImportedNetwork:
+def network_of_trace(trace: Trace) -> ImportedNetwork:
     """Convert the operator calls of a trace to the layers of a network, in order.
 
     Parameters
@@ -244,45 +247,45 @@ def trace_entries(trace: Trace) -> ImportedNetwork:
     SpecError
         If a call cannot be expressed as layers; the message names its module and operator.
     """
-    builder = Builder(trace)
+    builder = NetworkBuilder(trace)
     for call in trace.calls:
         try:
             _place(builder, call)
         except UntranslatableError as error:
             raise SpecError(f"{call.path or 'the network'}: cannot place {call.source_name}: {error}") from None
-    return builder.finish()
+    return builder.finished_network()
 
 
-def _place(builder: Builder, call: Call) -> None:
+def _place(builder: NetworkBuilder, call: TracedCall) -> None:
     if all(value.is_static or value.is_integer for value in call.outputs):
         return
     names = {name for value in call.inputs if value is not None for name in value.parameter_names}
-    builder.adds_frozen_layers = bool(names) and (names <= builder.trace.frozen or not call.trains_weights)
+    builder.adds_frozen_layers = bool(names) and (names <= builder.trace.frozen_parameters or not call.trains_weights)
     mark = len(builder.network.entries)
-    known = dict(builder.places), dict(builder.parameter_owners), dict(builder.view_sources)
+    known = dict(builder.place_by_value), dict(builder.parameter_owners), dict(builder.view_sources)
     try:
         _translate(builder, call)
     except UntranslatableError:
         del builder.network.entries[mark:]
-        builder.places, builder.parameter_owners, builder.view_sources = known
+        builder.place_by_value, builder.parameter_owners, builder.view_sources = known
         for part in call.replaced_calls:
             _place(builder, part)
         if not call.replaced_calls:
             _place_opaque(builder, call)
     if call.stops_gradient:
         for value in call.outputs:
-            if value in builder.places and not (value.is_static or value.is_integer):
-                builder.places[value] = TensorPlace.output_of(
-                    builder.add("detach", {}, [builder.places[value]], call.path)
+            if value in builder.place_by_value and not (value.is_static or value.is_integer):
+                builder.place_by_value[value] = TensorPlace.output_of(
+                    builder.add_layer("detach", {}, [builder.place_by_value[value]], call.path)
                 )
 
 
-def _translate(builder: Builder, call: Call) -> None:
-    if call.kind not in TRANSLATIONS:
+def _translate(builder: NetworkBuilder, call: TracedCall) -> None:
+    if call.kind not in LAYER_TRANSLATIONS:
         raise UntranslatableError(call.kind)
     mark = len(builder.network.entries)
     before = set(builder.parameter_owners)
-    TRANSLATIONS[call.kind](builder, call)
+    LAYER_TRANSLATIONS[call.kind](builder, call)
     entries = builder.network.entries[mark:]
     if call.flops is not None and call.kind not in _WITHOUT_FLOPS:
         kernels = (kernel for e in entries for operation in e.operations for kernel in operation.forward_kernels(_FP32))
@@ -292,12 +295,14 @@ def _translate(builder: Builder, call: Call) -> None:
     _check_parameters(builder, call, entries, before)
 
 
-def _check_parameters(builder: Builder, call: Call, entries: Sequence[LayerEntry], before: set[str]) -> None:
+def _check_parameters(
+    builder: NetworkBuilder, call: TracedCall, entries: Sequence[LayerEntry], before: set[str]
+) -> None:
     """Check that the layers made from a call hold as many new parameters as the call is the first to read."""
     names = frozenset[str]().union(*(v.parameter_names for v in call.inputs if v is not None))
-    new = sum(builder.trace.parameters[name] for name in names if name not in before)
-    stated = sum(entry.own_parameters for entry in entries)
-    learned = [entry for entry in entries if entry.own_parameters]
+    new = sum(builder.trace.parameter_counts[name] for name in names if name not in before)
+    stated = sum(entry.unshared_parameter_count for entry in entries)
+    learned = [entry for entry in entries if entry.unshared_parameter_count]
     owners = learned if len(learned) == 1 else (entries or builder.network.entries)[-1:]
     if names and not owners:
         raise UntranslatableError("weights before the first layer")
@@ -307,12 +312,13 @@ def _check_parameters(builder: Builder, call: Call, entries: Sequence[LayerEntry
         raise UntranslatableError(f"{stated:g} parameters, not {new}")
     if stated < new and entries:
         last = entries[-1]
-        builder.replace_holder(
-            last, builder.add_parameters(int(new - stated), TensorPlace.output_of(last), call.source_name, call.path)
+        builder.replace_producer(
+            last,
+            builder.add_parameter_layer(int(new - stated), TensorPlace.output_of(last), call.source_name, call.path),
         )
 
 
-def _place_opaque(builder: Builder, call: Call) -> None:
+def _place_opaque(builder: NetworkBuilder, call: TracedCall) -> None:
     """Append an ``opaque`` layer for a call that no layer describes, with its bytes, FLOP and parameters."""
     sources = builder.activation_or_index_inputs(call) or [builder.first_input]
     largest = max(sources, key=lambda source: source.tensor.elements).tensor
@@ -327,11 +333,11 @@ def _place_opaque(builder: Builder, call: Call) -> None:
         if value is values[0]:
             kept = {
                 "keeps": saved_for_backward(call) or "nothing",
-                "kept_per_element": builder.kept_per_element(call, value),
+                "kept_per_element": builder.saved_temporaries_per_element(call, value),
             }
             options |= kept | {"flops_per_element": call.flops / value.elements if call.flops else None}
-        entry = builder.add("opaque", options, sources, call.path)
-        builder.places[value] = TensorPlace.output_of(entry)
+        entry = builder.add_layer("opaque", options, sources, call.path)
+        builder.place_by_value[value] = TensorPlace.output_of(entry)
         for name in frozenset[str]().union(*(v.parameter_names for v in call.inputs if v is not None)):
             builder.parameter_owners.setdefault(name, entry)
 
@@ -362,10 +368,10 @@ def model_file_of_trace(
     dict of str to Any
         Content of a model file, as YAML reads it.
     """
-    network = trace_entries(recognise_patterns(trace))
+    network = network_of_trace(recognise_patterns(trace))
     writer = _Writer(network)
     ending = _loss(network) if loss == "auto" else None
-    layers = writer.network_lines(fold_loops(network.entries), ending)
+    layers = writer.network_lines(fold_repeated_layers(network.entries), ending)
     params = {name: size for name, size in sizes.items() if name != "batch"}
     model: dict[str, Any] = {"title": title, "task": "imported", "source": source}
     # Sentences about what the counts assume or leave out.
@@ -376,8 +382,8 @@ def model_file_of_trace(
         modules = sorted(set(trace.checkpointed_modules))
         names = ", ".join(name or "the module itself" for name in modules[:3]) + (", …" if len(modules) > 3 else "")
         notes.append(f"The module computes activations again ({names}): predict with --recompute full.")
-    if trace.frozen:
-        count = sum(trace.parameters[name] for name in trace.frozen)
+    if trace.frozen_parameters:
+        count = sum(trace.parameter_counts[name] for name in trace.frozen_parameters)
         notes.append(f"{count} parameters are not trained.")
     model["notes"] = " ".join([_notes(network), *notes])
     model |= {"params": params} if params else {}
@@ -492,7 +498,7 @@ class _Writer:
         }
 
     def network_lines(self, items: Sequence[EntryOrLoop], loss: str | None) -> list[Any]:
-        """Return the list of layer lines of the model file, with the loss at its end if there is one.
+        """Return the value of ``layers:`` in the model file: a line per layer, and the loss if there is one.
 
         Parameters
         ----------
@@ -507,7 +513,7 @@ class _Writer:
             Value of ``layers:`` in the model file.
         """
         first = next(iter(self.network.inputs))
-        final = items[-1].last if items and isinstance(items[-1], Loop) else items[-1] if items else first
+        final = items[-1].last_entry if items and isinstance(items[-1], LayerLoop) else items[-1] if items else first
         self._walk(items, first)
         aside = loss is not None and self.network.output_entry is not final
         name = self._name(self.network.output_entry) if aside else ""
@@ -535,23 +541,23 @@ class _Writer:
         """
         lines: list[Any] = []
         for item in items:
-            lines.append(self._loop(item, current) if isinstance(item, Loop) else self._entry(item, current))
-            current = item.last if isinstance(item, Loop) else item
+            lines.append(self._loop(item, current) if isinstance(item, LayerLoop) else self._entry(item, current))
+            current = item.last_entry if isinstance(item, LayerLoop) else item
         return lines
 
     def _walk(self, items: Sequence[EntryOrLoop], current: LayerEntry | str) -> None:
         """Give a name to each layer that something other than the next line refers to."""
         for item in items:
-            if isinstance(item, Loop):
-                if item.carry is not current:
-                    self._name(item.carry)
-                self._walk(item.body, item.carry)
-                current = item.last
+            if isinstance(item, LayerLoop):
+                if item.carried_input is not current:
+                    self._name(item.carried_input)
+                self._walk(item.body, item.carried_input)
+                current = item.last_entry
                 continue
             if item.inputs != [current]:
                 for ref in item.inputs:
                     self._name(ref)
-            for lent in (item.weight_owner, item.tie):
+            for lent in (item.weight_owner, item.tied_entry):
                 if lent is not None:
                     self._lenders[lent] = self._name(lent)
             if item.weight_owner is not None:
@@ -578,8 +584,8 @@ class _Writer:
         if entry in self._names:
             line["name"] = self._names[entry]
         options = self.options(entry.options)
-        if entry.tie is not None:
-            options["tie"] = self._lenders[entry.tie]
+        if entry.tied_entry is not None:
+            options["tie"] = self._lenders[entry.tied_entry]
         if entry.inputs != [current]:
             line["inputs"] = [self._name(ref) for ref in entry.inputs]
         if entry.weight_owner is not None:
@@ -590,24 +596,24 @@ class _Writer:
             return entry.kind
         return line | {entry.kind: options}
 
-    def _loop(self, loop: Loop, current: LayerEntry | str) -> dict[str, Any]:
+    def _loop(self, loop: LayerLoop, current: LayerEntry | str) -> dict[str, Any]:
         self._loops += 1
         line: dict[str, Any] = {"repeat": loop.times, "name": self._named_loop(loop)}
-        if loop.carry is not current:
-            line["inputs"] = [self._name(loop.carry)]
-        start, outer = self._unique("start"), self._names.get(loop.carry)
-        self._names[loop.carry] = start
-        body = self.body(loop.body, loop.carry)
+        if loop.carried_input is not current:
+            line["inputs"] = [self._name(loop.carried_input)]
+        start, outer = self._unique("start"), self._names.get(loop.carried_input)
+        self._names[loop.carried_input] = start
+        body = self.body(loop.body, loop.carried_input)
         if outer is None:
-            del self._names[loop.carry]
+            del self._names[loop.carried_input]
         else:
-            self._names[loop.carry] = outer
+            self._names[loop.carried_input] = outer
         head = [{"name": start, "identity": {}}] if _mentions(body, start) else []
         return line | {"layers": [*head, *body]}
 
-    def _named_loop(self, loop: Loop) -> str:
-        if loop.last in self._names:
-            return self._names[loop.last]
+    def _named_loop(self, loop: LayerLoop) -> str:
+        if loop.last_entry in self._names:
+            return self._names[loop.last_entry]
         return self._unique("block" if self._loops == 1 else f"block{self._loops}")
 
 
@@ -624,7 +630,7 @@ def _mentions(lines: Sequence[Any], name: str) -> bool:
 
 
 def _word(entry: LayerEntry) -> str:
-    """Return a readable name for a layer: the last two words of its module's path, or its kind."""
+    """Return a readable name for an imported layer: the last two words of the module path, or the layer's kind."""
     parts = [part for part in re.split(r"[^A-Za-z0-9_]+", entry.path) if part]
     words = [part for part in parts if not part.isdigit()]
     word = "_".join(words[-2:]) or entry.kind
@@ -641,7 +647,7 @@ _PROSE = frozenset({"notes"})
 
 
 def to_yaml(model: Mapping[str, Any]) -> str:
-    """Return the YAML text of a model file; reading it gives the same content back.
+    """Return the content of a model file as YAML text, which parses to the same content.
 
     Parameters
     ----------
@@ -679,7 +685,7 @@ def to_yaml(model: Mapping[str, Any]) -> str:
 
 
 def validated_yaml(model: Mapping[str, Any]) -> str:
-    """Write a model as YAML text, after checking that reading it gives the same model.
+    """Return a model as YAML text, after checking that the text parses to the same model.
 
     Parameters
     ----------
@@ -707,7 +713,7 @@ def _trimmed(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _keyed(key: str, value: Any, indent: int, *, tall: bool = False) -> list[str]:
-    """Return the YAML lines of ``key: value``: one line if it fits, otherwise the value on the lines below."""
+    """Return the YAML lines of ``key: value``: one line if short enough, otherwise the value on the lines below."""
     pad = " " * indent
     if not isinstance(value, Mapping | list) or not value or not tall:
         line = f"{pad}{key}: {_flow(value)}"

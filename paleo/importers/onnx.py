@@ -17,15 +17,15 @@ from typing import Any
 from paleo.errors import SpecError, suggest_names
 from paleo.files import read_bytes
 from paleo.importers._builder import OnnxNode, TranslatedCall, read_onnx_node
+from paleo.importers._network_trace import Shape, Trace, TracedCall, TracedTensor, make_call, probe_sizes
 from paleo.importers._onnx_shapes import (
     FLOAT32_TYPE,
-    FLOATS,
+    FLOAT_TYPES,
     INTEGER_TYPES,
-    MAX_KEPT_ELEMENTS,
-    shape_arithmetic,
+    MAX_CONSTANT_ELEMENTS,
+    computed_shape_values,
     shape_of_output,
 )
-from paleo.importers._trace import Call, Shape, Trace, Value, make_call, probe_sizes
 from paleo.specs import loading
 
 
@@ -68,7 +68,7 @@ def inline_known_branches(onnx: Any, graph: Any, truth: Callable[[Any], bool | N
     return taken
 
 
-def true_branch_is_longer(node: Any) -> bool:
+def is_then_branch_longer(node: Any) -> bool:
     """Return True if an ONNX ``If`` node has at least as many nodes in its then-branch as in its else-branch.
 
     Parameters
@@ -85,8 +85,8 @@ def true_branch_is_longer(node: Any) -> bool:
     return sizes.get("then_branch", 0) >= sizes.get("else_branch", 0)
 
 
-def graphs_of(node: Any) -> Iterator[Any]:
-    """Yield the graphs that a node holds.
+def subgraphs_of_node(node: Any) -> Iterator[Any]:
+    """Yield the subgraphs in the attributes of an ONNX node, such as the branches of ``If``.
 
     Parameters
     ----------
@@ -103,12 +103,12 @@ def graphs_of(node: Any) -> Iterator[Any]:
 
 
 def _size(graph: Any) -> int:
-    """Count the nodes of a graph and of all graphs inside its nodes."""
-    return sum(1 + sum(_size(inner) for inner in graphs_of(node)) for node in graph.node)
+    """Count the nodes of an ONNX graph, including all subgraphs inside nodes."""
+    return sum(1 + sum(_size(inner) for inner in subgraphs_of_node(node)) for node in graph.node)
 
 
 def _made_in(graph: Any) -> set[str]:
-    """Return the names of the tensors that a graph defines: outputs of its nodes, and constants."""
+    """Return the names of the tensors that an ONNX graph defines: node outputs and constants."""
     outputs = {name for node in graph.node for name in node.output if name}
     return outputs | {tensor.name for tensor in graph.initializer}
 
@@ -120,7 +120,7 @@ def _rename(graph: Any, names: Mapping[str, str]) -> None:
     for node in graph.node:
         for texts in (node.input, node.output):
             texts[:] = [names.get(name, name) for name in texts]
-        for inner in graphs_of(node):
+        for inner in subgraphs_of_node(node):
             _rename(inner, names)
 
 
@@ -128,21 +128,21 @@ MOST_FILE_BYTES, MOST_NODES, MOST_DEPTH, MOST_RANK = 700_000_000, 50_000, 4, 8
 #: Most nested calls of functions.
 MAX_FUNCTION_DEPTH = 64
 #: Most rounds of shape inference and arithmetic on shapes.
-MOST_PASSES = 20
+MAX_SHAPE_PASSES = 20
 #: Largest version of the operators, which is a 32-bit number.
 NEWEST_OPSET = 2**31 - 1
 #: Largest size of a dim; larger ones are errors in the file.
 MAX_DIM_SIZE = 2**40
 #: Operators -> places of the inputs that are learned, whichever node makes them. Not so norms: exporters give those
 #: without parameters ones and zeros.
-WEIGHT_POSITIONS = {
+WEIGHT_INPUT_INDICES = {
     **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "BatchNormalization"), (1, 2)),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), (1, 2, 3)),
     **dict.fromkeys(("MatMul", "PRelu"), (1,)),
 }
 
 
-def onnx_module() -> Any:
+def import_onnx() -> Any:
     """Import the onnx library, or raise an error that says what to install."""
     try:
         importlib.import_module("onnx.shape_inference")
@@ -151,7 +151,7 @@ def onnx_module() -> Any:
         raise SpecError("importing ONNX files needs onnx: pip install 'paleo-perf[onnx]'") from None
 
 
-def from_onnx(
+def model_file_of_onnx(
     path: str | Path, *, sizes: Mapping[str, int] | None = None, title: str = "", loss: str = "auto"
 ) -> dict[str, Any]:
     """Convert an ONNX file to the content of a model file.
@@ -179,7 +179,7 @@ def from_onnx(
     """
     from paleo.importers.model_file import model_file_of_trace
 
-    trace, known = trace_file(path, sizes or {})
+    trace, known = trace_onnx_file(path, sizes or {})
     name = title or Path(path).name
     return model_file_of_trace(
         trace,
@@ -190,7 +190,7 @@ def from_onnx(
     )
 
 
-def trace_file(path: str | Path, sizes: Mapping[str, int]) -> tuple[Trace, dict[str, int]]:
+def trace_onnx_file(path: str | Path, sizes: Mapping[str, int]) -> tuple[Trace, dict[str, int]]:
     """Read an ONNX file as a trace, with a probe size for the batch.
 
     Parameters
@@ -210,7 +210,7 @@ def trace_file(path: str | Path, sizes: Mapping[str, int]) -> tuple[Trace, dict[
     SpecError
         If the file cannot be read.
     """
-    onnx = onnx_module()
+    onnx = import_onnx()
     model = _loaded(onnx, Path(path))
     _check_graph_size(model.graph, str(path))
     _remove_weights(model.graph)
@@ -255,7 +255,7 @@ def _check_function_size(model: Any, path: str) -> None:
                 raise SpecError(f"{path}: function {node.op_type[:60]!r} calls itself, or calls nest too deeply")
             if key in bodies and key not in sizes:
                 sizes[key] = written_out(bodies[key], (*calling, key))
-            total += sizes.get(key, 1) + sum(written_out(graph.node, calling) for graph in graphs_of(node))
+            total += sizes.get(key, 1) + sum(written_out(graph.node, calling) for graph in subgraphs_of_node(node))
         return total
 
     if written_out(model.graph.node, ()) > MOST_NODES:
@@ -273,7 +273,7 @@ def _check_graph_size(graph: Any, path: str, depth: int = 0) -> None:
     if len(graph.node) > MOST_NODES:
         raise SpecError(f"{path}: {len(graph.node)} nodes; at most {MOST_NODES} are read")
     for node in graph.node:
-        for inner in graphs_of(node):
+        for inner in subgraphs_of_node(node):
             _check_graph_size(inner, path, depth + 1)
     for tensor in graph.initializer:
         if len(tensor.dims) > MOST_RANK or any(not 0 <= size < MAX_DIM_SIZE for size in tensor.dims):
@@ -283,10 +283,10 @@ def _check_graph_size(graph: Any, path: str, depth: int = 0) -> None:
 def _remove_weights(graph: Any) -> None:
     """Remove the data of all large constant tensors of a graph, in place; their sizes remain."""
     for node in graph.node:
-        for inner in graphs_of(node):
+        for inner in subgraphs_of_node(node):
             _remove_weights(inner)
     for tensor in graph.initializer:
-        if math.prod(tensor.dims) > MAX_KEPT_ELEMENTS:
+        if math.prod(tensor.dims) > MAX_CONSTANT_ELEMENTS:
             for data in (
                 "raw_data",
                 "float_data",
@@ -302,14 +302,14 @@ def _remove_weights(graph: Any) -> None:
 
 
 class _Reader:
-    """Reader of one ONNX file at given input sizes: it infers shapes and converts nodes to the calls of a trace."""
+    """Reader of an ONNX file at given input sizes, which infers shapes and converts nodes to traced calls."""
 
     def __init__(self, onnx: Any, model: Any, path: str, sizes: Mapping[str, int], *, probing: bool) -> None:
         self.onnx, self.path, self.sizes, self.probing = onnx, path, sizes, probing
         self.model = onnx.ModelProto()
         self.model.CopyFrom(model)
         self.graph = self.model.graph
-        self.values: dict[str, Value] = {"": None}  # type: ignore[dict-item]
+        self.values: dict[str, TracedTensor] = {"": None}  # type: ignore[dict-item]
         self.constants: dict[str, list[float]] = {}
         self.probe = 1
         self.batch = ""
@@ -338,7 +338,7 @@ class _Reader:
         )
         trace.remove_dead_calls()
         live = {name for call in trace.calls for v in call.inputs if v is not None for name in v.parameter_names}
-        trace.parameters = {name: size for name, size in trace.parameters.items() if name in live}
+        trace.parameter_counts = {name: size for name, size in trace.parameter_counts.items() if name in live}
         return trace, {}
 
     def _initializers(self, tensors: Iterable[Any]) -> None:
@@ -346,15 +346,15 @@ class _Reader:
             name for node in self.graph.node if node.op_type == "BatchNormalization" for name in list(node.input)[3:5]
         }
         for tensor in tensors:
-            index = tensor.data_type not in FLOATS
+            index = tensor.data_type not in FLOAT_TYPES
             learned = not index and tensor.name not in statistics and math.prod(tensor.dims) > 1
             shape = tuple(int(size) for size in tensor.dims)
             self.values[tensor.name] = self._constant(tensor.name, shape, index=index, learned=learned)
             self._remember(tensor.name, tensor)
 
-    def _constant(self, name: str, shape: Shape, *, index: bool, learned: bool) -> Value:
+    def _constant(self, name: str, shape: Shape, *, index: bool, learned: bool) -> TracedTensor:
         sources = frozenset({name}) if learned else frozenset[str]()
-        return Value(
+        return TracedTensor(
             shape, "parameter" if learned else "constant", name, index, is_static=True, parameter_names=sources
         )
 
@@ -364,7 +364,7 @@ class _Reader:
         For constant nodes also floats, such as resize scales).
         """
         kinds = (*INTEGER_TYPES, *FLOAT32_TYPE) if constant else INTEGER_TYPES
-        if tensor.data_type in kinds and math.prod(tensor.dims) <= MAX_KEPT_ELEMENTS:
+        if tensor.data_type in kinds and math.prod(tensor.dims) <= MAX_CONSTANT_ELEMENTS:
             try:
                 numbers = self.onnx.numpy_helper.to_array(tensor).reshape(-1).tolist()
             except Exception:  # the data are not needed, whatever is wrong with them
@@ -372,7 +372,7 @@ class _Reader:
             if all(math.isfinite(number) and abs(number) < 2**63 for number in numbers):
                 self.constants[name] = numbers
 
-    def _inputs(self) -> list[Value]:
+    def _inputs(self) -> list[TracedTensor]:
         taken = {int(size) for tensor in self.graph.initializer for size in tensor.dims}
         protos = [proto for proto in self.graph.input if proto.name not in self.values]
         if not protos:
@@ -390,7 +390,7 @@ class _Reader:
             for dim, size in zip(tensor.shape.dim, shape, strict=True):
                 dim.Clear()
                 dim.dim_value = size
-            value = Value(shape, "input", _word(proto.name, place), tensor.elem_type not in FLOATS)
+            value = TracedTensor(shape, "input", _word(proto.name, place), tensor.elem_type not in FLOAT_TYPES)
             value.source_input = value if value.is_integer else None
             self.values[proto.name] = value
             if shape:
@@ -430,23 +430,23 @@ class _Reader:
         for node in self.graph.node:
             if node.op_type == "Constant":
                 self._constant_node(node)
-        for _ in range(MOST_PASSES):
+        for _ in range(MAX_SHAPE_PASSES):
             shapes = self._inferred()
             if self._rewrite_fixed_batch(shapes):  # before anything is worked out of shapes that change with it
                 del self.graph.value_info[:]
                 continue
             changed = self._fold_shapes(shapes) | self._add_shapes(shapes) | self._take_branches(self._condition)
-            if not changed and self._take_branches(true_branch_is_longer):
+            if not changed and self._take_branches(is_then_branch_longer):
                 self.notes = ["of a condition on data the longer branch is read"]
             elif not changed:
                 break
         return shapes
 
     def _rewrite_fixed_batch(self, shapes: Mapping[str, tuple[Shape, bool]]) -> bool:
-        """Change reshapes to a batch of one, which files of a fixed batch contain, to the probe's batch.
+        """Replace a constant batch of one in Reshape nodes by the probe size of the batch.
 
-        Returns True if one changed. What is computed from such a reshape has the batch of one until its shape is
-        inferred anew.
+        Files exported at a fixed batch contain such nodes. Returns True if a node changed; shapes computed from changed
+        nodes must then be inferred again.
         """
         following: set[str] = set()
         for place, node in enumerate(self.graph.node):
@@ -514,7 +514,7 @@ class _Reader:
             tensor = info.type.tensor_type
             dims = tuple(int(d.dim_value) if d.HasField("dim_value") else -1 for d in tensor.shape.dim)
             if tensor.HasField("shape") and len(dims) <= MOST_RANK and all(0 <= size < MAX_DIM_SIZE for size in dims):
-                shapes[info.name] = (dims, tensor.elem_type not in FLOATS)
+                shapes[info.name] = (dims, tensor.elem_type not in FLOAT_TYPES)
         return shapes
 
     def _fold_shapes(self, shapes: Mapping[str, tuple[Shape, bool]]) -> bool:
@@ -532,8 +532,8 @@ class _Reader:
             if len(node.output) != 1 or node.output[0] in self.constants:
                 continue
             options = {attribute.name: self._attribute(attribute) for attribute in node.attribute}
-            numbers = shape_arithmetic(node.op_type, list(node.input), options, self.constants, sizes)
-            if numbers is None or len(numbers) > MAX_KEPT_ELEMENTS or any(abs(n) >= MAX_DIM_SIZE for n in numbers):
+            numbers = computed_shape_values(node.op_type, list(node.input), options, self.constants, sizes)
+            if numbers is None or len(numbers) > MAX_CONSTANT_ELEMENTS or any(abs(n) >= MAX_DIM_SIZE for n in numbers):
                 continue
             name = node.output[0]
             self.constants[name] = numbers
@@ -547,7 +547,7 @@ class _Reader:
                 folded = True
         return folded
 
-    def _call(self, node: Any, shapes: Mapping[str, tuple[Shape, bool]]) -> Call | None:
+    def _call(self, node: Any, shapes: Mapping[str, tuple[Shape, bool]]) -> TracedCall | None:
         options = {attribute.name: self._attribute(attribute) for attribute in node.attribute}
         if node.op_type == "Constant":
             self._constant_node(node)
@@ -584,7 +584,7 @@ class _Reader:
         return call
 
     def _fewest_inputs(self, node: Any) -> int:
-        """Return the least number of inputs that an operator needs, by the schema of its opset; 0 without a schema."""
+        """Return the minimum number of inputs of an ONNX operator, by the schema of the opset; 0 without a schema."""
         versions = {opset.domain: opset.version for opset in self.model.opset_import}
         version = min(versions.get(node.domain, 0), NEWEST_OPSET)
         for schema in ((node.op_type, version, node.domain), (node.op_type,)):
@@ -595,10 +595,10 @@ class _Reader:
         return 0
 
     def _static(self, node: Any, shapes: Mapping[str, tuple[Shape, bool]]) -> None:
-        """Record a node that calculates with shapes as constants, since it takes no time in a step."""
+        """Record the outputs of a node that calculates with shapes as constants, as such nodes take no time."""
         for name in node.output:
             shape, index = shapes.get(name, ((1,), True))
-            self.values[name] = Value(shape, "constant", name, index, is_static=True)
+            self.values[name] = TracedTensor(shape, "constant", name, index, is_static=True)
 
     def _constant_node(self, node: Any) -> None:
         for attribute in node.attribute:
@@ -606,16 +606,16 @@ class _Reader:
                 shape = tuple(int(size) for size in attribute.t.dims)
                 if any(not 0 <= size < MAX_DIM_SIZE for size in shape):
                     raise SpecError(f"{self.path}: constant {node.output[0][:60]!r} has impossible sizes")
-                index = attribute.t.data_type not in FLOATS
-                learned = not index and math.prod(shape) > MAX_KEPT_ELEMENTS and len(shape) > 1
+                index = attribute.t.data_type not in FLOAT_TYPES
+                learned = not index and math.prod(shape) > MAX_CONSTANT_ELEMENTS and len(shape) > 1
                 self.values[node.output[0]] = self._constant(node.output[0], shape, index=index, learned=learned)
                 self._remember(node.output[0], attribute.t, constant=True)
                 return
         for name in node.output:
-            self.values[name] = Value((1,), "constant", name, is_integer=False, is_static=True)
+            self.values[name] = TracedTensor((1,), "constant", name, is_integer=False, is_static=True)
 
-    def _unmerged(self, value: Value | None, node: Any) -> Value | None:
-        """Return a bias vector as a separate parameter for each node that reads it.
+    def _unmerged(self, value: TracedTensor | None, node: Any) -> TracedTensor | None:
+        """Return a bias vector as a separate parameter for each node that reads the vector.
 
         Exporters merge equal vectors, such as biases of zeros, that were separate in the network.
         """
@@ -628,16 +628,16 @@ class _Reader:
         self.values[name] = copy = self._constant(name, value.shape, index=value.is_integer, learned=True)
         return copy
 
-    def _learned(self, name: str, place: int, node: Any) -> Value | None:
+    def _learned(self, name: str, place: int, node: Any) -> TracedTensor | None:
         """Return the traced value of a node's input; a constant at a position for weights counts as a parameter."""
         value = self._value(name, node)
-        if value is None or place not in WEIGHT_POSITIONS.get(node.op_type, ()) or value.elements == 1:
+        if value is None or place not in WEIGHT_INPUT_INDICES.get(node.op_type, ()) or value.elements == 1:
             return value
         if value.is_static and not value.is_integer and not value.parameter_names:
             self.values[name] = value = self._constant(name, value.shape, index=False, learned=True)
         return value
 
-    def _value(self, name: str, node: Any) -> Value | None:
+    def _value(self, name: str, node: Any) -> TracedTensor | None:
         if name not in self.values:
             raise SpecError(
                 f"{self.path}: node {node.name[:60] or node.op_type!r} reads {name[:60]!r}, which no node computes"
@@ -663,8 +663,8 @@ def _keeps_batch_of_one(source: Shape, target: Sequence[float]) -> bool:
     return elements % stated == 0 if -1 in target else elements == stated
 
 
-def _flops(call: Call) -> float | None:
-    """Return the FLOP of a matrix product or convolution by its sizes; None for calls whose layers count their own.
+def _flops(call: TracedCall) -> float | None:
+    """Return the FLOP of a matrix product or convolution, from the sizes of its operands.
 
     Returns None for other calls, whose layers count their own.
     """

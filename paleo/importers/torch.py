@@ -8,25 +8,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from paleo.errors import SpecError
+from paleo.importers._network_trace import Trace, TracedTensor, probe_sizes
 from paleo.importers._torch_recorder import TorchCallRecorder
-from paleo.importers._trace import Trace, Value, probe_sizes
-from paleo.importers.torch_modules import DTYPES as DTYPES
 from paleo.importers.torch_modules import InputSpec as InputSpec
 from paleo.importers.torch_modules import build_module as build_module
+from paleo.importers.torch_modules import import_torch
 from paleo.importers.torch_modules import load_module as load_module
 from paleo.importers.torch_modules import parse_input as parse_input
-from paleo.importers.torch_modules import torch_module as torch_module
 
 #: Shortest sequence for which a probe size can be found.
-SHORTEST_SEQ = 16
+MIN_PROBED_SEQ = 16
 
 
 @dataclass(frozen=True, slots=True)
-class TracedInputs:
+class ProbedInputs:
     """Input shapes for one attempt to trace a network.
 
-    ``probes`` gives each variable dim an uncommon size, by which it is recognised in the shapes of the trace.
-    ``fixed_batch`` is the batch where it cannot be recognised in this way.
+    ``probes`` maps each variable dim to a prime size that marks the dim in the shapes of the trace. ``fixed_batch`` is
+    the batch size if the trace has no probe for the batch.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -34,8 +33,8 @@ class TracedInputs:
     fixed_batch: int | None = None
 
 
-def _traced(module: Any, sizes: TracedInputs) -> Trace:
-    torch = torch_module()
+def _traced(module: Any, sizes: ProbedInputs) -> Trace:
+    torch = import_torch()
     failed: SpecError | None = None
     # Tensors that the module creates without a device have data in the first attempt and none in the second.
     for all_meta, half in ((False, False), (True, False), (True, True)):
@@ -54,16 +53,16 @@ def _traced(module: Any, sizes: TracedInputs) -> Trace:
     raise failed or SpecError("the module cannot be traced")
 
 
-def _trace_of(module: Any, tape: TorchCallRecorder, outputs: list[Value], sizes: TracedInputs) -> Trace:
+def _trace_of(module: Any, tape: TorchCallRecorder, outputs: list[TracedTensor], sizes: ProbedInputs) -> Trace:
     parameters = dict(module.named_parameters())
     trace = Trace(
         tape.inputs,
         outputs,
         calls=tape.calls,
-        parameters={name: parameter.numel() for name, parameter in parameters.items()},
+        parameter_counts={name: parameter.numel() for name, parameter in parameters.items()},
         probe_size_by_dim=sizes.probes,
         module_calls=tape.scopes,
-        frozen=frozenset(name for name, parameter in parameters.items() if not parameter.requires_grad),
+        frozen_parameters=frozenset(name for name, parameter in parameters.items() if not parameter.requires_grad),
         notes=tuple(dict.fromkeys(tape.notes)),
         fixed_batch=sizes.fixed_batch,
     )
@@ -94,9 +93,9 @@ def _inference(module: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def on_meta_device(module: Any) -> Iterator[None]:
-    """Let a module run on the meta device for the time of a ``with`` block.
+    """Prepare a torch module to run on the meta device inside a ``with`` block.
 
-    Its key-value caches are off, and so are changes of number formats for that device, which torch refuses.
+    The module's key-value caches are off, and so are changes of number formats for that device, which torch refuses.
 
     Parameters
     ----------
@@ -110,7 +109,7 @@ def on_meta_device(module: Any) -> Iterator[None]:
     """
     parts = (getattr(part, "config", None) for part in module.modules())
     configs: dict[int, Any] = {id(config): config for config in parts if getattr(config, "use_cache", None) is True}
-    torch = torch_module()
+    torch = import_torch()
     autocast = torch.autocast
 
     def cast(device_type: str, *args: Any, **kwargs: Any) -> Any:
@@ -127,8 +126,8 @@ def on_meta_device(module: Any) -> Iterator[None]:
             config.use_cache = True
 
 
-def _probed(module: Any, inputs: Sequence[InputSpec], *, probe_seq: bool, share: float = 1.0) -> TracedInputs:
-    """Return the inputs with batch, and perhaps sequence, set to probe sizes that no size of the module equals.
+def _probed(module: Any, inputs: Sequence[InputSpec], *, probe_seq: bool, share: float = 1.0) -> ProbedInputs:
+    """Return the inputs with batch, and perhaps sequence, set to prime probe sizes that the module does not use.
 
     The probe for the sequence is at most ``share`` times the stated length.
     """
@@ -140,7 +139,7 @@ def _probed(module: Any, inputs: Sequence[InputSpec], *, probe_seq: bool, share:
     taken |= {size for spec in inputs for size in spec.shape[1:]}
     probes = {"batch": probe_sizes(taken, 1, least=101)[0]}
     seq = None
-    if probe_seq and first.is_integer and len(first.shape) == 2 and first.shape[1] >= SHORTEST_SEQ:
+    if probe_seq and first.is_integer and len(first.shape) == 2 and first.shape[1] >= MIN_PROBED_SEQ:
         primes = probe_sizes(taken - {first.shape[1]}, 1, least=11, most=int(share * first.shape[1]))
         seq, probes = (first.shape[1], probes | {"seq": primes[0]}) if primes else (None, probes)
 
@@ -150,24 +149,24 @@ def _probed(module: Any, inputs: Sequence[InputSpec], *, probe_seq: bool, share:
         shape = (probes["batch"] if lead == batch else lead, *([probes["seq"]] if tokens else inner))
         return InputSpec(shape, spec.dtype, spec.name)
 
-    return TracedInputs(tuple(replaced(spec) for spec in inputs), probes)
+    return ProbedInputs(tuple(replaced(spec) for spec in inputs), probes)
 
 
-def _attempts(module: Any, inputs: Sequence[InputSpec], *, open_seq: bool) -> Iterator[TracedInputs]:
+def _attempts(module: Any, inputs: Sequence[InputSpec], *, open_seq: bool) -> Iterator[ProbedInputs]:
     """Yield the sizes to try: batch and sequence at probe sizes, then only the batch, then all sizes as stated."""
     for probe_seq in (True, False) if open_seq else (False,):
         sizes = _probed(module, inputs, probe_seq=probe_seq)
         if probe_seq is False or "seq" in sizes.probes:
             yield sizes
-    yield TracedInputs(tuple(inputs), {}, inputs[0].shape[0])
+    yield ProbedInputs(tuple(inputs), {}, inputs[0].shape[0])
 
 
-def _seq_is_open(module: Any, inputs: Sequence[InputSpec], sizes: TracedInputs, trace: Trace) -> bool:
-    """Return True if all sizes in a trace that depend on the sequence are multiples of it.
+def _seq_is_open(module: Any, inputs: Sequence[InputSpec], sizes: ProbedInputs, trace: Trace) -> bool:
+    """Return True if all sizes in a trace that depend on the sequence length are multiples of the length.
 
-    Then the sequence can be a parameter; a fixed prompt before it, for example, makes the answer False. Sizes that
-    belong to neither the module nor the inputs are compared with a second trace at a shorter sequence, where there are
-    any.
+    Then the sequence length can be a parameter of the model file; a fixed prompt before it, for example, makes the
+    answer False. Sizes that belong to neither the module nor the inputs are compared with a second trace at a shorter
+    sequence, where there are any.
     """
     if "seq" not in sizes.probes:
         return True
@@ -184,7 +183,7 @@ def _seq_is_open(module: Any, inputs: Sequence[InputSpec], sizes: TracedInputs, 
     return not remaining or remaining == others(_traced(module, _probed(module, inputs, probe_seq=True, share=0.6)))
 
 
-def from_module(
+def model_file_of_module(
     module: Any, inputs: Sequence[InputSpec], *, title: str = "", source: str = "a torch module", loss: str = "auto",
     open_seq: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
@@ -238,8 +237,8 @@ def from_module(
 
 
 def _initialise_lazy_layers(module: Any, inputs: Sequence[InputSpec]) -> None:
-    """Run a module once, if it has lazy layers (such as nn.LazyLinear), so that they get their sizes."""
-    torch = torch_module()
+    """Run a module with lazy layers (such as nn.LazyLinear) once, so that the lazy layers get sizes."""
+    torch = import_torch()
     uninitialized = torch.nn.parameter.UninitializedTensorMixin
     if not any(isinstance(tensor, uninitialized) for tensor in (*module.parameters(), *module.buffers())):
         return

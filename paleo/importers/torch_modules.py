@@ -17,10 +17,10 @@ from paleo.specs.loading import record_file_digest
 from paleo.units import parse_whole_number
 
 _INPUT = re.compile(r"(?:([A-Za-z_]\w*)=)?(\d+(?:x\d+)*)(?::(\w+))?\Z")
-DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "bool")
+INPUT_DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "bool")
 
 
-def torch_module() -> Any:
+def import_torch() -> Any:
     """Import the torch library, or raise an error that says what to install."""
     try:
         return importlib.import_module("torch")
@@ -72,13 +72,13 @@ def parse_input(text: str) -> InputSpec:
     shape = tuple(parse_whole_number(size, 2**31 - 1) or 0 for size in sizes.split("x"))
     if not all(shape) or len(shape) > 8:
         raise SpecError(f"--input {text[:80]!r}: expected at most 8 sizes of 1 or more")
-    if dtype is not None and dtype not in DTYPES:
-        raise SpecError(f"--input {text!r}: unknown dtype {dtype!r}; {suggest_names(dtype, DTYPES)}")
+    if dtype is not None and dtype not in INPUT_DTYPES:
+        raise SpecError(f"--input {text!r}: unknown dtype {dtype!r}; {suggest_names(dtype, INPUT_DTYPES)}")
     return InputSpec(shape, dtype or "float32", name)
 
 
-def check_factory(target: str) -> None:
-    """Check that a text is ``module:factory`` and that its module exists; none of its code runs.
+def check_factory_text(target: str) -> None:
+    """Check that a text is ``module:factory`` and that the module exists, without running module code.
 
     Parameters
     ----------
@@ -145,7 +145,7 @@ def load_module(target: str) -> Any:
             public = [word for word in dir(factory) if not word.startswith("_")]
             raise SpecError(f"{place}: has no {part!r}; {suggest_names(part, public)}")
         factory = getattr(factory, part)
-    torch = torch_module()
+    torch = import_torch()
     if isinstance(factory, torch.nn.Module):
         return factory
     if not callable(factory):
@@ -177,7 +177,7 @@ def build_module(factory: Callable[[], Any], where: str) -> Any:
     SpecError
         If it cannot be built.
     """
-    torch = torch_module()
+    torch = import_torch()
     failed: Exception | None = None
     for attempt in (_built_on_meta, _built_with_literal_data, _built_with_data):
         if attempt is _built_with_data and "meta" not in str(failed).lower():
@@ -200,18 +200,18 @@ def _short(error: Exception | None) -> str:
 
 
 def _built_on_meta(factory: Callable[[], Any]) -> Any:
-    with torch_module().device("meta"):
+    with import_torch().device("meta"):
         return factory()
 
 
 def _built_with_data(factory: Callable[[], Any]) -> Any:
     module = factory()
-    return module.to("meta") if isinstance(module, torch_module().nn.Module) else module
+    return module.to("meta") if isinstance(module, import_torch().nn.Module) else module
 
 
 def _built_with_literal_data(factory: Callable[[], Any]) -> Any:
-    """Return a module whose constructor reads values, such as drop rates: only ranges and literals have data."""
-    torch = torch_module()
+    """Build a module on the meta device, but give data to ranges and literals that its constructor reads."""
+    torch = import_torch()
     from torch.overrides import TorchFunctionMode
     from torch.utils._device import _device_constructors
 

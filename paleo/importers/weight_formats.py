@@ -1,14 +1,14 @@
-"""Formats of weights as configurations of transformers state them."""
+"""Number formats of quantised weights, read from configurations of the transformers library."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from paleo.specs.catalog import SIXTEEN_BIT_FORMAT, join_weight_formats, parse_weight_format
+from paleo.specs.catalog import DEFAULT_WEIGHT_FORMAT, join_weight_formats, parse_weight_format
 
 
-def configured_format(config: Mapping[str, Any]) -> str | None:
+def configured_weight_format(config: Mapping[str, Any]) -> str | None:
     """Return the number format of the weights that a transformers configuration names.
 
     Parameters
@@ -31,7 +31,7 @@ def configured_format(config: Mapping[str, Any]) -> str | None:
         return "int8" if stated.get("bits") == 8 else _int4(stated.get("group_size"))
     experts = _of_groups(stated) or parse_weight_format(str(stated.get("quant_algo")))
     experts = "mxfp4" if experts is None and config.get("expert_dtype") == "fp4" else experts
-    dense = method or (SIXTEEN_BIT_FORMAT if _leaves_attention(stated) else experts)
+    dense = method or (DEFAULT_WEIGHT_FORMAT if _leaves_attention(stated) else experts)
     return join_weight_formats(dense, experts) if dense else None
 
 
@@ -52,7 +52,7 @@ def _of_groups(stated: Mapping[str, Any]) -> str | None:
 
 
 def _int4(size: object) -> str:
-    """Return int4 with the size of the groups that share a scale; AWQ's and GPTQ's usual 128 need no mention."""
+    """Return the name of an int4 weight format, with the group size per scale if smaller than the usual 128."""
     return f"int4-g{size}" if isinstance(size, int) and 0 < size < 128 else "int4"
 
 

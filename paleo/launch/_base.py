@@ -97,7 +97,7 @@ class JobPlan:
     node: int = field(default=8, compare=False)
     sizes: Mapping[str, Any] = field(default_factory=dict, compare=False)
     #: Id of the network's weights on the Hugging Face hub; empty where none is known.
-    hub: str = field(default="", compare=False)
+    hub_id: str = field(default="", compare=False)
 
     @property
     def ranks_per_replica(self) -> int:
@@ -452,7 +452,7 @@ def normalise_plan(plan: JobPlan) -> JobPlan:
 LAUNCHERS: Registry[SettingsTranslator] = Registry("launcher", "paleo.launch")
 
 
-def add_launcher(launcher: SettingsTranslator) -> SettingsTranslator:
+def register_launcher(launcher: SettingsTranslator) -> SettingsTranslator:
     """Register a table of launch settings in `LAUNCHERS` under its name, and return the table."""
     LAUNCHERS.register(launcher.name)(launcher)
     return launcher
@@ -476,14 +476,14 @@ def is_true(value: object) -> bool:
     return str(value).lower() in ("true", "1", "yes", "auto")
 
 
-def replica_devices(known: Settings) -> int:
+def devices_per_replica(known: Settings) -> int:
     """Return the number of devices of one model replica from the fields read so far: tp x cp x pp."""
     return int(known.get("tp", 1)) * int(known.get("cp", 1)) * int(known.get("pp", 1))
 
 
 def data_parallel_ranks(known: Settings) -> int:
     """Return the number of data-parallel ranks from the fields read so far; 0 if the devices are not known."""
-    return int(known.get("gpus", 0)) // replica_devices(known)
+    return int(known.get("gpus", 0)) // devices_per_replica(known)
 
 
 #: States that FSDP can only offload together.
@@ -507,7 +507,7 @@ def first_given_value(settings: Settings, keys: Sequence[str]) -> Any:
 
 def missing_hub_id_hint(plan: JobPlan) -> str:
     """Return a sentence on what to do if no Hugging Face id is known for the plan's network, else an empty string."""
-    if "/" in plan.model or plan.hub:
+    if "/" in plan.model or plan.hub_id:
         return ""
     return f"no id of {plan.model} on the Hugging Face hub is known; replace the name by a folder of its configuration"
 
@@ -516,7 +516,7 @@ def hub_id_translation(key: str) -> GroupTranslation:
     """Return the translation between a plan's network and a framework's key that holds a Hugging Face id."""
 
     def write(plan: JobPlan) -> dict[str, Any]:
-        return {key: plan.hub or plan.model}
+        return {key: plan.hub_id or plan.model}
 
     def read(settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
         name = settings.get(key)

@@ -13,7 +13,6 @@ from paleo.launch._base import (
     Settings,
     SettingsTranslator,
     accumulation_translation,
-    add_launcher,
     boolean_translation,
     dtype_translation,
     first_given_value,
@@ -23,10 +22,11 @@ from paleo.launch._base import (
     missing_hub_id_hint,
     offloads_all_states,
     prefix_words,
+    register_launcher,
     to_integer,
 )
 from paleo.launch._formats import YamlFile
-from paleo.launch._transformers import IGNORED_KEY_PREFIXES, optimizer_translation
+from paleo.launch._transformers import IGNORED_TRAINING_ARG_PREFIXES, optimizer_translation
 
 #: Modules of transformers that get adapters, for each target.
 _TARGETS = {"attention": ["q_proj", "k_proj", "v_proj", "o_proj"], "mlp": ["gate_proj", "up_proj", "down_proj"]}
@@ -189,9 +189,9 @@ _AXOLOTL = (
 _AXOLOTL_HARMLESS = f"""
     sample_packing pad_to flash_attention attn_implementation is_ dataset_ fsdp_config.
     gradient_checkpointing_kwargs plugins load_in_8bit peft_ auto_resume hub lora_modules weight ddp
-    liger sdp_attention wandb eot roles qlora_sharded {IGNORED_KEY_PREFIXES}
+    liger sdp_attention wandb eot roles qlora_sharded {IGNORED_TRAINING_ARG_PREFIXES}
 """
-add_launcher(SettingsTranslator(
+register_launcher(SettingsTranslator(
     "axolotl", "fsdp2", "fsdp2", "0.19.0", (".yml", ".yaml"), YamlFile(), _AXOLOTL,
     recognising_keys=("base_model", "sequence_len", "micro_batch_size"), ignored_key_prefixes=_AXOLOTL_HARMLESS,
     preparation_text=missing_hub_id_hint,
@@ -249,9 +249,10 @@ _LLAMA_FACTORY = (
     ),
 )
 _LLAMA_FACTORY_HARMLESS = f"""
-    flash_attn packing enable_liger quantization_method double_quantization ray_ reward pref_ ddp {IGNORED_KEY_PREFIXES}
+    flash_attn packing enable_liger quantization_method double_quantization ray_ reward pref_ ddp
+    {IGNORED_TRAINING_ARG_PREFIXES}
 """
-add_launcher(SettingsTranslator(
+register_launcher(SettingsTranslator(
     "llama-factory", "deepspeed", "deepspeed", "0.9.5", (".yaml", ".yml"), YamlFile(), _LLAMA_FACTORY,
     recognising_keys=("cutoff_len", "finetuning_type", "stage"), ignored_key_prefixes=_LLAMA_FACTORY_HARMLESS,
     preparation_text=missing_hub_id_hint,

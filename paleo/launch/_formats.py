@@ -64,10 +64,10 @@ def _header(plan: JobPlan, launcher: SettingsTranslator) -> str:
     return f"# {launcher.name} {launcher.release}\n{remark}# paleo: {json.dumps(known)}\n"
 
 
-def parse_header(text: str) -> dict[str, Any]:
+def parse_header_comment(text: str) -> dict[str, Any]:
     """Return the fields that Paleo wrote in the comment at the head of a launch file; an empty dict for other files.
 
-    >>> parse_header('# paleo: {"model": "gpt2", "gpus": 8}')
+    >>> parse_header_comment('# paleo: {"model": "gpt2", "gpus": 8}')
     {'model': 'gpt2', 'gpus': 8}
     """
     for line in text.splitlines()[:5]:
@@ -167,18 +167,18 @@ class ShellScriptFile:
         """Return the text of a shell script that starts the job with these settings as flags."""
         nodes, ranks = max(1, -(-plan.gpus // plan.node)), min(plan.gpus, plan.node) or 1
         started = f"torchrun --nproc-per-node {ranks} --nnodes {nodes} {self.program}"
-        flags = " \\\n  ".join(flag_words(settings))
+        flags = " \\\n  ".join(command_line_flags(settings))
         return f"#!/usr/bin/env bash\n{_header(plan, launcher)}{started} \\\n  {flags}\n"
 
     def settings_from_text(self, text: str, where: str) -> dict[str, Any]:
         """Return the flags of a shell script with their values, after expansion of its variables and arrays."""
-        return read_flags(text)
+        return parse_script_flags(text)
 
 
-def flag_words(settings: Settings) -> list[str]:
+def command_line_flags(settings: Settings) -> list[str]:
     """Return one word of a command line for each flag; True gives a flag without a value, False gives none.
 
-    >>> flag_words({"--bf16": True, "--modules": ("a", "b"), "--sp": False, "--tp": 8})
+    >>> command_line_flags({"--bf16": True, "--modules": ("a", "b"), "--sp": False, "--tp": 8})
     ['--bf16', '--modules a b', '--tp 8']
     """
     words = []
@@ -194,7 +194,7 @@ _ASSIGNED = re.compile(r"^\s*(?:export\s+|local\s+|declare\s+-\w+\s+)*([A-Za-z_]
 _VARIABLE = re.compile(r"\$\{(\w+)(?:\[[@*]\])?(?::?[-=]([^}]*))?\}|\$(\w+)|\$\(\(([^)]*)\)\)")
 
 
-def read_flags(text: str) -> dict[str, Any]:
+def parse_script_flags(text: str) -> dict[str, Any]:
     """Parse the command-line flags in a shell script, with their values.
 
     Parameters
@@ -207,7 +207,7 @@ def read_flags(text: str) -> dict[str, Any]:
     dict
         A flag with its value, several as a tuple, True without one. The last of equal flags counts.
 
-    >>> read_flags('TP=4\\nARGS=(--tp $TP --sp)\\nrun "${ARGS[@]}" --gpus $((TP * 2))')
+    >>> parse_script_flags('TP=4\\nARGS=(--tp $TP --sp)\\nrun "${ARGS[@]}" --gpus $((TP * 2))')
     {'--tp': '4', '--sp': True, '--gpus': '8'}
     """
     variables: dict[str, str] = {}
@@ -277,10 +277,10 @@ def _bare(text: str, variables: Mapping[str, str]) -> str:
 
 def _arithmetic(text: str) -> str:
     """Return the result of integer arithmetic as text; empty if the text is no such arithmetic."""
-    from paleo.specs.loading import evaluate_expression
+    from paleo.specs.loading import evaluate_model_expression
 
     try:
-        return str(int(evaluate_expression("=" + text.replace("/", "//"), {})))
+        return str(int(evaluate_model_expression("=" + text.replace("/", "//"), {})))
     except (ValueError, ArithmeticError, TypeError):
         return ""
 

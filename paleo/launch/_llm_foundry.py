@@ -10,7 +10,6 @@ from paleo.launch._base import (
     LaunchError,
     Settings,
     SettingsTranslator,
-    add_launcher,
     data_parallel_ranks,
     group_translation,
     hub_id_translation,
@@ -18,6 +17,7 @@ from paleo.launch._base import (
     is_true,
     missing_hub_id_hint,
     prefix_words,
+    register_launcher,
     to_integer,
 )
 from paleo.launch._formats import YamlFile
@@ -108,7 +108,7 @@ _LLM_FOUNDRY_HARMLESS = f"""
     autoresume icl model.init model.attn_config model. python_log text_column remote local max_split
     node {prefix_words(_FSDP, "verbose state_dict sync load backward")}
 """
-add_launcher(SettingsTranslator(
+register_launcher(SettingsTranslator(
     "llm-foundry", "llm-foundry", "fsdp-composer", "0.22.0", (".yaml", ".yml"), YamlFile(), _LLM_FOUNDRY,
     recognising_keys=("global_train_batch_size", "device_train_microbatch_size", "max_seq_len", "max_duration"),
     ignored_key_prefixes=_LLM_FOUNDRY_HARMLESS, preparation_text=missing_hub_id_hint,

@@ -11,15 +11,15 @@ from paleo.launch._base import (
     LaunchError,
     Settings,
     SettingsTranslator,
-    add_launcher,
     boolean_translation,
     data_parallel_ranks,
+    devices_per_replica,
     group_translation,
     integer_setting,
-    replica_devices,
+    register_launcher,
 )
 from paleo.launch._formats import YamlFile
-from paleo.specs.loading import MAX_COUNT
+from paleo.specs.loading import MAX_EXACT_INTEGER
 
 _DATA, _FSDP = "ici_data_parallelism", "ici_fsdp_parallelism"
 _BATCH = ("per_device_batch_size", "gradient_accumulation_steps", "num_pipeline_microbatches")
@@ -62,7 +62,7 @@ def _sharding(plan: JobPlan) -> dict[str, Any]:
 def _read_sharding(settings: Settings, known: Settings) -> dict[str, Any]:
     ep = known.get("ep", 1)
     folded = known.get("tp", 1) * known.get("cp", 1) if known.get("etp") else 1
-    beside = replica_devices(known) * max(1, ep // folded)
+    beside = devices_per_replica(known) * max(1, ep // folded)
     data, fsdp = _degree({"dcn_data_parallelism": -1, **settings}, "data"), _degree({_FSDP: -1, **settings}, "fsdp")
     gpus = known.get("gpus", 0)
     if fsdp < 0:
@@ -96,7 +96,7 @@ def _read_batch(settings: Settings, known: Settings) -> dict[str, Any]:
         samples = float(stated) * gpus
     except (TypeError, ValueError):
         samples = math.nan
-    if not 0 < samples <= MAX_COUNT:
+    if not 0 < samples <= MAX_EXACT_INTEGER:
         raise LaunchError(f"{_BATCH[0]}: {stated!r:.60} is not a number of samples")
     steps, pp = integer_setting(settings, _BATCH[1]), known.get("pp", 1)
     passes = integer_setting(settings, _BATCH[2], -1) if pp > 1 else 1
@@ -159,7 +159,7 @@ _MAXTEXT_HARMLESS = """
     load_ save_ eval use_iota skip_ grain eval_ cosine init_weights weight_dtype grad_dtype upload
     iota
 """
-add_launcher(SettingsTranslator(
+register_launcher(SettingsTranslator(
     "maxtext", "maxtext", "maxtext", "main 2026-08", (".yml", ".yaml"), YamlFile(), _MAXTEXT,
     recognising_keys=("per_device_batch_size", "ici_fsdp_parallelism", "remat_policy", "model_name"),
     ignored_key_prefixes=_MAXTEXT_HARMLESS,

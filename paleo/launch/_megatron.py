@@ -10,10 +10,10 @@ from paleo.launch._base import (
     LaunchError,
     Settings,
     SettingsTranslator,
-    add_launcher,
     data_parallel_ranks,
     group_translation,
     integer_setting,
+    register_launcher,
     to_integer,
 )
 from paleo.launch._formats import ShellScriptFile
@@ -61,7 +61,7 @@ _PRECISIONS = {
 }
 
 
-def flags_from_recipe(settings: Settings) -> dict[str, Any]:
+def flags_of_megatron_bridge_recipe(settings: Settings) -> dict[str, Any]:
     """Convert the settings of a Megatron-Bridge recipe (as printed in YAML) to flags of Megatron-LM.
 
     Parameters
@@ -113,7 +113,7 @@ def _read_sizes(settings: Settings, known: Settings) -> dict[str, Any]:
     return read
 
 
-def transformers_config(settings: Settings) -> dict[str, Any] | None:
+def transformers_config_of_flags(settings: Settings) -> dict[str, Any] | None:
     """Convert Megatron's flags to a transformers configuration of their network; None if they state no sizes.
 
     Parameters
@@ -162,7 +162,7 @@ def transformers_config(settings: Settings) -> dict[str, Any] | None:
     return {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], **common, **mixture}
 
 
-SIZE_TRANSLATION = group_translation(" ".join((*_FLAGS, _KINDS)), "seq layers experts", _sizes, _read_sizes)
+NETWORK_SIZE_TRANSLATION = group_translation(" ".join((*_FLAGS, _KINDS)), "seq layers experts", _sizes, _read_sizes)
 
 
 # Flags of a plan in a shell script that starts the training
@@ -372,7 +372,7 @@ def _read_dispatch(settings: Settings, known: Settings) -> dict[str, Any]:
 _ALONE = {True: True, False: False}
 
 _MEGATRON_CORE = (
-    SIZE_TRANSLATION,
+    NETWORK_SIZE_TRANSLATION,
     FieldTranslation(_TP, "tp", value_if_absent=1),
     FieldTranslation(_PP, "pp", value_if_absent=1),
     FieldTranslation(_CP, "cp", value_if_absent=1, always_written=False),
@@ -439,7 +439,7 @@ _MEGATRON_CORE_HARMLESS = """
     --transformer-impl --attention-backend --override --distributed --manual-gc --timing --profile
     --deepspeed --use-checkpoint --apply-layernorm --norm-epsilon --legacy --bias --weight-decay --async
 """
-add_launcher(SettingsTranslator(
+register_launcher(SettingsTranslator(
     "megatron-core", "megatron-core", "megatron-core", "Megatron-LM main 2026-08", (".sh",),
     ShellScriptFile("pretrain_gpt.py"), _MEGATRON_CORE,
     recognising_keys=(_TP, _PP, "--micro-batch-size", "--num-layers"),

@@ -10,10 +10,10 @@ from paleo.launch._base import (
     Settings,
     SettingsTranslator,
     accumulation_translation,
-    add_launcher,
     group_translation,
     integer_setting,
     prefix_words,
+    register_launcher,
     to_integer,
 )
 from paleo.launch._formats import YamlFile
@@ -21,7 +21,7 @@ from paleo.launch._formats import YamlFile
 _AXES = ("parallelism.dp", "parallelism.tp", "parallelism.pp")
 _MODEL = "model.model_config."
 #: Parameter of a model file for each key of nanotron's Llama configuration.
-PARAMETER_OF_KEY = {
+MODEL_PARAMETER_BY_KEY = {
     "hidden_size": "hidden",
     "num_hidden_layers": "layers",
     "num_attention_heads": "heads",
@@ -32,7 +32,7 @@ PARAMETER_OF_KEY = {
 
 
 def _model(plan: JobPlan) -> dict[str, Any]:
-    sizes = {f"{_MODEL}{key}": plan.sizes[name] for key, name in PARAMETER_OF_KEY.items() if name in plan.sizes}
+    sizes = {f"{_MODEL}{key}": plan.sizes[name] for key, name in MODEL_PARAMETER_BY_KEY.items() if name in plan.sizes}
     return {"general.run": plan.model, **sizes, f"{_MODEL}max_position_embeddings": plan.seq}
 
 
@@ -48,7 +48,7 @@ def _read_axes(settings: Settings, known: Settings) -> dict[str, Any]:
 
 _NANOTRON = (
     group_translation(
-        f"general.run {prefix_words(_MODEL, ' '.join(PARAMETER_OF_KEY))} {_MODEL}max_position_embeddings",
+        f"general.run {prefix_words(_MODEL, ' '.join(MODEL_PARAMETER_BY_KEY))} {_MODEL}max_position_embeddings",
         "layers",
         _model,
         _read_layers,
@@ -81,7 +81,7 @@ _NANOTRON_HARMLESS = f"""
     model.make_vocab s3_upload metrics_logging
     {prefix_words(_MODEL, "bos eos pad init is_ use_cache rms rope hidden_act tie")}
 """
-add_launcher(SettingsTranslator(
+register_launcher(SettingsTranslator(
     "nanotron", "nanotron", "nanotron", "0.4", (".yaml", ".yml"), YamlFile(), _NANOTRON,
     recognising_keys=("parallelism.tp", "parallelism.pp", "tokens.micro_batch_size"),
     ignored_key_prefixes=_NANOTRON_HARMLESS,

@@ -13,13 +13,13 @@ from paleo.launch._base import (
     LaunchError,
     Settings,
     SettingsTranslator,
-    add_launcher,
     boolean_translation,
     data_parallel_ranks,
+    devices_per_replica,
     first_given_value,
     group_translation,
     integer_setting,
-    replica_devices,
+    register_launcher,
     to_integer,
 )
 from paleo.launch._formats import PythonFile, ShellScriptFile, TomlFile
@@ -64,7 +64,7 @@ def _read_sharding(settings: Settings, known: Settings) -> dict[str, Any]:
         if not shard:
             return {"zero": 3}
     zero = 3 if shard > 1 or known.get("cp", 1) > 1 else 0
-    gpus = shard * replicas * replica_devices(known)
+    gpus = shard * replicas * devices_per_replica(known)
     return {"gpus": gpus, "zero": zero, "shard": shard if zero and replicas > 1 else 1}
 
 
@@ -289,7 +289,7 @@ for _name, _suffix, _format in (
     ("torchtitan", ".toml", TomlFile()),
     ("torchtitan-flags", ".sh", _Flags("-m torchtitan.train")),
 ):
-    add_launcher(
+    register_launcher(
         SettingsTranslator(
             _name,
             "torchtitan",
@@ -349,7 +349,7 @@ class _Module(PythonFile):
         return re.sub(r"= '(\w+AC\.Config\(\))'", r"= \1", text)
 
 
-add_launcher(SettingsTranslator(
+register_launcher(SettingsTranslator(
     "torchtitan-python", "torchtitan", "torchtitan", "0.3.0", (".py",), _Module(_HEAD), _PY,
     recognising_keys=(*_MARKS, "config"),
     ignored_key_prefixes=_HARMLESS, constant_settings={"compile.enable": True, "training.disable_cuda_graphs": True},

@@ -13,9 +13,9 @@ from paleo.launch._base import (
     Settings,
     SettingsTranslator,
     accumulation_translation,
-    add_launcher,
     boolean_translation,
     data_parallel_ranks,
+    devices_per_replica,
     dtype_translation,
     group_translation,
     hub_id_translation,
@@ -24,7 +24,7 @@ from paleo.launch._base import (
     missing_hub_id_hint,
     offloads_all_states,
     prefix_words,
-    replica_devices,
+    register_launcher,
     to_integer,
 )
 from paleo.launch._formats import JsonFile, YamlFile
@@ -39,7 +39,7 @@ _OPTIMIZER_PREFIXES = {
     "rmsprop": ("rmsprop",),
     "muon": ("muon",),
 }
-IGNORED_KEY_PREFIXES = """
+IGNORED_TRAINING_ARG_PREFIXES = """
     learning_rate lr_ warmup num_train_epochs max_steps logging save eval seed report_to output_dir
     run_name push_to_hub hub_ weight_decay adam_ max_grad_norm dataloader ddp_timeout do_ overwrite
     remove_unused load_best metric greater disable_tqdm resume dataset template plot_loss
@@ -51,7 +51,7 @@ IGNORED_KEY_PREFIXES = """
     main_training wall_clock steps_per_print gradient_clipping prescale zero_allow dump_state fp16.
     bf16. comms_logger flops_profiler tensorboard csv
 """
-_ARGS_HARMLESS = f" {prefix_words(TRAINING_ARGS_PREFIX, IGNORED_KEY_PREFIXES)} "
+_ARGS_HARMLESS = f" {prefix_words(TRAINING_ARGS_PREFIX, IGNORED_TRAINING_ARG_PREFIXES)} "
 
 
 def _optimizer_of(word: object) -> str:
@@ -152,7 +152,7 @@ def _read_deepspeed_batch(settings: Settings, known: Settings) -> dict[str, Any]
     steps = steps or (to_integer(settings[_STEPS], _STEPS) if settings.get(_STEPS) else None)
     dp = data_parallel_ranks(known) or (total // (micro * steps) if total and steps else 0)
     steps = steps or (total // (micro * dp) if total and dp else 1)
-    return {"microbatch": micro, "global_batch": total or micro * steps * dp, "gpus": dp * replica_devices(known)}
+    return {"microbatch": micro, "global_batch": total or micro * steps * dp, "gpus": dp * devices_per_replica(known)}
 
 
 def _sharding(plan: JobPlan) -> dict[str, Any]:
@@ -208,12 +208,12 @@ _DEEPSPEED = (
     ),
 )
 _DEEPSPEED_HARMLESS = (
-    f"optimizer.params {IGNORED_KEY_PREFIXES} {_ARGS_HARMLESS} {TRAINING_ARGS_PREFIX}deepspeed "
+    f"optimizer.params {IGNORED_TRAINING_ARG_PREFIXES} {_ARGS_HARMLESS} {TRAINING_ARGS_PREFIX}deepspeed "
     + prefix_words(
         _ZERO, "reduce allgather contiguous stage3 sub_group round_robin offload_optimizer.pin offload_param.pin"
     )
 )
-add_launcher(SettingsTranslator(
+register_launcher(SettingsTranslator(
     "deepspeed", "deepspeed", "deepspeed", "0.19.8", (".json",), JsonFile(), _DEEPSPEED,
     recognising_keys=("zero_optimization.stage", "train_batch_size", "train_micro_batch_size_per_gpu"),
     ignored_key_prefixes=_DEEPSPEED_HARMLESS, preparation_text=missing_hub_id_hint,
@@ -286,11 +286,11 @@ _ACCELERATE = (
     optimizer_translation(f"{TRAINING_ARGS_PREFIX}optim"),
 )
 _ACCELERATE_HARMLESS = (
-    f"{IGNORED_KEY_PREFIXES} {_ARGS_HARMLESS} {TRAINING_ARGS_PREFIX}bf16 {TRAINING_ARGS_PREFIX}fp16 "
+    f"{IGNORED_TRAINING_ARG_PREFIXES} {_ARGS_HARMLESS} {TRAINING_ARGS_PREFIX}bf16 {TRAINING_ARGS_PREFIX}fp16 "
     f"{TRAINING_ARGS_PREFIX}tf32 "
     + prefix_words(_FSDP, "cpu_ram state_dict transformer backward use_orig sync forward min")
 )
-add_launcher(SettingsTranslator(
+register_launcher(SettingsTranslator(
     "accelerate", "fsdp2", "fsdp2", "1.15.0", (".yaml", ".yml"), YamlFile(), _ACCELERATE,
     recognising_keys=("distributed_type", "num_processes", "mixed_precision"),
     ignored_key_prefixes=_ACCELERATE_HARMLESS,
@@ -318,7 +318,7 @@ _TRAINER = (
     dtype_translation(**{dtype: f"{TRAINING_ARGS_PREFIX}{dtype}" for dtype in ("bf16", "fp16", "tf32")}),
     optimizer_translation(f"{TRAINING_ARGS_PREFIX}optim"),
 )
-add_launcher(SettingsTranslator(
+register_launcher(SettingsTranslator(
     "trainer", "fsdp2", "fsdp2", "5.23.0", (".json",), JsonFile(), _TRAINER, recognising_keys=(_SIZE, _STEPS),
     ignored_key_prefixes=f"{_ARGS_HARMLESS} {TRAINING_ARGS_PREFIX}fsdp_config", preparation_text=missing_hub_id_hint,
 ))  # fmt: skip

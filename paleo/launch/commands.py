@@ -8,7 +8,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from paleo.parallel.abilities import framework_abilities
+from paleo.parallel.framework_checks import framework_abilities
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.run import InputOptions, Run, field_paths, shortest_field_name
 from paleo.specs.software import load_software
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paleo.specs.system import System
 
 
-def supported_space(space: SearchSpace, software: str) -> SearchSpace:
+def supported_search_space(space: SearchSpace, software: str) -> SearchSpace:
     """Limit a search space to the pipeline schedules and ZeRO stages that the framework can run.
 
     Parameters
@@ -43,8 +43,8 @@ def supported_space(space: SearchSpace, software: str) -> SearchSpace:
         # the user states a schedule that the framework lacks: the search reports it
         if not schedules and space.schedules != tuple(SCHEDULES):
             schedules = space.schedules
-        shards = space.sharded_pipelines or framework.shards_pipeline_parameters
-        return replace(space, zero=zero, schedules=schedules, sharded_pipelines=shards, framework=framework.name)
+        shards = space.zero3_pipelines or framework.uses_zero3_pipelines
+        return replace(space, zero=zero, schedules=schedules, zero3_pipelines=shards, framework=framework.name)
     if has.zero_stages is not None and len(space.zero) > 1:
         space = replace(space, zero=tuple(stage for stage in space.zero if stage in has.zero_stages))
     if has.schedules is None or (not has.schedules and space.degrees.get("pp", 1) > 1):

@@ -1,7 +1,7 @@
 """Launch files of predictions, and runs that launch files describe.
 
-`write_launch_files` writes the files of a plan for its framework. `read_job` reads the network, the run and the
-software that one or several files describe.
+`write_launch_files` writes the files of a plan for its framework. `read_launch_files` reads the network, the run and
+the software that one or several files describe.
 """
 
 from __future__ import annotations
@@ -18,12 +18,20 @@ from typing import TYPE_CHECKING, Any
 from paleo.errors import suggest_names
 from paleo.files import check_output_path, is_file, read_bytes, write_text
 from paleo.launch._base import LAUNCHERS, JobPlan, LaunchError, SettingsFormat, SettingsTranslator, normalise_plan
-from paleo.launch._formats import JsonFile, PythonFile, ShellScriptFile, TomlFile, YamlFile, flag_words, parse_header
+from paleo.launch._formats import (
+    JsonFile,
+    PythonFile,
+    ShellScriptFile,
+    TomlFile,
+    YamlFile,
+    command_line_flags,
+    parse_header_comment,
+)
 from paleo.launch._llm_foundry import MPT_SIZE_KEYS
-from paleo.launch._megatron import flags_from_recipe, transformers_config
-from paleo.launch._nanotron import PARAMETER_OF_KEY
+from paleo.launch._megatron import flags_of_megatron_bridge_recipe, transformers_config_of_flags
+from paleo.launch._nanotron import MODEL_PARAMETER_BY_KEY
 from paleo.launch._transformers import TRAINING_ARGS_PREFIX
-from paleo.parallel.abilities import pipeline_order_name
+from paleo.parallel.framework_checks import framework_schedule_name
 from paleo.specs.run import Run, field_paths, flatten_to_paths, shortest_field_name
 from paleo.specs.software import load_software
 from paleo.units import checked_count
@@ -33,7 +41,7 @@ if TYPE_CHECKING:
     from paleo.predict import Prediction
     from paleo.specs.model import ModelSpec
 
-MAX_FILE_BYTES = 2_000_000
+MAX_LAUNCH_FILE_BYTES = 2_000_000
 #: Fields of a run for which no framework has a setting.
 _UNKNOWN = (
     "placement", "experts.drop_tokens", "recompute.by_layer", "kernels.cudnn", "exchange.algorithm",
@@ -62,13 +70,13 @@ _OTHER_FORM = {
     "lora": "fine_tuning.lora",
 }
 #: Fields of a run that a search chooses itself.
-SEARCHED_FIELDS = frozenset((
+SEARCHED_RUN_FIELDS = frozenset((
     "strategy", "pipeline.schedule", "pipeline.cut", "microbatch", "exchange.when", "gpus", "experts.dispatch",
     "recompute.policy", "recompute.layers", "recompute.every", "recompute.modules",
 ))  # fmt: skip
 
 
-def launcher_of(software: str, file: str = "") -> SettingsTranslator:
+def launcher_of_software(software: str, file: str = "") -> SettingsTranslator:
     """Return the launcher (table of settings) of a software profile, for files with the ending of ``file``.
 
     Parameters
@@ -137,7 +145,7 @@ def check_launch_file_name(file: str, software: str | None) -> None:
         If the file cannot be written.
     """
     if software is not None and software != "any":
-        launcher_of(software, file)
+        launcher_of_software(software, file)
     name, colon, behind = file.partition(":")
     if not (colon and name in LAUNCHERS):
         behind, endings = file, sorted({suffix for _, launcher in LAUNCHERS.items() for suffix in launcher.suffixes})
@@ -168,16 +176,16 @@ def write_launch_files(prediction: Prediction, file: str) -> list[str]:
     """
     if prediction.framework_violations:
         raise LaunchError(f"--launch {file}: {prediction.framework_violations[0]}")
-    launcher = launcher_of(prediction.run.software, file)
+    launcher = launcher_of_software(prediction.run.software, file)
     name, colon, behind = file.partition(":")
     path = behind if colon and name == launcher.name else file
-    texts = launch_file_texts(launcher, job_plan_of(prediction), path)
+    texts = launch_file_texts(launcher, job_plan_of_prediction(prediction), path)
     for place, text in texts.items():
         write_text(check_output_path(place, option="--launch"), text)
     return list(texts)
 
 
-def job_plan_of(prediction: Prediction) -> JobPlan:
+def job_plan_of_prediction(prediction: Prediction) -> JobPlan:
     """Convert a predicted run to the normalised plan from which launch files are written.
 
     Parameters
@@ -226,7 +234,7 @@ def job_plan_of(prediction: Prediction) -> JobPlan:
         etp=plan.strategy.expert_tensor_degree or 0,
         vp=plan.strategy.chunks,
         zero=plan.strategy.zero,
-        schedule=pipeline_order_name(run.pipeline.schedule, plan.stages, plan.strategy.chunks),
+        schedule=framework_schedule_name(run.pipeline.schedule, plan.stages, plan.strategy.chunks),
         cut=cut,
         microbatch=plan.microbatch,
         global_batch=plan.global_batch,
@@ -242,7 +250,7 @@ def job_plan_of(prediction: Prediction) -> JobPlan:
         experts=int(params.get("experts", 0) or 0),
         node=prediction.system.devices_per_node,
         sizes=params,
-        hub=prediction.model.weights_hub_id,
+        hub_id=prediction.model.weights_hub_id,
     )
     return normalise_plan(job)
 
@@ -255,7 +263,7 @@ def _main_gradients(run: Run) -> str | None:
     """Return the number format in which gradients are summed, if it is not that of the software profile; else None."""
     settled = run.kernels.main_gradients or load_software(run.software).formats.main_gradients
     try:
-        usual = load_software(launcher_of(run.software).software).formats.main_gradients
+        usual = load_software(launcher_of_software(run.software).software).formats.main_gradients
     except LaunchError:
         usual = settled
     return None if settled == usual else settled
@@ -356,7 +364,7 @@ def launch_file_texts(launcher: SettingsTranslator, job: JobPlan, path: str) -> 
     return files
 
 
-def preparation_steps(prediction: Prediction, file: str = "") -> str:
+def launch_preparation_text(prediction: Prediction, file: str = "") -> str:
     """Return what must be done before the launch settings of a plan start it.
 
     Parameters
@@ -371,7 +379,7 @@ def preparation_steps(prediction: Prediction, file: str = "") -> str:
     str
         Sentence without a full stop, such as how to register the network; empty if nothing must be done.
     """
-    return launcher_of(prediction.run.software, file).preparation_text(job_plan_of(prediction))
+    return launcher_of_software(prediction.run.software, file).preparation_text(job_plan_of_prediction(prediction))
 
 
 def settings_line(prediction: Prediction) -> str:
@@ -388,12 +396,12 @@ def settings_line(prediction: Prediction) -> str:
         The line; empty if there are no settings.
     """
     try:
-        launcher = launcher_of(prediction.run.software)
-        settings = launcher.settings_of_plan(job_plan_of(prediction))
+        launcher = launcher_of_software(prediction.run.software)
+        settings = launcher.settings_of_plan(job_plan_of_prediction(prediction))
     except LaunchError:
         return ""
     if isinstance(launcher.format, ShellScriptFile):
-        return " ".join(flag_words({f"--{key.removeprefix('--')}": value for key, value in settings.items()}))
+        return " ".join(command_line_flags({f"--{key.removeprefix('--')}": value for key, value in settings.items()}))
     stated = {key.removeprefix(TRAINING_ARGS_PREFIX): value for key, value in settings.items()}
     return ", ".join(f"{name}: {json.dumps(value)}" for name, value in stated.items())
 
@@ -424,7 +432,7 @@ class LaunchFileJob:
     unread_keys: tuple[str, ...]
 
 
-def read_job(paths: Sequence[str | Path], gpus: int | None = None) -> LaunchFileJob:
+def read_launch_files(paths: Sequence[str | Path], gpus: int | None = None) -> LaunchFileJob:
     """Read the job that one or several files of a framework describe together.
 
     Parameters
@@ -448,7 +456,7 @@ def read_job(paths: Sequence[str | Path], gpus: int | None = None) -> LaunchFile
     headers: dict[str, Any] = {}
     settings: dict[str, Any] = {}
     for path, text in texts.items():
-        headers |= parse_header(text)
+        headers |= parse_header_comment(text)
         settings |= _settings(text, path)
     launcher = _recognised(settings, texts)
     if isinstance(launcher.format, ShellScriptFile) and launcher.name != "megatron-core":
@@ -487,7 +495,7 @@ def _layer_count_by_name(network: str) -> int:
 
 def _text(path: str | Path) -> str:
     try:
-        return read_bytes(path, most=MAX_FILE_BYTES, expected="a framework's configuration").decode()
+        return read_bytes(path, most=MAX_LAUNCH_FILE_BYTES, expected="a framework's configuration").decode()
     except UnicodeDecodeError:
         raise LaunchError(f"{path}: is not text") from None
 
@@ -539,7 +547,7 @@ def _settings(text: str, path: str) -> dict[str, Any]:
     suffix = Path(path).suffix.lower()
     settings = _FORMATS.get(suffix, ShellScriptFile("")).settings_from_text(text, path)
     if "model.tensor_model_parallel_size" in settings:
-        return flags_from_recipe(settings)
+        return flags_of_megatron_bridge_recipe(settings)
     arguments = suffix == ".json" and "per_device_train_batch_size" in settings
     return {f"{TRAINING_ARGS_PREFIX}{key}": value for key, value in settings.items()} if arguments else settings
 
@@ -591,11 +599,11 @@ def _network(
     if headers.get("model"):
         return str(headers["model"])
     if launcher.name == "megatron-core":
-        return transformers_config(settings)
+        return transformers_config_of_flags(settings)
     if launcher.name == "nanotron":
         sizes = {
             key: settings[f"model.model_config.{key}"]
-            for key in PARAMETER_OF_KEY
+            for key in MODEL_PARAMETER_BY_KEY
             if f"model.model_config.{key}" in settings
         }
         if len(sizes) < 4:
@@ -645,13 +653,13 @@ def load_job_network(job: LaunchFileJob) -> ModelSpec | None:
         return None
     if isinstance(job.network, str):
         return load_model(job.network, run_code=False)
-    from paleo.importers.configuration import FAMILIES, Config
     from paleo.importers.model_file import validated_yaml
+    from paleo.importers.transformers_configuration import FAMILY_READERS, Config
     from paleo.specs.loading import parse_yaml
     from paleo.specs.model import build_model_spec
 
     family = str(job.network["model_type"])
-    mapping = dict(FAMILIES[family](Config(job.network, "launch file")))
+    mapping = dict(FAMILY_READERS[family](Config(job.network, "launch file")))
     mapping |= {"title": f"{family} by the sizes of a launch file", "source": "sizes of a launch file"}
     data = parse_yaml(validated_yaml(mapping), where="launch file")
     return build_model_spec({**data, "name": f"{family}-of-file", "remarks": (_REMARK,)}, "launch file")

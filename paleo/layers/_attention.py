@@ -10,10 +10,10 @@ from pydantic import Field, PositiveInt
 from paleo.errors import GraphError
 from paleo.layers.base import (
     LAYERS,
-    NORM_FLOPS,
-    Expansion,
+    NORM_FLOPS_PER_ELEMENT,
     Layer,
     LayerImplementations,
+    LayerOperations,
     format_shape,
     linear_projection,
     parameter_vector,
@@ -23,7 +23,7 @@ from paleo.operations.contraction import Contraction, FusedAttention, LoopGradie
 from paleo.operations.tensor import DimSize, RotaryImplementation, Tensor
 
 #: Calls of the host, forward and backward.
-HostCalls = tuple[float, float]
+ForwardBackwardHostCalls = tuple[float, float]
 
 
 def attention_operations(
@@ -39,10 +39,10 @@ def attention_operations(
 ) -> tuple[tuple[Operation, ...], Tensor]:
     """Return the operations of softmax(q·kᵀ)·v, and the output tensor.
 
-    They are one fused kernel, or scores (saved), softmax, dropout and weighted sum. Shapes: query (batch, seq,
-    kv_heads, group, head_dim); key (batch, keys, kv_heads, head_dim); value (batch, keys, kv_heads, value_dim). With
-    ``choices.attention`` ``stepwise``, plain code also copies heads to contiguous rows and back, scales the scores and
-    adds the mask in separate passes.
+    The operations are one fused kernel, or scores (saved), softmax, dropout and weighted sum. Shapes: query (batch,
+    seq, kv_heads, group, head_dim); key (batch, keys, kv_heads, head_dim); value (batch, keys, kv_heads, value_dim).
+    With ``choices.attention`` ``stepwise``, plain code also copies heads to contiguous rows and back, scales the scores
+    and adds the mask in separate passes.
     """
     batch, seq, kv_heads, group, _ = query.dims
     keys = key.dims[1]
@@ -141,7 +141,7 @@ def _copy_heads(name: str, *tensors: Tensor) -> tuple[tuple[Operation, ...], tup
 
 
 def rotary_embedding_passes(
-    query: Tensor, key: Tensor, *, calls: HostCalls = (2.0, 2.0), shared: tuple[Tensor, ...] = ()
+    query: Tensor, key: Tensor, *, calls: ForwardBackwardHostCalls = (2.0, 2.0), shared: tuple[Tensor, ...] = ()
 ) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor]]:
     """Return the passes that apply rotary position embedding (Su et al., 2021) to query and key, and the two outputs.
 
@@ -184,9 +184,9 @@ def stepwise_rotary_passes(name: str, part: Tensor) -> tuple[tuple[MemoryPass, .
 def _rotate_by_implementation(
     rotation: RotaryImplementation, query: Tensor, key: Tensor
 ) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor]]:
-    """Return the passes that rotate query and key as ``rotation`` says, and both outputs.
+    """Return the rotary-embedding passes of the implementation ``rotation``, and the rotated query and key.
 
-    They are one kernel each, or the passes of plain code.
+    Query and key take one kernel each, or the passes of plain code.
     """
     if rotation not in ("complex", "halves"):
         return rotary_embedding_passes(query, key)
@@ -225,7 +225,7 @@ class Attention(Layer):
     ``bias``. ``sinks`` adds a learned score to each head's softmax.
     """
 
-    optional_inputs: ClassVar[int] = 1
+    optional_input_count: ClassVar[int] = 1
     tensor_parallel_dims = ("kv_heads",)
     heads: PositiveInt
     kv_heads: PositiveInt | None = None
@@ -243,7 +243,7 @@ class Attention(Layer):
     sinks: bool = False
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         x = inputs[0]
         self.check_rank(name, x, (3,))
         hidden = int(x.sizes[-1])
@@ -270,7 +270,7 @@ class Attention(Layer):
             core = (*core, gating)
         bias = self.bias if self.out_bias is None else self.out_bias
         output, out = linear_projection(f"{name}.out", context, {x.dims[-1]: hidden}, bias=bias, contract=3)
-        return Expansion((*operations, *core, output), out)
+        return LayerOperations((*operations, *core, output), out)
 
     def _head_shape(self, name: str, hidden: int) -> tuple[int, int, int]:
         """Return (number of key heads, query heads per key head, entries of a head)."""
@@ -284,7 +284,7 @@ class Attention(Layer):
     def _projections(
         self, name: str, inputs: tuple[Tensor, ...], shape: tuple[int, int, int], gathered: int | None
     ) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor, Tensor]]:
-        """Return the operations that make query, key and value, and these three tensors.
+        """Return the projections to query, key and value, and these three tensors.
 
         One product with the packed weight yields all three; cross attention has two products. Norms and rotations apply
         to each rank's part of the keys before context parallelism exchanges them. If the network has fewer key heads
@@ -325,7 +325,7 @@ class Attention(Layer):
         return (first, self._without_key_bias(second, head_dim)), (q, k, v)
 
     def _without_key_bias(self, product: Contraction, packed: int) -> Contraction:
-        """Return the product with its bias shortened to ``packed`` entries a head if keys have no bias.
+        """Return a query-key-value projection, with a bias of only ``packed`` entries per head if keys have none.
 
         Whisper and BEiT have such keys.
         """
@@ -338,14 +338,14 @@ def rms_norm(x: Tensor, name: str | None = None) -> MemoryPass:
     """Return the memory pass of an RMS norm, with a weight, over the last dim of a query, key or latent vector."""
     out = x.like(name or f"{x.name}.normed")
     weight = parameter_vector(f"{out.name}.weight", x, x.dims[-1])
-    return MemoryPass(out.name, "norm", (x,), out, (weight,), (x,), NORM_FLOPS, reduced_dims=(x.dims[-1],))
+    return MemoryPass(out.name, "norm", (x,), out, (weight,), (x,), NORM_FLOPS_PER_ELEMENT, reduced_dims=(x.dims[-1],))
 
 
 def _joint_rms_norm(x: Tensor) -> MemoryPass:
     """Return the memory pass of an RMS norm over all heads of a query or key together, with a weight for each entry."""
     out = x.like(f"{x.name}.normed")
     weight = Tensor(f"{out.name}.weight", x.dims[2:], x.sizes[2:], "parameter")
-    return MemoryPass(out.name, "norm", (x,), out, (weight,), (x,), NORM_FLOPS, reduced_dims=x.dims[2:])
+    return MemoryPass(out.name, "norm", (x,), out, (weight,), (x,), NORM_FLOPS_PER_ELEMENT, reduced_dims=x.dims[2:])
 
 
 def sigmoid_gate(name: str, context: Tensor, *, per_head: bool = False) -> tuple[MemoryPass, Tensor]:
@@ -400,7 +400,7 @@ class LatentAttention(Layer):
     rotary: bool = True
     gate: bool = False
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         tokens = x.with_renamed_dims({x.dims[1]: "in_seq"}) if choices.latent_tokens == "own" else x
@@ -430,12 +430,12 @@ class LatentAttention(Layer):
             gating, context = sigmoid_gate(name, context)
             core = (*core, gates, gating)
         output, out = linear_projection(f"{name}.out", context, {x.dims[-1]: x.sizes[-1]}, contract=3)
-        return Expansion((*q_down, kv_down, *q_ops, *kv_ops, *rotations, *core, output), out)
+        return LayerOperations((*q_down, kv_down, *q_ops, *kv_ops, *rotations, *core, output), out)
 
     def _rotated_by_steps(
-        self, query: Tensor, key: Tensor, value: Tensor, rotary: Tensor, calls: HostCalls
+        self, query: Tensor, key: Tensor, value: Tensor, rotary: Tensor, calls: ForwardBackwardHostCalls
     ) -> tuple[tuple[Operation, ...], tuple[Tensor, Tensor, Tensor]]:
-        """Return the passes that rotate parts of query and key one step at a time, and (query, key, value) after them.
+        """Return unfused rotary-embedding passes for latent attention, and (query, key, value) after the passes.
 
         The rotated parts are joined to the others, and the values are copied because one product yields them together
         with the keys.
@@ -460,7 +460,7 @@ class LatentAttention(Layer):
         return (down,), latent
 
     def _query(self, name: str, x: Tensor, latent: Tensor | None) -> tuple[tuple[Operation, ...], Tensor]:
-        """Return the operations that make the queries of all heads, from latent vector or input, and the queries."""
+        """Return the projection to the queries of all heads (from latent vector or input), and the query tensor."""
         wide: dict[str, DimSize] = {"kv_heads": self.heads, "group": 1, "head_dim": self.nope_dim + self.rope_dim}
         if latent is None:
             direct, query = linear_projection(f"{name}.query", x, wide)
@@ -471,7 +471,7 @@ class LatentAttention(Layer):
         return (norm, up), query
 
     def _key_value(self, name: str, x: Tensor, packed: Tensor) -> tuple[tuple[Operation, ...], Tensor, Tensor]:
-        """Return the operations that make keys and values of all heads, the keys, and the values.
+        """Return the projections to keys and values of all heads through the latent vector, the keys, and the values.
 
         ``packed`` holds the latent vector from which they are projected, and the rotary key.
         """
@@ -497,11 +497,11 @@ class AdditiveAttention(Layer):
     (Salimans and Kingma, 2016), as GNMT does.
     """
 
-    arity: ClassVar[int | None] = 2
+    input_count: ClassVar[int | None] = 2
     hidden: PositiveInt
     normalized: bool = False
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         x, memory = inputs
         if len(x.dims) != 3 or len(memory.dims) != 3 or x.sizes[0] != memory.sizes[0]:
             raise GraphError(f"{name}: memory {format_shape(memory)} does not go with the input {format_shape(x)}")
@@ -542,7 +542,7 @@ class AdditiveAttention(Layer):
             f"{name}.softmax", "softmax", (scores,), weights, length, (weights,), 6.0, reduced_dims=("keys",)
         )
         operations = (to_query, to_key, *mixing, Contraction(f"{name}.scores", mixed, weight, scores), soft)
-        return Expansion((*operations, Contraction(f"{name}.core.context", weights, source, context)), context)
+        return LayerOperations((*operations, Contraction(f"{name}.core.context", weights, source, context)), context)
 
 
 #: Calls of the host for each of the four passes of a step of additive attention in a loop, forward and backward. With
@@ -575,7 +575,7 @@ class RelativeAttention(Layer):
     memory: PositiveInt
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         batch, seq, hidden = x.dims
@@ -596,10 +596,10 @@ class RelativeAttention(Layer):
         )
         output, out = linear_projection(f"{name}.out", context, {hidden: x.sizes[-1]}, contract=2)
         host_copies = self._memories_through_host(name, x) if choices.memories_through_host else ()
-        return Expansion((*host_copies, join, packed, *scored, *core, output), out)
+        return LayerOperations((*host_copies, join, packed, *scored, *core, output), out)
 
     def _memories_through_host(self, name: str, x: Tensor) -> tuple[Operation, ...]:
-        """Return the copies of saved states from the last step to this one, through host memory in fp32."""
+        """Return the passes that copy Transformer-XL memories between steps through host memory, in fp32."""
         sizes: dict[str, DimSize] = {x.dims[0]: x.sizes[0], "remembered": self.memory, x.dims[2]: x.sizes[2]}
         states = Tensor(f"{name}.memory", tuple(sizes), tuple(sizes.values()), needs_gradient=False, stays_fp32=True)
         copied = replace(states, name=f"{name}.fed")
@@ -610,7 +610,7 @@ class RelativeAttention(Layer):
     ) -> tuple[tuple[Operation, ...], Tensor]:
         """Return the operations of the scores by content and by distance, and the scores.
 
-        They are shifted, summed, scaled and masked.
+        The scores are shifted, summed, scaled and masked.
         """
         batch, seq, heads, head_dim = query.dims
         head_sizes: dict[str, DimSize] = {heads: query.size(heads), head_dim: query.size(head_dim)}
@@ -661,7 +661,7 @@ class RelationalGraphAttention(Layer):
     attention networks, 2019). ``projected`` is the average number of relations that project a node.
     """
 
-    arity: ClassVar[int | None] = 1
+    input_count: ClassVar[int | None] = 1
     relations: PositiveInt
     heads: PositiveInt
     head_dim: PositiveInt
@@ -669,7 +669,7 @@ class RelationalGraphAttention(Layer):
     targets: PositiveInt
     projected: float = 1.0
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         if self.targets > x.sizes[1]:
@@ -694,4 +694,4 @@ class RelationalGraphAttention(Layer):
         shift = (Tensor(f"{name}.bias", ("relations", "messages"), (self.relations, width), "parameter"),)
         gather = MemoryPass(carried.name, "gather", (messages, scores), carried, flops_per_element=1.0)
         add = MemoryPass(name, "reduce", (carried,), out, shift)
-        return Expansion((*operations, score, gather, add), out)
+        return LayerOperations((*operations, score, gather, add), out)

@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import LAYERS, Expansion, Layer, LayerImplementations, format_shape, per_dim_option
+from paleo.layers.base import LAYERS, Layer, LayerImplementations, LayerOperations, format_shape, option_per_spatial_dim
 from paleo.operations.base import MemoryPass
 from paleo.operations.contraction import Contraction
-from paleo.operations.tensor import DimSize, Tensor, Window
+from paleo.operations.tensor import DimSize, SlidingWindow, Tensor
 
 # Convolutions over one to three spatial dims: grouped, depthwise, dilated, transposed
 
@@ -30,10 +30,12 @@ def padding_sizes(
         return (0.0,) * len(kernel)
     if padding == "same":
         return tuple(d * (k - 1) / 2 for k, d in zip(kernel, dilation, strict=True))
-    return tuple(float(p) for p in per_dim_option(padding, len(kernel), field="padding", name=name))
+    return tuple(float(p) for p in option_per_spatial_dim(padding, len(kernel), field="padding", name=name))
 
 
-def window_count(size: DimSize, kernel: int, stride: int, dilation: int, padding: float, *, ceil: bool = False) -> int:
+def sliding_window_count(
+    size: DimSize, kernel: int, stride: int, dilation: int, padding: float, *, ceil: bool = False
+) -> int:
     """Return the number of positions of a sliding window: floor((n + 2p − d(k−1) − 1) / s) + 1.
 
     With ``ceil`` the quotient is rounded up, unless the last window would start in the padding.
@@ -63,16 +65,16 @@ class Conv(Layer):
     groups: PositiveInt | Literal["depthwise"] = 1
     bias: bool = True
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (3, 4, 5))
         rank = len(x.dims) - 2
         kernel, stride, dilation = (
-            per_dim_option(value, rank, field=field, name=name)
+            option_per_spatial_dim(value, rank, field=field, name=name)
             for field, value in (("kernel", self.kernel), ("stride", self.stride), ("dilation", self.dilation))
         )
         padding = padding_sizes(self.padding, kernel, dilation, name=name)
-        space = tuple(map(window_count, x.sizes[2:], kernel, stride, dilation, padding))
+        space = tuple(map(sliding_window_count, x.sizes[2:], kernel, stride, dilation, padding))
         if self.padding == "same":
             space = tuple(int(-(-n // s)) for n, s in zip(x.sizes[2:], stride, strict=True))
         channels = int(x.sizes[1])
@@ -102,13 +104,13 @@ class TransposedConv(Layer):
     groups: PositiveInt = 1
     bias: bool = True
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (3, 4, 5))
         rank = len(x.dims) - 2
         fields = ("kernel", "stride", "dilation", "padding", "output_padding")
         kernel, stride, dilation, padding, extra = (
-            per_dim_option(getattr(self, f), rank, field=f, name=name) for f in fields
+            option_per_spatial_dim(getattr(self, f), rank, field=f, name=name) for f in fields
         )
         pieces = zip(x.sizes[2:], kernel, stride, dilation, padding, extra, strict=True)
         space = tuple(int((n - 1) * s - 2 * p + d * (k - 1) + e + 1) for n, k, s, d, p, e in pieces)
@@ -134,7 +136,7 @@ def convolution_expansion(
     bias: bool,
     *,
     transposed: bool = False,
-) -> Expansion:
+) -> LayerOperations:
     """Return the expansion of a convolution: a contraction over input channels and kernel dims.
 
     Each spatial dim has a window. ``space`` are the output sizes.
@@ -160,9 +162,9 @@ def convolution_expansion(
         "parameter",
     )
     pieces = zip(dims, stride, dilation, padding, kernel, strict=True)
-    windows = tuple(Window(d, f"in_{d}", f"kernel_{d}", s, e, int(p), k) for d, s, e, p, k in pieces)
+    windows = tuple(SlidingWindow(d, f"in_{d}", f"kernel_{d}", s, e, int(p), k) for d, s, e, p, k in pieces)
     operation = Contraction(name, lhs, rhs, out, shift if bias else None, windows, transposed)
-    return Expansion((operation,), out.reshaped(batch | {"channels": channels} | target))
+    return LayerOperations((operation,), out.reshaped(batch | {"channels": channels} | target))
 
 
 # Pooling over windows, or over all spatial positions
@@ -171,7 +173,7 @@ def convolution_expansion(
 class Pool(Layer):
     """Base of pooling layers: a window of size ``kernel`` slides over every spatial dim.
 
-    Its stride defaults to ``kernel``.
+    The stride defaults to ``kernel``.
     """
 
     kernel: SizePerDim
@@ -179,25 +181,25 @@ class Pool(Layer):
     padding: Padding = 0
     ceil: bool = False
 
-    def output_and_windows(self, name: str, x: Tensor) -> tuple[Tensor, tuple[Window, ...]]:
+    def output_and_windows(self, name: str, x: Tensor) -> tuple[Tensor, tuple[SlidingWindow, ...]]:
         """Return the output tensor of the pooling and the window along each spatial dim."""
         self.check_rank(name, x, (3, 4, 5))
         rank = len(x.dims) - 2
-        kernel = per_dim_option(self.kernel, rank, field="kernel", name=name)
-        stride = kernel if self.stride is None else per_dim_option(self.stride, rank, field="stride", name=name)
+        kernel = option_per_spatial_dim(self.kernel, rank, field="kernel", name=name)
+        stride = kernel if self.stride is None else option_per_spatial_dim(self.stride, rank, field="stride", name=name)
         padding = padding_sizes(self.padding, kernel, (1,) * rank, name=name)
         pieces = zip(x.sizes[2:], kernel, stride, padding, strict=True)
-        space = tuple(window_count(n, k, s, 1, p, ceil=self.ceil) for n, k, s, p in pieces)
+        space = tuple(sliding_window_count(n, k, s, 1, p, ceil=self.ceil) for n, k, s, p in pieces)
         if self.padding == "same":
             space = tuple(int(-(-n // s)) for n, s in zip(x.sizes[2:], stride, strict=True))
         if min(space) < 1:
             raise GraphError(f"{name}: pooling window {list(kernel)} does not fit the input {format_shape(x)}")
         sizes: dict[str, DimSize] = dict(zip(x.dims, (*x.sizes[:2], *space), strict=True))
         slides = zip(x.dims[2:], kernel, stride, padding, strict=True)
-        return x.reshaped(sizes).like(name), tuple(Window(d, d, "", s, 1, int(p), k) for d, k, s, p in slides)
+        return x.reshaped(sizes).like(name), tuple(SlidingWindow(d, d, "", s, 1, int(p), k) for d, k, s, p in slides)
 
 
-def _elements(windows: tuple[Window, ...]) -> int:
+def _elements(windows: tuple[SlidingWindow, ...]) -> int:
     return math.prod(window.taps for window in windows)
 
 
@@ -205,18 +207,18 @@ def _elements(windows: tuple[Window, ...]) -> int:
 class MaxPool(Pool):
     """Max pooling: the maximum of each window.
 
-    It saves the positions of the maxima (int64, as current frameworks do) and, with ``keeps_input``, its input, as
+    Saved are the positions of the maxima (int64, as current frameworks do) and, with ``keeps_input``, its input, as
     PyTorch does.
     """
 
     keeps_input: bool = False
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         out, windows = self.output_and_windows(name, x)
         keeps = (out.like(f"{name}.indices", role="index"), *([x] if self.keeps_input else []))
         flops = float(_elements(windows) - 1)
-        return Expansion(
+        return LayerOperations(
             (MemoryPass(name, "pool", (x,), out, saved=keeps, flops_per_element=flops, windows=windows),), out
         )
 
@@ -225,11 +227,11 @@ class MaxPool(Pool):
 class AvgPool(Pool):
     """Average pooling: the mean of each window."""
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         out, windows = self.output_and_windows(name, x)
         flops = float(_elements(windows))
-        return Expansion((MemoryPass(name, "pool", (x,), out, flops_per_element=flops, windows=windows),), out)
+        return LayerOperations((MemoryPass(name, "pool", (x,), out, flops_per_element=flops, windows=windows),), out)
 
 
 @LAYERS.register("global_pool")
@@ -239,14 +241,14 @@ class GlobalPool(Layer):
     operation: Literal["avg", "max"] = "avg"
     keep_space: bool = False
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (3, 4, 5))
         sizes: dict[str, DimSize] = dict(zip(x.dims[:2], x.sizes[:2], strict=True))
         out = x.reshaped(sizes).like(name)
         keeps = (out.like(f"{name}.indices", role="index"),) if self.operation == "max" else ()
         shape = sizes | (dict.fromkeys(x.dims[2:], 1) if self.keep_space else {})
-        return Expansion((MemoryPass(name, "reduce", (x,), out, saved=keeps),), out.reshaped(shape))
+        return LayerOperations((MemoryPass(name, "reduce", (x,), out, saved=keeps),), out.reshaped(shape))
 
 
 @LAYERS.register("adaptive_avg_pool")
@@ -255,12 +257,12 @@ class AdaptiveAvgPool(Layer):
 
     size: PositiveInt
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (3, 4, 5))
         sizes = {d: n if i < 2 else self.size for i, (d, n) in enumerate(zip(x.dims, x.sizes, strict=True))}
         out = x.reshaped(sizes).like(name)
-        return Expansion((MemoryPass(name, "pool", (x,), out),), out)
+        return LayerOperations((MemoryPass(name, "pool", (x,), out),), out)
 
 
 # Regions of images in two-stage detectors: proposals, their non-maximum suppression, and crops of feature maps
@@ -278,7 +280,7 @@ class RegionProposals(Layer):
     kept: PositiveInt
     considered: PositiveInt = 2000
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         batch = x.dims[0]
         sorted_scores = x.like(f"{name}.sorted", role="statistic")
@@ -290,7 +292,7 @@ class RegionProposals(Layer):
         compare = MemoryPass(f"{name}.overlaps", "elementwise", (sorted_scores,), pairs, flops_per_element=12.0,
                              backward_rule="free")  # fmt: skip
         take = MemoryPass(name, "select", (pairs,), out, backward_rule="free")
-        return Expansion((sort, compare, take), out)
+        return LayerOperations((sort, compare, take), out)
 
 
 @LAYERS.register("roi_align")
@@ -303,13 +305,13 @@ class RoiAlign(Layer):
     Reference: He et al., Mask R-CNN, ICCV 2017, section 3.
     """
 
-    arity: ClassVar[int | None] = 2
+    input_count: ClassVar[int | None] = 2
     size: PositiveInt
     samples: PositiveInt = 2
     #: Regions cropped per image, if fewer than there are boxes (positives of the mask branch).
     regions: PositiveInt | None = None
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         x, boxes = inputs
         if len(x.dims) != 4 or len(boxes.dims) != 3:
             raise GraphError(
@@ -323,4 +325,4 @@ class RoiAlign(Layer):
         read = Tensor(corners.name, (*dims, "points"), (*out.sizes, points), "activation")
         cut = MemoryPass(read.name, "gather", (x, boxes), read, flops_per_element=8.0)
         mean = MemoryPass(name, "reduce", (read,), out)
-        return Expansion((cut, mean), out)
+        return LayerOperations((cut, mean), out)

@@ -8,9 +8,9 @@ from pydantic import Field, PositiveInt
 
 from paleo.errors import GraphError
 from paleo.layers._attention import attention_operations, rms_norm, rotary_embedding_passes
-from paleo.layers._linear import tied_gradient, up_projection_operations
+from paleo.layers._linear import tied_gradient_passes, up_projection_operations
 from paleo.layers._loss import CrossEntropy
-from paleo.layers.base import LAYERS, Expansion, Layer, LayerImplementations, format_shape, linear_projection
+from paleo.layers.base import LAYERS, Layer, LayerImplementations, LayerOperations, format_shape, linear_projection
 from paleo.operations.base import MemoryPass, Operation
 from paleo.operations.tensor import DimSize, Tensor
 
@@ -18,7 +18,7 @@ from paleo.operations.tensor import DimSize, Tensor
 
 
 class ClusteredVocabulary(Layer):
-    """Base of layers whose vocabulary is divided into clusters of similar frequency.
+    """Base of adaptive embedding and softmax, whose vocabulary is divided into clusters of words by frequency.
 
     ``sizes`` are the words of each cluster, the most frequent first. ``shares`` are the parts of all tokens whose word
     is in each cluster, which depend on the data. Embeddings of cluster i have hidden / ``narrowing``^i entries, and a
@@ -53,7 +53,7 @@ class AdaptiveEmbedding(ClusteredVocabulary):
 
     features: PositiveInt
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (2,))
         operations: list[Operation] = []
@@ -68,7 +68,7 @@ class AdaptiveEmbedding(ClusteredVocabulary):
                 product, _ = linear_projection(f"{rows.name}.projection", rows, {"hidden": self.features})
                 operations.append(product)
         out = Tensor(name, (*x.dims, "hidden"), (*x.sizes, self.features))
-        return Expansion(tuple(operations), choices.with_output_precision(out, "embedding"))
+        return LayerOperations(tuple(operations), choices.with_output_precision(out, "embedding"))
 
 
 @LAYERS.register("adaptive_softmax")
@@ -82,7 +82,7 @@ class AdaptiveSoftmax(ClusteredVocabulary):
 
     tie: str | None = None
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         operations: list[Operation] = []
@@ -96,12 +96,12 @@ class AdaptiveSoftmax(ClusteredVocabulary):
                 states = copied
             operations += self._cluster(within, states, cluster, width, choices)
         out = Tensor(name, x.dims[:-1], x.sizes[:-1], "statistic")
-        return Expansion((clusters, *operations), out)
+        return LayerOperations((clusters, *operations), out)
 
     def _cluster(
         self, name: str, states: Tensor, cluster: int, width: int, choices: LayerImplementations
     ) -> tuple[Operation, ...]:
-        """Return the operations that compute the logits of one further cluster, for its own tokens, and their loss."""
+        """Return the operations for logits and loss of one vocabulary cluster, for the tokens of that cluster."""
         operations: list[Operation] = []
         tables = f"{self.tie}.{cluster}" if self.tie else name
         if self.narrowing > 1:
@@ -111,7 +111,9 @@ class AdaptiveSoftmax(ClusteredVocabulary):
         sizes: dict[str, DimSize] = {"vocab": self.sizes[cluster]}
         product, logits = linear_projection(f"{name}.logits", states, sizes, bias=True, weight=f"{tables}.weight")
         if self.tie:  # without narrowing, the tables of all clusters are parts of one
-            operations += tied_gradient(name, product.rhs, choices, len(self.sizes) if self.narrowing == 1 else 1)
+            operations += tied_gradient_passes(
+                name, product.rhs, choices, len(self.sizes) if self.narrowing == 1 else 1
+            )
         return (*operations, product, *CrossEntropy().to_operations(name, (logits,), choices).operations)
 
 
@@ -127,7 +129,7 @@ def _part(x: Tensor, share: float) -> Tensor:
 def _modulation(name: str, conditioning: Tensor, count: int) -> list[Operation]:
     """Return the operations that compute ``count`` vectors of shifts, scales and gates per sample.
 
-    They are projected from the ``conditioning`` vector.
+    The vectors are projected from the ``conditioning`` vector.
     """
     activated = conditioning.like(f"{name}.silu")
     width = int(conditioning.sizes[-1])
@@ -149,7 +151,7 @@ def _gated_sum(name: str, x: Tensor, update: Tensor) -> tuple[MemoryPass, Tensor
 
 
 def _heads(name: str, x: Tensor, heads: int, head_dim: int) -> tuple[list[Operation], tuple[Tensor, Tensor, Tensor]]:
-    """Return the operations that make query, key and value of all heads, and these three tensors.
+    """Return the projections to query, key and value of all heads, and these three tensors.
 
     One product over ``x`` yields all three; query and key are then normalised and rotated.
     """
@@ -171,7 +173,7 @@ class DiffusionStreamBlock(Layer):
     Inputs: (batch, seq, hidden) with the text positions first, and the conditioning vector of each sample.
     """
 
-    arity: ClassVar[int | None] = 2
+    input_count: ClassVar[int | None] = 2
     heads: PositiveInt
     ffn: PositiveInt
 
@@ -193,7 +195,7 @@ class DoubleStreamBlock(DiffusionStreamBlock):
 
     text: PositiveInt
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         x, conditioning = inputs
         size, hidden = self.head_dim(name, x, conditioning), x.dims[-1]
         operations: list[Operation] = []
@@ -218,7 +220,7 @@ class DoubleStreamBlock(DiffusionStreamBlock):
         parts = tuple(x.reshaped({x.dims[0]: x.sizes[0], x.dims[1]: n, hidden: x.sizes[-1]}, name=f"{name}.{s}.out")
                       for s, n in streams.items())  # fmt: skip
         operations.append(MemoryPass(name, "elementwise", parts, out, backward_rule="free"))
-        return Expansion(tuple(operations), out)
+        return LayerOperations(tuple(operations), out)
 
     def _after_attention(
         self, name: str, x: Tensor, context: Tensor, length: float, choices: LayerImplementations
@@ -244,7 +246,7 @@ class SingleStreamBlock(DiffusionStreamBlock):
     parameters, 2023, as in FLUX.1).
     """
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         x, conditioning = inputs
         size, hidden = self.head_dim(name, x, conditioning), x.dims[-1]
         modulation = _modulation(name, conditioning, 3)
@@ -262,4 +264,4 @@ class SingleStreamBlock(DiffusionStreamBlock):
         copy = MemoryPass(joined.name, "copy", (activated,), joined, flops_per_element=0.0)
         after, back = linear_projection(f"{name}.after", joined, {hidden: x.sizes[-1]}, bias=True)
         gated, out = _gated_sum(name, x, back)
-        return Expansion((*modulation, norm, before, *projections, *core, gelu, copy, after, gated), out)
+        return LayerOperations((*modulation, norm, before, *projections, *core, gelu, copy, after, gated), out)

@@ -11,9 +11,9 @@ from pydantic import Field, PositiveInt
 from paleo.errors import GraphError
 from paleo.layers.base import (
     LAYERS,
-    Expansion,
     Layer,
     LayerImplementations,
+    LayerOperations,
     activation_passes,
     format_shape,
     gated_unit_passes,
@@ -43,11 +43,11 @@ class Linear(Layer):
     dim: str = "features"
     tie: str | None = None
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         weight = f"{self.tie}.weight" if self.tie else None
         operation, out = linear_projection(name, inputs[0], {self.dim: self.features}, bias=self.bias, weight=weight)
-        tied = tied_gradient(name, operation.rhs, choices) if self.tie else ()
-        return Expansion((*tied, operation), out)
+        tied = tied_gradient_passes(name, operation.rhs, choices) if self.tie else ()
+        return LayerOperations((*tied, operation), out)
 
 
 #: Gated activations -> the function of their gate.
@@ -67,7 +67,7 @@ class Mlp(Layer):
     bias: bool = True
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         operations, inner = up_projection_operations(name, x, self.ffn, self.activation, choices, bias=self.bias)
         if self.dropout:
@@ -76,7 +76,7 @@ class Mlp(Layer):
             operations += (MemoryPass(f"{name}.dropout", "dropout", (inner,), dropped, saved=(mask,)),)
             inner = dropped
         down, out = linear_projection(f"{name}.down", inner, {x.dims[-1]: x.sizes[-1]}, bias=self.bias)
-        return Expansion((*operations, down), out)
+        return LayerOperations((*operations, down), out)
 
 
 def up_projection_operations(
@@ -90,9 +90,9 @@ def up_projection_operations(
     shared: tuple[str, ...] = (),
     dim: str = "ffn",
 ) -> tuple[tuple[Operation, ...], Tensor]:
-    """Return the operations of the first half of a feed-forward block, and their output tensor of ``ffn`` entries.
+    """Return the up projection and activation of a feed-forward block, and the output tensor of ``ffn`` entries.
 
-    They are the up projection to the dim ``dim`` and its activation. A gated activation takes one product of twice the
+    The projection yields the dim ``dim``. A gated activation takes one product of twice the
     width.
     """
     if activation in GATED_ACTIVATIONS:
@@ -118,13 +118,13 @@ class GroupedLinear(Layer):
     features: PositiveInt
     dim: str = "features"
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (2,))
         rows, last = x.dims
         shares = x.reshaped({"experts": self.groups, rows: x.sizes[0] / self.groups, last: x.sizes[1]})
         product, out = linear_projection(name, shares, {self.dim: self.features}, shared=("experts",))
-        return Expansion((product,), out.reshaped({rows: x.sizes[0], self.dim: self.features}))
+        return LayerOperations((product,), out.reshaped({rows: x.sizes[0], self.dim: self.features}))
 
 
 @LAYERS.register("cross_network")
@@ -134,7 +134,7 @@ class CrossNetwork(Layer):
     layers: PositiveInt
     rank: PositiveInt
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (start,) = inputs
         self.check_rank(name, start, (2,))
         x, operations = start, list[Operation]()
@@ -148,7 +148,7 @@ class CrossNetwork(Layer):
             )
             operations += [down, up, crossing]
             x = out
-        return Expansion(tuple(operations), x)
+        return LayerOperations(tuple(operations), x)
 
 
 # Table look-ups: word embeddings; the embedding bags of recommendation models and their interaction; sharded tables
@@ -170,7 +170,7 @@ class Embedding(Layer):
     rows: str = "vocab"
     tie: str | None = None
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         table = Tensor(f"{self.tie or name}.weight", (self.rows, self.dim), (self.entries, self.features), "parameter")
         out = choices.with_output_precision(Tensor(name, (*x.dims, self.dim), (*x.sizes, self.features)), "embedding")
@@ -178,7 +178,7 @@ class Embedding(Layer):
         gather = MemoryPass(
             name, "gather", (x,), out, (table,), keeps, flops_per_element=0.0, table_rows_per_output=True
         )
-        return Expansion((gather,), out)
+        return LayerOperations((gather,), out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ class TiedGradientSum:
 
     @property
     def out(self) -> Tensor:
-        """Concatenated gradients of all products; an empty tensor for a table that is not trained."""
+        """Concatenated table gradients of all matrix products; an empty tensor for a table that is not trained."""
         sizes = (self.table_parts * self.table.needs_gradient, *self.table.sizes)
         return Tensor(self.name, ("parts", *self.table.dims), sizes, "statistic")
 
@@ -229,10 +229,10 @@ class TiedGradientSum:
         return (elementwise_kernel(self.name, "reduce", "backward", float(self.out.elements), read, written),)
 
 
-def tied_gradient(
+def tied_gradient_passes(
     name: str, table: Tensor, choices: LayerImplementations, parts: int = 1
 ) -> tuple[TiedGradientSum, ...]:
-    """Return TensorFlow's extra passes for the gradient of a ``table`` that is both an embedding and a weight.
+    """Return TensorFlow's extra gradient passes for a tied ``table`` (embedding and output weight).
 
     The tuple is empty for other frameworks. ``parts`` is the number of pieces in which products read the table.
     """
@@ -249,7 +249,7 @@ class EmbeddingBag(Layer):
     features: PositiveInt
     bag: PositiveInt = 1
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         batch = x.dims[0]
         table = Tensor(f"{name}.weight", ("rows", "features"), (sum(self.entries), self.features), "parameter")
@@ -258,7 +258,7 @@ class EmbeddingBag(Layer):
         gather = MemoryPass(
             name, "gather", (x,), out, (table,), (x,), flops_per_element=flops, table_rows_per_output=self.bag
         )
-        return Expansion((gather,), out)
+        return LayerOperations((gather,), out)
 
 
 @LAYERS.register("dot_interaction")
@@ -269,9 +269,9 @@ class DotInteraction(Layer):
     Naumov et al., 2019.
     """
 
-    arity = 2
+    input_count = 2
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         dense, rows = inputs
         if len(dense.dims) != 2 or len(rows.dims) != 3 or dense.sizes[-1] != rows.sizes[-1]:
             raise GraphError(
@@ -287,11 +287,11 @@ class DotInteraction(Layer):
         stack = MemoryPass(f"{name}.stack", "copy", (dense, rows), stacked, flops_per_element=0.0)
         taken = products.reshaped({dense.dims[0]: batch, "pairs": pairs})
         join = MemoryPass(name, "copy", (taken, dense), out, flops_per_element=0.0)
-        return Expansion((stack, Contraction(f"{name}.products", stacked, other, products), join), out)
+        return LayerOperations((stack, Contraction(f"{name}.products", stacked, other, products), join), out)
 
 
 #: Bytes that a sparse update moves per entry of a row: the fp32 weight is read and written.
-SPARSE_UPDATE_BYTES = 8.0
+SPARSE_UPDATE_BYTES_PER_ENTRY = 8.0
 
 
 @LAYERS.register("sharded_embedding_bag")
@@ -309,18 +309,18 @@ class ShardedEmbeddingBag(Layer):
     features: PositiveInt
     bags: list[PositiveInt] = Field(default_factory=lambda: [1], min_length=1)
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         tables = float(len(self.entries))
         rows = sum(self.bags) if len(self.bags) > 1 else self.bags[0] * len(self.entries)
         sizes = (float(sum(self.entries)), self.features)
         table = Tensor(f"{name}.weight", ("tables", "features"), sizes, "parameter", needs_gradient=False)
         out = Tensor(name, ("batch", "tables", "features"), (x.sizes[0], tables, self.features))
-        return Expansion((RowLookup(name, x, table, out, rows / tables),), out)
+        return LayerOperations((EmbeddingRowLookup(name, x, table, out, rows / tables),), out)
 
 
 @dataclass(frozen=True, slots=True)
-class RowLookup:
+class EmbeddingRowLookup:
     """Operation that looks up and sums table rows, one sum per table and sample, and updates only those rows.
 
     ``rows_per_sum`` is the average number of rows in a sum.
@@ -344,7 +344,7 @@ class RowLookup:
     def independent_dims(self) -> frozenset[str]:
         return frozenset({*self.indices.dims, *self.table.dims}) - frozenset(self.out.dims)
 
-    def shard(self, ways: Mapping[str, float]) -> RowLookup:
+    def shard(self, ways: Mapping[str, float]) -> EmbeddingRowLookup:
         return replace(self, indices=self.indices.shard(ways), table=self.table.shard(ways), out=self.out.shard(ways))
 
     def forward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
@@ -354,7 +354,7 @@ class RowLookup:
     def backward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
         if not self.table.needs_gradient:
             return ()
-        half = self.rows_per_sum * self.out.elements * SPARSE_UPDATE_BYTES / 2.0
+        half = self.rows_per_sum * self.out.elements * SPARSE_UPDATE_BYTES_PER_ENTRY / 2.0
         return (self._kernel("backward", self.out.bytes(precision) + self.indices.bytes(precision) + half, half),)
 
     def _kernel(self, phase: str, read: float, written: float) -> Kernel:

@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import LAYERS, Expansion, Layer, LayerImplementations, format_shape
+from paleo.layers.base import LAYERS, Layer, LayerImplementations, LayerOperations, format_shape
 from paleo.operations.base import MemoryPass
 from paleo.operations.tensor import Tensor
 
@@ -18,11 +18,11 @@ from paleo.operations.tensor import Tensor
 class Softmax(Layer):
     """Softmax over the last dim; saves its output."""
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         out = choices.with_output_precision(x.like(name), "softmax")
         pass_ = MemoryPass(name, "softmax", (x,), out, saved=(out,), flops_per_element=5.0, reduced_dims=(x.dims[-1],))
-        return Expansion((pass_,), out)
+        return LayerOperations((pass_,), out)
 
 
 #: Temporaries of PyTorch's vocabulary-parallel loss in its backward pass, each as large as the saved tensor: zeros less
@@ -42,7 +42,7 @@ class CrossEntropy(Layer):
     tensor_parallel_dims = ("vocab",)
     dim: str | None = None
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         last = self.dim or x.dims[-1]
         if last not in x.dims:
@@ -57,7 +57,7 @@ class CrossEntropy(Layer):
         final = MemoryPass(
             name, "softmax", (source,), out, saved=keeps, flops_per_element=5.0, reduced_dims=(last,),
             fused_with_product=choices.loss == "tiled",
-            temporaries_if_split=VOCAB_PARALLEL_LOSS_TEMPORARIES * (choices.loss == "upcast"),
+            temporary_tensor_count_if_split=VOCAB_PARALLEL_LOSS_TEMPORARIES * (choices.loss == "upcast"),
             backward_traffic_factor=2.0 if choices.loss in _TWO_FUNCTIONS else 1.0,
         )  # fmt: skip
         metrics = tuple(
@@ -66,16 +66,16 @@ class CrossEntropy(Layer):
             for each in _logged_loss(f"{name}.metric{number}", x, last)
         )
         if within:
-            return Expansion((final, *metrics), out)
+            return LayerOperations((final, *metrics), out)
         cast = MemoryPass(f"{name}.cast", "elementwise", (x,), wide)
         steps = _steps(name, wide, last) if choices.loss == "stepwise" else ()
-        return Expansion((cast, *steps, final, *metrics), out)
+        return LayerOperations((cast, *steps, final, *metrics), out)
 
 
 def _logged_loss(name: str, logits: Tensor, last: str) -> tuple[MemoryPass, ...]:
-    """Return the passes of a loss that is only logged, without gradient: cast to fp32 and log-softmax.
+    """Return the memory passes of a cross-entropy that is only logged, without gradient.
 
-    PyTorch's autocast computes it in this way.
+    The passes are a cast to fp32 and a log-softmax, as under PyTorch's autocast.
     """
     wide = logits.like(f"{name}.fp32", role="statistic")
     logarithms = logits.like(f"{name}.log_probabilities", role="statistic")
@@ -87,7 +87,10 @@ def _logged_loss(name: str, logits: Tensor, last: str) -> tuple[MemoryPass, ...]
 
 
 def _steps(name: str, wide: Tensor, last: str) -> tuple[MemoryPass, ...]:
-    """Return the passes of Megatron-LM's cross-entropy but its last: maximum, difference, exponential, sum."""
+    """Return the passes of Megatron-LM's vocab-parallel cross-entropy: maximum, difference, exponential, sum.
+
+    The final pass that yields the loss is not included.
+    """
     row = wide.without_dims(last, name=f"{name}.row", role="statistic")
     shifted, powers = wide.like(f"{name}.shifted"), wide.like(f"{name}.powers")
     return (
@@ -102,10 +105,10 @@ def _steps(name: str, wide: Tensor, last: str) -> tuple[MemoryPass, ...]:
 class BinaryCrossEntropy(Layer):
     """Cross-entropy of a yes-or-no label, for each element."""
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         out = x.like(name, role="statistic")
-        return Expansion((MemoryPass(name, "elementwise", (x,), out, saved=(x,), flops_per_element=5.0),), out)
+        return LayerOperations((MemoryPass(name, "elementwise", (x,), out, saved=(x,), flops_per_element=5.0),), out)
 
 
 @LAYERS.register("ctc")
@@ -118,7 +121,7 @@ class Ctc(Layer):
 
     label_length: PositiveInt = 100
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         batch, seq, alphabet = x.dims
@@ -136,16 +139,16 @@ class Ctc(Layer):
             reduced_dims=(alphabet,),
         )
         recursion = MemoryPass(name, "elementwise", (probabilities,), out, saved=(table,), flops_per_element=6.0)
-        return Expansion((soft, recursion), out)
+        return LayerOperations((soft, recursion), out)
 
 
 class RegressionLoss(Layer):
-    """Base of element-wise losses of the difference to the target; saves its input."""
+    """Base of element-wise regression losses of (prediction − target); the input is saved for the backward pass."""
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         out = x.like(name, role="statistic")
-        return Expansion((MemoryPass(name, "elementwise", (x,), out, saved=(x,), flops_per_element=3.0),), out)
+        return LayerOperations((MemoryPass(name, "elementwise", (x,), out, saved=(x,), flops_per_element=3.0),), out)
 
 
 @LAYERS.register("squared_error")
@@ -167,12 +170,12 @@ class StackFrames(Layer):
 
     factor: PositiveInt = 2
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         frames = -(-int(x.sizes[1]) // self.factor)
         out = Tensor(name, x.dims, (x.sizes[0], frames, x.sizes[2] * self.factor))
-        return Expansion((MemoryPass(name, "copy", (x,), out, flops_per_element=0.0),), out)
+        return LayerOperations((MemoryPass(name, "copy", (x,), out, flops_per_element=0.0),), out)
 
 
 @LAYERS.register("joint")
@@ -182,9 +185,9 @@ class TransducerJoint(Layer):
     Output: (batch, seq · labels, hidden) (Graves, Sequence transduction with recurrent neural networks, 2012).
     """
 
-    arity: ClassVar[int | None] = 2
+    input_count: ClassVar[int | None] = 2
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         frames, labels = inputs
         if len(frames.dims) != 3 or len(labels.dims) != 3 or frames.sizes[-1] != labels.sizes[-1]:
             raise GraphError(
@@ -193,7 +196,7 @@ class TransducerJoint(Layer):
         pairs = frames.sizes[1] * labels.sizes[1]
         out = Tensor(name, (frames.dims[0], "pairs", frames.dims[-1]), (frames.sizes[0], pairs, frames.sizes[-1]))
         keeps = (out,)
-        return Expansion(
+        return LayerOperations(
             (MemoryPass(name, "elementwise", (frames, labels), out, saved=keeps, flops_per_element=2.0),), out
         )
 
@@ -206,7 +209,7 @@ class TransducerLoss(Layer):
     alignments. Both tables are saved in fp32.
     """
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         batch, pairs, alphabet = x.dims
@@ -216,4 +219,4 @@ class TransducerLoss(Layer):
         soft = MemoryPass(f"{name}.softmax", "softmax", (x,), sums, saved=(x, sums), flops_per_element=5.0,
                           reduced_dims=(alphabet,))  # fmt: skip
         recursion = MemoryPass(name, "elementwise", (sums,), out, saved=(table,), flops_per_element=6.0)
-        return Expansion((soft, recursion), out)
+        return LayerOperations((soft, recursion), out)

@@ -18,10 +18,10 @@ from paleo.errors import GraphError
 from paleo.layers._linear import up_projection_operations
 from paleo.layers.base import (
     LAYERS,
-    NORM_FLOPS,
-    Expansion,
+    NORM_FLOPS_PER_ELEMENT,
     Layer,
     LayerImplementations,
+    LayerOperations,
     linear_projection,
     parameter_vector,
 )
@@ -35,9 +35,10 @@ UNFUSED_PASS_KIND = "eager"
 def clamped_expert_operations(
     name: str, sent: Tensor, ffn: int, back: dict[str, DimSize]
 ) -> tuple[tuple[Operation, ...], Tensor]:
-    """Return the operations of experts with a clamped gate on tokens (experts, in_capacity, hidden), and their output.
+    """Return the feed-forward operations of MoE experts with a clamped gate, and the output tensor.
 
-    They are up projection, clamped gate and down projection. ``back`` maps the dim of the output to its size.
+    Tokens ``sent`` have dims (experts, in_capacity, hidden). The operations are up projection, clamped gate and down
+    projection. ``back`` maps the dim of the output to its size.
     """
     up, wide = linear_projection(f"{name}.up", sent, {"gates": 2, "ffn": ffn}, shared=("experts",))
     added, biased = _add_expert_bias(f"{name}.act.bias", wide)
@@ -48,9 +49,9 @@ def clamped_expert_operations(
 
 
 def _add_expert_bias(name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
-    """Return the passes that add each expert's bias times the token's probability in fp32, and their output tensor.
+    """Return the memory passes that add expert biases, weighted by routing probability, and the output tensor.
 
-    They write the biases, add them, concatenate, and cast back.
+    The passes write the biases in fp32, add, concatenate, and cast back.
     """
     features = {dim: size for dim, size in zip(x.dims, x.sizes, strict=True) if dim != x.dims[1]}
     bias = Tensor(f"{name}.vector", tuple(features), tuple(features.values()), "parameter")
@@ -67,7 +68,7 @@ def _add_expert_bias(name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tenso
 
 
 def _clamped_gate(name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
-    """Return the passes of a clamped gate, and their output tensor.
+    """Return the unfused memory passes of a clamped gated activation, and the output tensor.
 
     The halves of ``x`` along the dim ``gates`` are clamped and multiplied, times the routing probabilities in fp32.
     """
@@ -146,7 +147,7 @@ class MixtureOfExperts(Layer):
     latent_norm: bool = False
     capacity_factor: Annotated[float, Field(gt=0)] = 1.0
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         if self.top_k > self.experts:
@@ -181,7 +182,7 @@ class MixtureOfExperts(Layer):
             up, _ = linear_projection(f"{name}.latent_up", combined, {x.dims[-1]: x.sizes[-1]})
             widened = (replace(up, out=out),)
         shared, join = self._shared(name, x, out, choices)
-        return Expansion((*shared, *route, *narrowed, dispatch, *expert_ops, combine, *widened, *join), out)
+        return LayerOperations((*shared, *route, *narrowed, dispatch, *expert_ops, combine, *widened, *join), out)
 
     def _project_to_latent(self, name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
         """Return the operations that project tokens to the ``latent`` width of routed experts, and their output tensor.
@@ -197,7 +198,9 @@ class MixtureOfExperts(Layer):
             tokens.like(f"{name}.latent_norm"),
             parameter_vector(f"{name}.latent_norm.weight", tokens, "latent"),
         )
-        norm = MemoryPass(out.name, "norm", (tokens,), out, (weight,), (tokens,), NORM_FLOPS, reduced_dims=("latent",))
+        norm = MemoryPass(
+            out.name, "norm", (tokens,), out, (weight,), (tokens,), NORM_FLOPS_PER_ELEMENT, reduced_dims=("latent",)
+        )
         return (down, norm), out
 
     def _experts(
@@ -219,9 +222,9 @@ class MixtureOfExperts(Layer):
     def _shared(
         self, name: str, x: Tensor, out: Tensor, choices: LayerImplementations
     ) -> tuple[tuple[Operation, ...], tuple[Operation, ...]]:
-        """Return two groups of operations: the shared experts, and the sum of their output with the routed experts'.
+        """Return (operations of the shared experts, operations that add their output to the routed experts' output).
 
-        They run before tokens are dispatched (Megatron-Core's MoELayer, NeMo AutoModel's MoE).
+        The shared experts run before tokens are dispatched (Megatron-Core's MoELayer, NeMo AutoModel's MoE).
         """
         if not self.shared:
             return (), ()

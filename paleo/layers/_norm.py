@@ -10,11 +10,11 @@ from pydantic import NonNegativeInt, PositiveInt
 from paleo.errors import GraphError
 from paleo.layers.base import (
     LAYERS,
-    NORM_FLOPS,
+    NORM_FLOPS_PER_ELEMENT,
     POWER_GRADIENT_TRAFFIC_FACTOR,
-    Expansion,
     Layer,
     LayerImplementations,
+    LayerOperations,
     format_shape,
     linear_projection,
     parameter_vector,
@@ -34,10 +34,11 @@ def _normalise(
     choices: LayerImplementations,
     *,
     local: bool = False,
-) -> Expansion:
-    """Return the expansion of a norm as one memory pass; ``local`` marks batch norms, with statistics per replica.
+) -> LayerOperations:
+    """Expand a normalisation layer to one memory pass.
 
-    ``reduces`` are the dims over which ``statistic`` is computed.
+    ``local`` marks batch norms, whose statistics cover one replica. ``reduces`` are the dims over which ``statistic``
+    is computed.
     """
     out = x.like(name) if local else choices.with_output_precision(x.like(name), "norm")
     pass_ = MemoryPass(
@@ -47,11 +48,11 @@ def _normalise(
         out,
         parameters=weights,
         saved=(x, statistic),
-        flops_per_element=NORM_FLOPS,
+        flops_per_element=NORM_FLOPS_PER_ELEMENT,
         reduced_dims=reduces,
-        per_replica_statistics=local,
+        has_per_replica_statistics=local,
     )
-    return Expansion((pass_,), out)
+    return LayerOperations((pass_,), out)
 
 
 @LAYERS.register("batch_norm")
@@ -67,7 +68,7 @@ class BatchNorm(Layer):
     scale: bool = True
     dim: str | None = None
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         if len(x.dims) < 2:
             raise GraphError(f"{name}: {format_shape(x)} has no channels to normalise")
@@ -89,7 +90,7 @@ class LayerNorm(Layer):
     affine: bool = True
     bias: bool = True
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         last = x.dims[-1]
         names = (["weight"] + (["bias"] if self.bias else [])) if self.affine else []
@@ -109,7 +110,7 @@ class RmsNorm(Layer):
     tensor_parallel_dims = ()
     keeps: Literal["normalised"] | None = None
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         last = x.dims[-1]
         if choices.rms_norm == "stepwise":
@@ -119,17 +120,17 @@ class RmsNorm(Layer):
         if choices.rms_norm == "upcast":
             wide = replace(x.like(f"{name}.wide"), stays_fp32=True)
             kept, out = (wide, statistic), x.like(name)
-            over = MemoryPass(name, "norm", (wide,), out, weights, kept, NORM_FLOPS, reduced_dims=(last,))
-            return Expansion((MemoryPass(wide.name, "eager", (x,), wide), over), out)
+            over = MemoryPass(name, "norm", (wide,), out, weights, kept, NORM_FLOPS_PER_ELEMENT, reduced_dims=(last,))
+            return LayerOperations((MemoryPass(wide.name, "eager", (x,), wide), over), out)
         plain = _normalise(name, x, weights, (last,), statistic, choices)
         if self.keeps is None:
             return plain
         (norm,) = plain.operations
         assert isinstance(norm, MemoryPass)
-        return Expansion((replace(norm, saved=(*norm.saved, x.like(f"{name}.normalised"))),), plain.out)
+        return LayerOperations((replace(norm, saved=(*norm.saved, x.like(f"{name}.normalised"))),), plain.out)
 
 
-def _root_mean_square_by_steps(name: str, x: Tensor) -> Expansion:
+def _root_mean_square_by_steps(name: str, x: Tensor) -> LayerOperations:
     """Return the expansion of an RMS norm as plain PyTorch code computes it, one pass per step.
 
     The steps are a cast to fp32, squares, their mean, the product with its inverse root, the cast back and the scale.
@@ -143,7 +144,7 @@ def _root_mean_square_by_steps(name: str, x: Tensor) -> Expansion:
     narrow, out = x.like(f"{name}.normalised"), x.like(name)
     root = x.without_dims(last, name=f"{name}.statistics", role="statistic")
     weight = parameter_vector(f"{name}.weight", x, last)
-    return Expansion(
+    return LayerOperations(
         (
             MemoryPass(wide.name, "eager", (x,), wide),
             MemoryPass(
@@ -173,7 +174,7 @@ class GroupNorm(Layer):
     tensor_parallel_dims = ()
     groups: PositiveInt = 32
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (3, 4, 5))
         channels = x.sizes[1]
@@ -190,12 +191,12 @@ class LocalResponseNorm(Layer):
 
     size: PositiveInt = 5
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         out = x.like(name)
         scale = x.like(f"{name}.scale")
         flops = 2.0 * self.size + 4.0
-        return Expansion(
+        return LayerOperations(
             (MemoryPass(name, "elementwise", (x,), out, saved=(x, scale, out), flops_per_element=flops),), out
         )
 
@@ -208,9 +209,11 @@ class FrozenBatchNorm(Layer):
     scale.
     """
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
-        return Expansion((MemoryPass(name, "elementwise", (x,), x.like(name), flops_per_element=2.0),), x.like(name))
+        return LayerOperations(
+            (MemoryPass(name, "elementwise", (x,), x.like(name), flops_per_element=2.0),), x.like(name)
+        )
 
 
 # Hyper-connections: several residual streams, mixed by learned weights of each token around every half of a layer
@@ -218,22 +221,24 @@ class FrozenBatchNorm(Layer):
 
 @LAYERS.register("hyper_split")
 class HyperConnectionSplit(Layer):
-    """Start of residual streams: copies tokens (batch, seq, hidden) to (batch, seq, streams, hidden)."""
+    """Start of hyper-connections: copies tokens (batch, seq, hidden) to residual streams (…, streams, hidden)."""
 
     tensor_parallel_dims = ()
     streams: PositiveInt
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         sizes: dict[str, DimSize] = {x.dims[0]: x.sizes[0], x.dims[1]: x.sizes[1], "streams": self.streams}
         out = x.reshaped(sizes | {x.dims[2]: x.sizes[2]}, name=name)
-        return Expansion((MemoryPass(name, "copy", (x,), out, flops_per_element=0.0),), out)
+        return LayerOperations((MemoryPass(name, "copy", (x,), out, flops_per_element=0.0),), out)
 
 
 @LAYERS.register("hyper_read")
 class HyperConnectionRead(Layer):
-    """Weighted sum of residual streams (batch, seq, streams, hidden), by weights from a product over all streams.
+    """Hyper-connection input: weighted sum of residual streams (batch, seq, streams, hidden) with learned weights.
+
+    A matrix product over all streams yields the weights.
 
     With ``mixes`` the product also yields the weights by which `hyper_write` mixes the streams: a doubly stochastic
     matrix after ``iterations`` of Sinkhorn and Knopp's normalisation.
@@ -243,13 +248,15 @@ class HyperConnectionRead(Layer):
     mixes: bool = True
     iterations: NonNegativeInt = 20
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (4,))
         streams = int(x.sizes[2])
         count = streams * (streams + 2) if self.mixes else streams
         scaled = x.like(f"{name}.normed")
-        norm = MemoryPass(scaled.name, "norm", (x,), scaled, (), (x,), NORM_FLOPS, reduced_dims=(x.dims[3],))
+        norm = MemoryPass(
+            scaled.name, "norm", (x,), scaled, (), (x,), NORM_FLOPS_PER_ELEMENT, reduced_dims=(x.dims[3],)
+        )
         product, raw = linear_projection(f"{name}.weights", scaled, {"mixing": count}, contract=2)
         learned = tuple(
             Tensor(f"{name}.{part}", ("mixing",), (size,), "parameter")
@@ -260,21 +267,21 @@ class HyperConnectionRead(Layer):
         sinkhorn = MemoryPass(weights.name, "elementwise", (raw,), weights, learned, (raw,), flops)
         out = x.without_dims("streams", name=name)
         total = MemoryPass(name, "reduce", (x, weights), out, saved=(x, weights), flops_per_element=2.0 * streams)
-        return Expansion((norm, product, sinkhorn, total), out)
+        return LayerOperations((norm, product, sinkhorn, total), out)
 
 
 @LAYERS.register("hyper_write")
 class HyperConnectionWrite(Layer):
-    """Update of residual streams: the old ones (second input) mixed, plus a half layer's output (first input)."""
+    """Hyper-connection output: mixes the residual streams (second input) and adds a block's output (first input)."""
 
     tensor_parallel_dims = ()
-    arity: ClassVar[int | None] = 2
+    input_count: ClassVar[int | None] = 2
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         result, streams = inputs
         if len(streams.dims) != 4 or streams.dims[:2] != result.dims[:2] or streams.sizes[3] != result.sizes[-1]:
             raise GraphError(f"{name}: expects the result of half a layer and the streams that it was read from")
         out = streams.like(name)
         flops = 2.0 * float(streams.sizes[2]) + 2.0
         work = MemoryPass(name, "elementwise", (result, streams), out, saved=(result, streams), flops_per_element=flops)
-        return Expansion((work,), out)
+        return LayerOperations((work,), out)

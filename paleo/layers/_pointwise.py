@@ -12,9 +12,9 @@ from paleo.errors import GraphError
 from paleo.layers.base import (
     ACTIVATIONS,
     LAYERS,
-    Expansion,
     Layer,
     LayerImplementations,
+    LayerOperations,
     activation_passes,
     format_shape,
 )
@@ -32,11 +32,11 @@ class Activation(Layer):
     function: ClassVar[str]
     keeps: Literal["input"] | None = None
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         operations, out = activation_passes(self.function, name, inputs[0], choices)
         if self.keeps == "input" and len(operations) == 1:
             operations = (replace(operations[0], saved=inputs),)
-        return Expansion(operations, out)
+        return LayerOperations(operations, out)
 
 
 for _function in ACTIVATIONS:
@@ -49,19 +49,19 @@ class Dropout(Layer):
 
     rate: Annotated[float, Field(ge=0, lt=1)] = 0.5
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         if self.rate == 0:
-            return Expansion((), x)
+            return LayerOperations((), x)
         out = x.like(name)
         mask = x.like(f"{name}.mask", role="mask")
-        return Expansion((MemoryPass(name, "dropout", (x,), out, saved=(mask,), flops_per_element=2.0),), out)
+        return LayerOperations((MemoryPass(name, "dropout", (x,), out, saved=(mask,), flops_per_element=2.0),), out)
 
 
-class ElementwiseJoin(Layer):
+class TensorJoin(Layer):
     """Base of layers that combine two or more tensors into one."""
 
-    arity: ClassVar[int | None] = None
+    input_count: ClassVar[int | None] = None
 
     def check_broadcast(self, name: str, inputs: tuple[Tensor, ...], *, broadcast: bool = False) -> Tensor:
         largest = max(inputs, key=lambda t: t.elements)
@@ -76,39 +76,41 @@ class ElementwiseJoin(Layer):
 
 
 @LAYERS.register("add")
-class Add(ElementwiseJoin):
+class Add(TensorJoin):
     """Sum of two tensors. Both inputs have the gradient of the output, so the backward pass costs nothing."""
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         largest = self.check_broadcast(name, inputs, broadcast=True)
         out = replace(largest.like(name), stays_fp32=any(x.stays_fp32 for x in inputs))
         flops = float(len(inputs) - 1)
-        return Expansion(
+        return LayerOperations(
             (MemoryPass(name, "elementwise", inputs, out, flops_per_element=flops, backward_rule="free"),), out
         )
 
 
 @LAYERS.register("multiply")
-class Multiply(ElementwiseJoin):
+class Multiply(TensorJoin):
     """Element-wise product, with broadcast over dims of size 1 (squeeze-and-excitation).
 
     Without a compiler the gradient of a broadcast input is first computed at the size of the product, then summed.
     """
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         out = self.check_broadcast(name, inputs, broadcast=True).like(name)
         spread = choices.gates == "separate" and any(x.elements < out.elements for x in inputs)
         backward: Literal["derived", "by input"] = "by input" if spread else "derived"
-        return Expansion((MemoryPass(name, "elementwise", inputs, out, saved=inputs, backward_rule=backward),), out)
+        return LayerOperations(
+            (MemoryPass(name, "elementwise", inputs, out, saved=inputs, backward_rule=backward),), out
+        )
 
 
 @LAYERS.register("concat")
-class Concat(ElementwiseJoin):
+class Concat(TensorJoin):
     """Concatenation along one dim (default: channels of an image, else the last dim)."""
 
     dim: str | None = None
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         first = inputs[0]
         dim = self.dim or ("channels" if "channels" in first.dims else first.dims[-1])
         for x in inputs:
@@ -119,15 +121,15 @@ class Concat(ElementwiseJoin):
                 raise GraphError(f"{name}: {format_shape(x)} and {format_shape(first)} cannot be joined along {dim!r}")
         sizes = {d: sum(x.size(d) for x in inputs) if d == dim else first.size(d) for d in first.dims}
         out = first.reshaped(sizes).like(name)
-        return Expansion((MemoryPass(name, "copy", inputs, out, flops_per_element=0.0),), out)
+        return LayerOperations((MemoryPass(name, "copy", inputs, out, flops_per_element=0.0),), out)
 
 
 @LAYERS.register("identity")
 class Identity(Layer):
     """Identity: the skip branch of a residual block."""
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
-        return Expansion((), inputs[0])
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
+        return LayerOperations((), inputs[0])
 
 
 @LAYERS.register("flatten")
@@ -136,9 +138,9 @@ class Flatten(Layer):
 
     dim: str = "features"
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
-        return Expansion((), x.reshaped({x.dims[0]: x.sizes[0], self.dim: math.prod(x.sizes[1:])}))
+        return LayerOperations((), x.reshaped({x.dims[0]: x.sizes[0], self.dim: math.prod(x.sizes[1:])}))
 
 
 @LAYERS.register("reshape")
@@ -147,13 +149,13 @@ class Reshape(Layer):
 
     dims: dict[str, PositiveInt]
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         sizes: dict[str, DimSize] = {x.dims[0]: x.sizes[0]} | {d: n for d, n in self.dims.items() if d != x.dims[0]}
         if math.prod(sizes.values()) != x.elements:
             target = " × ".join(f"{d}={n}" for d, n in sizes.items())
             raise GraphError(f"{name}: {format_shape(x)} has {x.elements:g} elements and cannot be viewed as {target}")
-        return Expansion((), x.reshaped(sizes))
+        return LayerOperations((), x.reshaped(sizes))
 
 
 @LAYERS.register("to_sequence")
@@ -163,23 +165,23 @@ class ToSequence(Layer):
     dim: str = "hidden"
     sequence: str = "seq"
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         sizes: dict[str, DimSize] = {x.dims[0]: x.sizes[0], self.sequence: math.prod(x.sizes[2:]), self.dim: x.sizes[1]}
         out = x.reshaped(sizes).like(name)
-        return Expansion((MemoryPass(name, "copy", (x,), out, flops_per_element=0.0),), out)
+        return LayerOperations((MemoryPass(name, "copy", (x,), out, flops_per_element=0.0),), out)
 
 
 @LAYERS.register("spectrogram_to_sequence")
 class SpectrogramToSequence(Layer):
     """Copy from (batch, channels, frequency, time) to (batch, time, features), for recurrent layers."""
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (4,))
         sizes: dict[str, DimSize] = {x.dims[0]: x.sizes[0], "seq": x.sizes[3], "features": x.sizes[1] * x.sizes[2]}
         out = x.reshaped(sizes).like(name)
-        return Expansion((MemoryPass(name, "copy", (x,), out, flops_per_element=0.0),), out)
+        return LayerOperations((MemoryPass(name, "copy", (x,), out, flops_per_element=0.0),), out)
 
 
 @LAYERS.register("select")
@@ -188,29 +190,29 @@ class Select(Layer):
 
     dim: str = "seq"
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         if self.dim not in x.dims:
             raise GraphError(f"{name}: input {format_shape(x)} has no dim {self.dim!r}")
         out = x.without_dims(self.dim, name=name)
         taken = x.without_dims(self.dim, name=x.name)
-        return Expansion((MemoryPass(name, "copy", (taken,), out, flops_per_element=0.0),), out)
+        return LayerOperations((MemoryPass(name, "copy", (taken,), out, flops_per_element=0.0),), out)
 
 
 @LAYERS.register("take")
-class TakeEntries(Layer):
+class SelectEntries(Layer):
     """Selection of ``count`` entries along a dim, such as the masked tokens that a language model predicts."""
 
     count: PositiveInt
     dim: str = "seq"
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         if self.dim not in x.dims or self.count > x.size(self.dim):
             raise GraphError(f"{name}: input {format_shape(x)} has no {self.count} entries along {self.dim!r}")
         taken = x.reshaped({d: self.count if d == self.dim else n for d, n in zip(x.dims, x.sizes, strict=True)})
         out = taken.like(name)
-        return Expansion((MemoryPass(name, "gather", (taken,), out, flops_per_element=0.0),), out)
+        return LayerOperations((MemoryPass(name, "gather", (taken,), out, flops_per_element=0.0),), out)
 
 
 @LAYERS.register("mean")
@@ -219,12 +221,12 @@ class Mean(Layer):
 
     dim: str = "seq"
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         if self.dim not in x.dims:
             raise GraphError(f"{name}: input {format_shape(x)} has no dim {self.dim!r}")
         out = x.without_dims(self.dim, name=name)
-        return Expansion((MemoryPass(name, "reduce", (x,), out),), out)
+        return LayerOperations((MemoryPass(name, "reduce", (x,), out),), out)
 
 
 @LAYERS.register("upsample")
@@ -234,21 +236,23 @@ class Upsample(Layer):
     factor: PositiveInt = 2
     bilinear: bool = False
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         sizes = {d: n if i < 2 else n * self.factor for i, (d, n) in enumerate(zip(x.dims, x.sizes, strict=True))}
         out = x.reshaped(sizes).like(name)
-        return Expansion((MemoryPass(name, "copy", (x,), out, flops_per_element=7.0 if self.bilinear else 0.0),), out)
+        return LayerOperations(
+            (MemoryPass(name, "copy", (x,), out, flops_per_element=7.0 if self.bilinear else 0.0),), out
+        )
 
 
 @LAYERS.register("crop")
 class Crop(Layer):
     """Centre crop of every spatial dim to ``size`` or to a second input (skip connections of the original U-Net)."""
 
-    optional_inputs: ClassVar[int] = 1
+    optional_input_count: ClassVar[int] = 1
     size: PositiveInt | list[PositiveInt] | None = None
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         x = inputs[0]
         if (self.size is None) == (len(inputs) == 1):
             raise GraphError(f"{name}: crop takes either a size or a second input to be like")
@@ -260,15 +264,15 @@ class Crop(Layer):
             raise GraphError(f"{name}: {format_shape(x)} cannot be cropped to {target}")
         sizes: dict[str, DimSize] = dict(zip(x.dims, (*x.sizes[:2], *target), strict=True))
         out = x.reshaped(sizes).like(name)
-        return Expansion((MemoryPass(name, "copy", (x.reshaped(sizes),), out, flops_per_element=0.0),), out)
+        return LayerOperations((MemoryPass(name, "copy", (x.reshaped(sizes),), out, flops_per_element=0.0),), out)
 
 
 @LAYERS.register("detach")
 class Detach(Layer):
     """Identity without a backward pass, such as the input of a GAN's discriminator from the generator."""
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
-        return Expansion((), replace(inputs[0], needs_gradient=False))
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
+        return LayerOperations((), replace(inputs[0], needs_gradient=False))
 
 
 @LAYERS.register("class_token")
@@ -277,13 +281,13 @@ class ClassToken(Layer):
 
     tensor_parallel_dims = ()
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         batch, seq, hidden = x.dims
         out = x.reshaped({batch: x.sizes[0], seq: x.sizes[1] + 1, hidden: x.sizes[2]}).like(name)
         token = Tensor(f"{name}.token", (hidden,), (x.sizes[2],), "parameter")
-        return Expansion((MemoryPass(name, "copy", (x,), out, parameters=(token,), flops_per_element=0.0),), out)
+        return LayerOperations((MemoryPass(name, "copy", (x,), out, parameters=(token,), flops_per_element=0.0),), out)
 
 
 @LAYERS.register("position_embedding")
@@ -294,7 +298,7 @@ class PositionEmbedding(Layer):
     positions: PositiveInt | None = None
     learned: bool = True
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         _, seq, hidden = x.dims
@@ -304,19 +308,19 @@ class PositionEmbedding(Layer):
         table = Tensor(f"{name}.weight", ("positions", hidden), (rows, x.size(hidden)), "parameter")
         tables = (table,) if self.learned else ()
         out = x.like(name)
-        return Expansion(
+        return LayerOperations(
             (MemoryPass(name, "elementwise", (x,), out, parameters=tables, table_rows_per_output=self.learned),), out
         )
 
 
 @LAYERS.register("scale")
-class Scale(Layer):
+class LayerScale(Layer):
     """Product with a learned factor for each entry of the last dim (layer scale)."""
 
     tensor_parallel_dims = ()
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         weight = Tensor(f"{name}.weight", (x.dims[-1],), (x.sizes[-1],), "parameter")
         out = x.like(name)
-        return Expansion((MemoryPass(name, "elementwise", (x,), out, parameters=(weight,), saved=(x,)),), out)
+        return LayerOperations((MemoryPass(name, "elementwise", (x,), out, parameters=(weight,), saved=(x,)),), out)

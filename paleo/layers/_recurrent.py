@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import LAYERS, Expansion, Layer, LayerImplementations, format_shape, linear_projection
-from paleo.operations.base import MemoryPass, Operation, RecomputedChain
+from paleo.layers.base import LAYERS, Layer, LayerImplementations, LayerOperations, format_shape, linear_projection
+from paleo.operations.base import MemoryPass, Operation, RecomputedFusedChain
 from paleo.operations.contraction import GATES_BY_CELL, Contraction, Recurrence
 from paleo.operations.tensor import DimSize, Tensor
 
@@ -17,7 +17,7 @@ from paleo.operations.tensor import DimSize, Tensor
 
 
 class Recurrent(Layer):
-    """Base of recurrent layers over (batch, seq, features): one input product of all steps, then the sequential steps.
+    """Base of recurrent layers over (batch, seq, features): one GEMM of the input for all time steps, then the steps.
 
     ``biases`` is the number of bias vectors per gate: 2 as in cuDNN and PyTorch, 1 as in most papers, 0 for none.
     Without ``project`` the input already holds gates x hidden entries, which both directions read (cuDNN's skip-input
@@ -36,7 +36,7 @@ class Recurrent(Layer):
     projection: PositiveInt | None = None
     kept_per_state: Annotated[float, Field(gt=0)] | None = None
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         batch, seq, _ = x.dims
@@ -54,13 +54,15 @@ class Recurrent(Layer):
             wide = states.like(f"{name}.wide")
             steps = self._recurrence(name, gated, weight, wide, directions, looped)
             product, out = self._project_states(name, wide, directions, self.projection)
-            return Expansion((*products, steps, product), out)
+            return LayerOperations((*products, steps, product), out)
         if not self.bidirectional or self.merge == "concat":
-            return Expansion((*products, self._recurrence(name, gated, weight, states, directions, looped)), states)
+            return LayerOperations(
+                (*products, self._recurrence(name, gated, weight, states, directions, looped)), states
+            )
         directions_states = states.like(f"{name}.states")
         out = states.reshaped({batch: x.sizes[0], seq: x.sizes[1], "features": self.hidden})
         summed = MemoryPass(f"{name}.sum", "elementwise", (directions_states,), out, backward_rule="free")
-        return Expansion(
+        return LayerOperations(
             (*products, self._recurrence(name, gated, weight, directions_states, directions, looped), summed), out
         )
 
@@ -76,12 +78,12 @@ class Recurrent(Layer):
             out=states,
             steps_dim=seq,
             directions=directions,
-            saved_per_state=kept,
-            concatenated_inputs=looped,
+            saved_numbers_per_output=kept,
+            concatenated_input_features=looped,
         )
 
     def _project_states(self, name: str, wide: Tensor, directions: int, projection: int) -> tuple[Contraction, Tensor]:
-        """Return the product that narrows the states to ``projection`` entries, and its output tensor.
+        """Return the matrix product of an LSTM projection (states to ``projection`` entries), and the output tensor.
 
         Each direction has its own matrix; all time steps count as one product.
         """
@@ -95,9 +97,9 @@ class Recurrent(Layer):
         return product, result.reshaped({batch: wide.sizes[0], seq: wide.sizes[1], "features": directions * projection})
 
     def _gates(self, name: str, x: Tensor, directions: int, gates: int) -> tuple[tuple[Operation, ...], Tensor]:
-        """Return the operations of the part of the gates that depends on the input only, and its output tensor.
+        """Return the operations that compute the input's contribution to the gates, and the output tensor.
 
-        They cover all time steps at once.
+        The operations cover all time steps at once.
         """
         if not self.project:
             if x.sizes[-1] != gates:
@@ -153,7 +155,7 @@ def _short_convolution(
 
 
 def _gated_norm(name: str, flat: Tensor, gate: Tensor, scale: Tensor) -> MemoryPass:
-    """Return the memory pass that normalises a mixer's output and multiplies it by its gate."""
+    """Return the memory pass of a gated norm: normalise a mixer's output and multiply by a gate."""
     normed, inputs = flat.like(f"{name}.norm"), (flat, gate)
     return MemoryPass(
         normed.name, "norm", inputs, normed, (scale,), inputs, flops_per_element=14.0, reduced_dims=("inner",)
@@ -181,7 +183,7 @@ class Mamba2(Layer):
     conv: PositiveInt = 4
     chunk: PositiveInt = 128
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         if self.heads % self.groups:
@@ -198,7 +200,7 @@ class Mamba2(Layer):
         scale = Tensor(f"{name}.norm.weight", ("ssm_groups", "inner"), (self.groups, inner), "parameter")
         norm = _gated_norm(name, scanned.reshaped(rows | {"inner": inner}), gate, scale)
         project_out, out = linear_projection(f"{name}.out", norm.out, {x.dims[-1]: x.sizes[-1]}, contract=2)
-        return Expansion((project_in, convolution, scan, norm, project_out), out)
+        return LayerOperations((project_in, convolution, scan, norm, project_out), out)
 
     @property
     def _group_width(self) -> int:
@@ -206,9 +208,9 @@ class Mamba2(Layer):
         return self.heads // self.groups * self.head_dim
 
     def _scan(self, name: str, rows: dict[str, DimSize]) -> tuple[Operation, Tensor]:
-        """Return the selective scan, computed in chunks by one kernel, and its output tensor.
+        """Return the selective scan of Mamba-2 (one kernel, computed in chunks), and the output tensor.
 
-        Its products are the scores inside each chunk, each chunk's contribution to the state, and the output from
+        Products are the scores inside each chunk, each chunk's contribution to the state, and the output from
         scores and state.
         """
         batch, seq, _ = rows
@@ -238,7 +240,7 @@ class Mamba2(Layer):
         decay = MemoryPass(f"{name}.scan.decay", "elementwise", (steps,), steps.like(f"{name}.scan.decays"))
         chain = (decay, *operations)
         inputs = (values, keys, queries, steps, *learned)
-        return RecomputedChain(out.name, inputs, out, chain, "mamba_chunk_scan_combined", frozenset({seq})), out
+        return RecomputedFusedChain(out.name, inputs, out, chain, "mamba_chunk_scan_combined", frozenset({seq})), out
 
     def _products(
         self, name: str, chunks: dict[str, DimSize], length: int, entries: dict[str, DimSize]
@@ -272,7 +274,7 @@ class Mamba2(Layer):
 class DeltaNet(Layer):
     """Gated delta-rule mixer over (batch, seq, hidden), with a state matrix per head.
 
-    Its rule is S ← S (α − β k kᵀ) + β v kᵀ, o = S q. There are ``heads`` of keys and queries of ``key_dim`` entries,
+    The rule is S ← S (α − β k kᵀ) + β v kᵀ, o = S q. There are ``heads`` of keys and queries of ``key_dim`` entries,
     and ``value_heads`` (a multiple) of values of ``value_dim``. Short convolutions over ``conv`` positions come first,
     a gated norm and the output projection last. The decay α is one number per ``head``, or one per ``channel`` of a
     key, from a projection through ``decay_rank`` entries. The output gate is projected from the input, through
@@ -292,7 +294,7 @@ class DeltaNet(Layer):
     gate_rank: NonNegativeInt = 0
     chunk: PositiveInt = 64
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         if (self.value_heads or self.heads) % self.heads:
@@ -316,7 +318,7 @@ class DeltaNet(Layer):
         scale = Tensor(f"{name}.norm.weight", ("inner",), (self.value_dim,), "parameter")
         norm = _gated_norm(name, flat, gate, scale)
         project_out, out = linear_projection(f"{name}.out", norm.out, {x.dims[-1]: x.sizes[-1]}, contract=2)
-        return Expansion((project_in, *low_rank, convolution, rule, norm, project_out), out)
+        return LayerOperations((project_in, *low_rank, convolution, rule, norm, project_out), out)
 
     @property
     def _value_heads_per_key(self) -> int:
@@ -340,9 +342,9 @@ class DeltaNet(Layer):
         return down, up
 
     def _rule(self, name: str, rows: dict[str, DimSize]) -> tuple[Operation, Tensor]:
-        """Return the gated delta rule, computed in chunks by one kernel, and its output tensor.
+        """Return the gated delta rule (one kernel, computed in chunks), and the output tensor.
 
-        It reads queries, keys, values, step sizes and decays.
+        The kernel reads queries, keys, values, step sizes and decays.
         """
         batch, seq, _ = rows
         widths = {"q": self.key_dim, "k": self.key_dim, "v": self._value_width, "beta": self._value_heads_per_key}
@@ -367,13 +369,13 @@ class DeltaNet(Layer):
         chain = (step, *self._products(name, chunks, length))
         inputs = (queries, keys, values, beta, decay, *learned)
         kernel = "chunk_kda" if self.decay == "channel" else "chunk_gated_delta_rule"
-        return RecomputedChain(out.name, inputs, out, chain, kernel, frozenset({seq})), out
+        return RecomputedFusedChain(out.name, inputs, out, chain, kernel, frozenset({seq})), out
 
     def _products(self, name: str, chunks: dict[str, DimSize], length: int) -> tuple[Operation, ...]:
         """Return the matrix products of one chunk of the delta rule.
 
-        They are keys with keys, the inverse of that matrix, reads and writes of the state, and queries with keys and
-        state. The inverse is found by substitution, which costs a third of a product.
+        The products are keys with keys, the inverse of that matrix, reads and writes of the state, and queries with
+        keys and state. The inverse is found by substitution, which costs a third of a product.
         """
 
         def tensor(part: str, **dims: DimSize) -> Tensor:

@@ -11,10 +11,10 @@ from paleo.errors import GraphError
 from paleo.layers._attention import Attention, LatentAttention, rms_norm, rotary_embedding_passes
 from paleo.layers.base import (
     LAYERS,
-    NORM_FLOPS,
-    Expansion,
+    NORM_FLOPS_PER_ELEMENT,
     Layer,
     LayerImplementations,
+    LayerOperations,
     linear_projection,
     parameter_vector,
 )
@@ -27,19 +27,19 @@ from paleo.operations.tensor import DimSize, Tensor
 
 add_operation_kind(OperationKind("key_top_k", "the keys with the highest scores of each query"))
 #: FLOP per score of a top-k selection: the passes of a radix selection over four bytes.
-TOP_K_FLOPS = 4.0
+TOP_K_FLOPS_PER_SCORE = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Indexer:
+class SparseAttentionIndexer:
     """Indexer that selects keys for each query by scores: sum over ``heads`` of weight · relu(q · k).
 
-    It selects ``top_k`` keys, or blocks of ``keys_per_block`` keys, of which the largest score counts. If ``weighted``,
-    each head and query has a learned weight. Otherwise each head selects for its own group of queries.
+    Selected are ``top_k`` keys, or blocks of ``keys_per_block`` keys, of which the largest score counts. If
+    ``weighted``, each head and query has a learned weight. Otherwise each head selects for its own group of queries.
     """
 
     heads: int
-    dim: int
+    head_dim: int
     top_k: int
     keys_per_block: int = 1
     weighted: bool = True
@@ -47,17 +47,19 @@ class Indexer:
     def selection_operations(
         self, name: str, x: Tensor, source: Tensor, keys: Tensor | None = None
     ) -> tuple[tuple[Operation, ...], Tensor]:
-        """Return the indexer's operations, and the tensor of the positions that it selects for each query.
+        """Return the operations of the indexer, and the tensor of selected key positions for each query.
 
         Queries are projected from ``source``. ``keys`` (batch, keys, dim) are given, or projected from ``x``. No
         gradient flows to either.
         """
         x, source = replace(x, needs_gradient=False), replace(source, needs_gradient=False)
         batch, seq = x.dims[:2]
-        q_up, query = linear_projection(f"{name}.query", source, {"index_heads": self.heads, "index_dim": self.dim})
+        q_up, query = linear_projection(
+            f"{name}.query", source, {"index_heads": self.heads, "index_dim": self.head_dim}
+        )
         operations: list[Operation] = [q_up]
         if keys is None:
-            k_up, key = linear_projection(f"{name}.key", x, {"index_dim": self.dim})
+            k_up, key = linear_projection(f"{name}.key", x, {"index_dim": self.head_dim})
             norm = rms_norm(key) if not self.weighted else _layer_norm(key)
             rotations, (query, key) = rotary_embedding_passes(query, norm.out)
             operations += [k_up, norm, *rotations]
@@ -76,17 +78,24 @@ class Indexer:
         chosen = min(self.top_k, -(-int(entries) // self.keys_per_block))
         picked = _fp32_tensor(f"{name}.chosen", per_query | per_head | {"chosen": chosen})
         operations.append(
-            MemoryPass(picked.name, "key_top_k", (scores,), picked, flops_per_element=TOP_K_FLOPS, backward_rule="free")
+            MemoryPass(
+                picked.name,
+                "key_top_k",
+                (scores,),
+                picked,
+                flops_per_element=TOP_K_FLOPS_PER_SCORE,
+                backward_rule="free",
+            )
         )
         return (*operations, *self._indexer_loss(name, x, query, keys, chosen * self.keys_per_block)), picked
 
     def _indexer_loss(self, name: str, x: Tensor, query: Tensor, keys: Tensor, chosen: int) -> tuple[Operation, ...]:
-        """Return the operations of the indexer's own loss: scores of the selected keys, with their gradient."""
+        """Return the operations of the indexer's auxiliary loss: scores of the selected keys, with their gradient."""
         batch, seq = x.dims[:2]
         sizes: dict[str, DimSize] = {
             batch: x.sizes[0],
             "chosen": min(chosen, int(keys.sizes[1])),
-            "index_dim": self.dim,
+            "index_dim": self.head_dim,
         }
         picked_keys = keys.reshaped(sizes, name=f"{name}.chosen_keys")
         gather = MemoryPass(picked_keys.name, "copy", (keys,), picked_keys, flops_per_element=0.0)
@@ -117,7 +126,7 @@ def _layer_norm(x: Tensor) -> MemoryPass:
     """Return the memory pass of a layer norm over the last dim, with scale and shift."""
     out, dim = x.like(f"{x.name}.normed"), x.dims[-1]
     learned = parameter_vector(f"{out.name}.weight", x, dim), parameter_vector(f"{out.name}.bias", x, dim)
-    return MemoryPass(out.name, "norm", (x,), out, learned, (x,), NORM_FLOPS, reduced_dims=(dim,))
+    return MemoryPass(out.name, "norm", (x,), out, learned, (x,), NORM_FLOPS_PER_ELEMENT, reduced_dims=(dim,))
 
 
 @LAYERS.register("sparse_latent_attention")
@@ -135,14 +144,14 @@ class SparseLatentAttention(LatentAttention):
     top_k: PositiveInt = 2048
     shares_index: bool = False
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         dense = super().to_operations(name, inputs, choices)
         index = () if self.shares_index else self._index(name, x, dense.operations)
         if x.sizes[1] <= self.top_k:
-            return Expansion((*dense.operations[:-1], *index, dense.operations[-1]), dense.out)
-        return Expansion(
+            return LayerOperations((*dense.operations[:-1], *index, dense.operations[-1]), dense.out)
+        return LayerOperations(
             (*self._latents(name, dense.operations), *index, *self._attend_selected_keys(name, x, dense)), dense.out
         )
 
@@ -153,14 +162,16 @@ class SparseLatentAttention(LatentAttention):
         """
         latent = next((op.out for op in operations if op.name == f"{name}.q_norm"), x)
         source = latent.with_renamed_dims({latent.dims[1]: x.dims[1]})
-        return Indexer(self.index_heads, self.index_dim, self.top_k).selection_operations(f"{name}.index", x, source)[0]
+        return SparseAttentionIndexer(self.index_heads, self.index_dim, self.top_k).selection_operations(
+            f"{name}.index", x, source
+        )[0]
 
     def _latents(self, name: str, operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
-        """Return those operations of latent attention that come before its heads: latents, norms, queries."""
+        """Return the operations of latent attention before the attention heads: latent vectors, norms, queries."""
         kept = {f"{name}.{part}" for part in ("q_down", "q_norm", "query", "kv_down", "kv_norm")}
         return tuple(operation for operation in operations if operation.name in kept)
 
-    def _attend_selected_keys(self, name: str, x: Tensor, dense: Expansion) -> tuple[Operation, ...]:
+    def _attend_selected_keys(self, name: str, x: Tensor, dense: LayerOperations) -> tuple[Operation, ...]:
         """Return the operations of attention to the selected keys in latent space, where all heads share one key.
 
         ``dense`` is the same layer as latent attention to all keys.
@@ -203,16 +214,16 @@ class SparseAttention(Attention):
     block: PositiveInt = 128
     top_k: PositiveInt = 16
     causal: Literal[True] = True
-    optional_inputs = 0
+    optional_input_count = 0
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         attended = min(self.top_k * self.block, int(x.sizes[1]))
         dense = self.model_copy(update={"window": attended})
         expansion = Attention.to_operations(dense, name, inputs, choices)
-        indexer = Indexer(self.index_heads, self.index_dim, self.top_k, self.block, weighted=False)
+        indexer = SparseAttentionIndexer(self.index_heads, self.index_dim, self.top_k, self.block, weighted=False)
         index, _ = indexer.selection_operations(f"{name}.index", x, x)
-        return Expansion((*expansion.operations[:1], *index, *expansion.operations[1:]), expansion.out)
+        return LayerOperations((*expansion.operations[:1], *index, *expansion.operations[1:]), expansion.out)
 
 
 # Attention over a sliding window and over compressed keys (DeepSeek-V4); all heads share one key, which is also the
@@ -244,7 +255,7 @@ class CompressedAttention(Layer):
     out_groups: PositiveInt
     out_rank: PositiveInt
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (3,))
         if self.heads % self.out_groups:
@@ -255,7 +266,14 @@ class CompressedAttention(Layer):
         q_up, query = linear_projection(f"{name}.query", q_norm.out, heads | {"head_dim": self.head_dim})
         unweighted = query.like(f"{query.name}.normed")
         head_norm = MemoryPass(
-            unweighted.name, "norm", (query,), unweighted, (), (query,), NORM_FLOPS, reduced_dims=("head_dim",)
+            unweighted.name,
+            "norm",
+            (query,),
+            unweighted,
+            (),
+            (query,),
+            NORM_FLOPS_PER_ELEMENT,
+            reduced_dims=("head_dim",),
         )
         kv_up, near = linear_projection(f"{name}.key", x, {"head_dim": self.head_dim})
         kv_norm = rms_norm(near)
@@ -278,10 +296,10 @@ class CompressedAttention(Layer):
             f"{name}.out_groups", context, {"out_rank": self.out_rank}, contract=2, shared=("kv_heads",)
         )
         output, out = linear_projection(f"{name}.out", narrow, {x.dims[-1]: x.sizes[-1]}, contract=2)
-        return Expansion((*operations, *far, joined, read, core, grouped, output), out)
+        return LayerOperations((*operations, *far, joined, read, core, grouped, output), out)
 
     def _compress_keys(self, name: str, x: Tensor, latent: Tensor) -> tuple[tuple[Operation, ...], Tensor | None, int]:
-        """Return the operations that compress keys, the keys (or None), and how many a query attends to at most."""
+        """Return (operations that compress keys, compressed keys or None, most compressed keys per query)."""
         if not self.ratio or x.sizes[1] < self.ratio:
             unused_compressor = () if not self.ratio else self._pooled(f"{name}.compressor", x, self.head_dim)[0]
             return unused_compressor, None, 0
@@ -289,7 +307,7 @@ class CompressedAttention(Layer):
         if self.top_k is None:
             return operations, entries, int(entries.sizes[1])
         index_ops, index_keys = self._pooled(f"{name}.index.compressor", x, self.index_dim)
-        indexer = Indexer(self.index_heads, self.index_dim, self.top_k)
+        indexer = SparseAttentionIndexer(self.index_heads, self.index_dim, self.top_k)
         choice, _ = indexer.selection_operations(
             f"{name}.index", x, latent, index_keys.with_renamed_dims({"entries": "keys", "head_dim": "index_dim"})
         )

@@ -82,7 +82,7 @@ class LayerImplementations:
         return {"fused": (), "tanh-stepwise": _WRITTEN_OUT, "stepwise": ("gelu", *_WRITTEN_OUT)}[self.gelu]
 
     def with_output_precision(self, out: Tensor, by: str) -> Tensor:
-        """Return a layer's output tensor, in fp32 if mixed precision computes that operation in fp32.
+        """Return a layer's output tensor, marked as fp32 if autocast computes the operation ``by`` in fp32.
 
         Parameters
         ----------
@@ -94,14 +94,14 @@ class LayerImplementations:
         Returns
         -------
         Tensor
-            The tensor, perhaps ``wide``.
+            The same tensor, with ``stays_fp32`` set if autocast computes the operation in fp32.
         """
         return replace(out, stays_fp32=True) if by in self.fp32_functions else out
 
 
 @dataclass(frozen=True, slots=True)
-class Expansion:
-    """Result of expanding a layer: its operations in order, and its output tensor.
+class LayerOperations:
+    """Result of `Layer.to_operations`: operations of a layer in order, and the output tensor.
 
     ``storage`` is the tensor whose storage holds the output, if the output is a view of part of it.
     """
@@ -114,7 +114,7 @@ class Expansion:
 class Layer(BaseModel):
     """Base of all layers of a network: fields are the options in a model file, `to_operations` returns the operations.
 
-    A subclass registers itself with ``@LAYERS.register("name")``. ``arity`` is the number of inputs (None: two or
+    A subclass registers itself with ``@LAYERS.register("name")``. ``input_count`` is the number of inputs (None: two or
     more). ``tensor_parallel_dims`` are the dims that tensor parallelism splits. If it is empty, every rank of a
     tensor-parallel group computes the whole layer, as it costs little; if it is None, a prediction warns if the layer
     has parameters. ``expert_parallel_dims`` are split by expert parallelism. ``shared_expert_dims`` are those of a
@@ -123,16 +123,16 @@ class Layer(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
-    arity: ClassVar[int | None] = 1
+    input_count: ClassVar[int | None] = 1
     #: Number of optional inputs after the required ones, such as the encoder output of a cross attention.
-    optional_inputs: ClassVar[int] = 0
+    optional_input_count: ClassVar[int] = 0
     tensor_parallel_dims: ClassVar[tuple[str, ...] | None] = None
     expert_parallel_dims: ClassVar[tuple[str, ...]] = ()
     shared_expert_dims: ClassVar[tuple[str, ...]] = ()
     sequence_parallel_dims: ClassVar[tuple[str, ...]] = ()
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
-        """Return the operations of the layer on its inputs.
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
+        """Expand the layer to operations on the given inputs.
 
         Parameters
         ----------
@@ -145,7 +145,7 @@ class Layer(BaseModel):
 
         Returns
         -------
-        Expansion
+        LayerOperations
             Operations in order, and the output.
 
         Raises
@@ -179,7 +179,7 @@ class Layer(BaseModel):
 
 
 def format_shape(x: Tensor) -> str:
-    """Format a shape for messages: ``batch=32 × channels=3``.
+    """Format a tensor's shape for messages: ``batch=32 × channels=3``.
 
     Parameters
     ----------
@@ -265,7 +265,7 @@ def parameter_vector(name: str, x: Tensor, dim: str) -> Tensor:
     x : Tensor
         The tensor.
     dim : str
-        Its dim.
+        Dim of the vector.
 
     Returns
     -------
@@ -276,7 +276,7 @@ def parameter_vector(name: str, x: Tensor, dim: str) -> Tensor:
 
 
 #: FLOP of a norm per element: difference, square, sum, scale, shift. Its time follows from memory traffic.
-NORM_FLOPS = 8.0
+NORM_FLOPS_PER_ELEMENT = 8.0
 
 #: Element-wise functions -> FLOP per element (a transcendental function counts as one), and whether the backward pass
 #: needs the input or the output.
@@ -415,7 +415,7 @@ def gated_unit_passes(
     return (first, MemoryPass(name, "elementwise", (activated, partner), out, saved=(activated, partner))), out
 
 
-def per_dim_option(value: Any, length: int, *, field: str, name: str) -> tuple[int, ...]:
+def option_per_spatial_dim(value: Any, length: int, *, field: str, name: str) -> tuple[int, ...]:
     """Return one number per spatial dim, from an option that is one number for all or a list.
 
     Parameters
@@ -445,17 +445,17 @@ def per_dim_option(value: Any, length: int, *, field: str, name: str) -> tuple[i
     return values
 
 
-def with_frozen_weights(expansion: Expansion) -> Expansion:
+def with_frozen_weights(expansion: LayerOperations) -> LayerOperations:
     """Return a layer's operations with its weights marked as not trained.
 
     Parameters
     ----------
-    expansion : Expansion
+    expansion : LayerOperations
         Operations of the layer.
 
     Returns
     -------
-    Expansion
+    LayerOperations
         Copy whose parameters need no gradient.
     """
 
@@ -465,22 +465,22 @@ def with_frozen_weights(expansion: Expansion) -> Expansion:
     return replace(expansion, operations=tuple(map_tensors(operation, untrained) for operation in expansion.operations))
 
 
-def without_unneeded_gradients(expansion: Expansion, inputs: tuple[Tensor, ...]) -> Expansion:
-    """Return a layer's operations with the tensors marked that need no gradient.
+def without_unneeded_gradients(expansion: LayerOperations, inputs: tuple[Tensor, ...]) -> LayerOperations:
+    """Return a layer's operations without gradients for tensors that no trained weight influences.
 
     No trained weight depends on these. If no input needs a gradient, the layer computes none before its first trained
     weight, and the operations before it save nothing.
 
     Parameters
     ----------
-    expansion : Expansion
+    expansion : LayerOperations
         Operations of the layer.
     inputs : tuple of Tensor
         Inputs of the layer.
 
     Returns
     -------
-    Expansion
+    LayerOperations
         Copy with these tensors marked.
     """
     if any(tensor.needs_gradient for tensor in inputs) or not expansion.operations:
@@ -503,4 +503,4 @@ def without_unneeded_gradients(expansion: Expansion, inputs: tuple[Tensor, ...])
             changed = replace(changed, saved=())
         operations.append(changed)
     needed = expansion.out.needs_gradient and expansion.out.name not in idle
-    return Expansion(tuple(operations), replace(expansion.out, needs_gradient=needed))
+    return LayerOperations(tuple(operations), replace(expansion.out, needs_gradient=needed))

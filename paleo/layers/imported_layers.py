@@ -10,13 +10,13 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 
 from paleo.errors import GraphError
-from paleo.layers.base import LAYERS, Expansion, Layer, LayerImplementations, format_shape
+from paleo.layers.base import LAYERS, Layer, LayerImplementations, LayerOperations, format_shape
 from paleo.operations.base import OPERATION_KINDS, Kernel, MemoryPass, OperationKind, Phase, add_operation_kind
 from paleo.operations.contraction import Contraction
-from paleo.operations.tensor import DimSize, Precision, Tensor, shard_all
+from paleo.operations.tensor import DimSize, Precision, Tensor, shard_tensors
 
 #: Largest number of inputs of a pass.
-MAX_PASS_INPUTS = 10_000
+MAX_MEMORY_PASS_INPUTS = 10_000
 
 
 @LAYERS.register("view")
@@ -33,7 +33,7 @@ class View(Layer):
     learned: bool = False
     keeps_whole: bool = False
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         """Rename and resize the dims of the input; a view runs no kernel.
 
         Parameters
@@ -47,18 +47,18 @@ class View(Layer):
 
         Returns
         -------
-        Expansion
+        LayerOperations
             No operations, and the input with the dims of the layer (or a constant tensor, if the layer is constant).
         """
         (x,) = inputs
         sizes: dict[str, DimSize] = dict(self.dims)
         if self.constant:
-            return Expansion(
+            return LayerOperations(
                 (), Tensor(name, tuple(sizes), tuple(sizes.values()), "statistic", needs_gradient=self.learned)
             )
         elements = math.prod(sizes.values())
         whole = x if self.keeps_whole and elements < x.elements else None
-        return Expansion((), x.reshaped(sizes, name=x.name if elements == x.elements else name), whole)
+        return LayerOperations((), x.reshaped(sizes, name=x.name if elements == x.elements else name), whole)
 
 
 @LAYERS.register("einsum")
@@ -69,12 +69,12 @@ class Einsum(Layer):
     ``weight``. Letters missing from the output are summed.
     """
 
-    optional_inputs: ClassVar[int] = 1
+    optional_input_count: ClassVar[int] = 1
     equation: str
     dims: list[str]
     weight: list[PositiveInt] | None = None
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         """Return the contraction of two inputs, or of one input and a weight.
 
         Parameters
@@ -88,7 +88,7 @@ class Einsum(Layer):
 
         Returns
         -------
-        Expansion
+        LayerOperations
             One contraction, and its output.
 
         Raises
@@ -116,7 +116,7 @@ class Einsum(Layer):
             if clash:
                 raise GraphError(f"{name}: {format_shape(lhs)} and {format_shape(rhs)} differ in {clash[0]!r}")
         out = Tensor(name, tuple(result_sizes), tuple(result_sizes.values()))
-        return Expansion((Contraction(name, lhs, rhs, out),), out)
+        return LayerOperations((Contraction(name, lhs, rhs, out),), out)
 
     def _letters(self, name: str) -> tuple[list[str], list[str], list[str]]:
         sides, arrow, result = self.equation.partition("->")
@@ -139,7 +139,7 @@ def _lettered(name: str, x: Tensor, letters: list[str], names: Mapping[str, str]
     return replace(x, dims=tuple(names.get(letter, f"in_{letter}") for letter in letters))
 
 
-class GenericPass(Layer):
+class GenericMemoryPass(Layer):
     """Base of generic memory passes from any number of inputs to one output of the sizes ``dims``.
 
     ``parameters`` is the number of learned numbers that it reads. ``keeps`` says which tensors are saved for the
@@ -147,8 +147,8 @@ class GenericPass(Layer):
     element of the largest tensor read or written.
     """
 
-    arity: ClassVar[int | None] = 1
-    optional_inputs: ClassVar[int] = MAX_PASS_INPUTS
+    input_count: ClassVar[int | None] = 1
+    optional_input_count: ClassVar[int] = MAX_MEMORY_PASS_INPUTS
     dims: dict[str, PositiveInt]
     parameters: NonNegativeInt = 0
     keeps: Literal["inputs", "output", "all", "nothing"] | list[NonNegativeInt] = "nothing"
@@ -187,8 +187,8 @@ class GenericPass(Layer):
 
 
 @LAYERS.register("pass")
-class ImportedPass(GenericPass):
-    """Memory pass of an imported function (element-wise, copy, reduction or gather), timed by the bytes it moves.
+class ImportedMemoryPass(GenericMemoryPass):
+    """Memory pass of an imported function (element-wise, copy, reduction or gather), timed by the bytes moved.
 
     ``of`` is the name of the function in the source.
     """
@@ -197,7 +197,7 @@ class ImportedPass(GenericPass):
     of: str = ""
     flops_per_element: Annotated[float, Field(ge=0)] = 1.0
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         """Return one memory pass from the inputs to an output with the dims of the layer.
 
         Parameters
@@ -211,7 +211,7 @@ class ImportedPass(GenericPass):
 
         Returns
         -------
-        Expansion
+        LayerOperations
             One memory pass, and its output.
 
         Raises
@@ -222,7 +222,7 @@ class ImportedPass(GenericPass):
         out = Tensor(name, tuple(self.dims), tuple(self.dims.values()))
         kept = self.saved_tensors(name, inputs, out)
         work = MemoryPass(name, self.kind, inputs, out, _table(name, self.parameters), kept, self.flops_per_element)
-        return Expansion((work,), out)
+        return LayerOperations((work,), out)
 
 
 def _table(name: str, parameters: int) -> tuple[Tensor, ...]:
@@ -233,7 +233,7 @@ add_operation_kind(OperationKind("opaque", "a function that an importer did not 
 
 
 @LAYERS.register("opaque")
-class OpaqueFunction(GenericPass):
+class OpaqueFunction(GenericMemoryPass):
     """Imported function for which Paleo has no layer, timed as one matrix product of the FLOP that the tracer counted.
 
     ``flops_per_element`` are FLOP of matrix products per element of the output. The backward pass is assumed to be one
@@ -245,7 +245,7 @@ class OpaqueFunction(GenericPass):
     flops_per_element: Annotated[float, Field(ge=0)] = 0.0
     keeps: Literal["inputs", "output", "all", "nothing"] | list[NonNegativeInt] = "inputs"
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         """Return one opaque operation from the inputs to an output with the dims of the layer.
 
         Parameters
@@ -259,7 +259,7 @@ class OpaqueFunction(GenericPass):
 
         Returns
         -------
-        Expansion
+        LayerOperations
             One operation, and its output.
 
         Raises
@@ -269,7 +269,7 @@ class OpaqueFunction(GenericPass):
         """
         out = Tensor(name, tuple(self.dims), tuple(self.dims.values()))
         table, kept = _table(name, self.parameters), self.saved_tensors(name, inputs, out)
-        return Expansion((OpaqueOperation(name, self.of, inputs, out, table, self.flops_per_element, kept),), out)
+        return LayerOperations((OpaqueOperation(name, self.of, inputs, out, table, self.flops_per_element, kept),), out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +277,7 @@ class OpaqueOperation:
     """Operation of an `OpaqueFunction` layer, which counts as one matrix product."""
 
     name: str
-    label: str
+    function_name: str
     inputs: tuple[Tensor, ...]
     out: Tensor
     parameters: tuple[Tensor, ...]
@@ -309,11 +309,11 @@ class OpaqueOperation:
         OpaqueOperation
             Share of one rank: every tensor is divided along its dims.
         """
-        inputs, parameters, keeps = (shard_all(group, ways) for group in (self.inputs, self.parameters, self.saved))
+        inputs, parameters, keeps = (shard_tensors(group, ways) for group in (self.inputs, self.parameters, self.saved))
         return replace(self, inputs=inputs, out=self.out.shard(ways), parameters=parameters, saved=keeps)
 
     def forward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
-        """Count the kernel of the forward pass.
+        """Return the kernels of the forward pass, with FLOP, bytes and shapes.
 
         Parameters
         ----------
@@ -328,7 +328,7 @@ class OpaqueOperation:
         return (self._kernel("forward", self.read_tensors, (self.out,), 1.0, precision),)
 
     def backward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
-        """Count the kernel of the backward pass: the FLOP of the forward pass for each gradient, at most twice.
+        """Return the kernels of the backward pass: the FLOP of the forward pass for each gradient, at most twice.
 
         Parameters
         ----------
@@ -351,7 +351,7 @@ class OpaqueOperation:
     ) -> Kernel:
         read, written = (sum(t.bytes(precision) for t in tensors) for tensors in (reads, writes))
         flops = factor * self.flops_per_element * self.out.elements
-        name, count = f"{self.name} ({self.label})", float(self.out.elements)
+        name, count = f"{self.name} ({self.function_name})", float(self.out.elements)
         if not flops:
             shape = {"rows": float(max((t.elements for t in reads), default=0)), "columns": 1.0}
             return Kernel(name, "memory", "opaque", phase, 0.0, count, read, written, shape)
@@ -362,12 +362,12 @@ class OpaqueOperation:
 
 @LAYERS.register("learned")
 class LearnedParameters(Layer):
-    """Layer that passes its input through, and holds learned numbers besides that are read in every step."""
+    """Identity layer that holds learned parameters of an imported network; every step reads the parameters."""
 
     parameters: PositiveInt
     of: str = ""
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         """Return the pass that reads the learned parameters; the input goes through unchanged.
 
         Parameters
@@ -381,12 +381,12 @@ class LearnedParameters(Layer):
 
         Returns
         -------
-        Expansion
+        LayerOperations
             One memory pass that copies the parameters, and the input as output.
         """
         (x,) = inputs
         (table,) = _table(name, self.parameters)
-        return Expansion(
+        return LayerOperations(
             (MemoryPass(f"{name}.read", "copy", (), table.like(f"{name}.copy", role="statistic"), (table,)),), x
         )
 
@@ -402,7 +402,7 @@ class RelativeBias(Layer):
     buckets: PositiveInt
     heads: PositiveInt
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         """Return the pass that gathers the bias of each pair of positions; the input goes through unchanged.
 
         Parameters
@@ -416,7 +416,7 @@ class RelativeBias(Layer):
 
         Returns
         -------
-        Expansion
+        LayerOperations
             One memory pass that writes (heads, positions, positions) numbers, and the input as output.
 
         Raises
@@ -430,4 +430,4 @@ class RelativeBias(Layer):
         table = Tensor(f"{name}.weight", ("buckets", "heads"), (self.buckets, self.heads), "parameter")
         scores = Tensor(f"{name}.scores", ("heads", seq, "keys"), (self.heads, x.sizes[1], x.sizes[1]))
         gather = MemoryPass(f"{name}.scores", "gather", (), scores, (table,), table_rows_per_output=True)
-        return Expansion((gather,), x)
+        return LayerOperations((gather,), x)

@@ -28,7 +28,7 @@ def _count(value: object) -> float:
 
 
 #: A number of samples, sequences or tokens: ``44.7M`` or 44700000.
-Count = Annotated[float, BeforeValidator(_count)]
+PositiveQuantity = Annotated[float, BeforeValidator(_count)]
 RelativeError = Annotated[float, Field(ge=0, lt=10)]
 
 
@@ -50,7 +50,7 @@ class SamplesLaw(LearningLaw):
 
     residual: RelativeError = 0.0
     seed_noise: RelativeError = 0.0
-    batches: tuple[Count, Count] | None = None
+    batches: tuple[PositiveQuantity, PositiveQuantity] | None = None
 
     def samples(self, global_batch: Numbers) -> Array:
         """Return the number of training samples that reach the target at a global batch.
@@ -67,7 +67,7 @@ class SamplesLaw(LearningLaw):
         """
         raise NotImplementedError
 
-    def doublings_outside(self, global_batch: Numbers) -> Array:
+    def doublings_outside_range(self, global_batch: Numbers) -> Array:
         """Return by how many doublings a batch lies outside the range to which the law was fitted.
 
         Parameters
@@ -86,7 +86,7 @@ class SamplesLaw(LearningLaw):
         low, high = self.batches
         return np.asarray(np.maximum(0.0, np.maximum(np.log2(batch / high), np.log2(low / batch))))
 
-    def log_std(self, global_batch: Numbers, runs: float = 1.0) -> Array:
+    def log_standard_deviation(self, global_batch: Numbers, runs: float = 1.0) -> Array:
         """Return the standard deviation of log(samples to target), for the mean of several runs.
 
         Parameters
@@ -101,7 +101,7 @@ class SamplesLaw(LearningLaw):
         ndarray
             Standard deviation [-]; each doubling outside the fitted range adds the residual once more.
         """
-        error = self.residual * (1.0 + self.doublings_outside(global_batch))
+        error = self.residual * (1.0 + self.doublings_outside_range(global_batch))
         return np.asarray(np.sqrt(error**2 + self.seed_noise**2 / runs))
 
     def warnings(self, global_batch: float) -> tuple[str, ...]:
@@ -118,7 +118,7 @@ class SamplesLaw(LearningLaw):
             Sentences without a full stop.
         """
         sentences: list[str] = []
-        if self.batches is not None and float(self.doublings_outside(global_batch)) > 0:
+        if self.batches is not None and float(self.doublings_outside_range(global_batch)) > 0:
             low, high = self.batches
             sentences.append(
                 f"global batch {global_batch:,.0f} lies outside of the range of the law ({low:,.0f} to {high:,.0f})"
@@ -155,7 +155,7 @@ class LossLaw(LearningLaw):
         """
         raise NotImplementedError
 
-    def tokens(self, loss: float, parameters: float) -> float:
+    def tokens_to_loss(self, loss: float, parameters: float) -> float:
         """Return the number of training tokens that reach a loss.
 
         Parameters
@@ -177,7 +177,7 @@ class LossLaw(LearningLaw):
         """
         raise NotImplementedError
 
-    def log_std(self, loss: float, parameters: float) -> float:
+    def log_standard_deviation(self, loss: float, parameters: float) -> float:
         """Return the standard deviation of log(training tokens to a loss), from the residual of the law.
 
         Parameters
@@ -210,7 +210,7 @@ class LossLaw(LearningLaw):
         raise NotImplementedError
 
 
-LAWS: Registry[type[SamplesLaw]] = Registry("law of samples", "paleo.learning")
+SAMPLES_LAWS: Registry[type[SamplesLaw]] = Registry("law of samples", "paleo.learning")
 LOSS_LAWS: Registry[LossLaw] = Registry("law of loss", "paleo.learning")
 
 
@@ -235,13 +235,13 @@ def parse_law(value: object) -> SamplesLaw:
     if isinstance(value, SamplesLaw):
         return value
     if not (isinstance(value, dict) and len(value) == 1):
-        raise SpecError(f"law: expected one of {', '.join(LAWS)} with its fields, not {value!r:.80}")
+        raise SpecError(f"law: expected one of {', '.join(SAMPLES_LAWS)} with its fields, not {value!r:.80}")
     (name, fields), *_ = value.items()
-    kind: Any = LAWS[str(name)]
+    kind: Any = SAMPLES_LAWS[str(name)]
     return kind.model_validate(fields)  # type: ignore[no-any-return]
 
 
-@LAWS.register("constant")
+@SAMPLES_LAWS.register("constant")
 class ConstantSamplesLaw(SamplesLaw):
     """Samples law with the same number of samples at every batch, such as fixed epochs or tokens.
 
@@ -249,7 +249,7 @@ class ConstantSamplesLaw(SamplesLaw):
     [1000.0, 1000.0]
     """
 
-    fixed: Count
+    fixed: PositiveQuantity
 
     def samples(self, global_batch: Numbers) -> Array:
         """Return the number of training samples that reach the target, the same at every batch.

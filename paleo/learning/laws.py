@@ -10,7 +10,17 @@ import numpy as np
 from pydantic import Field
 
 from paleo.errors import SpecError
-from paleo.learning.base import LAWS, LOSS_LAWS, Array, Count, LearningLaw, LossLaw, Numbers, RelativeError, SamplesLaw
+from paleo.learning.base import (
+    LOSS_LAWS,
+    SAMPLES_LAWS,
+    Array,
+    LearningLaw,
+    LossLaw,
+    Numbers,
+    PositiveQuantity,
+    RelativeError,
+    SamplesLaw,
+)
 
 # Loss of a language model by parameters, tokens, batch and learning rate; samples to a loss; accuracy by staleness
 
@@ -23,13 +33,13 @@ class ParametricLossLaw(LossLaw):
     Reference: Hoffmann et al., Training compute-optimal large language models, 2022, eq. 2.
     """
 
-    irreducible: Annotated[float, Field(ge=0)]
+    irreducible_loss: Annotated[float, Field(ge=0)]
     a: Annotated[float, Field(gt=0)]
     alpha: Exponent
     b: Annotated[float, Field(gt=0)]
     beta: Exponent
-    parameters: tuple[Count, Count]
-    compute: tuple[Count, Count]
+    fitted_parameter_range: tuple[PositiveQuantity, PositiveQuantity]
+    fitted_flops_range: tuple[PositiveQuantity, PositiveQuantity]
     residual: float
 
     def loss(self, parameters: Numbers, tokens: Numbers) -> Array:
@@ -48,9 +58,9 @@ class ParametricLossLaw(LossLaw):
             Loss [nats per token]; arguments broadcast.
         """
         size, data = np.asarray(parameters, dtype=np.float64), np.asarray(tokens, dtype=np.float64)
-        return np.asarray(self.irreducible + self.a / size**self.alpha + self.b / data**self.beta)
+        return np.asarray(self.irreducible_loss + self.a / size**self.alpha + self.b / data**self.beta)
 
-    def tokens(self, loss: float, parameters: float) -> float:
+    def tokens_to_loss(self, loss: float, parameters: float) -> float:
         """Return the number of training tokens that reach a loss.
 
         Parameters
@@ -70,16 +80,16 @@ class ParametricLossLaw(LossLaw):
         SpecError
             If no number of tokens reaches the loss.
         """
-        reducible = loss - self.irreducible - self.a / parameters**self.alpha
+        reducible = loss - self.irreducible_loss - self.a / parameters**self.alpha
         if reducible <= 0:
-            lowest = self.irreducible + self.a / parameters**self.alpha
+            lowest = self.irreducible_loss + self.a / parameters**self.alpha
             raise SpecError(
                 f"loss: {loss:g} is below {lowest:.3f}, which this law lets {parameters:,.0f} parameters reach with "
                 "endless data; expected a higher loss or a larger network"
             )
         return float((self.b / reducible) ** (1.0 / self.beta))
 
-    def log_std(self, loss: float, parameters: float) -> float:
+    def log_standard_deviation(self, loss: float, parameters: float) -> float:
         # error of the loss over its slope in ln D, which is small near the lowest loss that a network size can reach
         """Return the standard deviation of log(training tokens to a loss), from the residual of the law.
 
@@ -95,7 +105,7 @@ class ParametricLossLaw(LossLaw):
         float
             Standard deviation of log(tokens) [-].
         """
-        slope = self.beta * self.b / self.tokens(loss, parameters) ** self.beta
+        slope = self.beta * self.b / self.tokens_to_loss(loss, parameters) ** self.beta
         return float(self.residual * loss / slope)
 
     def warnings(self, parameters: float, tokens: float) -> tuple[str, ...]:
@@ -115,8 +125,8 @@ class ParametricLossLaw(LossLaw):
         """
         sentences = []
         for name, value, (low, high) in (
-            ("parameters", parameters, self.parameters),
-            ("training FLOP", 6.0 * parameters * tokens, self.compute),
+            ("parameters", parameters, self.fitted_parameter_range),
+            ("training FLOP", 6.0 * parameters * tokens, self.fitted_flops_range),
         ):
             if not low <= value <= high:
                 sentences.append(f"{value:.3g} {name} are outside the range of the law ({low:.3g} to {high:.3g})")
@@ -124,8 +134,8 @@ class ParametricLossLaw(LossLaw):
 
 
 CHINCHILLA = ParametricLossLaw(
-    irreducible=1.8172, a=482.01, alpha=0.3478, b=2085.43, beta=0.3658,
-    parameters=("44M", "16.2G"), compute=("1390P", "12990E"), residual=0.009,
+    irreducible_loss=1.8172, a=482.01, alpha=0.3478, b=2085.43, beta=0.3658,
+    fitted_parameter_range=("44M", "16.2G"), fitted_flops_range=("1390P", "12990E"), residual=0.009,
     source="Besiroglu et al., Chinchilla scaling: a replication attempt, arXiv:2404.10102, table 1 (best fit)",
 )  # fmt: skip
 LOSS_LAWS.register("chinchilla")(CHINCHILLA)
@@ -192,16 +202,16 @@ class PenalisedLossLaw(ParametricLossLaw):
     """Parametric loss law with penalties for batches and learning rates that differ from the best ones [nats].
 
     The penalty is quadratic in the doublings x of the batch and y of the learning rate from their best values:
-    ``batch_penalty`` x^2 + ``coupling`` x y + ``rate_below`` min(y, 0)^2 + ``rate_above`` max(y, 0)^2. The coupling
-    says that a larger batch tolerates a higher rate. ``rates`` are the doublings between which the rate was fitted;
-    runs with higher rates diverge.
+    ``batch_penalty`` x^2 + ``batch_rate_coupling`` x y + ``low_rate_penalty`` min(y, 0)^2 + ``high_rate_penalty``
+    max(y, 0)^2. The coupling says that a larger batch tolerates a higher rate. ``fitted_rate_doublings`` are the
+    doublings between which the rate was fitted; runs with higher rates diverge.
     """
 
     batch_penalty: float
-    coupling: float
-    rate_below: float
-    rate_above: float
-    rates: tuple[float, float]
+    batch_rate_coupling: float
+    low_rate_penalty: float
+    high_rate_penalty: float
+    fitted_rate_doublings: tuple[float, float]
 
     def loss_penalty(
         self, parameters: Numbers, tokens: Numbers, batch_tokens: Numbers, learning_rate: Numbers | None = None
@@ -226,8 +236,8 @@ class PenalisedLossLaw(ParametricLossLaw):
             if learning_rate is None
             else self.learning_rate_doublings(parameters, tokens, learning_rate)
         )
-        off = self.rate_below * np.minimum(y, 0.0) ** 2 + self.rate_above * np.maximum(y, 0.0) ** 2
-        return np.asarray(self.batch_penalty * x**2 + self.coupling * x * y + off)
+        off = self.low_rate_penalty * np.minimum(y, 0.0) ** 2 + self.high_rate_penalty * np.maximum(y, 0.0) ** 2
+        return np.asarray(self.batch_penalty * x**2 + self.batch_rate_coupling * x * y + off)
 
     def learning_rate_doublings(self, parameters: Numbers, tokens: Numbers, learning_rate: Numbers) -> Array:
         """Return the base-2 logarithm of a learning rate over the best learning rate.
@@ -246,9 +256,10 @@ class PenalisedLossLaw(ParametricLossLaw):
 
 
 STEP_LAW = PenalisedLossLaw(
-    irreducible=1.6767, a=404.1, alpha=0.348, b=1480.6, beta=0.366,
-    batch_penalty=0.0098, coupling=-0.0064, rate_below=0.0054, rate_above=0.0184, rates=(-3.0, 2.0),
-    parameters=("214M", "1.08G"), compute=("5.1E", "129E"), residual=0.0052,
+    irreducible_loss=1.6767, a=404.1, alpha=0.348, b=1480.6, beta=0.366,
+    batch_penalty=0.0098, batch_rate_coupling=-0.0064, low_rate_penalty=0.0054, high_rate_penalty=0.0184,
+    fitted_rate_doublings=(-3.0, 2.0),
+    fitted_parameter_range=("214M", "1.08G"), fitted_flops_range=("5.1E", "129E"), residual=0.0052,
     source=(
         "fitted to 1,016 runs of Li et al., arXiv:2503.04715 (their own data; parameters without embeddings), "
         "exponents as Besiroglu et al. 2024; beyond the median compute of its fit it errs by 0.8 %"
@@ -263,7 +274,7 @@ DEFAULT_LOSS_LAW = "chinchilla"
 _FITTED_BATCHES = (33e3, 4e6)
 
 
-@LAWS.register("loss")
+@SAMPLES_LAWS.register("loss")
 class SamplesToLoss(SamplesLaw):
     """Samples law of a language model that is trained to a loss: S(B) = D / ``tokens_per_sample``.
 
@@ -274,12 +285,12 @@ class SamplesToLoss(SamplesLaw):
     """
 
     loss: float
-    parameters: Count
-    tokens_per_sample: Count
+    parameters: PositiveQuantity
+    tokens_per_sample: PositiveQuantity
     by: str = DEFAULT_LOSS_LAW
 
     @classmethod
-    def of(cls, loss: float, parameters: float, tokens_per_sample: float) -> SamplesToLoss:
+    def for_network(cls, loss: float, parameters: float, tokens_per_sample: float) -> SamplesToLoss:
         """Build the law for a network and a target loss.
 
         Parameters
@@ -305,7 +316,7 @@ class SamplesToLoss(SamplesLaw):
         low, high = (tokens / tokens_per_sample for tokens in _FITTED_BATCHES)
         return cls(
             loss=loss, parameters=parameters, tokens_per_sample=tokens_per_sample, batches=(max(low, 1.0), high),
-            residual=law.log_std(loss, parameters),
+            residual=law.log_standard_deviation(loss, parameters),
             source=f"{DEFAULT_LOSS_LAW}: {law.source}; batches: {STEP_LAW.batch_penalty:g} nats times "
             f"the square of the "
             "doublings from the best one, as fitted to the runs of Li et al., arXiv:2503.04715",
@@ -314,7 +325,7 @@ class SamplesToLoss(SamplesLaw):
     @property
     def tokens_at_best_batch(self) -> float:
         """Training tokens that reach the loss at the best batch; raises SpecError if no number does."""
-        return LOSS_LAWS[self.by].tokens(self.loss, self.parameters)
+        return LOSS_LAWS[self.by].tokens_to_loss(self.loss, self.parameters)
 
     def batch_penalty_nats(self, global_batch: Numbers) -> Array:
         """Return the increase of the loss by a global batch that differs from the best batch.
@@ -351,11 +362,11 @@ class SamplesToLoss(SamplesLaw):
 
     def _tokens(self, loss: float) -> float:
         try:
-            return LOSS_LAWS[self.by].tokens(loss, self.parameters)
+            return LOSS_LAWS[self.by].tokens_to_loss(loss, self.parameters)
         except SpecError:
             return math.inf
 
-    def range_warnings(self, tokens: float) -> tuple[str, ...]:
+    def token_range_warnings(self, tokens: float) -> tuple[str, ...]:
         """Return warnings if a training run lies outside the range of the loss law.
 
         Parameters
@@ -391,25 +402,25 @@ class SamplesToLoss(SamplesLaw):
         tokens = float(self.samples(global_batch)) * self.tokens_per_sample
         if not np.isfinite(tokens):
             raise SpecError(f"a global batch of {global_batch:,.0f} never reaches a loss of {self.loss:g}")
-        return (*super().warnings(global_batch), *self.range_warnings(tokens))
+        return (*super().warnings(global_batch), *self.token_range_warnings(tokens))
 
 
 class StalenessAccuracyLaw(LearningLaw):
     """Law of the final accuracy under stale gradients: accuracy = fresh - slope · staleness.
 
-    The law holds after ``updates`` updates with one ``batch`` [samples] per worker, at the learning rate of one worker.
-    ``staleness`` is the mean number of updates by others between a worker's read and its write, up to
+    The law holds after ``measured_updates`` updates with one ``batch`` [samples] per worker, at the learning rate of
+    one worker. ``staleness`` is the mean number of updates by others between a worker's read and its write, up to
     ``max_staleness``. ``chance_accuracy`` is the accuracy of an untrained network. ``residual`` is the rms error of
     single runs [-].
     """
 
     model: str
     accuracy_without_staleness: Annotated[float, Field(gt=0, le=1)]
-    slope: Annotated[float, Field(ge=0)]
+    accuracy_loss_per_update: Annotated[float, Field(ge=0)]
     chance_accuracy: Annotated[float, Field(ge=0, lt=1)]
-    updates: Count
-    batch: Count
-    max_staleness: Count
+    measured_updates: PositiveQuantity
+    batch: PositiveQuantity
+    max_staleness: PositiveQuantity
     residual: RelativeError
 
     def accuracy(self, staleness: Numbers) -> Array:
@@ -425,20 +436,24 @@ class StalenessAccuracyLaw(LearningLaw):
         ndarray
             Accuracy, of the shape of ``staleness``.
 
-        >>> float(RESNET32_STALENESS.accuracy(7.0).round(4))
+        >>> float(RESNET32_STALENESS_LAW.accuracy(7.0).round(4))
         0.8872
         """
-        return np.asarray(self.accuracy_without_staleness - self.slope * np.asarray(staleness, dtype=np.float64))
+        return np.asarray(
+            self.accuracy_without_staleness - self.accuracy_loss_per_update * np.asarray(staleness, dtype=np.float64)
+        )
 
     @property
     def summary(self) -> str:
         """Sentence on the measured loss of accuracy by stale gradients."""
-        return f"{100 * self.slope:.2g} points of accuracy for each update that gradients are late ({self.model})"
+        points = f"{100 * self.accuracy_loss_per_update:.2g} points of accuracy"
+        return f"{points} for each update that gradients are late ({self.model})"
 
 
-RESNET32_STALENESS = StalenessAccuracyLaw(
-    model="ResNet-32 on CIFAR-10", accuracy_without_staleness=0.9286, slope=0.00592, chance_accuracy=0.1,
-    updates=64_000, batch=128, max_staleness=7,
+RESNET32_STALENESS_LAW = StalenessAccuracyLaw(
+    model="ResNet-32 on CIFAR-10", accuracy_without_staleness=0.9286, accuracy_loss_per_update=0.00592,
+    chance_accuracy=0.1,
+    measured_updates=64_000, batch=128, max_staleness=7,
     residual=0.0094,
     source=(
         "least squares over 146 runs on K80 and P100 (Li, Walls, Guo: Speeding up deep learning with transient "
@@ -451,7 +466,7 @@ RESNET32_STALENESS = StalenessAccuracyLaw(
 # Samples to a target by batch size: the critical-batch law, and reference convergence points that deviate from it
 
 
-@LAWS.register("critical_batch")
+@SAMPLES_LAWS.register("critical_batch")
 class CriticalBatchLaw(SamplesLaw):
     """Samples law with a critical batch: S(B) = samples_min (1 + B / critical_batch), see `samples_to_target`.
 
@@ -462,8 +477,8 @@ class CriticalBatchLaw(SamplesLaw):
     2000000.0
     """
 
-    samples_min: Count
-    critical_batch: Count
+    samples_min: PositiveQuantity
+    critical_batch: PositiveQuantity
 
     def samples(self, global_batch: Numbers) -> Array:
         """Return the number of training samples that reach the target at a global batch.
@@ -551,7 +566,7 @@ def fit_critical_batch(batches: Array, samples: Array) -> tuple[float, float]:
     return round(float(least), 6), round(float(least / slope), 6)
 
 
-def with_noise_scale(law: SamplesLaw, noise_scale: float) -> CriticalBatchLaw:
+def law_with_noise_scale(law: SamplesLaw, noise_scale: float) -> CriticalBatchLaw:
     """Replace the critical batch of a samples law by a measured gradient noise scale.
 
     Parameters
@@ -574,7 +589,7 @@ def with_noise_scale(law: SamplesLaw, noise_scale: float) -> CriticalBatchLaw:
     )
 
 
-@LAWS.register("reference_points")
+@SAMPLES_LAWS.register("reference_points")
 class ReferencePointsLaw(SamplesLaw):
     """Critical-batch law with corrections that make it pass through measured points [global batch, mean samples].
 
@@ -583,9 +598,9 @@ class ReferencePointsLaw(SamplesLaw):
     alone, and the points, which scatter about it, are not followed.
     """
 
-    samples_min: Count
-    critical_batch: Count | None = None
-    points: list[tuple[Count, Count]] = Field(min_length=1)
+    samples_min: PositiveQuantity
+    critical_batch: PositiveQuantity | None = None
+    points: list[tuple[PositiveQuantity, PositiveQuantity]] = Field(min_length=1)
 
     def samples(self, global_batch: Numbers) -> Array:
         """Return the number of training samples that reach the target at a global batch.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from paleo.logs.base import READERS, Reader, number_after, parse_positive_number, without_none
+from paleo.logs.base import TRAINING_LOG_READERS, TrainingLogReader, given_values, matched_number, parse_positive_number
 from paleo.units import GIBIBYTE, GIGA, MEBIBYTE, MILLISECOND
 
 # Logs of llm-foundry (Composer): a block of ``Train …: value`` lines after ``[batch=10/100]:``
@@ -16,15 +16,17 @@ _MEMORY = re.compile(r"memory/peak_(?:allocated|active)_mem:\s*([\d.]+)")
 
 
 def _composer_values(line: str) -> Mapping[str, object]:
-    rate = number_after(_RATE, line)
-    return without_none(
+    rate = matched_number(_RATE, line)
+    return given_values(
         seconds=None if rate is None else 1.0 / rate,
-        tokens_per_s=number_after(_TOKENS, line),
-        memory=number_after(_MEMORY, line, GIGA),
+        tokens_per_s=matched_number(_TOKENS, line),
+        memory=matched_number(_MEMORY, line, GIGA),
     )
 
 
-READERS.register("llm-foundry")(Reader(re.compile(r"\[batch=\d+/\d+\]"), _composer_values, "Composer, ConsoleLogger"))
+TRAINING_LOG_READERS.register("llm-foundry")(
+    TrainingLogReader(re.compile(r"\[batch=\d+/\d+\]"), _composer_values, "Composer, ConsoleLogger")
+)
 
 
 # Logs of Megatron-LM and Megatron-Core: a line with vertical bars for each step, and timers (fastest, slowest rank)
@@ -49,18 +51,20 @@ def _megatron_values(line: str) -> Mapping[str, object]:
         name = _PARTS[timer.group(1)]
         fastest, slowest = (parse_positive_number(timer.group(group), MILLISECOND) for group in (2, 3))
         return {
-            "slowest_rank_parts": without_none(**{name: slowest}),
-            "fastest_rank_parts": without_none(**{name: fastest}),
+            "slowest_rank_parts": given_values(**{name: slowest}),
+            "fastest_rank_parts": given_values(**{name: fastest}),
         }
-    return without_none(
-        seconds=number_after(_ELAPSED, line, MILLISECOND),
-        global_batch=number_after(_BATCH, line),
-        memory=number_after(_MEGATRON_MEMORY, line, MEBIBYTE),
+    return given_values(
+        seconds=matched_number(_ELAPSED, line, MILLISECOND),
+        global_batch=matched_number(_BATCH, line),
+        memory=matched_number(_MEGATRON_MEMORY, line, MEBIBYTE),
     )
 
 
-READERS.register("megatron-lm")(
-    Reader(re.compile(r"iteration\s+\d+/\s*\d+ \|"), _megatron_values, "Megatron-LM, training.py, training_log")
+TRAINING_LOG_READERS.register("megatron-lm")(
+    TrainingLogReader(
+        re.compile(r"iteration\s+\d+/\s*\d+ \|"), _megatron_values, "Megatron-LM, training.py, training_log"
+    )
 )
 
 
@@ -71,10 +75,12 @@ _NEMO_BATCH = re.compile(r"global_batch_size:\s*([\d.]+)")
 
 
 def _nemo_values(line: str) -> Mapping[str, object]:
-    return without_none(seconds=number_after(_SECONDS, line), global_batch=number_after(_NEMO_BATCH, line))
+    return given_values(seconds=matched_number(_SECONDS, line), global_batch=matched_number(_NEMO_BATCH, line))
 
 
-READERS.register("nemo")(Reader(re.compile(r"train_step_timing in s:"), _nemo_values, "NeMo, progress printer"))
+TRAINING_LOG_READERS.register("nemo")(
+    TrainingLogReader(re.compile(r"train_step_timing in s:"), _nemo_values, "NeMo, progress printer")
+)
 
 
 # Logs of torchtitan: ``step: 10 loss: … memory: 47.30GiB(59.80%) tps: 5,762 tflops: … mfu: …``
@@ -84,13 +90,13 @@ _TITAN_TOKENS = re.compile(r"tps:\s*([\d,]+)")
 
 
 def _titan_values(line: str) -> Mapping[str, object]:
-    return without_none(
-        memory=number_after(_TITAN_MEMORY, line, GIBIBYTE), tokens_per_s=number_after(_TITAN_TOKENS, line)
+    return given_values(
+        memory=matched_number(_TITAN_MEMORY, line, GIBIBYTE), tokens_per_s=matched_number(_TITAN_TOKENS, line)
     )
 
 
-READERS.register("torchtitan")(
-    Reader(re.compile(r"step:\s*\d+.*\btps:"), _titan_values, "torchtitan, components/metrics.py")
+TRAINING_LOG_READERS.register("torchtitan")(
+    TrainingLogReader(re.compile(r"step:\s*\d+.*\btps:"), _titan_values, "torchtitan, components/metrics.py")
 )
 
 
@@ -101,12 +107,12 @@ _TRAINER_RATE = re.compile(r"([\d.]+)\s*it/s\]")
 
 
 def _trainer_values(line: str) -> Mapping[str, object]:
-    seconds, rate = number_after(_TRAINER_SECONDS, line), number_after(_TRAINER_RATE, line)
-    return without_none(seconds=seconds if rate is None else 1.0 / rate)
+    seconds, rate = matched_number(_TRAINER_SECONDS, line), matched_number(_TRAINER_RATE, line)
+    return given_values(seconds=seconds if rate is None else 1.0 / rate)
 
 
-READERS.register("transformers-trainer")(
-    Reader(
+TRAINING_LOG_READERS.register("transformers-trainer")(
+    TrainingLogReader(
         re.compile(r"\d+/\d+ \[[\d:]+<[\d:?]+,\s*[\d.]+\s*(?:s/it|it/s)"), _trainer_values, "Hugging Face Trainer, tqdm"
     )
 )

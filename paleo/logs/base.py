@@ -48,19 +48,19 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class TrainingLogReader:
     """Reader of one framework's training log.
 
-    ``step_pattern`` matches the line that starts (or is) the record of a step. ``read_line`` reads fields of
+    ``step_pattern`` matches the line that starts (or is) the record of a step. ``values_of_line`` reads fields of
     `StepRecord` from a line. ``reference`` is the source of the format.
     """
 
     step_pattern: re.Pattern[str]
-    read_line: Callable[[str], Mapping[str, object]]
+    values_of_line: Callable[[str], Mapping[str, object]]
     reference: str
 
 
-READERS: Registry[Reader] = Registry("kind of log", "paleo.logs")
+TRAINING_LOG_READERS: Registry[TrainingLogReader] = Registry("kind of log", "paleo.logs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +135,15 @@ def read_log(path: str | Path) -> TrainingLog:
         If no registered reader finds `FEWEST_STEPS` steps.
     """
     lines = read_log_lines(path)
-    logs = [TrainingLog(kind, tuple(_records(reader, lines))) for kind, reader in READERS.items()]
+    logs = [TrainingLog(kind, tuple(_records(reader, lines))) for kind, reader in TRAINING_LOG_READERS.items()]
     best = max(logs, key=lambda log: len(log.steps))
     if len(best.steps) < FEWEST_STEPS:
-        kinds = ", ".join(name for name, _ in READERS.items())
+        kinds = ", ".join(name for name, _ in TRAINING_LOG_READERS.items())
         raise SpecError(
             f"{path}: no steps of a training were found; expected at least {FEWEST_STEPS} of {kinds}, or as many "
             "payloads of nccl-tests"
         )
-    reader = READERS[best.kind]
+    reader = TRAINING_LOG_READERS[best.kind]
     return replace(best, remarks=tuple(_remarks([line for line in lines if reader.step_pattern.search(line)])))
 
 
@@ -165,7 +165,7 @@ def _remarks(lines: list[str]) -> Iterator[str]:
         yield f"numbers of steps go back {times}: the file holds several runs, or one that was resumed"
 
 
-def _records(reader: Reader, lines: list[str]) -> Iterator[StepRecord]:
+def _records(reader: TrainingLogReader, lines: list[str]) -> Iterator[StepRecord]:
     """Yield one record per step of a log.
 
     It holds the values of the line that begins the step and of the lines up to the next step.
@@ -177,7 +177,7 @@ def _records(reader: Reader, lines: list[str]) -> Iterator[StepRecord]:
                 yield _record(current)
             current = {}
         if current is not None:
-            for name, value in reader.read_line(line).items():
+            for name, value in reader.values_of_line(line).items():
                 current[name] = {**_mapping(current.get(name)), **value} if isinstance(value, Mapping) else value
     if current:
         yield _record(current)
@@ -191,7 +191,7 @@ def _mapping(value: object) -> Mapping[str, float]:
     return value if isinstance(value, Mapping) else {}
 
 
-def number_after(pattern: re.Pattern[str], line: str, unit: float = 1.0) -> float | None:
+def matched_number(pattern: re.Pattern[str], line: str, unit: float = 1.0) -> float | None:
     """Extract the number that a pattern finds in a line of a log, if the number is positive.
 
     Parameters
@@ -234,7 +234,7 @@ def parse_positive_number(text: str, unit: float = 1.0) -> float | None:
     return value if 0 < value < float("inf") else None
 
 
-def without_none(**values: float | None) -> dict[str, object]:
+def given_values(**values: float | None) -> dict[str, object]:
     """Collect the values that a log line gives, as a dict: all keyword arguments that are not None.
 
     Parameters

@@ -1,4 +1,4 @@
-"""One rank's work under a plan: sections of kernels and collectives, forward and backward, without times.
+"""One rank's kernels and collectives under a parallel split, by section (run of equal layers), without times.
 
 A section is the unit of scheduling: a layer, or one iteration of a folded block with its number of repetitions.
 """
@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from paleo.lowering.launches import (
+from paleo.lowering.kernel_launches import (
     DispatchOverlap,
     FusedChains,
     LoweringOptions,
@@ -26,8 +26,8 @@ from paleo.lowering.launches import (
     unfused_softmax,
 )  # fmt: skip
 from paleo.operations.base import (
-    ATTENTION_CORE_INFIX,
-    SHARED_EXPERTS_INFIX,
+    ATTENTION_CORE_NAME_INFIX,
+    SHARED_EXPERTS_NAME_INFIX,
     Kernel,
     MemoryPass,
     Operation,
@@ -40,11 +40,11 @@ from paleo.operations.base import (
 from paleo.operations.contraction import Contraction, FusedAttention, weight_matrix
 from paleo.parallel.propagation import (
     Communication,
-    PlacedNode,
-    deduplicated_dispatch_share,
+    LocalLayer,
+    deduplicated_dispatch_fraction,
     dispatched_tokens,
     experts_per_token,
-    propagate,
+    propagate_placement,
     without_regather,
 )
 
@@ -73,12 +73,12 @@ class CountedKernel:
     @property
     def in_attention_core(self) -> bool:
         """True if the kernel belongs to the core of attention: scores, softmax, dropout, weighted sum."""
-        return ATTENTION_CORE_INFIX in self.kernel.name
+        return ATTENTION_CORE_NAME_INFIX in self.kernel.name
 
     @property
     def in_shared_experts(self) -> bool:
         """True if the kernel belongs to shared experts, which process every token."""
-        return SHARED_EXPERTS_INFIX in self.kernel.name
+        return SHARED_EXPERTS_NAME_INFIX in self.kernel.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +88,23 @@ class LayerCollective:
     Attributes
     ----------
     name, operation, axis : str
-        Name of the operation that needs it, kind of collective, and mesh axis of its group.
+        Name of the operation that needs the collective, kind of collective, and mesh axis of its group.
     payload_bytes : float
         Payload as in nccl-tests: the full buffer of the group [byte].
     phase : Phase
-        Pass in which it runs.
+        Pass in which the collective runs.
     calls_per_iteration : int
         Collectives per layer iteration.
     overlapped : bool
-        True if it runs during computation that does not wait for it.
+        True if the collective runs during independent computation.
     overlap_chunks : int
-        Pieces into which it is cut to overlap with the product before or after it.
+        Pieces into which the collective is cut to overlap with the matrix product before or after.
     recomputed, selectively_recomputed : bool
-        True if full or selective recomputation repeats it.
+        True if full or selective recomputation repeats the collective.
     dispatch_overlap : str, optional
         Computation that overlaps with the exchange of tokens with experts.
     carries_expert_tokens : bool
-        True if it sends tokens to experts or back.
+        True if the collective sends tokens to experts or back.
     routing_counts : tuple of int, optional
         Experts that a token visits, all experts, and ranks that share them, for tokens sorted by expert.
     token_direction : {'', 'dispatch', 'combine'}
@@ -127,11 +127,11 @@ class LayerCollective:
     token_direction: Literal["", "dispatch", "combine"] = ""
 
     def deduplicated_payload_share(self, dispatch: TokenDispatch) -> float:
-        """Return the share of the payload that is sent if a token is sent once to each target of a dispatch.
+        """Return the share of the all-to-all payload that remains if each token is sent once per target node or device.
 
         Parameters
         ----------
-        dispatch : Dispatch
+        dispatch : TokenDispatch
             How tokens are sent to their experts.
 
         Returns
@@ -139,30 +139,33 @@ class LayerCollective:
         float
             Share, at most 1.
         """
-        if self.routing_counts is None or dispatch.target_count is None:
+        if self.routing_counts is None or dispatch.deduplication_target_count is None:
             return 1.0
         visited, experts, devices = self.routing_counts
-        return deduplicated_dispatch_share(
-            visited, experts, dispatch.target_count if self.carries_expert_tokens else devices
+        return deduplicated_dispatch_fraction(
+            visited, experts, dispatch.deduplication_target_count if self.carries_expert_tokens else devices
         )
 
     @property
-    def overlaps_with(self) -> Literal["nothing", "section", "core", "products", DispatchOverlap]:
+    def overlapped_computation(self) -> Literal["nothing", "section", "core", "products", DispatchOverlap]:
         """Name of the computation with which the collective can overlap.
 
-        It is the section, the core of attention (a ring of keys), products with weights, shared experts, or another
-        microbatch.
+        The name stands for the section, the core of attention (a ring of keys), products with weights, shared experts,
+        or another microbatch.
         """
         if self.dispatch_overlap:
             return self.dispatch_overlap
         if self.overlap_chunks > 1:
             return "products"
-        return "nothing" if not self.overlapped else "core" if ATTENTION_CORE_INFIX in self.name else "section"
+        return "nothing" if not self.overlapped else "core" if ATTENTION_CORE_NAME_INFIX in self.name else "section"
 
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """Parameter gradients of one layer that are summed over the mesh ``axes``, as ``elements`` on this rank."""
+    """Parameter gradients of one layer that need an all-reduce over the mesh ``axes``.
+
+    ``elements`` is the number of gradient elements on this rank.
+    """
 
     axes: Axes
     elements: float
@@ -170,10 +173,12 @@ class Gradient:
 
 @dataclass(frozen=True, slots=True)
 class TiedParameter:
-    """Parameter of section ``owner_section`` that section ``reader_section`` reads too, such as tied embeddings.
+    """Parameter shared by two sections of the network, such as a tied embedding and output layer.
 
-    ``elements`` are those on this rank. ``axes`` are those over which the gradient of a ``trained`` parameter is
-    summed.
+    Section ``owner_section`` holds the parameter, and section ``reader_section`` reads the parameter too.
+
+    ``elements`` counts the parameter's elements on this rank. If the parameter is ``trained``, gradients are summed
+    over the mesh ``axes``.
     """
 
     name: str
@@ -186,7 +191,9 @@ class TiedParameter:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Layer, or one iteration of a repeated block; bytes and counts are those of one iteration on one rank.
+    """Section of a network: a single layer, or one iteration of a block that stands ``repeat`` times.
+
+    Bytes and counts are those of one iteration on one rank.
 
     ``parameter_count`` counts all its weights, frozen ones too. Packed weights count as numbers of the run's format
     with the same bytes. ``trained_tensor_count`` is the number of trained weight tensors.
@@ -195,7 +202,7 @@ class Section:
     name: str
     repeat: int
     kernels: tuple[CountedKernel, ...]
-    transfers: tuple[LayerCollective, ...]
+    collectives: tuple[LayerCollective, ...]
     gradients: tuple[Gradient, ...]
     parameter_count: float
     trained_tensor_count: float
@@ -205,7 +212,7 @@ class Section:
     output_bytes: float
     operation_workspace_bytes: tuple[float, ...]
     recompute_policy: str = "none"
-    recompute_group: int = 1
+    layers_per_checkpoint: int = 1
     weight_matrices: tuple[WeightMatrices, ...] = ()
 
     @property
@@ -252,7 +259,7 @@ class Program:
         Returns
         -------
         float
-            FLOP.
+            FLOP of one microbatch on this rank [FLOP].
         """
         return sum(
             counted.kernel.flops * counted.repetitions * section.repeat
@@ -299,15 +306,17 @@ def lower_graph(
     """
     lowering = _Lowering(graph, precision, options or LoweringOptions())
     nodes_of = lowering.nodes_of[:sections]
-    placed = propagate(graph, placement, mesh, None if sections is None else nodes_of[-1].stop)
+    placed = propagate_placement(graph, placement, mesh, None if sections is None else nodes_of[-1].stop)
     placed = (
-        placed if lowering.options.regather else tuple([lowering.cached_without_regather(layer) for layer in placed])
+        placed
+        if lowering.options.regathers_tensor_parallel_inputs
+        else tuple([lowering.cached_without_regather(layer) for layer in placed])
     )
     lowered = [lowering.section(number, placed[nodes]) for number, nodes in enumerate(nodes_of)]
     return Program(tuple([section for section, _ in lowered]), tuple([tie for _, ties in lowered for tie in ties]))
 
 
-def count_sections_through_tables(graph: Graph, chains: FusedChains) -> int:
+def count_sections_through_embeddings(graph: Graph, chains: FusedChains) -> int:
     """Count the first sections of a network, up to the last one that reads only some rows of a table.
 
     Parameters
@@ -330,15 +339,15 @@ def count_sections_through_tables(graph: Graph, chains: FusedChains) -> int:
 
 
 def _owners(nodes: Sequence[Node], nodes_of: Sequence[slice]) -> dict[str, int]:
-    """Map each parameter's name to the index of the first section that reads it, which owns it."""
+    """Map each parameter's name to its owner: the index of the first section that reads the parameter."""
     numbered = [(number, node) for number, members in enumerate(nodes_of) for node in nodes[members]]
     return {name: number for number, node in reversed(numbered) for name in node.parameters}
 
 
 class _Lowering:
-    """Lowering of one graph: it walks the placed layers once.
+    """Lowering of one layer graph to the kernels and collectives of one rank.
 
-    It records which tensors are saved and which parameters were found in which section, so that each counts once.
+    Saved tensors and parameters are recorded by section, so that each counts once.
     """
 
     def __init__(self, graph: Graph, precision: Precision, options: LoweringOptions) -> None:
@@ -358,8 +367,8 @@ class _Lowering:
             ("owners", chains), lambda: _owners(graph.nodes, self.nodes_of), any_batch=True
         )
 
-    def cached_without_regather(self, placed: PlacedNode) -> PlacedNode:
-        """Return a placed layer without the second gather of its operands in the backward pass, from the graph's cache.
+    def cached_without_regather(self, placed: LocalLayer) -> LocalLayer:
+        """Return a layer whose tensor-parallel gathers are kept for the backward pass instead of repeated (cached).
 
         Parameters
         ----------
@@ -373,8 +382,8 @@ class _Lowering:
         """
         return self.graph.cached_result(("whole", placed), lambda: without_regather(placed), any_batch=True)
 
-    def section(self, number: int, members: Sequence[PlacedNode]) -> tuple[Section, tuple[TiedParameter, ...]]:
-        """Return the lowered section of some layers and its tied parameters; equal sections are one cached object.
+    def section(self, number: int, members: Sequence[LocalLayer]) -> tuple[Section, tuple[TiedParameter, ...]]:
+        """Lower consecutive layers to one section and its tied parameters; equal sections share one cached object.
 
         Parameters
         ----------
@@ -393,7 +402,7 @@ class _Lowering:
         key = number, members, self.precision, self.options
         return self.graph.cached_result(key, lambda: self._section(number, members), any_batch=True)
 
-    def _section(self, number: int, members: Sequence[PlacedNode]) -> tuple[Section, tuple[TiedParameter, ...]]:
+    def _section(self, number: int, members: Sequence[LocalLayer]) -> tuple[Section, tuple[TiedParameter, ...]]:
         first, last = members[0], members[-1]
         name, repeat = first.node.loops[0] if first.node.loops else (first.node.name, 1)
         gradients: dict[Axes, float] = {}
@@ -433,7 +442,7 @@ class _Lowering:
                     for sort in self._token_sorts(layer, repeat, policy.unrecomputed_operations)
                 ),
             ),
-            transfers=tuple(transfer for layer in members for transfer in self._transfers(layer, repeat, policy)),
+            collectives=tuple(transfer for layer in members for transfer in self._transfers(layer, repeat, policy)),
             gradients=tuple(Gradient(axes, elements) for axes, elements in gradients.items()),
             parameter_count=parameters,
             trained_tensor_count=tensors,
@@ -447,26 +456,32 @@ class _Lowering:
         return section, tuple(ties)
 
     def _section_recompute(self, nodes: list[Node]) -> SectionRecompute:
-        """Return what recomputation repeats and frees in a section; it does not depend on the parallel split."""
+        """Return the operations that recomputation repeats and the tensors that it frees in one section.
+
+        Results are cached, as they do not depend on the parallel split.
+        """
         key = "policy", self.checkpoints, nodes[0].name, len(nodes)
         return self.graph.cached_result(
             key, lambda: SectionRecompute.for_section(nodes, self.checkpoints), any_batch=True
         )
 
-    def _share(self, placed: PlacedNode) -> _LayerShare:
-        """Return the cached result of `_share`; many meshes split a layer equally."""
-        if placed.share_key not in self._shares:
-            newly_saved = self._newly_saved[placed.node.name]
-            self._shares[placed.share_key] = _share(placed, self.precision, newly_saved, self._tiled)
-        return self._shares[placed.share_key]
+    def _share(self, placed: LocalLayer) -> _LayerShare:
+        """Return the kernels and saved tensors of one rank's share of a layer.
 
-    def _freed_bytes(self, members: Sequence[PlacedNode], repeat: int, saved: float, core: float) -> float:
-        """Return the saved bytes that selective recomputation frees.
+        Results are cached, as many meshes split a layer equally.
+        """
+        if placed.operations_key not in self._shares:
+            newly_saved = self._newly_saved[placed.node.name]
+            self._shares[placed.operations_key] = _share(placed, self.precision, newly_saved, self._tiled)
+        return self._shares[placed.operations_key]
+
+    def _freed_bytes(self, members: Sequence[LocalLayer], repeat: int, saved: float, core: float) -> float:
+        """Return the bytes of saved activations per layer iteration that selective recomputation frees.
 
         If it recomputes all but attention's core and every second product, the input of the block and the outputs of
         these stay saved.
         """
-        if self.checkpoints.selective == "attention":
+        if self.checkpoints.selective_scope == "attention":
             return core
         if not members[0].node.loops:
             return 0.0
@@ -477,8 +492,11 @@ class _Lowering:
                 stays += share * operation.out.bytes(self.precision) * (layer.node.repeat // repeat)
         return max(0.0, saved - stays)
 
-    def _saved_bytes(self, placed: PlacedNode, freed: frozenset[str]) -> tuple[float, float]:
-        """Return (bytes that a layer is the first to save, over its iterations; part of these in ``freed`` tensors)."""
+    def _saved_bytes(self, placed: LocalLayer, freed: frozenset[str]) -> tuple[float, float]:
+        """Count the activation bytes that a layer saves and no earlier layer has saved.
+
+        Returns (bytes over all iterations of the layer, bytes of the tensors in ``freed`` among them).
+        """
         total = core = 0.0
         for name, size, copies in self._share(placed).saved:
             kept = size * (copies / placed.gather_group_sizes.get(name, 1))
@@ -486,7 +504,7 @@ class _Lowering:
             core += kept if name in freed else 0.0
         return total, core
 
-    def _kernels(self, members: Sequence[PlacedNode], repeat: int, policy: SectionRecompute) -> Iterable[CountedKernel]:
+    def _kernels(self, members: Sequence[LocalLayer], repeat: int, policy: SectionRecompute) -> Iterable[CountedKernel]:
         launches = [
             OperationKernels(operation, layer.node.name, iterations, *kernels, *flags)
             for layer, layer_flags in zip(members, policy.recompute_runs, strict=True)
@@ -518,11 +536,11 @@ class _Lowering:
                     yield CountedKernel(self._accumulate(layer, tensor), layer.node.name, times)
             yield from self._ring_additions(layer, repeat, policy.unrecomputed_operations)
 
-    def _ring_additions(self, placed: PlacedNode, repeat: int, spared: frozenset[str]) -> Iterable[CountedKernel]:
-        """Yield the additions of ring attention for each share of keys and values after the first.
+    def _ring_additions(self, placed: LocalLayer, repeat: int, spared: frozenset[str]) -> Iterable[CountedKernel]:
+        """Yield the kernels with which ring attention adds up partial results, one for each further share of keys.
 
-        They add to the output, and in the backward pass to the gradients of query, key and value (Liu et al., Ring
-        attention, 2023, algorithm 1).
+        The kernels add to the output, and in the backward pass to the gradients of query, key and value (Liu et al.,
+        Ring attention, 2023, algorithm 1).
         """
         for operation in placed.operations:
             if not isinstance(operation, FusedAttention):
@@ -542,12 +560,12 @@ class _Lowering:
                 )
                 yield CountedKernel(kernel, placed.node.name, placed.node.repeat // repeat, *flags)
 
-    def _token_sorts(self, placed: PlacedNode, repeat: int, spared: frozenset[str]) -> Iterable[CountedKernel]:
-        """Yield the sorts of tokens by local expert after dispatch, and back before the return.
+    def _token_sorts(self, placed: LocalLayer, repeat: int, spared: frozenset[str]) -> Iterable[CountedKernel]:
+        """Yield the copy kernels that sort tokens by local expert after MoE dispatch, and back before combine.
 
         Tokens arrive in the order of the ranks that sent them. With a single local expert no sort is needed.
         """
-        owed = {each.tensor.name for each in placed.communications if each.holds_expert_tokens}
+        owed = {each.tensor.name for each in placed.communications if each.carries_expert_tokens}
         for operation in placed.operations:
             tokens = dispatched_tokens(operation)
             if tokens is None or tokens.name not in owed or tokens.size("experts") <= 1:
@@ -567,25 +585,25 @@ class _Lowering:
                 yield CountedKernel(kernel, placed.node.name, placed.node.repeat // repeat, *flags, sorts_tokens=True)
 
     def _gradient_passes(self, section: str, elements: float, tensors: float) -> Iterable[CountedKernel]:
-        """Yield the framework's passes over each gradient after the backward pass has computed it.
+        """Yield the kernels with which the framework accumulates and post-processes weight gradients.
 
         An accumulator adds it in one launch per tensor, or two if a cast comes first. Otherwise autograd adds it,
         without a launch, or the product itself reads and writes the sum instead of a sixteen-bit result. Further
         accesses take one launch per two accesses, for each tensor or for all tensors of a flat buffer.
         """
-        formats, half = self.precision, self.precision.gradient_accesses / 2.0
+        formats, half = self.precision, self.precision.extra_gradient_accesses / 2.0
         moved = half * formats.gradient_bytes
-        launches = half if formats.flat_gradient_passes else tensors * half
+        launches = half if formats.uses_flat_gradient_buffer else tensors * half
         passes = [("gradients", moved, moved, half, launches)]
         if formats.main_gradient_bytes:
-            cast = formats.casts_before_accumulation
+            cast = formats.casts_gradients_before_accumulation
             read = (formats.main_gradient_bytes if cast else formats.gradient_bytes) + formats.main_gradient_bytes
             passes.insert(0, ("accumulation", read, formats.main_gradient_bytes, 1.0, tensors))
             if cast:
                 passes.insert(0, ("widening", formats.gradient_bytes, formats.main_gradient_bytes, 0.0, tensors))
-        if formats.autograd_accumulation:
+        if formats.accumulates_gradients_by_autograd:
             passes.insert(0, ("additions", 2.0 * formats.gradient_bytes, formats.gradient_bytes, 1.0, 0.0))
-        if formats.fused_accumulation:
+        if formats.fuses_gradient_accumulation:
             passes.insert(
                 0,
                 ("sums", formats.gradient_bytes, max(formats.gradient_bytes - formats.activation_bytes, 0.0), 1.0, 0.0),
@@ -599,19 +617,20 @@ class _Lowering:
                 yield CountedKernel(kernel, section, 1)
 
     def _additions(self, node: Node, tensor: Tensor) -> int:
-        """Count how often the iterations of a reader add their gradient of an input to an existing one.
+        """Count the gradient additions of a layer for an input tensor that several layers or iterations read.
 
-        All do but the first iteration of the last reader.
+        In the backward pass every reader but the first adds to an existing gradient; the first one is the first
+        iteration of the last reader.
         """
         readers = self._readers.get(tensor.name, [])
         if node.name not in readers:
             return 0
         return node.repeat - (self.graph.copy_count(tensor, node) if node.name == readers[-1] else 0)
 
-    def _accumulate(self, placed: PlacedNode, tensor: Tensor) -> Kernel:
-        """Build the addition of a reader's gradient to that of a later reader: two reads, one write.
+    def _accumulate(self, placed: LocalLayer, tensor: Tensor) -> Kernel:
+        """Build the kernel that adds a layer's input gradient to the gradient of a later reader: two reads, one write.
 
-        If it is fused into the kernel that computes the gradient, it is one read.
+        Fused into the kernel that computes the gradient, the addition costs one read.
         """
         size = _local_bytes(placed, tensor, self.precision)
         added = gradient_accumulation_kernel(placed.node.name, size / self.precision.activation_bytes, size)
@@ -619,17 +638,19 @@ class _Lowering:
             replace(added, bytes_read=size, bytes_written=0.0) if self.options.fused_chains == "convolutions" else added
         )
 
-    def _transfers(self, placed: PlacedNode, repeat: int, policy: SectionRecompute) -> Iterable[LayerCollective]:
+    def _transfers(self, placed: LocalLayer, repeat: int, policy: SectionRecompute) -> Iterable[LayerCollective]:
         names = {operation.name for operation in placed.operations}
-        recomputed = policy.module_operations[placed.node.name]
+        recomputed = policy.recomputed_module_operations[placed.node.name]
         wholly = len(recomputed) == len(names) > 0
         for owed in placed.communications:
             phase: Phase = "forward" if owed.phase == "forward" else "backward"
             payload, times = owed.tensor.bytes(self.precision), placed.node.repeat // repeat
             needed = {owed.name} if owed.name in names else names
-            again = not self.checkpoints.stops_early or not needed <= policy.unrecomputed_operations
+            again = not self.checkpoints.stops_recompute_early or not needed <= policy.unrecomputed_operations
             pieces = (
-                self.options.overlap_chunks if placed.node.loops and not owed.overlapped and _divisible(owed) else 1
+                self.options.tensor_parallel_overlap_chunks
+                if placed.node.loops and not owed.overlapped and _divisible(owed)
+                else 1
             )
             yield LayerCollective(
                 owed.name,
@@ -645,12 +666,12 @@ class _Lowering:
                 and not owed.overlapped
                 and (owed.name in recomputed or wholly),
                 carries_expert_tokens=owed.is_token_exchange,
-                routing_counts=_expert_spread(placed.node, owed) if owed.holds_expert_tokens else None,
+                routing_counts=_expert_spread(placed.node, owed) if owed.carries_expert_tokens else None,
             )
 
 
 def _expert_spread(node: Node, owed: Communication) -> tuple[int, int, int]:
-    """Return (experts that a token visits, number of all experts, ranks over which they are spread)."""
+    """Return (experts per token, total number of experts, ranks over which the experts are spread)."""
     visited, experts = experts_per_token(node)
     return visited, experts, round(experts / owed.tensor.size("experts"))
 
@@ -669,7 +690,7 @@ class _LayerShare(NamedTuple):
 
 
 def _share(
-    placed: PlacedNode, precision: Precision, newly_saved: Sequence[float], tiled: frozenset[str]
+    placed: LocalLayer, precision: Precision, newly_saved: Sequence[float], tiled: frozenset[str]
 ) -> _LayerShare:
     formats = _formats(placed.node, precision)
     stored = (
@@ -693,13 +714,15 @@ def _share(
 
 
 def _newly_saved(graph: Graph, precision: Precision) -> Mapping[str, tuple[float, ...]]:
-    """Map each layer to the number of copies of each saved tensor that no earlier layer has saved."""
+    """Map each layer's name to the number of copies of each saved tensor that no earlier layer has saved."""
     storage, copies = SavedTensorCounter(graph), dict[str, tuple[float, ...]]()
     for node in graph.nodes:
         formats = _formats(node, precision)
         copies[node.name] = tuple(
             [
-                storage.add(tensor, node, _saved_bytes_and_format(operation, tensor, precision, formats)[1])
+                storage.count_new_copies(
+                    tensor, node, _saved_bytes_and_format(operation, tensor, precision, formats)[1]
+                )
                 for operation in node.operations
                 for tensor in saved_tensors(operation)
             ]
@@ -708,7 +731,7 @@ def _newly_saved(graph: Graph, precision: Precision) -> Mapping[str, tuple[float
 
 
 def _formats(node: Node, precision: Precision) -> Precision:
-    """Return the formats of a layer; formats below sixteen bits are used only inside repeated blocks."""
+    """Return the number formats of a layer: fp8 and fp4 are used only inside repeated blocks."""
     return precision if node.loops else precision.without_quantisation
 
 
@@ -734,7 +757,7 @@ def _divisible(communication: Communication) -> bool:
     No rank may need the whole sum before it continues. Grouped products of experts have no such overlap.
     """
     scattered = communication.operation in ("all_gather", "reduce_scatter")
-    return communication.axis == "tp" and scattered and not communication.holds_expert_tokens
+    return communication.axis == "tp" and scattered and not communication.carries_expert_tokens
 
 
 def _reader_counts(nodes: Sequence[Node]) -> Counter[str]:
@@ -743,7 +766,7 @@ def _reader_counts(nodes: Sequence[Node]) -> Counter[str]:
 
 
 def _readers(nodes: Sequence[Node]) -> dict[str, list[str]]:
-    """List the layers that read each tensor with a gradient, in order; all but the last add to an existing gradient."""
+    """Map each tensor that needs a gradient to the names of the layers that read the tensor, in order."""
     readers: dict[str, list[str]] = {}
     for node in nodes:
         for tensor in dict.fromkeys(node.inputs):
@@ -753,7 +776,7 @@ def _readers(nodes: Sequence[Node]) -> dict[str, list[str]]:
 
 
 def _unmaterialised_tensors(nodes: Sequence[Node]) -> frozenset[str]:
-    """Find the tensors that never exist as a whole: inputs of tiled passes, and of element-wise passes before them."""
+    """Find the tensors that never exist as a whole in memory, because a fused kernel computes them tile by tile."""
     names = set[str]()
     for operation in (operation for node in reversed(nodes) for operation in reversed(node.operations)):
         if isinstance(operation, MemoryPass) and (operation.fused_with_product or operation.out.name in names):
@@ -765,30 +788,32 @@ def _unmaterialised_tensors(nodes: Sequence[Node]) -> frozenset[str]:
 def _workspaces(operation: Operation, precision: Precision, tiled: frozenset[str]) -> Iterable[float]:
     """Yield the temporary bytes of an operation at the peak of memory.
 
-    They are two of its outputs (a gradient and the next one), or more if it says so, and two copies of packed weights
-    in the format of activations. A tile of a tiled loss has as many numbers as the product's input: so many tokens that
-    the logits of a tile fill as much memory as the hidden states (fused_linear_cross_entropy.py of Liger, by name, not
-    read again).
+    Counted are two tensors as large as the output (a gradient and the next one), the temporaries that the operation
+    states, and two copies of packed weights in the format of activations. A tile of a tiled loss has as many numbers as
+    the product's input: so many tokens that the logits of a tile fill as much memory as the hidden states
+    (fused_linear_cross_entropy.py of Liger, by name, not read again).
     """
     if isinstance(operation, Contraction) and operation.out.name in tiled:
         yield 2.0 * operation.lhs.bytes(precision)
     elif not (isinstance(operation, MemoryPass) and operation.runs_after_backward) and operation.out.name not in tiled:
         yield 2.0 * operation.out.bytes(precision)
-    if isinstance(operation, MemoryPass) and operation.temporaries:
-        yield operation.temporaries * sum(tensor.bytes(precision) for tensor in operation.saved)
+    if isinstance(operation, MemoryPass) and operation.temporary_tensor_count:
+        yield operation.temporary_tensor_count * sum(tensor.bytes(precision) for tensor in operation.saved)
     yield from (
-        2.0 * float(each.elements) * precision.activation_bytes for each in operation.read_tensors if each.packed_bytes
+        2.0 * float(each.elements) * precision.activation_bytes
+        for each in operation.read_tensors
+        if each.packed_bytes_per_number
     )
 
 
-def _local_bytes(placed: PlacedNode, tensor: Tensor, precision: Precision) -> float:
-    """Return the bytes of an input on this rank."""
+def _local_bytes(placed: LocalLayer, tensor: Tensor, precision: Precision) -> float:
+    """Return the bytes of a layer's input tensor on this rank, before any gather [byte]."""
     local = next((t for op in placed.operations for t in op.read_tensors if t.name == tensor.name), tensor)
     return local.bytes(precision) / placed.gather_group_sizes.get(tensor.name, 1)
 
 
-def with_dispatch(program: Program, dispatch: TokenDispatch) -> Program:
-    """Return a program whose tokens are dispatched to experts in another way than one copy per expert.
+def with_token_dispatch(program: Program, dispatch: TokenDispatch) -> Program:
+    """Return a program with the payloads and overlap of another method of MoE token dispatch.
 
     If each token is sent once to a node or device, its copies are written in sorted order there.
 
@@ -796,7 +821,7 @@ def with_dispatch(program: Program, dispatch: TokenDispatch) -> Program:
     ----------
     program : Program
         The lowered network, with one copy of a token per expert.
-    dispatch : Dispatch
+    dispatch : TokenDispatch
         How tokens are sent.
 
     Returns
@@ -808,9 +833,9 @@ def with_dispatch(program: Program, dispatch: TokenDispatch) -> Program:
 
 
 def _dispatched(section: Section, dispatch: TokenDispatch) -> Section:
-    if not any(transfer.routing_counts for transfer in section.transfers):
+    if not any(transfer.routing_counts for transfer in section.collectives):
         return section
-    once = dispatch.target_count is not None
+    once = dispatch.deduplication_target_count is not None
     kernels = tuple([counted for counted in section.kernels if not (once and counted.sorts_tokens)])
     transfers = (
         replace(
@@ -821,9 +846,9 @@ def _dispatched(section: Section, dispatch: TokenDispatch) -> Section:
             if once and owed.routing_counts
             else "",
         )
-        for owed in section.transfers
+        for owed in section.collectives
     )
-    return replace(section, kernels=kernels, transfers=tuple(transfers))
+    return replace(section, kernels=kernels, collectives=tuple(transfers))
 
 
 def without_backward(program: Program) -> Program:
@@ -837,13 +862,13 @@ def without_backward(program: Program) -> Program:
     Returns
     -------
     Program
-        Program that saves no activations.
+        Program without backward kernels, gradients and saved activations.
     """
     kept = (
         replace(
             section,
             kernels=tuple(_inference_kernel(c) for c in section.kernels if c.kernel.phase == "forward"),
-            transfers=tuple(t for t in section.transfers if t.phase == "forward"),
+            collectives=tuple(t for t in section.collectives if t.phase == "forward"),
             gradients=(),
             saved_bytes=0.0,
             selectively_freed_bytes=0.0,

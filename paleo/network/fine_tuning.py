@@ -17,7 +17,7 @@ from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
 from paleo.errors import PlanError, suggest_names
-from paleo.network.graph import GRAPH_CHANGES, Graph, Node
+from paleo.network.graph import GRAPH_TRANSFORMS, Graph, Node
 from paleo.operations.base import (
     Kernel,
     MemoryPass,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 #: Words for the products that get an adapter; other targets are patterns of names.
 ADAPTER_TARGETS = ("attention", "mlp", "all")
 #: Rank and targets of ``qlora`` without ``lora``: those of its paper (section 4 and appendix B).
-QLORA_DEFAULT = "64:all"
+DEFAULT_QLORA_ADAPTERS = "64:all"
 #: Bytes of a number in NF4 with double quantisation: half a byte, plus one byte for the constant of each block of 64
 #: numbers, plus four bytes for each 256 such constants (QLoRA, section 3).
 NF4_BYTES_PER_NUMBER = 0.5 + 1.0 / 64 + 4.0 / (64 * 256)
@@ -44,13 +44,13 @@ NF4_BYTES_PER_NUMBER = 0.5 + 1.0 / 64 + 4.0 / (64 * 256)
 
 @dataclass(frozen=True, slots=True)
 class FineTuning:
-    """Parts of a network that a run trains.
+    """Fine-tuning of a network: LoRA adapters, frozen layers, and NF4 storage of frozen weights.
 
     Attributes
     ----------
-    rank : int, optional
+    lora_rank : int, optional
         Rank of the adapters. None: the weights themselves are trained.
-    targets : str
+    adapter_targets : str
         Products that get an adapter: ``attention``, ``mlp``, ``all`` or a pattern of names.
     nf4_weights : bool
         True if frozen products are stored in NF4.
@@ -58,19 +58,19 @@ class FineTuning:
         Patterns of layers that are not trained and get no adapter.
     """
 
-    rank: int | None = None
-    targets: str = "attention"
+    lora_rank: int | None = None
+    adapter_targets: str = "attention"
     nf4_weights: bool = False
     frozen_patterns: tuple[str, ...] = field(default=())
 
     def __str__(self) -> str:
         """Return the fine-tuning as short text: ``LoRA of rank 16 (attention), NF4``."""
-        words = [] if self.rank is None else [f"LoRA of rank {self.rank} ({self.targets})"]
+        words = [] if self.lora_rank is None else [f"LoRA of rank {self.lora_rank} ({self.adapter_targets})"]
         words += ["frozen weights in NF4"] if self.nf4_weights else []
         return ", ".join(words + ([f"frozen: {', '.join(self.frozen_patterns)}"] if self.frozen_patterns else []))
 
 
-def fine_tuning(run: Run) -> FineTuning | None:
+def fine_tuning_of_run(run: Run) -> FineTuning | None:
     """Return the fine-tuning that a run asks for.
 
     Parameters
@@ -91,13 +91,17 @@ def fine_tuning(run: Run) -> FineTuning | None:
     Examples
     --------
     >>> from paleo.specs.run import Run
-    >>> print(fine_tuning(Run(lora="16")))
+    >>> print(fine_tuning_of_run(Run(lora="16")))
     LoRA of rank 16 (attention)
     """
     if run.fine_tuning.lora is None and not run.fine_tuning.qlora and not run.fine_tuning.freeze:
         return None
     stated = (
-        run.fine_tuning.lora if run.fine_tuning.lora is not None else QLORA_DEFAULT if run.fine_tuning.qlora else None
+        run.fine_tuning.lora
+        if run.fine_tuning.lora is not None
+        else DEFAULT_QLORA_ADAPTERS
+        if run.fine_tuning.qlora
+        else None
     )
     if stated is not None and run.forward_only:
         raise PlanError(f"lora: {stated} is for training; a forward pass has adapters merged into the weights")
@@ -128,7 +132,7 @@ class _AdapterProduct(Contraction):
     adds_to_input_gradient: bool = False
 
     def backward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
-        """Count the kernels of the backward pass, with the pass that adds to the gradient of x.
+        """Return the kernels of the backward pass, with the pass that adds to the gradient of x.
 
         Parameters
         ----------
@@ -169,7 +173,7 @@ class _PackedProduct(Contraction):
     """
 
     def forward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
-        """Count the kernels of the forward pass.
+        """Return the kernels of the forward pass, with FLOP, bytes and shapes.
 
         Parameters
         ----------
@@ -184,7 +188,7 @@ class _PackedProduct(Contraction):
         return (self._dequantise_kernel("forward", precision), *Contraction.forward_kernels(self, precision))
 
     def backward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
-        """Count the kernels of the backward pass.
+        """Return the kernels of the backward pass, with FLOP, bytes and shapes.
 
         Parameters
         ----------
@@ -220,7 +224,7 @@ class _PackedProduct(Contraction):
         return precision.without_quantisation
 
 
-@GRAPH_CHANGES.register("fine-tuning")
+@GRAPH_TRANSFORMS.register("fine-tuning")
 def with_fine_tuning(graph: Graph, run: Run) -> Graph:
     """Return a network in which weights that a run does not train are frozen and LoRA adapters stand next to products.
 
@@ -244,7 +248,7 @@ def with_fine_tuning(graph: Graph, run: Run) -> Graph:
     PlanError
         If nothing would be trained.
     """
-    tuning = fine_tuning(run)
+    tuning = fine_tuning_of_run(run)
     if tuning is None:
         return graph
     graph, frozen = _split_by_frozen_layers(graph, tuning.frozen_patterns)
@@ -261,7 +265,7 @@ def with_fine_tuning(graph: Graph, run: Run) -> Graph:
         reads.add_edges_from(((loop, name), node.out.name) for loop, _ in node.loops for name in names)
     repeated = {loop for node in nodes for loop, times in node.loops if times > 1}
     reads.add_edges_from(
-        (changed, (loop, enters)) for loop, (enters, changed) in graph.loop_carried.items() if loop in repeated
+        (changed, (loop, enters)) for loop, (enters, changed) in graph.loop_carried_tensors.items() if loop in repeated
     )
     live = set(nx.descendants(reads, _TRAINED))
     dead = {node.out.name for node in nodes if node.out.name not in live}
@@ -269,13 +273,12 @@ def with_fine_tuning(graph: Graph, run: Run) -> Graph:
 
 
 def _nothing_trained_message(graph: Graph, tuning: FineTuning) -> str:
-    if tuning.rank is None:
+    if tuning.lora_rank is None:
         return f"freeze: {', '.join(tuning.frozen_patterns)} leaves no weight of {graph.name} to train"
     hints = {"attention": " whose layers are called attention; try all", "all": ""}
-    names = f" called {tuning.targets!r}; {suggest_names(tuning.targets, _product_names(graph))}"
-    return (
-        f"lora: model {graph.name!r} has no products with weights in repeated blocks{hints.get(tuning.targets, names)}"
-    )
+    names = f" called {tuning.adapter_targets!r}; {suggest_names(tuning.adapter_targets, _product_names(graph))}"
+    hint = hints.get(tuning.adapter_targets, names)
+    return f"lora: model {graph.name!r} has no products with weights in repeated blocks{hint}"
 
 
 def _product_names(graph: Graph) -> list[str]:
@@ -283,10 +286,10 @@ def _product_names(graph: Graph) -> list[str]:
 
 
 def _fine_tuned_layer(node: Node, tuning: FineTuning, frozen: bool) -> Node:
-    """Return a layer with its weights frozen, stored in NF4 or given adapters, as the fine-tuning states."""
-    if tuning.rank is None:
+    """Return a layer after fine-tuning is applied: weights frozen, stored in NF4 or given LoRA adapters."""
+    if tuning.lora_rank is None:
         return _freeze_layer(node) if frozen else node
-    rank = None if frozen or not node.loops else tuning.rank
+    rank = None if frozen or not node.loops else tuning.lora_rank
     packs = tuning.nf4_weights and bool(node.loops)
     changed: list[Operation] = []
     for operation in _freeze_layer(node).operations:
@@ -294,7 +297,7 @@ def _fine_tuned_layer(node: Node, tuning: FineTuning, frozen: bool) -> Node:
             changed.append(operation)
             continue
         product = _with_nf4_weight(operation) if packs else operation
-        chosen = rank is not None and _gets_adapter(node, operation, tuning.targets)
+        chosen = rank is not None and _gets_adapter(node, operation, tuning.adapter_targets)
         changed += _with_adapter(product, rank) if rank is not None and chosen else [product]
     return replace(node, operations=tuple(changed))
 
@@ -330,8 +333,8 @@ def _without_training(tensor: Tensor) -> Tensor:
 
 
 def _with_nf4_weight(product: Contraction) -> Contraction:
-    """Return the product with its weight stored in NF4."""
-    stored = replace(product.rhs, packed_bytes=NF4_BYTES_PER_NUMBER)
+    """Return the matrix product with the weight stored in NF4 (4-bit)."""
+    stored = replace(product.rhs, packed_bytes_per_number=NF4_BYTES_PER_NUMBER)
     return _PackedProduct(
         product.name, product.lhs, stored, product.out, product.bias, product.windows, product.transposed,
         product.halos, product.unmasked_share,
@@ -339,9 +342,9 @@ def _with_nf4_weight(product: Contraction) -> Contraction:
 
 
 def _with_adapter(product: Contraction, rank: int) -> Iterator[Operation]:
-    """Yield a product and the operations of its LoRA adapter, in the order of NeMo and PEFT.
+    """Yield a matrix product and the operations of its LoRA adapter, in the order of NeMo and PEFT.
 
-    They are x·A, (x·A)·B, the scaling by α/r and the sum.
+    The adapter's operations are x·A, (x·A)·B, the scaling by α/r and the sum.
     """
     x, weight, out, name = product.lhs, product.rhs, product.out, f"{product.name}.adapter"
     weight_sizes = dict(zip(weight.dims, weight.sizes, strict=True))
@@ -383,7 +386,7 @@ def _is_live(node: Node, tensor: Tensor, live: GradientTensorNames) -> bool:
 
 
 def _without_dead_gradients(node: Node, live: GradientTensorNames, dead: set[str]) -> Node:
-    """Return the layer with no gradients for the outputs of ``dead`` layers, which no trained weight influences.
+    """Return a layer without gradients for the outputs of ``dead`` layers, which no trained weight influences.
 
     A layer without any gradient saves nothing for the backward pass.
     """
@@ -468,7 +471,7 @@ def _part_iterations(loop: str, lengths: Sequence[int]) -> dict[str, int]:
 
 def _with_loop_in_parts(graph: Graph, loop: str, parts: Mapping[str, int]) -> Graph:
     """Return the graph with one folded block for each part; each part reads the output of the part before."""
-    enters, changed = graph.loop_carried.get(loop, ("", ""))
+    enters, changed = graph.loop_carried_tensors.get(loop, ("", ""))
     names = list(parts)
     before = dict(zip(names[1:], names, strict=False))
 
@@ -488,15 +491,17 @@ def _with_loop_in_parts(graph: Graph, loop: str, parts: Mapping[str, int]) -> Gr
         else:
             nodes += [_renamed(node, loop, names[-1], 0, outside) for node in members]
     carried = {
-        name: ends for name, ends in graph.loop_carried.items() if name != loop and not name.startswith(f"{loop}.")
+        name: ends
+        for name, ends in graph.loop_carried_tensors.items()
+        if name != loop and not name.startswith(f"{loop}.")
     }
-    around = {name: ends for name, ends in graph.loop_carried.items() if name not in carried}
+    around = {name: ends for name, ends in graph.loop_carried_tensors.items() if name not in carried}
     for part in names:
         entry = _replace_prefix(changed, loop, before[part]) if part in before else enters
         for name, (first, last) in around.items():
             start = entry if first == enters else _replace_prefix(first, loop, part)
             carried[_replace_prefix(name, loop, part)] = start, _replace_prefix(last, loop, part)
-    return replace(graph, nodes=tuple(nodes), loop_carried=carried)
+    return replace(graph, nodes=tuple(nodes), loop_carried_tensors=carried)
 
 
 def _replace_prefix(name: str, loop: str, part: str) -> str:

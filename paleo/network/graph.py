@@ -26,17 +26,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from paleo.errors import GraphError, SpecError, suggest_names
 from paleo.layers.base import (
     LAYERS,
-    Expansion,
     Layer,
     LayerImplementations,
+    LayerOperations,
     format_shape,
     with_frozen_weights,
     without_unneeded_gradients,
 )
-from paleo.operations.base import Operation, parameters_of, with_renamed_parameters
+from paleo.operations.base import Operation, parameters_by_name, with_renamed_parameters
 from paleo.operations.tensor import DimSize, Tensor
 from paleo.registry import Registry
-from paleo.specs.loading import build_validated, evaluate_expression
+from paleo.specs.loading import evaluate_model_expression, validate_mapping
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -52,8 +52,8 @@ MAX_DIM_SIZE = 2**53
 MAX_PARAMETERS = 10**16
 _RESERVED = frozenset({"name", "inputs", "repeat", "layers", "branches", "join", "when", "share", "frozen"})
 #: A folded loop: its name and its number of iterations.
-Loop = tuple[str, int]
-Loops = tuple[Loop, ...]
+RepeatedBlock = tuple[str, int]
+RepeatedBlocks = tuple[RepeatedBlock, ...]
 
 
 CachedResult = TypeVar("CachedResult")
@@ -61,9 +61,9 @@ CachedResult = TypeVar("CachedResult")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One layer of a graph with its inputs, operations and output.
+    """One layer of a network graph, with its input tensors, operations and output tensor.
 
-    ``loops`` are the loops of the model file that are folded around it, outermost first.
+    ``loops`` are the repeated blocks of the model file around the layer (name, iterations), outermost first.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Node:
     inputs: tuple[Tensor, ...]
     operations: tuple[Operation, ...]
     out: Tensor
-    loops: Loops = ()
+    loops: RepeatedBlocks = ()
 
     @property
     def repeat(self) -> int:
@@ -79,7 +79,7 @@ class Node:
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        return parameters_of(self.operations)
+        return parameters_by_name(self.operations)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Graph:
     batch: int
     tokens_per_sample: float | None = None
     #: Folded loop -> names of the tensor that enters it and of the tensor that each iteration passes to the next.
-    loop_carried: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    loop_carried_tensors: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     #: Tensor that is a view of part of another tensor -> name of that tensor, and its size relative to the view.
     view_storage: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     #: Cache shared by graphs of the same network at other batch sizes, for results that do not depend on the batch.
@@ -103,9 +103,9 @@ class Graph:
     def cached_result(
         self, key: Hashable, work: Callable[[], CachedResult], *, any_batch: bool = False
     ) -> CachedResult:
-        """Return a cached result, computed at the first call.
+        """Return ``work()``, or the result of an earlier call with the same key.
 
-        A search asks for the same counts of a graph on many meshes.
+        A plan search asks for the same counts of a graph on many meshes.
 
         Parameters
         ----------
@@ -145,30 +145,30 @@ class Graph:
         int
             Number of copies.
         """
-        return math.prod(times for _, times in self.loops_of(tensor, keeper))
+        return math.prod(times for _, times in self.loops_copying_tensor(tensor, keeper))
 
-    def loops_of(self, tensor: Tensor, keeper: Node) -> Loops:
-        """Find the loops around a layer of which each iteration has its own copy of a tensor.
+    def loops_copying_tensor(self, tensor: Tensor, keeper: Node) -> RepeatedBlocks:
+        """Find the repeated blocks around a layer whose iterations each have a separate copy of a tensor.
 
         Parameters
         ----------
         tensor : Tensor
             The tensor.
         keeper : Node
-            Layer that reads or writes it.
+            Layer that reads or writes the tensor.
 
         Returns
         -------
-        Loops
-            Loops, outermost first.
+        RepeatedBlocks
+            Repeated blocks as (name, iterations), outermost first.
         """
         if not keeper.loops or tensor.name not in {each.name for each in keeper.inputs}:
             return keeper.loops
-        inside = self.writer_loops.get(self.storage_of(tensor)[0], ())
+        inside = self.writer_loops.get(self.storage_tensor(tensor)[0], ())
         return tuple(loop for loop in keeper.loops if loop in inside or self.is_loop_carried(tensor, loop))
 
-    def is_loop_carried(self, tensor: Tensor, loop: Loop) -> bool:
-        """Return True if a tensor enters a loop as the value that the loop's iterations pass on.
+    def is_loop_carried(self, tensor: Tensor, loop: RepeatedBlock) -> bool:
+        """Return True if a tensor is the initial value of what a loop's iterations pass on, as a residual stream is.
 
         The first iteration reads the tensor itself, every later one reads the output of the iteration before.
 
@@ -182,12 +182,15 @@ class Graph:
         Returns
         -------
         bool
-            True if it does.
+            True if ``loop`` carries the tensor from iteration to iteration.
         """
-        return loop[0] in self.loop_carried and self.loop_carried[loop[0]][0] == self.storage_of(tensor)[0]
+        return (
+            loop[0] in self.loop_carried_tensors
+            and self.loop_carried_tensors[loop[0]][0] == self.storage_tensor(tensor)[0]
+        )
 
-    def storage_of(self, tensor: Tensor) -> tuple[str, float]:
-        """Return the name of the tensor whose storage holds another tensor (a view or part), and their ratio of sizes.
+    def storage_tensor(self, tensor: Tensor) -> tuple[str, float]:
+        """Return the name of the tensor that holds the storage of a view, and the ratio of their sizes.
 
         Parameters
         ----------
@@ -202,14 +205,14 @@ class Graph:
         return self.view_storage.get(tensor.name, (tensor.name, 1.0))
 
     @cached_property
-    def writer_loops(self) -> Mapping[str, Loops]:
-        """Loops around the layer that writes each tensor, by the tensor's name."""
+    def writer_loops(self) -> Mapping[str, RepeatedBlocks]:
+        """Repeated blocks around the layer that writes each tensor, by the tensor's name."""
         nodes = reversed(self.nodes)
         return {n.out.name: n.loops for n in nodes if n.operations or n.out.name not in {t.name for t in n.inputs}}
 
     @cached_property
     def layer_graph(self) -> nx.DiGraph[str]:
-        """Network as a directed graph of layer names, with the `Node` of each as its attribute ``layer``.
+        """Network as a networkx graph of layer names; each node's attribute ``layer`` is the `Node`.
 
         An edge leads from the layer that writes a tensor to each layer that reads it. The tensor that a folded loop
         carries from one iteration to the next is no edge.
@@ -327,7 +330,7 @@ def _evaluated(value: Any, names: Mapping[str, Any], where: str) -> Any:
     if not (isinstance(value, str) and value.startswith("=")):
         return value
     try:
-        return evaluate_expression(value, names)
+        return evaluate_model_expression(value, names)
     except SpecError as error:
         raise SpecError(f"{where}: {error}") from None
 
@@ -346,7 +349,7 @@ def _input(model: ModelSpec, name: str, params: Mapping[str, Any]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """Names that are visible to a part of a model file: outputs of layers, and values for expressions.
+    """Scope of names in a part of a model file: outputs of layers, and values for expressions.
 
     A block opens a scope inside that of its caller.
     """
@@ -354,11 +357,11 @@ class _Scope:
     names: dict[str, Tensor]
     values: Mapping[str, Any]
     prefix: str = ""
-    loops: Loops = ()
+    loops: RepeatedBlocks = ()
     depth: int = 0
     counters: dict[str, int] = field(default_factory=dict)
 
-    def nested(self, label: str, values: Mapping[str, Any] | None = None, repeats: Loops = ()) -> _Scope:
+    def nested(self, label: str, values: Mapping[str, Any] | None = None, repeats: RepeatedBlocks = ()) -> _Scope:
         """Return the scope of a block, loop or branch inside this scope.
 
         Parameters
@@ -400,11 +403,11 @@ class _Scope:
         return f"{kind}{self.counters[kind]}"
 
 
-EntryPath = tuple[str | int, ...]
+ModelFilePath = tuple[str | int, ...]
 
 
 class _Builder:
-    """Walks the entries of a model file and collects the nodes of its graph."""
+    """Builder of a network graph, which walks the entries of a model file and collects layer nodes."""
 
     def __init__(self, model: ModelSpec, params: Mapping[str, Any], choices: LayerImplementations) -> None:
         self.model, self.choices = model, choices
@@ -415,7 +418,7 @@ class _Builder:
         self._taken = set(model.inputs)
         self._added = self._entries = 0
 
-    def sequence(self, entries: Sequence[Any], scope: _Scope, x: Tensor, path: EntryPath) -> Tensor:
+    def sequence(self, entries: Sequence[Any], scope: _Scope, x: Tensor, path: ModelFilePath) -> Tensor:
         """Add the entries of a list to the graph, each reading the output of the one before by default.
 
         Parameters
@@ -426,7 +429,7 @@ class _Builder:
             Names that the entries may use.
         x : Tensor
             Input of the first entry.
-        path : EntryPath
+        path : ModelFilePath
             Keys and positions that lead to the list in the model file, for error messages.
 
         Returns
@@ -442,7 +445,7 @@ class _Builder:
             x = self._entry(entry, scope, x, (*path, index))
         return x
 
-    def _entry(self, entry: Any, scope: _Scope, x: Tensor, path: EntryPath) -> Tensor:
+    def _entry(self, entry: Any, scope: _Scope, x: Tensor, path: ModelFilePath) -> Tensor:
         self._entries += 1
         if self._entries > MAX_ENTRIES:
             raise self._error(path, f"more than {MAX_ENTRIES} entries, blocks and repetitions written out")
@@ -472,7 +475,7 @@ class _Builder:
             scope.names[name] = out
         return out
 
-    def _is_included(self, body: dict[str, Any], scope: _Scope, x: Tensor, path: EntryPath) -> bool:
+    def _is_included(self, body: dict[str, Any], scope: _Scope, x: Tensor, path: ModelFilePath) -> bool:
         if "when" not in body:
             return True
         answer = self._values(body["when"], scope, x, (*path, "when"))
@@ -480,7 +483,7 @@ class _Builder:
             raise self._error((*path, "when"), f"{body['when']!r} is not a condition such as '=stride > 1'")
         return answer
 
-    def _sources(self, body: dict[str, Any], scope: _Scope, x: Tensor, path: EntryPath) -> tuple[Tensor, ...]:
+    def _sources(self, body: dict[str, Any], scope: _Scope, x: Tensor, path: ModelFilePath) -> tuple[Tensor, ...]:
         names = body.get("inputs")
         if names is None:
             return (x,)
@@ -494,7 +497,9 @@ class _Builder:
                 )
         return tuple(scope.names[name] for name in names)
 
-    def _add_single(self, body: dict[str, Any], kinds: list[str], scope: _Scope, x: Tensor, path: EntryPath) -> Tensor:
+    def _add_single(
+        self, body: dict[str, Any], kinds: list[str], scope: _Scope, x: Tensor, path: ModelFilePath
+    ) -> Tensor:
         if len(kinds) != 1:
             known = f"{suggest_names(kinds[-1], [*LAYERS, *self.model.blocks, *_RESERVED])}" if kinds else "none given"
             raise self._error(path, f"expected exactly one layer type, found {kinds or 'none'}; {known}")
@@ -511,7 +516,7 @@ class _Builder:
             self._share_weights(body, scope, mark, path)
         return out
 
-    def _share_weights(self, body: dict[str, Any], scope: _Scope, mark: int, path: EntryPath) -> None:
+    def _share_weights(self, body: dict[str, Any], scope: _Scope, mark: int, path: ModelFilePath) -> None:
         """Make the nodes from index ``mark`` on use the weights of the earlier layer or block that ``share:`` names."""
         name, owner = body.get("name"), body["share"]
         if name is None or not isinstance(owner, str) or owner == name or owner not in scope.names:
@@ -529,13 +534,13 @@ class _Builder:
             self.nodes[index] = node
 
     def _layer(
-        self, kind: str, values: dict[str, Any], body: dict[str, Any], scope: _Scope, x: Tensor, path: EntryPath
+        self, kind: str, values: dict[str, Any], body: dict[str, Any], scope: _Scope, x: Tensor, path: ModelFilePath
     ) -> Tensor:
         schema = LAYERS[kind]
-        layer = build_validated(schema, values, self._location((*path, kind)))
+        layer = validate_mapping(schema, values, self._location((*path, kind)))
         sources = self._sources(body, scope, x, path)
-        most = None if schema.arity is None else schema.arity + schema.optional_inputs
-        least = 2 if schema.arity is None else schema.arity
+        most = None if schema.input_count is None else schema.input_count + schema.optional_input_count
+        least = 2 if schema.input_count is None else schema.input_count
         if len(sources) < least or (most is not None and len(sources) > most):
             expected = f"{least} or more" if most is None else f"{least}" if most == least else f"{least} to {most}"
             raise self._error(path, f"{kind} takes {expected} inputs, found {len(sources)}")
@@ -566,8 +571,8 @@ class _Builder:
         return layer.model_copy(update={"tie": scope.names[tie].name})
 
     def _expanded(
-        self, layer: Layer, name: str, sources: tuple[Tensor, ...], path: EntryPath, *, untrained: bool = False
-    ) -> Expansion:
+        self, layer: Layer, name: str, sources: tuple[Tensor, ...], path: ModelFilePath, *, untrained: bool = False
+    ) -> LayerOperations:
         try:
             expansion = layer.to_operations(name, sources, self.choices)
         except GraphError as error:
@@ -577,12 +582,12 @@ class _Builder:
                 raise self._error(path, f"{name}: output {format_shape(expansion.out)} has an impossible size")
         return without_unneeded_gradients(with_frozen_weights(expansion) if untrained else expansion, sources)
 
-    def _claim(self, name: str, path: EntryPath) -> None:
+    def _claim(self, name: str, path: ModelFilePath) -> None:
         if name in self._taken:
             raise self._error(path, f"two layers are named {name!r}")
         self._taken.add(name)
 
-    def _add(self, node: Node, path: EntryPath) -> Tensor:
+    def _add(self, node: Node, path: ModelFilePath) -> Tensor:
         self._claim(node.name, path)
         self._added += 1
         if self._added > MAX_NODES:
@@ -591,7 +596,7 @@ class _Builder:
         return node.out
 
     def _block(
-        self, kind: str, arguments: dict[str, Any], body: dict[str, Any], scope: _Scope, x: Tensor, path: EntryPath
+        self, kind: str, arguments: dict[str, Any], body: dict[str, Any], scope: _Scope, x: Tensor, path: ModelFilePath
     ) -> Tensor:
         block = self.model.blocks[kind]
         for key in arguments:
@@ -609,7 +614,7 @@ class _Builder:
         return self.sequence(block.layers, inner, x, ("blocks", kind, "layers"))
 
     def _arguments(
-        self, kind: str, block: LayerBlock, arguments: dict[str, Any], scope: _Scope, x: Tensor, path: EntryPath
+        self, kind: str, block: LayerBlock, arguments: dict[str, Any], scope: _Scope, x: Tensor, path: ModelFilePath
     ) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for key, default in block.args.items():
@@ -620,7 +625,7 @@ class _Builder:
             values[key] = _evaluated(value, names, self._location(("blocks", kind, "args", key)))
         return values
 
-    def _repeat(self, body: dict[str, Any], scope: _Scope, x: Tensor, path: EntryPath, extra: list[str]) -> Tensor:
+    def _repeat(self, body: dict[str, Any], scope: _Scope, x: Tensor, path: ModelFilePath, extra: list[str]) -> Tensor:
         times = self._values(body["repeat"], scope, x, (*path, "repeat"))
         if isinstance(times, bool) or not isinstance(times, int) or not 0 <= times <= MAX_REPEAT:
             raise self._error((*path, "repeat"), f"{times!r} is not a number of repetitions from 0 to {MAX_REPEAT}")
@@ -641,7 +646,7 @@ class _Builder:
         )
 
     def _fold_loop(
-        self, entries: list[Any], times: int, label: str, scope: _Scope, x: Tensor, path: EntryPath
+        self, entries: list[Any], times: int, label: str, scope: _Scope, x: Tensor, path: ModelFilePath
     ) -> Tensor | None:
         """Add the entries of a loop as one body that counts ``times``, and return its output.
 
@@ -662,13 +667,15 @@ class _Builder:
         return self._fold_loop(entries, times, label, scope, replace(x, needs_gradient=True), path)
 
     def _unrolled(
-        self, entries: list[Any], times: int, label: str, scope: _Scope, x: Tensor, path: EntryPath
+        self, entries: list[Any], times: int, label: str, scope: _Scope, x: Tensor, path: ModelFilePath
     ) -> Tensor:
         for index in range(times):
             x = self.sequence(entries, scope.nested(f"{label}.{index + 1}"), x, (*path, "layers"))
         return x
 
-    def _branches(self, body: dict[str, Any], scope: _Scope, x: Tensor, path: EntryPath, extra: list[str]) -> Tensor:
+    def _branches(
+        self, body: dict[str, Any], scope: _Scope, x: Tensor, path: ModelFilePath, extra: list[str]
+    ) -> Tensor:
         branches, join = body["branches"], body.get("join")
         if extra or not isinstance(branches, list) or len(branches) < 2 or join not in ("add", "concat", "multiply"):
             raise self._error(
@@ -686,19 +693,19 @@ class _Builder:
         maker = self._expanded(layer, name, tuple(outs), path)
         return self._add(Node(name, join, tuple(outs), maker.operations, maker.out, scope.loops), path)
 
-    def _values(self, value: Any, scope: _Scope, x: Tensor, path: EntryPath) -> Any:
+    def _values(self, value: Any, scope: _Scope, x: Tensor, path: ModelFilePath) -> Any:
         return _evaluated(value, dict(scope.values) | _sizes(x), self._location(path))
 
-    def _location(self, path: EntryPath) -> str:
+    def _location(self, path: ModelFilePath) -> str:
         spot = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
         return f"{self.model.path or self.model.name}: {spot if len(spot) < 160 else spot[:160] + '…'}"
 
-    def _error(self, path: EntryPath, problem: str) -> GraphError:
+    def _error(self, path: ModelFilePath, problem: str) -> GraphError:
         return GraphError(f"{self._location(path)}: {problem}")
 
 
 def _prefixes(scope: str, owner: str, known: set[str]) -> Iterator[str]:
-    """Yield the prefixes by which names of a shared layer's weights may begin, from the inner scope outwards."""
+    """Yield the name prefixes under which a shared layer's weights are known, from the inner scope outwards."""
     parts = scope.split(".")[:-1]
     for depth in range(len(parts), -1, -1):
         full = ".".join([*parts[:depth], owner, ""])
@@ -712,10 +719,10 @@ def _sizes(x: Tensor) -> dict[str, DimSize]:
 
 #: Changes that runs make to a network, each in a file of this folder. A change returns the graph as is if the run does
 #: not ask for it.
-GRAPH_CHANGES: Registry[Callable[[Graph, Run], Graph]] = Registry("change of a network", "paleo.network")
+GRAPH_TRANSFORMS: Registry[Callable[[Graph, Run], Graph]] = Registry("change of a network", "paleo.network")
 
 
-def apply_graph_changes(graph: Graph, run: Run) -> Graph:
+def apply_graph_transforms(graph: Graph, run: Run) -> Graph:
     """Return a network with all registered changes, such as fine-tuning, that a run asks for.
 
     Parameters
@@ -735,6 +742,6 @@ def apply_graph_changes(graph: Graph, run: Run) -> Graph:
     PlanError
         If the run asks for a change wrongly.
     """
-    for name in GRAPH_CHANGES:
-        graph = GRAPH_CHANGES[name](graph, run)
+    for name in GRAPH_TRANSFORMS:
+        graph = GRAPH_TRANSFORMS[name](graph, run)
     return graph

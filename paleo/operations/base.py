@@ -1,4 +1,4 @@
-"""The protocol of operations, memory passes with their kinds, the kernels that operations become, and optimizers.
+"""Operations of a network (protocol, memory passes), the kernels that they launch, and optimizers.
 
 A layer states operations. An *operation* (``Contraction``, ``MemoryPass``, ``FusedAttention``, ``Recurrence``) names
 the dims of its tensors, so that a strategy can split them. Its backward operations are derived from it; layers do not
@@ -23,7 +23,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
-from paleo.operations.tensor import Halos, Precision, Tensor, Window, halo_ratio, halos, shard_all
+from paleo.operations.tensor import (
+    Halos,
+    Precision,
+    SlidingWindow,
+    Tensor,
+    halo_size_ratio,
+    received_halo_rows,
+    shard_tensors,
+)
 from paleo.registry import Registry
 
 
@@ -46,19 +54,19 @@ class OperationKind:
     #: It normalises by mean and deviation. If rows are split over ranks, statistics are exchanged backward, too.
     is_norm: bool = False
     #: Numbers per row that ranks exchange if rows are split over them.
-    row_statistics: int = 2
+    statistics_per_row: int = 2
     #: It reads its input twice: once for statistics, once to apply them. Later passes can be fused into the second.
     reads_input_twice: bool = False
     #: It reduces dims.
-    reduces: bool = False
+    reduces_dims: bool = False
     #: The number of output rows depends on values, so that the host may have to wait for the device.
-    data_dependent_rows: bool = False
+    has_data_dependent_rows: bool = False
     #: Its data is copied between host and device.
     copies_through_host: bool = False
     #: Kind that replaces it in inference.
     inference_kind: str | None = None
     #: The original Paleo assumes that it takes no time (Qi et al., ICLR 2017).
-    free_in_original_paleo: bool = False
+    is_free_in_original_paleo: bool = False
 
 
 OPERATION_KINDS: Registry[OperationKind] = Registry("kind of pass")
@@ -75,31 +83,32 @@ def add_operation_kind(kind: OperationKind) -> OperationKind:
     Returns
     -------
     OperationKind
-        The same kind.
+        The registered kind.
     """
     return OPERATION_KINDS.register(kind.name)(kind)
 
 
 for _kind in (
-    OperationKind("elementwise", "a function of each element", is_pointwise=True, free_in_original_paleo=True),
+    OperationKind("elementwise", "a function of each element", is_pointwise=True, is_free_in_original_paleo=True),
     OperationKind("eager", "a function of each element in a kernel of its own, whatever compilers do"),
     OperationKind("dropout", "zeroes a share of the elements at random", is_pointwise=True),
     OperationKind("copy", "the same elements elsewhere", only_moves_data=True, merges_dims=True,
-                  free_in_original_paleo=True),
+                  is_free_in_original_paleo=True),
     OperationKind("gather", "rows of a table, or tokens on their way to experts", only_moves_data=True,
         routes_tokens=True),
     OperationKind("scatter", "tokens on their way back from experts", only_moves_data=True, routes_tokens=True),
-    OperationKind("reduce", "sums, means or maxima along dims", reduces=True, free_in_original_paleo=True),
-    OperationKind("select", "rows that are kept by their values", reduces=True, data_dependent_rows=True),
+    OperationKind("reduce", "sums, means or maxima along dims", reduces_dims=True, is_free_in_original_paleo=True),
+    OperationKind("select", "rows that are kept by their values", reduces_dims=True, has_data_dependent_rows=True),
     OperationKind("pool", "one number for each position of a sliding window"),
-    OperationKind("softmax", "softmax along rows", calibration_family="memory.softmax", row_statistics=3,
-                  free_in_original_paleo=True),
+    OperationKind("softmax", "softmax along rows", calibration_family="memory.softmax", statistics_per_row=3,
+                  is_free_in_original_paleo=True),
     OperationKind("norm", "normalisation of rows", calibration_family="memory.layernorm", is_norm=True,
-                  free_in_original_paleo=True),
+                  is_free_in_original_paleo=True),
     OperationKind("batch_norm", "normalisation of channels by the statistics of a batch", is_norm=True,
-                  reads_input_twice=True, inference_kind="elementwise", free_in_original_paleo=True),
+                  reads_input_twice=True, inference_kind="elementwise", is_free_in_original_paleo=True),
     OperationKind("feed", "states that the host copies out of one step and into the next", copies_through_host=True),
-    OperationKind("rope", "rotary position embedding", calibration_family="memory.rope", free_in_original_paleo=True),
+    OperationKind("rope", "rotary position embedding", calibration_family="memory.rope",
+        is_free_in_original_paleo=True),
     OperationKind("optimizer", "the update of parameters"),
 ):  # fmt: skip
     add_operation_kind(_kind)
@@ -166,9 +175,9 @@ def elementwise_kernel(
     phase : Phase
         Forward, backward or update.
     count : float
-        Elements.
+        Number of elements.
     read, written : float
-        Bytes.
+        Bytes read and written by the kernel [byte].
     flops : float, optional
         FLOP of vector cores; by default one per element.
     calls : float, default 1.0
@@ -193,7 +202,7 @@ def gradient_accumulation_kernel(name: str, count: float, size: float) -> Kernel
     count : float
         Elements of the gradient.
     size : float
-        Its bytes.
+        Size of the gradient [byte].
 
     Returns
     -------
@@ -205,9 +214,9 @@ def gradient_accumulation_kernel(name: str, count: float, size: float) -> Kernel
 
 #: Part of the names of attention's operations between its projections, which selective recomputation runs again
 #: (Korthikanti et al., 2022).
-ATTENTION_CORE_INFIX = ".core"
+ATTENTION_CORE_NAME_INFIX = ".core"
 #: Part of the names of operations of shared experts, which process every token.
-SHARED_EXPERTS_INFIX = ".shared."
+SHARED_EXPERTS_NAME_INFIX = ".shared."
 
 
 class Operation(Protocol):
@@ -245,7 +254,7 @@ class Operation(Protocol):
         """
 
     def forward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
-        """Count the kernels of the forward pass.
+        """Return the kernels of the forward pass, with FLOP, bytes and shapes.
 
         Parameters
         ----------
@@ -259,7 +268,7 @@ class Operation(Protocol):
         """
 
     def backward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
-        """Count the kernels of the backward pass.
+        """Return the kernels of the backward pass, with FLOP, bytes and shapes.
 
         Parameters
         ----------
@@ -310,10 +319,10 @@ def is_attention_core(operation: Operation) -> bool:
     bool
         True for a part of the core of attention.
     """
-    return ATTENTION_CORE_INFIX in operation.name
+    return ATTENTION_CORE_NAME_INFIX in operation.name
 
 
-def parameters_of(operations: Iterable[Operation]) -> dict[str, Tensor]:
+def parameters_by_name(operations: Iterable[Operation]) -> dict[str, Tensor]:
     """Collect the parameters that operations read; a tied weight appears once.
 
     Parameters
@@ -384,7 +393,7 @@ def map_tensors(operation: Operation, change: Callable[[Tensor], Tensor]) -> Ope
 
 @dataclass(frozen=True, slots=True)
 class MemoryPass:
-    """A memory pass: element-wise work, norms, softmax, pooling or gathers. Its time follows from its bytes."""
+    """Memory-bound operation: element-wise work, norm, softmax, pooling or gather; bytes moved determine the time."""
 
     name: str
     operation: str
@@ -401,11 +410,11 @@ class MemoryPass:
     #: Dims that make up a row of softmax or norms. If they are split over ranks, its statistics need an all-reduce.
     reduced_dims: tuple[str, ...] = ()
     #: Statistics cover only the samples of one replica (batch normalisation).
-    per_replica_statistics: bool = False
+    has_per_replica_statistics: bool = False
     #: Rows of a table read per row of ``out`` (embedding). 0: the whole table is read.
     table_rows_per_output: int = 0
     #: Sliding windows of a pool.
-    windows: tuple[Window, ...] = ()
+    windows: tuple[SlidingWindow, ...] = ()
     halos: Halos = ()
     #: It commutes with addition, so that it can run on partial sums before their all-reduce.
     commutes_with_addition: bool = False
@@ -417,8 +426,8 @@ class MemoryPass:
     host_calls: tuple[float, float] = (1.0, 1.0)
     #: Temporary tensors alive at once, each as large as the saved activations; set where there are more than an old
     #: and a new gradient. ``divided_temporaries`` holds if a dim of ``reduced_dims`` is split over ranks.
-    temporaries: int = 0
-    temporaries_if_split: int = 0
+    temporary_tensor_count: int = 0
+    temporary_tensor_count_if_split: int = 0
     #: Factor on the bytes of its backward pass for code that takes several passes where one would do.
     backward_traffic_factor: float = 1.0
 
@@ -427,7 +436,7 @@ class MemoryPass:
 
     @property
     def kind(self) -> OperationKind:
-        """Traits of its kind. Raises SpecError, with the nearest names, if the kind is not registered."""
+        """Traits of the operation's kind, such as softmax. Raises SpecError if the kind is not registered."""
         return OPERATION_KINDS[self.operation]
 
     @property
@@ -456,7 +465,7 @@ class MemoryPass:
             Share of one rank.
         """
         tensors = self.inputs, (self.out,), self.parameters, self.saved
-        inputs, (out,), parameters, keeps = (shard_all(each, ways) for each in tensors)
+        inputs, (out,), parameters, keeps = (shard_tensors(each, ways) for each in tensors)
         divided = any(ways.get(dim, 1.0) > 1.0 for dim in self.reduced_dims)
         return replace(
             self,
@@ -464,12 +473,12 @@ class MemoryPass:
             out=out,
             parameters=parameters,
             saved=keeps,
-            halos=halos(self.windows, ways),
-            temporaries=self.temporaries_if_split if divided else self.temporaries,
+            halos=received_halo_rows(self.windows, ways),
+            temporary_tensor_count=self.temporary_tensor_count_if_split if divided else self.temporary_tensor_count,
         )
 
     def forward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
-        """Count the kernels of the forward pass.
+        """Return the kernels of the forward pass, with FLOP, bytes and shapes.
 
         Parameters
         ----------
@@ -485,7 +494,7 @@ class MemoryPass:
         return (self._kernel("forward", self.inputs, (self.out, *new), precision),)
 
     def backward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
-        """Count the kernels of the backward pass, which follow from the inputs and the saved tensors.
+        """Return the kernels of the backward pass, which follow from the inputs and the saved tensors.
 
         Parameters
         ----------
@@ -517,7 +526,10 @@ class MemoryPass:
         return (replace(kernel, bytes_written=kernel.bytes_written + gradients),)
 
     def _gradient(self, target: Tensor, precision: Precision) -> tuple[Kernel, ...]:
-        """Count the gradient of one factor of a product, and the sum over dims along which the factor was broadcast."""
+        """Build the backward kernels for one factor of an element-wise product.
+
+        A second kernel sums over the dims along which the factor was broadcast.
+        """
         other_operands = tuple(t for t in self.saved if t.name != target.name)
         product = self._kernel("backward", (self.out, *other_operands), (self.out,), precision)
         if target.elements == self.out.elements:
@@ -548,23 +560,23 @@ class MemoryPass:
 
     @property
     def _layout(self) -> tuple[float, float]:
-        """Channels (or the last dim) and samples of the largest tensor, which describe its memory layout."""
+        """Memory layout of the pass: channels (or size of the last dim) and samples of the largest tensor."""
         tensor = max((*self.inputs, self.out), key=lambda each: each.elements)
         channels = tensor.size("channels") if "channels" in tensor.dims else tensor.sizes[-1] if tensor.sizes else 1
         return float(channels), float(tensor.size("batch") if "batch" in tensor.dims else 1)
 
     @property
     def _experts(self) -> float:
-        """Number of experts to which it sends tokens, or from which it receives them; 0 for other passes."""
+        """Number of experts to which a dispatch sends tokens, or from which a combine takes them; 0 otherwise."""
         sent = [t for t in (*self.inputs, self.out) if "capacity" in t.dims]
         return max(float(tensor.size("experts")) for tensor in sent) if sent and self.kind.routes_tokens else 0.0
 
     def _halo_factor(self, tensor: Tensor, phase: Phase) -> float:
-        """Compute the ratio of rows that a pool reads, those of neighbouring ranks included, to its own rows."""
+        """Compute the ratio of rows that a pooling reads, halos of neighbouring ranks included, to the rank's rows."""
         if not self.windows:
             return 1.0
         pairs = zip(self.windows, self.halos, strict=False)
-        return halo_ratio(tensor, [(w.output_dim, rows[phase == "backward"]) for w, rows in pairs])
+        return halo_size_ratio(tensor, [(w.output_dim, rows[phase == "backward"]) for w, rows in pairs])
 
     def _table_elements(self, table: Tensor) -> float:
         return float(
@@ -575,21 +587,22 @@ class MemoryPass:
 
 
 @dataclass(frozen=True, slots=True)
-class RecomputedChain:
-    """Chain of operations in one kernel that saves only its inputs; the backward pass first recomputes it.
+class RecomputedFusedChain:
+    """Chain of operations in one kernel that saves only its inputs, such as a selective scan (Mamba-2).
 
-    ``unsplit_dims`` cannot be split, as their entries are computed in sequence. Dims that appear only in ``operations``
+    The backward kernel first recomputes the chain. ``unsplit_dims`` cannot be split, as their entries are computed in
+    sequence. Dims that appear only in ``operations``
     are internal to the kernel: no strategy splits them.
 
-    ``kernel`` names the kernel of the ``scan`` family. The last of its operations whose output is called ``….state``,
-    with dims (batch, chunks, heads…, rows, columns), gives the shape.
+    ``kernel_name`` names the kernel of the ``scan`` family. The last of its operations whose output is called
+    ``….state``, with dims (batch, chunks, heads…, rows, columns), gives the shape.
     """
 
     name: str
     inputs: tuple[Tensor, ...]
     out: Tensor
     operations: tuple[Operation, ...]
-    kernel: str
+    kernel_name: str
     unsplit_dims: frozenset[str] = frozenset()
 
     @property
@@ -607,13 +620,13 @@ class RecomputedChain:
 
     @property
     def model_flop_shares(self) -> tuple[float, float]:
-        """Shares of its FLOP, forward and backward, that count as model FLOP.
+        """Shares of the kernel's forward and backward FLOP that count as model FLOP (MFU).
 
         One of three parts of the backward pass recomputes the forward pass.
         """
         return 1.0, 2.0 / 3.0
 
-    def shard(self, ways: Mapping[str, float]) -> RecomputedChain:
+    def shard(self, ways: Mapping[str, float]) -> RecomputedFusedChain:
         """Return one rank's shard of the chain.
 
         Parameters
@@ -623,15 +636,15 @@ class RecomputedChain:
 
         Returns
         -------
-        RecomputedChain
+        RecomputedFusedChain
             Share of one rank.
         """
         operations = tuple(operation.shard(ways) for operation in self.operations)
-        inputs, out = shard_all(self.inputs, ways), self.out.shard(ways)
+        inputs, out = shard_tensors(self.inputs, ways), self.out.shard(ways)
         return replace(self, inputs=inputs, out=out, operations=operations)
 
     def forward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
-        """Count the kernels of the forward pass.
+        """Return the kernels of the forward pass, with FLOP, bytes and shapes.
 
         Parameters
         ----------
@@ -647,7 +660,7 @@ class RecomputedChain:
         return (self._kernel("forward", inside, inside, self.read_tensors, (self.out,), precision),)
 
     def backward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
-        """Count the kernel of the backward pass, with what is computed again.
+        """Return the kernels of the backward pass, with the recomputed forward pass.
 
         Parameters
         ----------
@@ -671,7 +684,10 @@ class RecomputedChain:
         self, phase: Phase, once: list[Kernel], inside: list[Kernel], read: tuple[Tensor, ...],
         written: tuple[Tensor, ...], precision: Precision,
     ) -> Kernel:  # fmt: skip
-        """Merge the kernels ``inside`` into one; ``passes`` of its shape are its FLOP relative to the forward pass."""
+        """Merge the kernels ``inside`` into one kernel of the ``scan`` family.
+
+        ``passes`` in the kernel's shape is the ratio of the FLOP of ``inside`` to those of the forward pass ``once``.
+        """
         state = next(op.out for op in reversed(self.operations) if op.out.name.endswith(".state"))
         batch, _, *heads, rows, columns = (float(size) for size in state.sizes)
         flops, vector = (sum(getattr(kernel, name) for kernel in inside) for name in ("flops", "vector_flops"))
@@ -680,7 +696,7 @@ class RecomputedChain:
             "batch": batch, "length": float(self.out.size(*self.unsplit_dims)), "heads": math.prod(heads), "keys": rows,
             "values": columns, "passes": flops / sum(kernel.flops for kernel in once),
         }  # fmt: skip
-        return Kernel(self.name, "scan", self.kernel, phase, flops, vector, moved[0], moved[1], shape)
+        return Kernel(self.name, "scan", self.kernel_name, phase, flops, vector, moved[0], moved[1], shape)
 
 
 # optimizers: states, bytes read and written, and matrix products of an update
@@ -699,7 +715,7 @@ class WeightMatrices(NamedTuple):
         return self.rows * self.columns * self.matrix_count
 
 
-class UpdateGemm(NamedTuple):
+class OptimizerGemm(NamedTuple):
     """GEMM (m x k)(k x n) of an optimizer update, run ``runs_per_step`` times per step."""
 
     m: float
@@ -714,28 +730,28 @@ class UpdateGemm(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class MatrixUpdate:
-    """Update rule for weight matrices, of an optimizer that multiplies matrices.
+class MatrixOptimizerUpdate:
+    """Update rule of an optimizer that computes matrix products for weight matrices (Muon, Shampoo).
 
     Attributes
     ----------
-    elementwise : Optimizer
+    elementwise_optimizer : Optimizer
         States and element-wise passes of the rule.
     gemms_per_matrix : callable
         (rows, columns) -> products of one matrix a step.
-    extra_states : callable
-        (rows, columns) -> numbers stored per matrix in addition to the states of ``elementwise``.
-    unmodelled : str
+    extra_states_per_matrix : callable
+        (rows, columns) -> numbers stored per matrix in addition to the states of ``elementwise_optimizer``.
+    unmodelled_costs : str
         Costs that the rule does not count; predictions list them.
     """
 
-    elementwise: Optimizer
-    gemms_per_matrix: Callable[[float, float], tuple[UpdateGemm, ...]]
-    extra_states: Callable[[float, float], float]
-    unmodelled: str = ""
+    elementwise_optimizer: Optimizer
+    gemms_per_matrix: Callable[[float, float], tuple[OptimizerGemm, ...]]
+    extra_states_per_matrix: Callable[[float, float], float]
+    unmodelled_costs: str = ""
 
     def kernels(self, name: str, matrix: WeightMatrices, precision: Precision) -> tuple[tuple[Kernel, float], ...]:
-        """List the products of one matrix as kernels.
+        """List the GEMM kernels of the optimizer update of weight matrices of one shape.
 
         Parameters
         ----------
@@ -783,13 +799,13 @@ class MatrixUpdate:
         float
             Numbers stored on this rank, over all matrices of that shape.
         """
-        beside = self.extra_states(matrix.rows, matrix.columns) * matrix.matrix_count
-        return self.elementwise.state_count * matrix.elements + beside
+        beside = self.extra_states_per_matrix(matrix.rows, matrix.columns) * matrix.matrix_count
+        return self.elementwise_optimizer.state_count * matrix.elements + beside
 
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """An update rule, counted for one parameter.
+    """Optimizer: memory traffic, states and FLOP of its update rule, for one parameter.
 
     Attributes
     ----------
@@ -797,19 +813,19 @@ class Optimizer:
         Name under which it is registered.
     state_count : int
         States, each a tensor as large as the parameters.
-    flops : float
+    flops_per_parameter : float
         Floating-point operations for one parameter [FLOP].
     reference : str
         Paper or documentation that describes it.
-    accesses_per_parameter : (int, int)
+    unfused_accesses_per_parameter : (int, int)
         Numbers read and written per parameter if each term of the formula is a separate pass.
     needs_layerwise_norms : bool
         True if the update needs the norm of each layer first.
-    stepwise : bool
+    runs_term_by_term : bool
         True if each term of the formula is a separate pass.
     foreach : bool
         True if each term is computed for all tensors before the next term (torch's ``foreach``).
-    matrix_update : MatrixUpdate, optional
+    matrix_update : MatrixOptimizerUpdate, optional
         Rule for weight matrices. None: they are updated like all weights.
     foreach_accesses_per_parameter : (int, int)
         Numbers read and written per parameter if each term is computed for all tensors at once; (0, 0): not counted.
@@ -817,13 +833,13 @@ class Optimizer:
 
     name: str
     state_count: int
-    flops: float
+    flops_per_parameter: float
     reference: str
-    accesses_per_parameter: tuple[int, int]
+    unfused_accesses_per_parameter: tuple[int, int]
     needs_layerwise_norms: bool = False
-    stepwise: bool = False
+    runs_term_by_term: bool = False
     foreach: bool = False
-    matrix_update: MatrixUpdate | None = None
+    matrix_update: MatrixOptimizerUpdate | None = None
     foreach_accesses_per_parameter: tuple[int, int] = (0, 0)
 
     def state_bytes(self, precision: Precision) -> float:
@@ -841,8 +857,9 @@ class Optimizer:
 
         Examples
         --------
-        >>> from paleo.operations.tensor import precision
-        >>> OPTIMIZERS["adam"].state_bytes(precision("bf16")), OPTIMIZERS["sgd"].state_bytes(precision("fp32"))
+        >>> from paleo.operations.tensor import default_precision
+        >>> (OPTIMIZERS["adam"].state_bytes(default_precision("bf16")),
+        ... OPTIMIZERS["sgd"].state_bytes(default_precision("fp32")))
         (12.0, 0.0)
         """
         return self.state_count * precision.state_bytes + precision.master_bytes
@@ -866,9 +883,9 @@ class Optimizer:
 
         Examples
         --------
-        >>> from paleo.operations.tensor import precision
+        >>> from paleo.operations.tensor import default_precision
         >>> optimizers = [configure_optimizer(name, listwise=True) for name in ("adam", "momentum")]
-        >>> [optimizer.temporary_bytes(precision("bf16")) for optimizer in optimizers]
+        >>> [optimizer.temporary_bytes(default_precision("bf16")) for optimizer in optimizers]
         [4.0, 0.0]
         """
         return precision.state_bytes if self.foreach and self.state_count == 2 else 0.0
@@ -888,17 +905,17 @@ class Optimizer:
 
         Examples
         --------
-        >>> from paleo.operations.tensor import precision
-        >>> OPTIMIZERS["adam"].update_bytes(precision("fp32"))
+        >>> from paleo.operations.tensor import default_precision
+        >>> OPTIMIZERS["adam"].update_bytes(default_precision("fp32"))
         (16.0, 12.0)
-        >>> configure_optimizer("adam", stepwise=True).update_bytes(precision("fp32"))
+        >>> configure_optimizer("adam", stepwise=True).update_bytes(default_precision("fp32"))
         (64.0, 48.0)
-        >>> configure_optimizer("adamw", listwise=True).update_bytes(precision("fp32"))
+        >>> configure_optimizer("adamw", listwise=True).update_bytes(default_precision("fp32"))
         (48.0, 32.0)
         """
         accesses = (
-            self.accesses_per_parameter
-            if self.stepwise
+            self.unfused_accesses_per_parameter
+            if self.runs_term_by_term
             else self.foreach_accesses_per_parameter
             if self.foreach
             else (0, 0)
@@ -918,8 +935,8 @@ class Optimizer:
         written = weight + self.state_count * precision.state_bytes + narrow
         return read * (2.0 if self.needs_layerwise_norms else 1.0), written
 
-    def launches(self, tensors: float) -> float:
-        """Count the calls of the host for an update: one, or one for each term and tensor.
+    def kernel_launches(self, tensors: float) -> float:
+        """Count the kernel launches of an optimizer update: one fused launch, or one for each term and tensor.
 
         Parameters
         ----------
@@ -933,10 +950,11 @@ class Optimizer:
 
         Examples
         --------
-        >>> configure_optimizer("adam").launches(400.0), configure_optimizer("adam", stepwise=True).launches(400.0)
+        >>> (configure_optimizer("adam").kernel_launches(400.0),
+        ... configure_optimizer("adam", stepwise=True).kernel_launches(400.0))
         (1.0, 4800.0)
         """
-        return self.accesses_per_parameter[1] * tensors if self.stepwise else 1.0
+        return self.unfused_accesses_per_parameter[1] * tensors if self.runs_term_by_term else 1.0
 
 
 OPTIMIZERS: Registry[Optimizer] = Registry("optimizer", "paleo.operations")
@@ -953,7 +971,7 @@ def add_optimizer(rule: Optimizer) -> Optimizer:
     Returns
     -------
     Optimizer
-        The same rule.
+        The registered optimizer.
 
     Raises
     ------
@@ -964,7 +982,7 @@ def add_optimizer(rule: Optimizer) -> Optimizer:
 
 
 def configure_optimizer(name: str, *, stepwise: bool = False, listwise: bool = False) -> Optimizer:
-    """Return the optimizer of a name, with the way in which a framework runs it.
+    """Return the optimizer of a name, configured as a framework runs it (fused, foreach or stepwise).
 
     Parameters
     ----------
@@ -985,7 +1003,7 @@ def configure_optimizer(name: str, *, stepwise: bool = False, listwise: bool = F
     SpecError
         If there is none of that name.
     """
-    return replace(OPTIMIZERS[name], stepwise=stepwise, foreach=listwise)
+    return replace(OPTIMIZERS[name], runs_term_by_term=stepwise, foreach=listwise)
 
 
 def update_kernel(count: float, tensors: float, rule: Optimizer, formats: Precision) -> Kernel:
@@ -1008,5 +1026,5 @@ def update_kernel(count: float, tensors: float, rule: Optimizer, formats: Precis
         Memory-bound kernel with its FLOP and bytes.
     """
     read, written = (count * per_parameter for per_parameter in rule.update_bytes(formats))
-    calls, flops = rule.launches(tensors), count * rule.flops
+    calls, flops = rule.kernel_launches(tensors), count * rule.flops_per_parameter
     return elementwise_kernel("update", "optimizer", "update", count, read, written, flops=flops, calls=calls)

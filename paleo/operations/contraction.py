@@ -1,4 +1,4 @@
-"""Matrix products and convolutions as contractions, fused attention, recurrent steps, and the check of their split."""
+"""Operations that compute FLOP: contractions (GEMM, convolution), fused attention, recurrences; checks of splits."""
 
 from __future__ import annotations
 
@@ -13,13 +13,22 @@ from paleo.operations.base import (
     MemoryPass,
     Operation,
     Phase,
-    RecomputedChain,
+    RecomputedFusedChain,
     WeightMatrices,
     elementwise_kernel,
     gradient_accumulation_kernel,
     is_attention_core,
 )
-from paleo.operations.tensor import DimSize, Halos, Precision, Tensor, Window, halo_ratio, halos, shard_all
+from paleo.operations.tensor import (
+    DimSize,
+    Halos,
+    Precision,
+    SlidingWindow,
+    Tensor,
+    halo_size_ratio,
+    received_halo_rows,
+    shard_tensors,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +48,14 @@ class Contraction:
     rhs: Tensor
     out: Tensor
     bias: Tensor | None = None
-    windows: tuple[Window, ...] = ()
+    windows: tuple[SlidingWindow, ...] = ()
     transposed: bool = False
     halos: Halos = ()
     unmasked_share: float = 1.0
 
     @property
     def model_flop_shares(self) -> tuple[float, float]:
-        """Shares of its FLOP, forward and backward, that count as model FLOP."""
+        """Shares of the operation's forward and backward FLOP that count as model FLOP (MFU)."""
         return self.unmasked_share, self.unmasked_share
 
     @property
@@ -87,11 +96,11 @@ class Contraction:
             Share of one rank.
         """
         bias = None if self.bias is None else self.bias.shard(ways)
-        lhs, rhs, out = shard_all((self.lhs, self.rhs, self.out), ways)
-        return replace(self, lhs=lhs, rhs=rhs, out=out, bias=bias, halos=halos(self.windows, ways))
+        lhs, rhs, out = shard_tensors((self.lhs, self.rhs, self.out), ways)
+        return replace(self, lhs=lhs, rhs=rhs, out=out, bias=bias, halos=received_halo_rows(self.windows, ways))
 
     def forward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
-        """Count the kernels of the forward pass.
+        """Return the kernels of the forward pass, with FLOP, bytes and shapes.
 
         Parameters
         ----------
@@ -110,7 +119,7 @@ class Contraction:
         return (*_share_host_call(kernels), *self._casts("forward", precision))
 
     def _casts(self, phase: Phase, precision: Precision) -> tuple[Kernel, ...]:
-        """List the casts of mixed precision: of wide operands before the product, and of their gradients after it."""
+        """List the cast kernels of mixed precision: fp32 operands before a product, and gradients after the product."""
         if not precision.casts_weights_each_pass:
             return ()
         wide = [t for t in (self.lhs, self.rhs) if t.stays_fp32 or t.role == "parameter"]
@@ -124,7 +133,7 @@ class Contraction:
         )
 
     def backward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
-        """Count the kernels of the backward pass: a product for each gradient.
+        """Return the kernels of the backward pass: a product for each gradient.
 
         Parameters
         ----------
@@ -168,18 +177,18 @@ class Contraction:
     def _quantised(self, phase: Phase, source: Tensor, precision: Precision) -> list[Kernel]:
         """List the passes that convert an operand to a narrow format with scales.
 
-        They are a search for the largest value, if the scaling needs it, and the conversion. The conversion also writes
+        The passes are an amax reduction, if the scaling needs one, and the conversion. The conversion also writes
         a transposed copy if the weight gradient, whose product sums over the other dim, is needed. Weights are
         converted once a step, which is not counted.
         """
         count, copies = float(source.elements), 2.0 if self.rhs.needs_gradient else 1.0
         read, written = (
             count * precision.activation_bytes,
-            copies * count * (precision.operand_bytes + precision.scale_bytes),
+            copies * count * (precision.operand_bytes + precision.scale_bytes_per_number),
         )
         largest = elementwise_kernel(f"{self.name}.largest", "reduce", phase, count, read, 0.0)
         quantised = elementwise_kernel(f"{self.name}.quantise", "elementwise", phase, count, read, written)
-        return [largest, quantised] if precision.separate_amax_pass else [quantised]
+        return [largest, quantised] if precision.has_separate_amax_pass else [quantised]
 
     def _kernel(
         self, phase: Phase, left: Tensor, right: Tensor, out: Tensor, precision: Precision, extra: Tensor | None = None
@@ -209,13 +218,12 @@ class Contraction:
         )
 
     def _halo_factor(self, tensor: Tensor, phase: Phase) -> float:
-        """Compute the ratio of rows that a windowed operand needs, with those of neighbouring ranks, to its
-        own rows."""
+        """Compute the ratio of rows that a convolution operand needs, halos included, to the rank's own rows."""
         if not self.windows:
             return 1.0
         direction = int((phase == "backward") != self.transposed)
         pairs = zip(self.windows, self.halos, strict=False)
-        return halo_ratio(
+        return halo_size_ratio(
             tensor, [(w.output_dim if phase == "backward" else w.input_dim, rows[direction]) for w, rows in pairs]
         )
 
@@ -248,7 +256,7 @@ class Contraction:
 
 
 def _share_host_call(kernels: list[Kernel]) -> list[Kernel]:
-    """Divide one call of the host equally among the kernels that it launches."""
+    """Divide one host call (CPU launch overhead) equally among the kernels of the call."""
     return kernels if len(kernels) == 1 else [replace(kernel, host_calls=1.0 / len(kernels)) for kernel in kernels]
 
 
@@ -275,7 +283,7 @@ def _gemm_shape(left: Tensor, right: Tensor, out: Tensor) -> dict[str, float]:
 
 
 def weight_matrix(tensor: Tensor, operations: Iterable[Operation]) -> WeightMatrices | None:
-    """Return the shape of a weight as a matrix, for optimizers that multiply matrices.
+    """Return the (rows, columns) shape of a weight, for optimizers such as Muon that multiply matrices.
 
     Parameters
     ----------
@@ -371,7 +379,9 @@ class FusedAttention:
 
     @property
     def model_flop_shares(self) -> tuple[float, float]:
-        """Shares of its FLOP, forward and backward, that count as model FLOP: visible scores, without recomputation.
+        """Shares of the kernel's forward and backward FLOP that count as model FLOP (MFU).
+
+        Masked scores and recomputed FLOP do not count.
 
         >>> from paleo.operations.tensor import Tensor
         >>> x = Tensor("x", ("batch", "seq", "kv_heads", "group", "head_dim"), (1, 4, 1, 1, 8))
@@ -413,7 +423,7 @@ class FusedAttention:
         FusedAttention
             Share of one rank.
         """
-        query, key, value, out = shard_all((self.query, self.key, self.value, self.out), ways)
+        query, key, value, out = shard_tensors((self.query, self.key, self.value, self.out), ways)
         return replace(self, query=query, key=key, value=value, out=out)
 
     @property
@@ -427,7 +437,7 @@ class FusedAttention:
         return 2.0 * self._scores * (score_products * self.query.sizes[-1] + value_products * self.value.sizes[-1])
 
     def forward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
-        """Count the kernels of the forward pass.
+        """Return the kernels of the forward pass, with FLOP, bytes and shapes.
 
         Parameters
         ----------
@@ -444,11 +454,11 @@ class FusedAttention:
         return (self._kernel("forward", self._flops(1, 1), read, written),)
 
     def backward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
-        """Count the kernels of the backward pass.
+        """Return the kernels of the backward pass, with FLOP, bytes and shapes.
 
-        It recomputes the scores, then computes the gradients of scores, value, query and key (Dao, FlashAttention-2,
-        2023). These are five products, three of them along the head dim: 2.5 times the FLOP of the forward pass if
-        head and value dims are equal.
+        The kernel recomputes the scores, then computes the gradients of scores, value, query and key (Dao,
+        FlashAttention-2, 2023). These are five products, three of them along the head dim: 2.5 times the FLOP of the
+        forward pass if head and value dims are equal.
 
         Parameters
         ----------
@@ -568,7 +578,7 @@ class LoopGradientSum:
         return ()
 
     def backward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
-        """Return the backward kernel that sums the weight gradients of all steps of a loop.
+        """Return the backward kernel that sums the gradients of all time steps.
 
         Parameters
         ----------
@@ -586,12 +596,12 @@ class LoopGradientSum:
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """The sequential steps of a recurrent layer: h[t] = f(gates[t] + h[t-1] · U), with t over ``steps_dim``.
+    """Sequential part of a recurrent layer: h[t] = f(gates[t] + h[t-1] · U), with t over ``steps_dim``.
 
     A Contraction before it computes the input products of all steps. The weight gradient is one product over all steps.
-    ``concatenated_inputs`` is 0 for kernels of whole layers. For a framework's own loop it is the number of input
-    features that each step concatenates with the state; there the functions of the gates are separate passes, and the
-    weight gradient is accumulated step by step.
+    ``concatenated_input_features`` is 0 for kernels of whole layers. For a framework's own loop it is the number of
+    input features that each step concatenates with the state; there the functions of the gates are separate passes, and
+    the weight gradient is accumulated step by step.
     """
 
     name: str
@@ -602,8 +612,8 @@ class Recurrence:
     steps_dim: str = "seq"
     directions: int = 1
     #: Numbers saved for the backward pass per output number. None: the gates, the output and LSTM's cell are saved.
-    saved_per_state: float | None = None
-    concatenated_inputs: float = 0.0
+    saved_numbers_per_output: float | None = None
+    concatenated_input_features: float = 0.0
 
     @property
     def read_tensors(self) -> tuple[Tensor, ...]:
@@ -613,8 +623,8 @@ class Recurrence:
     def saved_tensors(self) -> tuple[Tensor, ...]:
         if not (self.gates.needs_gradient or self.weight.needs_gradient):
             return ()
-        if self.saved_per_state is not None:
-            sizes = (*self.out.sizes[:-1], self.out.sizes[-1] * self.saved_per_state)
+        if self.saved_numbers_per_output is not None:
+            sizes = (*self.out.sizes[:-1], self.out.sizes[-1] * self.saved_numbers_per_output)
             return (replace(self.out, name=f"{self.name}.kept", sizes=sizes),)
         cells = (self.out.like(f"{self.name}.cell"),) if self.cell == "lstm" else ()
         return (self.gates, self.out, *cells)
@@ -636,7 +646,7 @@ class Recurrence:
         Recurrence
             Share of one rank.
         """
-        gates, weight, out = shard_all((self.gates, self.weight, self.out), ways)
+        gates, weight, out = shard_tensors((self.gates, self.weight, self.out), ways)
         return replace(self, gates=gates, weight=weight, out=out)
 
     @property
@@ -645,7 +655,7 @@ class Recurrence:
         return 2.0 * steps * self.gates.size("batch") * float(self.weight.elements)
 
     def forward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
-        """Count the kernels of the forward pass.
+        """Return the kernels of the forward pass, with FLOP, bytes and shapes.
 
         Parameters
         ----------
@@ -660,10 +670,10 @@ class Recurrence:
         steps = self._kernel(
             "forward", "fwd", (self.gates, self.weight), (self.out, *self.saved_tensors[2:]), precision
         )
-        return (steps, self._loop_passes("forward", precision)) if self.concatenated_inputs else (steps,)
+        return (steps, self._loop_passes("forward", precision)) if self.concatenated_input_features else (steps,)
 
     def backward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
-        """Count the kernels of the backward pass.
+        """Return the kernels of the backward pass, with FLOP, bytes and shapes.
 
         Parameters
         ----------
@@ -684,7 +694,7 @@ class Recurrence:
         kernels = (data, weight) if self.weight.needs_gradient else (data,)
         return (
             (*kernels, self._loop_passes("backward", precision), *self._weight_gradient_sums(precision))
-            if self.concatenated_inputs
+            if self.concatenated_input_features
             else kernels
         )
 
@@ -694,7 +704,10 @@ class Recurrence:
         return float(self.gates.size(self.steps_dim)) * self.directions
 
     def _loop_passes(self, phase: Phase, precision: Precision) -> Kernel:
-        """Count the element-wise passes of a loop's steps; the backward pass moves twice the bytes."""
+        """Build the kernel of all element-wise passes of an RNN that a framework runs as a loop over time steps.
+
+        The backward pass moves twice the bytes.
+        """
         cell, backward = _LOOPED_CELLS[self.cell], phase != "forward"
         count = float(self.out.elements) * (1.0 + backward)
         read, written = (count * number * precision.activation_bytes for number in cell.accesses_per_state)
@@ -702,12 +715,15 @@ class Recurrence:
         return elementwise_kernel(f"{self.name}.cell", "elementwise", phase, count, read, written, calls=calls)
 
     def _weight_gradient_sums(self, precision: Precision) -> tuple[Kernel, ...]:
-        """Count the accumulation of the weight gradient over the steps of a loop."""
+        """Build the kernel that accumulates the weight gradient over the time steps of a looped RNN."""
         if not self.weight.needs_gradient:
             return ()
         state, name = float(self.out.sizes[-1]) / self.directions, f"{self.name}.sum"
         count = (
-            float(self.weight.elements) / self.directions * (1.0 + self.concatenated_inputs / state) * self._total_steps
+            float(self.weight.elements)
+            / self.directions
+            * (1.0 + self.concatenated_input_features / state)
+            * self._total_steps
         )
         size = count * precision.gradient_bytes
         return (
@@ -736,10 +752,10 @@ _MERGED_ATTENTION_DIMS = frozenset({"keys", "group", "head_dim", "value_dim", "p
 
 
 def _undivided_dims(operation: Operation) -> tuple[frozenset[str], str]:
-    """List the dims of an operation that cannot be split, and the reason."""
+    """Return the dims of an operation that no parallel split may divide, and the reason for error messages."""
     if isinstance(operation, Recurrence):
         return frozenset({operation.steps_dim}), "its steps wait for one another"
-    if isinstance(operation, RecomputedChain):
+    if isinstance(operation, RecomputedFusedChain):
         return operation.unsplit_dims, "its steps wait for one another"
     if is_attention_core(operation):
         return _MERGED_ATTENTION_DIMS, "attention is divided by batch, seq or kv_heads"
@@ -750,7 +766,7 @@ def _undivided_dims(operation: Operation) -> tuple[frozenset[str], str]:
     return frozenset(moved if merged else ()), "the layer moves it into another dim"
 
 
-def _check_window(layer: str, operation: Contraction | MemoryPass, window: Window, n: int) -> None:
+def _check_window(layer: str, operation: Contraction | MemoryPass, window: SlidingWindow, n: int) -> None:
     """Raise PlanError if a window reaches beyond the next neighbour, as halos are exchanged between neighbours only."""
     if n == 1:
         return
@@ -765,22 +781,22 @@ def _check_window(layer: str, operation: Contraction | MemoryPass, window: Windo
             raise PlanError(f"layer {layer!r}: {window.output_dim} {tensor.size(dim):g} over {n} ranks: {reach}")
 
 
-def halo_rows(operation: Contraction | MemoryPass, window: Window, when: str) -> tuple[int, int]:
-    """Count the rows that a rank needs from its spatial neighbours.
+def halo_rows(operation: Contraction | MemoryPass, window: SlidingWindow, when: str) -> tuple[int, int]:
+    """Count the halo rows that a rank needs from its spatial neighbours.
 
     Parameters
     ----------
     operation : Contraction or MemoryPass
         The operation.
-    window : Window
-        Its window along the divided dim.
+    window : SlidingWindow
+        Window of the operation along the divided dim.
     when : str
         ``forward`` or ``backward``.
 
     Returns
     -------
     tuple of (int, int)
-        Rows of the neighbours below and above. For a transposed convolution forward and backward are swapped.
+        Rows of the neighbours below and above. For a transposed convolution the two passes are swapped.
     """
     transposed = isinstance(operation, Contraction) and operation.transposed
     return window.halo if (when == "forward") != transposed else window.gradient_halo
@@ -792,20 +808,20 @@ def halo_rows(operation: Contraction | MemoryPass, window: Window, when: str) ->
 SPATIAL_DIMS = frozenset({"height", "width", "depth", "in_height", "in_width", "in_depth"})
 #: Dims that may be split unevenly, where the rank with the largest share determines the time: a batch, a vocabulary
 #: padded to the ranks, an image of odd height.
-UNEVEN_DIMS = frozenset({"batch", "vocab"}) | SPATIAL_DIMS
+UNEVENLY_SPLITTABLE_DIMS = frozenset({"batch", "vocab"}) | SPATIAL_DIMS
 
 
-def check_split(
+def check_parallel_split(
     layer: str, operations: Sequence[Operation], shards: Mapping[str, float], core: Mapping[str, float]
 ) -> None:
-    """Raise PlanError if the dims of a layer cannot be split as stated.
+    """Raise PlanError if a parallel split divides dims of a layer that cannot be divided that way.
 
     Parameters
     ----------
     layer : str
         Name of the layer, for the error.
     operations : sequence of Operation
-        Its operations.
+        Operations of the layer.
     shards : mapping of str to float
         Parts of each dim.
     core : mapping of str to float
@@ -822,7 +838,7 @@ def check_split(
             _check_sizes(layer, operations, dim, int(n), [t for t in tensors if dim in t.dims])
     for operation in operations:
         undivided, reason = _undivided_dims(operation)
-        divided = core if isinstance(operation, RecomputedChain) else shards
+        divided = core if isinstance(operation, RecomputedFusedChain) else shards
         for dim in sorted(undivided & {dim for dim, n in divided.items() if n > 1}):
             raise PlanError(f"layer {layer!r}: {dim} cannot be divided: {reason}")
         if isinstance(operation, Contraction | MemoryPass):
@@ -840,5 +856,5 @@ def _check_sizes(layer: str, operations: Sequence[Operation], dim: str, n: int, 
         )
         if least < n:
             raise PlanError(f"layer {layer!r}: {dim} {least:g} cannot be divided over {n} ranks: some would have none")
-    elif sizes[0] % n and dim not in UNEVEN_DIMS:
+    elif sizes[0] % n and dim not in UNEVENLY_SPLITTABLE_DIMS:
         raise PlanError(f"layer {layer!r}: {dim} {sizes[0]:g} cannot be divided over {n} ranks")

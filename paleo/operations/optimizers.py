@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from paleo.operations.base import MatrixUpdate, Optimizer, UpdateGemm, add_optimizer
+from paleo.operations.base import MatrixOptimizerUpdate, Optimizer, OptimizerGemm, add_optimizer
 
 #: Steps of Muon's Newton-Schulz iteration.
 _NEWTON_SCHULZ_STEPS = 5
 
 
-def _newton_schulz_products(rows: float, columns: float) -> tuple[UpdateGemm, ...]:
+def _newton_schulz_products(rows: float, columns: float) -> tuple[OptimizerGemm, ...]:
     """List the products of Muon's Newton-Schulz iteration for one matrix.
 
     Parameters
@@ -24,7 +24,7 @@ def _newton_schulz_products(rows: float, columns: float) -> tuple[UpdateGemm, ..
 
     Returns
     -------
-    tuple of UpdateGemm
+    tuple of OptimizerGemm
         A = X Xᵀ, A² and (b A + c A²) X, five times a step: 5 (4 m² n + 2 m³) FLOP.
 
     References
@@ -38,7 +38,7 @@ def _newton_schulz_products(rows: float, columns: float) -> tuple[UpdateGemm, ..
     """
     m, n = min(rows, columns), max(rows, columns)
     steps = float(_NEWTON_SCHULZ_STEPS)
-    return UpdateGemm(m, m, n, steps), UpdateGemm(m, m, m, steps), UpdateGemm(m, n, m, steps)
+    return OptimizerGemm(m, m, n, steps), OptimizerGemm(m, m, m, steps), OptimizerGemm(m, n, m, steps)
 
 
 #: Longest side of a block that Shampoo preconditions; longer sides are cut into equal blocks (max_preconditioner_dim in
@@ -57,7 +57,7 @@ def _blocks(rows: float, columns: float) -> tuple[float, float, float]:
     return rows / down, columns / across, down * across
 
 
-def _shampoo_products(rows: float, columns: float) -> tuple[UpdateGemm, ...]:
+def _shampoo_products(rows: float, columns: float) -> tuple[OptimizerGemm, ...]:
     """List the products of Shampoo for one matrix, on average over all steps.
 
     Parameters
@@ -67,7 +67,7 @@ def _shampoo_products(rows: float, columns: float) -> tuple[UpdateGemm, ...]:
 
     Returns
     -------
-    tuple of UpdateGemm
+    tuple of OptimizerGemm
         L += G Gᵀ, R += Gᵀ G and L^(-1/4) G R^(-1/4) in every step, 4 m n (m + n) FLOP. Every `_ROOT_INTERVAL` steps
         each root takes `_ROOT_ITERATIONS` of four products.
 
@@ -84,12 +84,12 @@ def _shampoo_products(rows: float, columns: float) -> tuple[UpdateGemm, ...]:
     m, n, blocks = _blocks(rows, columns)
     roots = 4.0 * _ROOT_ITERATIONS / _ROOT_INTERVAL * blocks
     return (
-        UpdateGemm(m, m, n, blocks),
-        UpdateGemm(n, n, m, blocks),
-        UpdateGemm(m, n, m, blocks),
-        UpdateGemm(m, n, n, blocks),
-        UpdateGemm(m, m, m, roots),
-        UpdateGemm(n, n, n, roots),
+        OptimizerGemm(m, m, n, blocks),
+        OptimizerGemm(n, n, m, blocks),
+        OptimizerGemm(m, n, m, blocks),
+        OptimizerGemm(m, n, n, blocks),
+        OptimizerGemm(m, m, m, roots),
+        OptimizerGemm(n, n, n, roots),
     )
 
 
@@ -120,11 +120,11 @@ add_optimizer(
         _ADAMW,
         name="muon",
         reference="Jordan et al., Muon, 2024; AdamW for vectors, embeddings and heads",
-        matrix_update=MatrixUpdate(
+        matrix_update=MatrixOptimizerUpdate(
             _MATRIX_PASS,
             _newton_schulz_products,
             lambda rows, columns: 0.0,
-            unmodelled="muon: gathers of whole matrices where parameters are sharded; tp multiplies shards",
+            unmodelled_costs="muon: gathers of whole matrices where parameters are sharded; tp multiplies shards",
         ),
     )
 )
@@ -133,11 +133,12 @@ add_optimizer(
         _ADAMW,
         name="shampoo",
         reference="Gupta et al., Shampoo, ICML 2018, with momentum; AdamW for vectors, embeddings and heads",
-        matrix_update=MatrixUpdate(
+        matrix_update=MatrixOptimizerUpdate(
             _MATRIX_PASS,
             _shampoo_products,
             _shampoo_states,
-            unmodelled="shampoo: gathers of whole matrices where parameters are sharded; tp multiplies shards, and "
+            unmodelled_costs="shampoo: gathers of whole matrices where parameters are sharded; tp multiplies shards, "
+            "and "
             "products are priced in the format of activations, where most code takes fp32",
         ),
     )

@@ -1,7 +1,7 @@
 """Tensors with named dims, number formats, and sliding windows.
 
 A strategy splits tensors by the names of their dims. `Precision` holds the bytes of parameters, gradients, masters and
-states under a number format. `Window` describes the sliding windows of convolutions and pools, and the rows of
+states under a number format. `SlidingWindow` describes the sliding windows of convolutions and pools, and the rows of
 neighbouring ranks that they read if space is split (halos).
 """
 
@@ -30,20 +30,25 @@ BYTES_PER_NUMBER: dict[str, float] = {
 #: Engine's default). current: from the largest value of the tensor, found in an extra pass. mxfp8: a one-byte scale for
 #: each 32 numbers (Open Compute Project, Microscaling Formats, 2023). nvfp4: a one-byte scale for each 16 numbers, and
 #: one scale for the tensor.
-Scaling = Literal["delayed", "current", "mxfp8", "nvfp4"]
+QuantisationScaling = Literal["delayed", "current", "mxfp8", "nvfp4"]
 #: Implementations of the cross-entropy of classes (`paleo.layers.base.LayerImplementations`).
 CrossEntropyImplementation = Literal["fused", "recomputed", "tiled", "separate", "upcast", "stepwise"]
 #: Implementations of rotary position embedding (`paleo.layers.base.LayerImplementations`).
 RotaryImplementation = Literal["fused", "stepwise", "complex", "halves"]
 #: Bytes of scales per number.
-_SCALE_BYTES: dict[Scaling, float] = {"delayed": 0.0, "current": 0.0, "mxfp8": 1.0 / 32.0, "nvfp4": 1.0 / 16.0}
+_SCALE_BYTES: dict[QuantisationScaling, float] = {
+    "delayed": 0.0,
+    "current": 0.0,
+    "mxfp8": 1.0 / 32.0,
+    "nvfp4": 1.0 / 16.0,
+}
 
 TensorRole = Literal["activation", "parameter", "gradient", "statistic", "mask", "index"]
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Bytes of one number in each role when training in one dtype.
+    """Number formats of a training run: bytes per number of activations, parameters, gradients and states.
 
     Statistics (means, variances, log-sum-exp) are fp32, dropout masks one byte, and indices int64.
     """
@@ -65,27 +70,27 @@ class Precision:
     #: extra pass. It is exchanged, clipped and read by the optimizer. 0: there is none.
     main_gradient_bytes: float = 0.0
     #: True if the pass that adds a gradient to that copy reads it in the copy's format, cast in an earlier pass.
-    casts_before_accumulation: bool = False
+    casts_gradients_before_accumulation: bool = False
     #: True if weights stay fp32: each pass casts them to narrow copies for products, and their gradients back.
     casts_weights_each_pass: bool = False
     #: Reads and writes per gradient number after every backward pass, for unscaling, norms and clipping.
-    gradient_accesses: float = 0.0
+    extra_gradient_accesses: float = 0.0
     #: True if these are passes over a flat buffer of each block, not over each tensor.
-    flat_gradient_passes: bool = False
+    uses_flat_gradient_buffer: bool = False
     #: True if the kernel of the weight gradient adds to the accumulated gradient itself.
-    fused_accumulation: bool = False
+    fuses_gradient_accumulation: bool = False
     #: True if autograd adds new gradients to accumulated ones.
-    autograd_accumulation: bool = False
+    accumulates_gradients_by_autograd: bool = False
     #: Bytes of scales per number, of operands below sixteen bits.
-    scale_bytes: float = 0.0
+    scale_bytes_per_number: float = 0.0
     #: True if an extra pass finds the largest value of such operands.
-    separate_amax_pass: bool = False
+    has_separate_amax_pass: bool = False
 
     @property
     def accumulated_gradient_bytes(self) -> float:
         """Bytes of a number of the accumulated gradient, which is exchanged, clipped and read by the optimizer.
 
-        >>> plain = precision("bf16")
+        >>> plain = default_precision("bf16")
         >>> plain.accumulated_gradient_bytes, replace(plain, main_gradient_bytes=4.0).accumulated_gradient_bytes
         (2.0, 4.0)
         """
@@ -107,7 +112,7 @@ class Precision:
         return replace(self, operand_bytes=self.activation_bytes) if self.quantises_operands else self
 
     def bytes_of(self, role: TensorRole) -> float:
-        """Return the bytes of an element of a role.
+        """Return the bytes of one element of a tensor by its role (activation, parameter, mask, …).
 
         Parameters
         ----------
@@ -134,7 +139,7 @@ class Precision:
                 return 8.0
 
 
-def precision(dtype: str) -> Precision:
+def default_precision(dtype: str) -> Precision:
     """Return the default mixed-precision recipe for a format.
 
     Sixteen-bit formats keep fp32 masters (Micikevicius et al., ICLR 2018).
@@ -159,7 +164,7 @@ def precision(dtype: str) -> Precision:
 
     Examples
     --------
-    >>> precision("bf16").master_bytes, precision("fp32").master_bytes
+    >>> default_precision("bf16").master_bytes, default_precision("fp32").master_bytes
     (4.0, 0.0)
     """
     if dtype not in BYTES_PER_NUMBER:
@@ -172,14 +177,14 @@ def precision(dtype: str) -> Precision:
     return Precision(dtype, 2.0, float(BYTES_PER_NUMBER[dtype]), 2.0, 2.0, 4.0)
 
 
-def with_scale_bytes(formats: Precision, scaling: Scaling, *, fused: bool) -> Precision:
+def with_quantisation_scales(formats: Precision, scaling: QuantisationScaling, *, fused: bool) -> Precision:
     """Add the bytes of fp8 or fp4 scale factors to a precision.
 
     Parameters
     ----------
     formats : Precision
         Formats of tensors and products.
-    scaling : Scaling
+    scaling : QuantisationScaling
         How scales are found.
     fused : bool
         True if the kernel that writes a tensor also finds its largest value (Transformer Engine; torch.compile). This
@@ -191,11 +196,11 @@ def with_scale_bytes(formats: Precision, scaling: Scaling, *, fused: bool) -> Pr
         The formats with scales.
     """
     measured_first = scaling == "nvfp4" or (scaling == "current" and not fused)
-    return replace(formats, scale_bytes=_SCALE_BYTES[scaling], separate_amax_pass=measured_first)
+    return replace(formats, scale_bytes_per_number=_SCALE_BYTES[scaling], has_separate_amax_pass=measured_first)
 
 
 def with_autocast_weights(formats: Precision) -> Precision:
-    """Return the formats with fp32 weights that are cast for each pass.
+    """Return the formats of autocast mixed precision: fp32 weights that each pass casts for products.
 
     The automatic mixed precision of TensorFlow (a rewrite of the graph) and of PyTorch (``autocast``) works so. With
     Adam a parameter takes 16 bytes, as with fp32 masters, but gradients are accumulated and exchanged in fp32.
@@ -212,15 +217,15 @@ def with_autocast_weights(formats: Precision) -> Precision:
 
     Examples
     --------
-    >>> both = precision("fp16"), with_autocast_weights(precision("fp16"))
+    >>> both = default_precision("fp16"), with_autocast_weights(default_precision("fp16"))
     >>> [one.parameter_bytes + one.gradient_bytes + one.master_bytes + 2 * one.state_bytes for one in both]
     [16.0, 16.0]
     """
     return _without_masters(formats, parameter_bytes=4.0, gradient_bytes=4.0, casts_weights_each_pass=True)
 
 
-def pure_sixteen_bit(formats: Precision) -> Precision:
-    """Return the formats of training in sixteen bits throughout: no masters, and states of the optimizer as weights.
+def pure_16_bit_precision(formats: Precision) -> Precision:
+    """Return the formats of pure 16-bit training: no master weights, and optimizer states in the weights' format.
 
     Parameters
     ----------
@@ -234,7 +239,7 @@ def pure_sixteen_bit(formats: Precision) -> Precision:
 
     Examples
     --------
-    >>> both = precision("bf16"), pure_sixteen_bit(precision("bf16"))
+    >>> both = default_precision("bf16"), pure_16_bit_precision(default_precision("bf16"))
     >>> [one.parameter_bytes + one.gradient_bytes + one.master_bytes + 2 * one.state_bytes for one in both]
     [16.0, 8.0]
     """
@@ -242,7 +247,7 @@ def pure_sixteen_bit(formats: Precision) -> Precision:
 
 
 def _without_masters(formats: Precision, **changes: Any) -> Precision:
-    """Return the formats without masters and with other changes; unchanged if there are no masters to replace."""
+    """Return the formats without fp32 master weights and with ``changes``; unchanged if there are no masters."""
     return replace(formats, master_bytes=0.0, **changes) if formats.master_bytes else formats
 
 
@@ -250,7 +255,7 @@ def _without_masters(formats: Precision, **changes: Any) -> Precision:
 MIXED_PRECISION: Mapping[str, Callable[[Precision], Precision]] = {
     "masters": lambda formats: formats,
     "autocast": with_autocast_weights,
-    "narrow": pure_sixteen_bit,
+    "narrow": pure_16_bit_precision,
 }
 
 DimSize = int | float
@@ -258,11 +263,11 @@ DimSize = int | float
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor with named dims; its name identifies its storage, which views share.
+    """Tensor with named dims; the name identifies the storage, which views share.
 
     ``needs_gradient`` is False for tensors that need no gradient: graph inputs, masks, indices, frozen weights.
-    ``stays_fp32`` activations stay fp32 under mixed precision, as do the outputs of element-wise passes over
-    them. ``packed_bytes`` is the number of bytes in which each number of a weight is stored, whatever the run's
+    ``stays_fp32`` activations stay fp32 under mixed precision, as do the outputs of element-wise passes over them.
+    ``packed_bytes_per_number`` is the number of bytes in which each number of a weight is stored, whatever the run's
     format; 0: the run's format.
 
     >>> x = Tensor("x", ("batch", "features"), (4, 8))
@@ -276,7 +281,7 @@ class Tensor:
     role: TensorRole = "activation"
     needs_gradient: bool = True
     stays_fp32: bool = False
-    packed_bytes: float = 0.0
+    packed_bytes_per_number: float = 0.0
 
     @property
     def elements(self) -> DimSize:
@@ -314,7 +319,9 @@ class Tensor:
             return self
         pairs = zip(self.dims, self.sizes, strict=True)
         sizes = tuple([_local_size(n, ways[dim]) if dim in ways else n for dim, n in pairs])
-        return Tensor(self.name, self.dims, sizes, self.role, self.needs_gradient, self.stays_fp32, self.packed_bytes)
+        return Tensor(
+            self.name, self.dims, sizes, self.role, self.needs_gradient, self.stays_fp32, self.packed_bytes_per_number
+        )
 
     def with_renamed_dims(self, names: Mapping[str, str]) -> Tensor:
         """Return the tensor with its dims renamed.
@@ -337,9 +344,9 @@ class Tensor:
         Parameters
         ----------
         name : str
-            Its name.
+            Name of the new tensor.
         role : TensorRole, optional
-            Its role; by default that of this tensor.
+            Role of the new tensor; by default the role of this tensor.
 
         Returns
         -------
@@ -375,7 +382,7 @@ class Tensor:
         name : str
             Name of the new tensor.
         role : TensorRole, optional
-            Its role.
+            Role of the new tensor.
 
         Returns
         -------
@@ -403,7 +410,7 @@ class Tensor:
             if self.stays_fp32 and self.role == "activation"
             else precision.bytes_of(self.role)
         )
-        return float(self.elements * (self.packed_bytes or element_bytes))
+        return float(self.elements * (self.packed_bytes_per_number or element_bytes))
 
 
 def _local_size(size: DimSize, ways: float) -> DimSize:
@@ -412,7 +419,7 @@ def _local_size(size: DimSize, ways: float) -> DimSize:
     return math.ceil(size / ways) if isinstance(size, int) else size / ways
 
 
-def shard_all(tensors: tuple[Tensor, ...], ways: Mapping[str, float]) -> tuple[Tensor, ...]:
+def shard_tensors(tensors: tuple[Tensor, ...], ways: Mapping[str, float]) -> tuple[Tensor, ...]:
     """Return the largest local shard of each tensor.
 
     Parameters
@@ -431,14 +438,14 @@ def shard_all(tensors: tuple[Tensor, ...], ways: Mapping[str, float]) -> tuple[T
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class SlidingWindow:
     """Sliding window over one dim: out[i] reads in[i·stride + j·dilation − padding] for j < taps.
 
     ``kernel_dim`` is the kernel dim of a convolution, of size ``taps``.
 
     Examples
     --------
-    >>> Window("height", "in_height", "kernel_height", stride=2, padding=3, taps=7).halo
+    >>> SlidingWindow("height", "in_height", "kernel_height", stride=2, padding=3, taps=7).halo
     (3, 2)
     """
 
@@ -456,12 +463,12 @@ class Window:
 
     @property
     def halo(self) -> tuple[int, int]:
-        """Rows below and above a rank's share of the source that its outputs read, if both are split evenly."""
+        """Halo rows (below, above) of input that a rank needs from its neighbours under an even split."""
         return self.padding, max(0, self._reach - self.padding - self.stride + 1)
 
     @property
     def gradient_halo(self) -> tuple[int, int]:
-        """Rows of output gradients needed from the neighbours below and above, whose outputs read the rank's rows."""
+        """Halo rows (below, above) of output gradient that a rank needs from its neighbours in the backward pass."""
         return max(0, (self._reach - self.padding) // self.stride), -(-self.padding // self.stride)
 
 
@@ -469,12 +476,12 @@ class Window:
 Halos = tuple[tuple[int, int], ...]
 
 
-def halos(windows: tuple[Window, ...], ways: Mapping[str, float]) -> Halos:
-    """Count the rows that a rank receives from its neighbours; with two ranks, each has one neighbour.
+def received_halo_rows(windows: tuple[SlidingWindow, ...], ways: Mapping[str, float]) -> Halos:
+    """Count the halo rows that a rank receives from its neighbours; with two ranks, each has one neighbour.
 
     Parameters
     ----------
-    windows : tuple of Window
+    windows : tuple of SlidingWindow
         Windows along divided dims.
     ways : mapping of str to float
         Number of parts of each dim.
@@ -494,8 +501,8 @@ def halos(windows: tuple[Window, ...], ways: Mapping[str, float]) -> Halos:
     )
 
 
-def halo_ratio(tensor: Tensor, rows: Iterable[tuple[str, int]]) -> float:
-    """Compute the ratio of a tensor's elements with extra rows to those without.
+def halo_size_ratio(tensor: Tensor, rows: Iterable[tuple[str, int]]) -> float:
+    """Compute the ratio of a tensor's size with halo rows to the size without.
 
     Parameters
     ----------
@@ -507,6 +514,6 @@ def halo_ratio(tensor: Tensor, rows: Iterable[tuple[str, int]]) -> float:
     Returns
     -------
     float
-        At least 1.
+        Ratio, at least 1.
     """
     return math.prod([(tensor.size(dim) + more) / tensor.size(dim) for dim, more in rows])

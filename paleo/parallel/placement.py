@@ -39,7 +39,7 @@ BATCH_AXES: Axes = ("ep", "shard", "dp")
 EXPERT_TOKEN_DIMS = ("capacity", "in_capacity")
 
 
-def joined_axes(axes: Axes) -> str:
+def joined_axis_name(axes: Axes) -> str:
     """Return the name for a group of ranks that spans several mesh axes, such as ``tp+ep``.
 
     Parameters
@@ -54,7 +54,7 @@ def joined_axes(axes: Axes) -> str:
 
     Examples
     --------
-    >>> joined_axes(("tp", "ep")), Mesh.of({"tp": 2, "ep": 4, "dp": 3}).degree("tp+ep")
+    >>> joined_axis_name(("tp", "ep")), Mesh.from_degrees({"tp": 2, "ep": 4, "dp": 3}).degree("tp+ep")
     ('tp+ep', 8)
     """
     return "+".join(axes)
@@ -64,7 +64,7 @@ def joined_axes(axes: Axes) -> str:
 class Mesh:
     """Device mesh: the number of ranks along each axis of parallelism; ranks count up fastest along the first axis.
 
-    >>> mesh = Mesh.of({"dp": 4, "tp": 8})
+    >>> mesh = Mesh.from_degrees({"dp": 4, "tp": 8})
     >>> mesh.size, mesh.stride(("dp",)), mesh.degree("pp")
     (32, 8, 1)
     """
@@ -77,7 +77,7 @@ class Mesh:
         object.__setattr__(self, "_by_axis", dict(self.degrees))
 
     @classmethod
-    def of(cls, degrees: Mapping[str, int]) -> Mesh:
+    def from_degrees(cls, degrees: Mapping[str, int]) -> Mesh:
         """Build a mesh from the degrees of parallelism, with the axes in their fixed order (`AXES`).
 
         Parameters
@@ -102,7 +102,7 @@ class Mesh:
         Parameters
         ----------
         axis : str
-            Name of the axis, or of a group as `joined_axes` returns it.
+            Name of the axis, or of a group as `joined_axis_name` returns it.
 
         Returns
         -------
@@ -139,7 +139,7 @@ class Mesh:
         return self.group_size(BATCH_AXES)
 
     @property
-    def state_axes(self) -> Axes:
+    def zero_shard_axes(self) -> Axes:
         """Axes over which ZeRO shards optimizer states, gradients and parameters.
 
         These are the shard group (HSDP) or all replicas, and the ranks of cp. Ranks of cp hold the same parameters, so
@@ -175,12 +175,12 @@ ContextParallelMethod = Literal["ring", "all_to_all"]
 class PlacementRule:
     """Rule of a placement: which mesh axes split which tensor dims, in layers with a given type and name pattern."""
 
-    split: SplitAxes
-    layer: str | None = None
-    name: str = "*"
+    split_axes: SplitAxes
+    layer_type: str | None = None
+    name_pattern: str = "*"
 
     def __hash__(self) -> int:
-        return hash((tuple(self.split.items()), self.layer, self.name))
+        return hash((tuple(self.split_axes.items()), self.layer_type, self.name_pattern))
 
     def matches(self, node: Node) -> bool:
         """Return True if the rule applies to a layer, by layer type and name pattern.
@@ -195,8 +195,8 @@ class PlacementRule:
         bool
             True if type and name match.
         """
-        return (self.layer is None or self.layer == node.type) and (
-            self.name == "*" or fnmatchcase(node.name, self.name)
+        return (self.layer_type is None or self.layer_type == node.type) and (
+            self.name_pattern == "*" or fnmatchcase(node.name, self.name_pattern)
         )
 
 
@@ -213,7 +213,7 @@ class Placement:
     expert_load_imbalance: float = 1.0
     _splits: dict[tuple[str, str], SplitAxes] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def split_of(self, node: Node) -> SplitAxes:
+    def split_axes_of(self, node: Node) -> SplitAxes:
         """Return which mesh axes split each tensor dim of a layer.
 
         Parameters
@@ -228,11 +228,11 @@ class Placement:
         """
         key = node.type, node.name
         if key not in self._splits:
-            self._splits[key] = next((rule.split for rule in reversed(self.rules) if rule.matches(node)), {})
+            self._splits[key] = next((rule.split_axes for rule in reversed(self.rules) if rule.matches(node)), {})
         return self._splits[key]
 
 
-def idle_axes(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[str, ...]:
+def redundant_mesh_axes(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[str, ...]:
     """Return the mesh axes that split no dim of any layer, so that all of their ranks do the same work.
 
     Parameters
@@ -252,7 +252,7 @@ def idle_axes(graph: Graph, placement: Placement, mesh: Mesh) -> tuple[str, ...]
     used: set[str] = set()
     for node in graph.nodes:
         dims = {dim for op in node.operations for tensor in (*op.read_tensors, op.out) for dim in tensor.dims}
-        used.update(axis for dim, axes in placement.split_of(node).items() if dim in dims for axis in axes)
+        used.update(axis for dim, axes in placement.split_axes_of(node).items() if dim in dims for axis in axes)
     return tuple(axis for axis, degree in mesh.degrees if degree > 1 and axis != "pp" and axis not in used)
 
 
@@ -324,10 +324,10 @@ class Strategy:
 #: Words of a strategy that are flags, not presets.
 STRATEGY_FLAGS = ("sp", "ulysses")
 #: PyTorch's names of data parallelism -> ZeRO stage; ``hsdp`` shards within each node.
-ZERO_STAGES: Mapping[str, ZeroStage] = {"ddp": 0, "fsdp": 3, "hsdp": 3}
+ZERO_STAGE_BY_NAME: Mapping[str, ZeroStage] = {"ddp": 0, "fsdp": 3, "hsdp": 3}
 
 
-def node_shard_degree(devices_per_node: int, replicas: int, split: int) -> dict[str, int]:
+def shard_degree_within_node(devices_per_node: int, replicas: int, split: int) -> dict[str, int]:
     """Return the degree of mesh axis ``shard`` for HSDP: data-parallel ranks of the largest shard group within a node.
 
     Parameters
@@ -346,9 +346,9 @@ def node_shard_degree(devices_per_node: int, replicas: int, split: int) -> dict[
 
     Examples
     --------
-    >>> node_shard_degree(8, replicas=16, split=1), node_shard_degree(8, replicas=8, split=2)
+    >>> shard_degree_within_node(8, replicas=16, split=1), shard_degree_within_node(8, replicas=8, split=2)
     ({'shard': 8}, {'shard': 4})
-    >>> node_shard_degree(8, 3, 16)
+    >>> shard_degree_within_node(8, 3, 16)
     {'shard': 1}
     """
     sizes = (ranks for ranks in range(1, devices_per_node // split + 1) if replicas % ranks == 0)
@@ -371,11 +371,11 @@ def has_shard_groups(degrees: Mapping[str, int]) -> bool:
     return degrees.get("shard", 1) > 1
 
 
-Preset = Callable[["Graph", Strategy], Placement]
-STRATEGIES: Registry[Preset] = Registry("strategy", "paleo.parallel")
+PlacementPreset = Callable[["Graph", Strategy], Placement]
+STRATEGY_PRESETS: Registry[PlacementPreset] = Registry("strategy", "paleo.parallel")
 
 
-def without_replicas(text: str) -> str:
+def without_data_parallel_degree(text: str) -> str:
     """Remove the data-parallel degree from a strategy, so that it applies to other numbers of GPUs.
 
     Parameters
@@ -390,7 +390,7 @@ def without_replicas(text: str) -> str:
 
     Examples
     --------
-    >>> without_replicas("tp=2,dp=4,zero=1"), without_replicas("dp=4")
+    >>> without_data_parallel_degree("tp=2,dp=4,zero=1"), without_data_parallel_degree("dp=4")
     ('tp=2,zero=1', 'dp')
     """
     return ",".join(part for part in comma_separated(text) if not part.startswith("dp=")) or "dp"
@@ -433,7 +433,7 @@ def parse_strategy(text: str) -> Strategy:
             raise PlanError(f"strategy {text[:200]!r}: {part[:80]!r} is not one whole number, such as {key[:80]}=8")
         else:
             numbers[key] = number
-    known, spoken = [*AXES, "zero", "vp", "etp"], [*STRATEGY_FLAGS, *ZERO_STAGES, *STRATEGIES]
+    known, spoken = [*AXES, "zero", "vp", "etp"], [*STRATEGY_FLAGS, *ZERO_STAGE_BY_NAME, *STRATEGY_PRESETS]
     unknown = [key for key in numbers if key not in known] + [word for word in words if word not in spoken]
     if unknown:
         name, digits = unknown[0].rstrip(string.digits), unknown[0].lstrip(string.ascii_lowercase)
@@ -446,16 +446,16 @@ _MOST = 9_999_999
 
 
 def _strategy(text: str, words: list[str], numbers: dict[str, int]) -> Strategy:
-    presets = [word for word in words if word not in STRATEGY_FLAGS and word not in ZERO_STAGES]
-    sharded = [word for word in words if word in ZERO_STAGES]
+    presets = [word for word in words if word not in STRATEGY_FLAGS and word not in ZERO_STAGE_BY_NAME]
+    sharded = [word for word in words if word in ZERO_STAGE_BY_NAME]
     if len(sharded) > 1 or (sharded and "zero" in numbers):
         stated = " and ".join([*sharded, *(f"zero={numbers['zero']}" for _ in sharded if "zero" in numbers)])
         raise PlanError(f"strategy {text!r}: {stated}: ways to share states; state one of them")
-    numbers |= {"zero": ZERO_STAGES[sharded[0]]} if sharded else {}
+    numbers |= {"zero": ZERO_STAGE_BY_NAME[sharded[0]]} if sharded else {}
     within_nodes = "hsdp" in sharded and "shard" not in numbers
     zero, chunks, etp = numbers.pop("zero", 0), numbers.pop("vp", 1), numbers.pop("etp", None)
     if len(presets) > 1 or len(words) != len(set(words)):
-        raise PlanError(f"strategy {text!r}: names more than one preset; known: {', '.join(STRATEGIES)}")
+        raise PlanError(f"strategy {text!r}: names more than one preset; known: {', '.join(STRATEGY_PRESETS)}")
     if zero > 3:
         raise PlanError(f"strategy {text!r}: zero={zero} must be 0, 1, 2 or 3")
     for key, value in (numbers | {"vp": chunks}).items():
@@ -481,7 +481,7 @@ PlacementEntries = Mapping[str, Mapping[str, str | Sequence[str] | None]]
 PLACEABLE_AXES = tuple(axis for axis in AXES if axis != "pp")
 
 
-def placement(graph: Graph, strategy: Strategy, stated: PlacementEntries, imbalance: float = 1.0) -> Placement:
+def strategy_placement(graph: Graph, strategy: Strategy, stated: PlacementEntries, imbalance: float = 1.0) -> Placement:
     """Return how a strategy shards the layers of a network, with the ``placement`` entries of a run applied on top.
 
     Parameters
@@ -505,11 +505,11 @@ def placement(graph: Graph, strategy: Strategy, stated: PlacementEntries, imbala
     PlanError
         If an entry names an unknown layer, dim or axis.
     """
-    preset = STRATEGIES[strategy.preset](graph, strategy)
-    return replace(with_overrides(preset, graph, stated), expert_load_imbalance=imbalance)
+    preset = STRATEGY_PRESETS[strategy.preset](graph, strategy)
+    return replace(override_placement(preset, graph, stated), expert_load_imbalance=imbalance)
 
 
-def with_overrides(preset: Placement, graph: Graph, stated: PlacementEntries) -> Placement:
+def override_placement(preset: Placement, graph: Graph, stated: PlacementEntries) -> Placement:
     """Override parts of a preset placement by the ``placement`` entries of a run.
 
     Parameters
@@ -545,7 +545,7 @@ def with_overrides(preset: Placement, graph: Graph, stated: PlacementEntries) ->
         _check_dims(pattern, changes, nodes)
         for node in nodes:
             present = {dim: axes for dim, axes in changes.items() if dim in _dims(node)}
-            known = splits.get(node.name, preset.split_of(node))
+            known = splits.get(node.name, preset.split_axes_of(node))
             carried = {dim for operation in node.operations for dim in operation.out.dims}
             splits[node.name] = {
                 **{f"in_{dim}": axes for dim, axes in present.items() if f"in_{dim}" in carried},
@@ -555,7 +555,9 @@ def with_overrides(preset: Placement, graph: Graph, stated: PlacementEntries) ->
     for node in graph.nodes:
         if node.name in splits:
             _check_axes(node, splits[node.name])
-    return replace(preset, rules=(*preset.rules, *(PlacementRule(split, name=name) for name, split in splits.items())))
+    return replace(
+        preset, rules=(*preset.rules, *(PlacementRule(split, name_pattern=name) for name, split in splits.items()))
+    )
 
 
 def layer_label(node: Node) -> str:
@@ -616,7 +618,7 @@ def _check_axes(node: Node, split: SplitAxes) -> None:
 
 
 #: Position of a dim that a view has merged with others.
-MERGED_DIM = -1
+MERGED_DIM_INDEX = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -625,7 +627,7 @@ class TensorLayout:
 
     Attributes
     ----------
-    dims : tuple of Axes
+    axes_by_dim : tuple of Axes
         Axes that split each dim, in the order of the dims.
     partial_sum_axes : frozenset of str
         Axes over which the tensor is a partial sum.
@@ -633,7 +635,7 @@ class TensorLayout:
         Axes that split dims which a view has merged with others.
     """
 
-    dims: tuple[Axes, ...]
+    axes_by_dim: tuple[Axes, ...]
     partial_sum_axes: frozenset[str] = frozenset()
     merged_axes: frozenset[str] = frozenset()
 
@@ -648,33 +650,33 @@ class TensorLayout:
         Returns
         -------
         int, optional
-            Index; `MERGED_DIM` if a view has merged the dim, None if the axis splits no dim.
+            Index; `MERGED_DIM_INDEX` if a view has merged the dim, None if the axis splits no dim.
         """
-        for index, axes in enumerate(self.dims):
+        for index, axes in enumerate(self.axes_by_dim):
             if axis in axes:
                 return index
-        return MERGED_DIM if axis in self.merged_axes else None
+        return MERGED_DIM_INDEX if axis in self.merged_axes else None
 
 
 # keys by which equal shares of layers are found, so that each is computed once
 
 
-class ShareKey(NamedTuple):
+class LayerShareKey(NamedTuple):
     """Cache key for one rank's share of a layer (local shapes and collectives); equal keys mean equal shares.
 
-    ``layer`` identifies the layer with the samples of a rank, ``split`` its split dims, and ``inputs`` the layouts of
-    its inputs. ``degrees`` are those of the axes that split other dims than the batch.
+    ``layer_id`` identifies the layer with the samples of a rank, ``split`` its split dims, and ``inputs`` the layouts
+    of its inputs. ``degrees`` are those of the axes that split other dims than the batch.
     """
 
-    layer: Hashable
+    layer_id: Hashable
     split: tuple[tuple[str, Axes], ...]
     inputs: tuple[TensorLayout, ...]
     degrees: tuple[int, ...]
 
 
-def share_key(
+def layer_share_key(
     graph: Graph, node: Node, split: SplitAxes, layouts: Mapping[str, TensorLayout], mesh: Mesh, batch_axes: Axes
-) -> ShareKey:
+) -> LayerShareKey:
     """Return a cache key that is equal for layers whose shares on a rank are equal.
 
     Parameters
@@ -694,23 +696,23 @@ def share_key(
 
     Returns
     -------
-    ShareKey
+    LayerShareKey
         Key that includes layer, split, layouts of the inputs, and degrees.
     """
     inputs = tuple([layouts[tensor.name] for tensor in node.inputs])
     axes = _inner_axes(node, split, inputs, batch_axes)
     if axes is None:
-        return ShareKey((node.name, graph.batch, mesh.degrees), tuple(split.items()), inputs, ())
+        return LayerShareKey((node.name, graph.batch, mesh.degrees), tuple(split.items()), inputs, ())
     number = graph.cached_result(("number", node.name, mesh.replicas), lambda: _number(graph, node, mesh.replicas))
-    return ShareKey(number, tuple(split.items()), inputs, tuple([mesh.degree(axis) for axis in axes]))
+    return LayerShareKey(number, tuple(split.items()), inputs, tuple([mesh.degree(axis) for axis in axes]))
 
 
 def _inner_axes(node: Node, split: SplitAxes, inputs: tuple[TensorLayout, ...], batch_axes: Axes) -> Axes | None:
     """Return the axes that split dims other than the batch; None if the batch is not split over ``batch_axes``."""
     lying = list(split.items())
     for tensor, layout in zip(node.inputs, inputs, strict=True):
-        lying += zip(tensor.dims, layout.dims, strict=False)
-        lying += [("merged", axes) for axes in layout.dims[len(tensor.dims) :]]
+        lying += zip(tensor.dims, layout.axes_by_dim, strict=False)
+        lying += [("merged", axes) for axes in layout.axes_by_dim[len(tensor.dims) :]]
     if any(axes != batch_axes for dim, axes in lying if dim == "batch"):
         return None
     return tuple(dict.fromkeys(axis for dim, axes in lying if dim != "batch" for axis in axes))

@@ -11,24 +11,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, get_args
 
-from paleo.collectives.base import ALGORITHMS, algorithms_for
+from paleo.collectives.base import COLLECTIVE_ALGORITHMS, algorithms_for
 from paleo.errors import PlanError, SpecError, suggest_names
 from paleo.layers.base import LAYERS
-from paleo.operations.base import SHARED_EXPERTS_INFIX, configure_optimizer
-from paleo.operations.tensor import BYTES_PER_NUMBER, Scaling
+from paleo.operations.base import SHARED_EXPERTS_NAME_INFIX, configure_optimizer
+from paleo.operations.tensor import BYTES_PER_NUMBER, QuantisationScaling
 from paleo.parallel.placement import (
     AXES,
     BATCH_AXES,
     Mesh,
     Placement,
     Strategy,
-    idle_axes,
-    node_shard_degree,
     parse_strategy,
+    redundant_mesh_axes,
+    shard_degree_within_node,
 )
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.catalog import systems_with_device
-from paleo.specs.software import TPU_PROFILE, SoftwareProfile, load_software, profiles_with_routing
+from paleo.specs.software import TPU_PROFILE_NAME, SoftwareProfile, load_software, profiles_with_routing_time
 from paleo.units import GIBIBYTE
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ class Plan:
         return self.mesh.replicas
 
     @property
-    def shards(self) -> int:
+    def zero_shards(self) -> int:
         """Number of ranks over which ZeRO shards optimizer states, gradients or parameters."""
-        return self.mesh.group_size(self.mesh.state_axes)
+        return self.mesh.group_size(self.mesh.zero_shard_axes)
 
     @property
     def stages(self) -> int:
@@ -130,7 +130,10 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
     SCHEDULES[run.pipeline.schedule]
     if configure_optimizer(run.optimizer).matrix_update is not None and "optimizer" in run.offload.states:
         raise PlanError(f"offload: the matrix products of {run.optimizer} are not priced on a host")
-    if run.exchange.algorithm is not None and "all_reduce" not in ALGORITHMS[run.exchange.algorithm].formulas:
+    if (
+        run.exchange.algorithm is not None
+        and "all_reduce" not in COLLECTIVE_ALGORITHMS[run.exchange.algorithm].traffic_formulas
+    ):
         known = [algorithm.name for algorithm in algorithms_for("all_reduce")]
         raise PlanError(
             f"exchange.algorithm: {run.exchange.algorithm!r} is no all_reduce; "
@@ -149,7 +152,9 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
         raise PlanError(
             f"strategy {run.strategy!r}: {busy} data-parallel ranks with work cannot be divided over ep={experts}"
         )
-    mesh = Mesh.of({**strategy.degrees, "ep": experts, "dp": busy // (experts * _shards(run, strategy, busy))})
+    mesh = Mesh.from_degrees(
+        {**strategy.degrees, "ep": experts, "dp": busy // (experts * _shards(run, strategy, busy))}
+    )
     stages = mesh.degree("pp")
     strategy = _with_chunks(run, strategy) if stages > 1 else strategy
     _check_cut(run, stages, strategy.chunks)
@@ -164,7 +169,7 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
     if strategy.chunks > 1 and stages == 1:
         raise PlanError(f"strategy {run.strategy!r}: vp={strategy.chunks} needs a pipeline (pp of 2 or more)")
     return Plan(
-        mesh, strategy, dtype_of(system.device, run.dtype), global_batch, local, microbatch, run.gpus - mesh.size
+        mesh, strategy, resolve_dtype(system.device, run.dtype), global_batch, local, microbatch, run.gpus - mesh.size
     )
 
 
@@ -179,7 +184,7 @@ def _with_chunks(run: Run, strategy: Strategy) -> Strategy:
 
     Raises PlanError if the strategy has another number of chunks.
     """
-    known = SCHEDULES[run.pipeline.schedule].chunks
+    known = SCHEDULES[run.pipeline.schedule].chunks_per_stage
     if known is None or known == 1 or strategy.chunks == known:
         return strategy
     if strategy.chunks > 1:
@@ -245,7 +250,7 @@ def _shards(run: Run, strategy: Strategy, replicas: int) -> int:
 def _within_nodes(strategy: Strategy, system: System, replicas: int) -> Strategy:
     """Return the strategy with the largest ZeRO shard groups that fit inside a node (hsdp)."""
     model_ranks = math.prod(strategy.degrees.get(axis, 1) for axis in AXES if axis not in BATCH_AXES and axis != "pp")
-    groups = node_shard_degree(system.devices_per_node, replicas, model_ranks)
+    groups = shard_degree_within_node(system.devices_per_node, replicas, model_ranks)
     return replace(strategy, degrees={**strategy.degrees, **groups})
 
 
@@ -267,7 +272,7 @@ def _systems_of(system: System) -> str:
     return f"{known}, or write one: paleo init system"
 
 
-def dtype_of(device: Device, requested: str | None) -> str:
+def resolve_dtype(device: Device, requested: str | None) -> str:
     """Return the number format of a run: the requested dtype, or the usual training dtype of the device.
 
     Parameters
@@ -289,7 +294,7 @@ def dtype_of(device: Device, requested: str | None) -> str:
     """
     if requested is None:
         return device.training_dtype
-    if requested in get_args(Scaling):
+    if requested in get_args(QuantisationScaling):
         dtype = "fp4" if requested == "nvfp4" else "fp8"
         raise SpecError(f"dtype: {requested!r} is how {dtype} is scaled; state dtype {dtype} and scaling={requested}")
     if requested not in BYTES_PER_NUMBER:
@@ -300,7 +305,7 @@ def dtype_of(device: Device, requested: str | None) -> str:
     return requested
 
 
-def host_warnings(system: System, chosen: Plan, device_bytes: float) -> list[str]:
+def host_memory_warnings(system: System, chosen: Plan, device_bytes: float) -> list[str]:
     """Return a warning if a node has too little host memory for what its devices offload.
 
     Parameters
@@ -332,7 +337,7 @@ def host_warnings(system: System, chosen: Plan, device_bytes: float) -> list[str
     return [f"offload takes {taken:.0f} GiB of a node's memory, which has {memory:.0f} GiB: it will not run"]
 
 
-def undivided_parameter_shares(graph: Graph, placement: Placement, mesh: Mesh) -> dict[str, float]:
+def unsplit_parameter_fractions(graph: Graph, placement: Placement, mesh: Mesh) -> dict[str, float]:
     """Return the layers whose parameters tensor parallelism leaves whole, with their share of all parameters.
 
     Every tensor-parallel rank holds these parameters whole. Layers for which this is cheap by declaration (empty
@@ -355,7 +360,7 @@ def undivided_parameter_shares(graph: Graph, placement: Placement, mesh: Mesh) -
     total = sum(tensor.elements * node.repeat for node in graph.nodes for tensor in node.parameters.values())
     whole: dict[str, float] = {}
     for node in graph.nodes if mesh.degree("tp") > 1 else ():
-        divided = {dim for dim, axes in placement.split_of(node).items() if "tp" in axes}
+        divided = {dim for dim, axes in placement.split_axes_of(node).items() if "tp" in axes}
         parameters = node.parameters.values()
         says_so = node.type in LAYERS and LAYERS[node.type].tensor_parallel_dims == ()
         if parameters and not says_so and all(divided.isdisjoint(tensor.dims) for tensor in parameters):
@@ -364,12 +369,12 @@ def undivided_parameter_shares(graph: Graph, placement: Placement, mesh: Mesh) -
 
 
 #: Least share of a network's parameters that tensor parallelism leaves unsplit for which a warning is given.
-UNSPLIT_WARNING_SHARE = 0.01
+UNSPLIT_WARNING_FRACTION = 0.01
 
 
 def _unsplit_layer_warnings(chosen: Plan, shares: Mapping[str, float]) -> list[str]:
     """Return a warning on layers that every tensor-parallel rank computes whole, if these hold many parameters."""
-    if sum(shares.values()) < UNSPLIT_WARNING_SHARE:
+    if sum(shares.values()) < UNSPLIT_WARNING_FRACTION:
         return []
     names = ", ".join(sorted(shares, key=lambda name: -shares[name])[:3])
     more = f" and {len(shares) - 3} more" if len(shares) > 3 else ""
@@ -406,10 +411,10 @@ def high_utilisation_warnings(system: System, chosen: Plan, flops_per_s: float) 
 
 
 #: Least share of a step spent waiting for input for which a warning is given.
-INPUT_WAIT_WARNING_SHARE = 0.02
+INPUT_WAIT_WARNING_FRACTION = 0.02
 
 
-def loading_warnings(run: Run, waited: float) -> list[str]:
+def input_pipeline_warnings(run: Run, waited: float) -> list[str]:
     """Return a warning if image decoding on the host limits the step although the run has no ``input`` option.
 
     Parameters
@@ -424,7 +429,7 @@ def loading_warnings(run: Run, waited: float) -> list[str]:
     list of str
         One warning, or an empty list.
     """
-    if run.input is not None or waited < INPUT_WAIT_WARNING_SHARE:
+    if run.input is not None or waited < INPUT_WAIT_WARNING_FRACTION:
         return []
     return [
         f"{waited:.0%} of the step waits for the host's cores to decode photographs, which the run does not mention; "
@@ -432,7 +437,7 @@ def loading_warnings(run: Run, waited: float) -> list[str]:
     ]
 
 
-def idle_option_warnings(run: Run, system: System, chosen: Plan, graph: Graph) -> list[str]:
+def ineffective_option_warnings(run: Run, system: System, chosen: Plan, graph: Graph) -> list[str]:
     """Return warnings on options of a run that have no effect under its plan.
 
     Parameters
@@ -472,7 +477,7 @@ def idle_option_warnings(run: Run, system: System, chosen: Plan, graph: Graph) -
     return [f"{option} changes nothing: {reason}" for option, reason in idle.items() if reason]
 
 
-def foreign_software_warnings(run: Run, system: System) -> list[str]:
+def tpu_software_warnings(run: Run, system: System) -> list[str]:
     """Return a warning if a TPU run uses the default GPU software profile, as TPU programs are compiled.
 
     Parameters
@@ -491,13 +496,15 @@ def foreign_software_warnings(run: Run, system: System) -> list[str]:
     --------
     >>> from paleo.specs.system import load_system
     >>> from paleo.specs.run import Run
-    >>> foreign_software_warnings(Run(), load_system("tpu-v6e-pod"))
+    >>> tpu_software_warnings(Run(), load_system("tpu-v6e-pod"))
     ['software pytorch-eager launches kernels one by one; programs on TPUs are compiled: --software xla-tpu']
     """
     usual = type(run).model_fields["software"].default
     if system.device.kind != "tpu" or run.software != usual:
         return []
-    return [f"software {usual} launches kernels one by one; programs on TPUs are compiled: --software {TPU_PROFILE}"]
+    return [
+        f"software {usual} launches kernels one by one; programs on TPUs are compiled: --software {TPU_PROFILE_NAME}"
+    ]
 
 
 def missing_routing_time_warnings(graph: Graph, run: Run, software: SoftwareProfile, system: System) -> list[str]:
@@ -524,7 +531,7 @@ def missing_routing_time_warnings(graph: Graph, run: Run, software: SoftwareProf
         return []
     return [
         f"software {run.software} states no time of the host for sending tokens to experts, so steps come out too "
-        f"short; profiles that state it: {', '.join(profiles_with_routing())}"
+        f"short; profiles that state it: {', '.join(profiles_with_routing_time())}"
     ]
 
 
@@ -573,7 +580,7 @@ def shared_expert_overlap_warnings(graph: Graph, software: SoftwareProfile, chos
     """
     dispatch, names = software.parallelism.expert_dispatch, [op.name for node in graph.nodes for op in node.operations]
     reasons = {
-        "no layer has shared experts": not any(SHARED_EXPERTS_INFIX in name for name in names),
+        "no layer has shared experts": not any(SHARED_EXPERTS_NAME_INFIX in name for name in names),
         "there is no expert parallelism": chosen.mesh.group_size(chosen.strategy.expert_axes) == 1,
         f"{dispatch} has no such overlap, nccl has": dispatch != "nccl",
         "tokens travel beside another microbatch (experts.overlap)": bool(software.overlap.experts),
@@ -599,8 +606,8 @@ def plan_warnings(chosen: Plan, graph: Graph, placement: Placement) -> tuple[str
     tuple of str
         Warnings, one sentence each.
     """
-    idle = idle_axes(graph, placement, chosen.mesh)
-    whole = {} if "tp" in idle else undivided_parameter_shares(graph, placement, chosen.mesh)
+    idle = redundant_mesh_axes(graph, placement, chosen.mesh)
+    whole = {} if "tp" in idle else unsplit_parameter_fractions(graph, placement, chosen.mesh)
     lines = [*_unsplit_layer_warnings(chosen, whole)]
     lines += [
         f"{axis}={chosen.mesh.degree(axis)} splits nothing in this network: its ranks all do the same work"

@@ -11,7 +11,7 @@ from paleo.operations.base import MemoryPass
 from paleo.parallel.placement import (
     BATCH_AXES,
     EXPERT_TOKEN_DIMS,
-    STRATEGIES,
+    STRATEGY_PRESETS,
     Axes,
     Placement,
     PlacementRule,
@@ -27,7 +27,7 @@ _BATCH: dict[str, Axes] = {"batch": BATCH_AXES}
 ELEMENTWISE_LAYERS = frozenset({*ACTIVATIONS, "dropout", "identity"})
 
 
-@STRATEGIES.register("dp")
+@STRATEGY_PRESETS.register("dp")
 def _data_tensor_expert(graph: Graph, strategy: Strategy) -> Placement:
     """Return the placement of Megatron-like data, tensor, sequence, context and expert parallelism.
 
@@ -46,7 +46,7 @@ def _data_tensor_expert(graph: Graph, strategy: Strategy) -> Placement:
                 inside
                 | dict.fromkeys(LAYERS[name].sequence_parallel_dims, between["seq"])
                 | _model_split(LAYERS[name], strategy),
-                layer=name,
+                layer_type=name,
             )
             for name in [
                 name for name in types if LAYERS[name].tensor_parallel_dims or LAYERS[name].expert_parallel_dims
@@ -92,10 +92,11 @@ def _without_space(graph: Graph, placement: Placement, ranks: int) -> Iterator[P
         for node in graph.nodes:
             if not _has_space(node):
                 yield PlacementRule(
-                    {**placement.split_of(node), "batch": ("spatial", *BATCH_AXES), "height": ()}, name=node.name
+                    {**placement.split_axes_of(node), "batch": ("spatial", *BATCH_AXES), "height": ()},
+                    name_pattern=node.name,
                 )
             elif shared and _fewest_rows(node) < ranks:
-                yield PlacementRule({**placement.split_of(node), "height": ()}, name=node.name)
+                yield PlacementRule({**placement.split_axes_of(node), "height": ()}, name_pattern=node.name)
 
 
 def _fewest_rows(node: Node) -> float:
@@ -107,12 +108,12 @@ def _fewest_rows(node: Node) -> float:
 def _has_space(node: Node) -> bool:
     """Return True if a layer writes an image of several rows, or reduces an image to one row."""
     inputs = [t.size("height") for t in node.inputs if "height" in t.dims]
-    if any(isinstance(op, MemoryPass) and op.kind.reduces for op in node.operations):
+    if any(isinstance(op, MemoryPass) and op.kind.reduces_dims for op in node.operations):
         return max(inputs, default=1) > 1
     return max(inputs, default=1) > 1 and "height" in node.out.dims and node.out.size("height") > 1
 
 
-@STRATEGIES.register("owt")
+@STRATEGY_PRESETS.register("owt")
 def _one_weird_trick(graph: Graph, strategy: Strategy) -> Placement:
     """Split convolutions by the batch and fully connected layers by features over the same ranks (Krizhevsky, 2014).
 
@@ -125,11 +126,11 @@ def _one_weird_trick(graph: Graph, strategy: Strategy) -> Placement:
         if node.type == "linear" or follows:
             split.add(node.out.name)
         if follows:
-            followers.append(PlacementRule(by_feature, name=node.name))
-    return Placement((PlacementRule(_BATCH), PlacementRule(by_feature, layer="linear"), *followers))
+            followers.append(PlacementRule(by_feature, name_pattern=node.name))
+    return Placement((PlacementRule(_BATCH), PlacementRule(by_feature, layer_type="linear"), *followers))
 
 
-@STRATEGIES.register("batch")
+@STRATEGY_PRESETS.register("batch")
 def _batch_only(graph: Graph, strategy: Strategy) -> Placement:
     """Split only the batch over the data-parallel ranks, as a base for the ``placement`` entries of a run."""
     return Placement((PlacementRule(_BATCH),))

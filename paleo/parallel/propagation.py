@@ -19,21 +19,21 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from paleo.errors import PlanError
-from paleo.operations.base import MemoryPass, Operation, RecomputedChain, is_attention_core
-from paleo.operations.contraction import Contraction, FusedAttention, check_split, halo_rows
+from paleo.operations.base import MemoryPass, Operation, RecomputedFusedChain, is_attention_core
+from paleo.operations.contraction import Contraction, FusedAttention, check_parallel_split, halo_rows
 from paleo.operations.tensor import Tensor
 from paleo.parallel.placement import (
     BATCH_AXES,
     EXPERT_TOKEN_DIMS,
-    MERGED_DIM,
+    MERGED_DIM_INDEX,
     Axes,
     ContextParallelMethod,
     Mesh,
     Placement,
     SplitAxes,
     TensorLayout,
-    joined_axes,
-    share_key,
+    joined_axis_name,
+    layer_share_key,
 )
 
 if TYPE_CHECKING:
@@ -60,20 +60,20 @@ class Communication:
     overlapped: bool = False
 
     @property
-    def holds_expert_tokens(self) -> bool:
+    def carries_expert_tokens(self) -> bool:
         """True if the tensor holds tokens sorted by expert (the output of MoE dispatch)."""
         return any(dim in EXPERT_TOKEN_DIMS for dim in self.tensor.dims)
 
     @property
     def is_token_exchange(self) -> bool:
         """True if the collective dispatches tokens to the ranks of their experts, or combines their results."""
-        return self.operation == "all_to_all" and self.holds_expert_tokens
+        return self.operation == "all_to_all" and self.carries_expert_tokens
 
 
 # norms, softmax, losses
 
 
-def statistics_exchange(node: Node, split: SplitAxes, shards: Mapping[str, float]) -> Iterator[Communication]:
+def statistics_all_reduces(node: Node, split: SplitAxes, shards: Mapping[str, float]) -> Iterator[Communication]:
     """Yield the small all-reduces of statistics in layers that reduce over a split dim (softmax, loss, norms).
 
     A softmax or loss reduces its maximum, sum and target. A norm reduces its mean and variance, and in the backward
@@ -96,7 +96,7 @@ def statistics_exchange(node: Node, split: SplitAxes, shards: Mapping[str, float
     for operation in node.operations:
         if not isinstance(operation, MemoryPass) or not operation.reduced_dims:
             continue
-        local = {"batch"} if operation.per_replica_statistics else set()
+        local = {"batch"} if operation.has_per_replica_statistics else set()
         axes = {axis for dim in operation.reduced_dims if dim not in local for axis in split.get(dim, ())}
         for axis in sorted(axes):
             stacked = _exchanged_statistics(operation).shard(shards)
@@ -114,7 +114,7 @@ def _exchanged_statistics(operation: MemoryPass) -> Tensor:
     kept = [tensor for tensor in operation.saved if tensor.role == "statistic" and operation.kind.is_norm]
     row = kept[0] if kept else operation.inputs[0].without_dims(*operation.reduced_dims, name="row", role="statistic")
     return Tensor(
-        f"{operation.name}.row", ("numbers", *row.dims), (operation.kind.row_statistics, *row.sizes), "statistic"
+        f"{operation.name}.row", ("numbers", *row.dims), (operation.kind.statistics_per_row, *row.sizes), "statistic"
     )
 
 
@@ -140,7 +140,7 @@ def _core_split(node: Node, split: SplitAxes, context: ContextParallelMethod) ->
 _EXCHANGED, _GROUPS = ("mamba2",), 2
 
 
-def context_parallel_scan(node: Node) -> RecomputedChain | None:
+def context_parallel_scan(node: Node) -> RecomputedFusedChain | None:
     """Return the scan of a state-space layer (Mamba) for which context parallelism splits groups, not the sequence.
 
     Parameters
@@ -150,17 +150,17 @@ def context_parallel_scan(node: Node) -> RecomputedChain | None:
 
     Returns
     -------
-    RecomputedChain, optional
+    RecomputedFusedChain, optional
         Scan operation; None for layers without such a scan.
     """
-    scans = (operation for operation in node.operations if isinstance(operation, RecomputedChain))
+    scans = (operation for operation in node.operations if isinstance(operation, RecomputedFusedChain))
     return next(scans, None) if node.type in _EXCHANGED else None
 
 
 def _in_core(node: Node, operation: Operation) -> bool:
     """Return True for an operation of the attention core, for a scan, and for the convolution before a scan."""
     scanned = context_parallel_scan(node) is not None and (
-        isinstance(operation, RecomputedChain) or "mixed" in operation.out.dims
+        isinstance(operation, RecomputedFusedChain) or "mixed" in operation.out.dims
     )
     return scanned or is_attention_core(operation)
 
@@ -254,7 +254,7 @@ def _queries_and_outputs(node: Node) -> list[Tensor]:
 # experts
 
 
-def expert_exchange(node: Node, split: SplitAxes, shards: Mapping[str, float]) -> Iterator[Communication]:
+def expert_all_to_alls(node: Node, split: SplitAxes, shards: Mapping[str, float]) -> Iterator[Communication]:
     """Yield the all-to-alls that dispatch tokens to experts and combine the results, forward and backward.
 
     Parameters
@@ -275,7 +275,7 @@ def expert_exchange(node: Node, split: SplitAxes, shards: Mapping[str, float]) -
     ----------
     Lepikhin et al., GShard, 2020.
     """
-    axis = joined_axes(split.get("experts", ()))
+    axis = joined_axis_name(split.get("experts", ()))
     for operation in node.operations if axis else ():
         if (tokens := dispatched_tokens(operation)) is not None:
             sent = tokens.shard(shards)
@@ -317,7 +317,7 @@ def experts_per_token(node: Node) -> tuple[int, int]:
     return max(1, round(experts * dispatch.out.size("capacity") / tokens)), int(experts)
 
 
-def deduplicated_dispatch_share(chosen: int, experts: int, targets: int) -> float:
+def deduplicated_dispatch_fraction(chosen: int, experts: int, targets: int) -> float:
     """Return the fraction of the dispatch volume that is left if a token is sent once per node, not once per expert.
 
     The nodes (or devices) hold equal numbers of experts. The fraction is the expected number of nodes that hold the
@@ -339,7 +339,7 @@ def deduplicated_dispatch_share(chosen: int, experts: int, targets: int) -> floa
 
     Examples
     --------
-    >>> [round(deduplicated_dispatch_share(*each), 3) for each in ((2, 8, 8), (8, 256, 8), (8, 256, 1))]
+    >>> [round(deduplicated_dispatch_fraction(*each), 3) for each in ((2, 8, 8), (8, 256, 8), (8, 256, 1))]
     [1.0, 0.662, 0.125]
     """
     missed = math.prod(
@@ -384,12 +384,12 @@ def _resized(tensor: Tensor, dim: str, size: float) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PlacedNode:
+class LocalLayer:
     """One rank's share of a layer: operations with local shapes, and collectives.
 
     ``parameters`` are local tensors, each with the axes over which its gradient is summed. ``gather_group_sizes`` maps
     all-gathered inputs to the size of the gathering group. A rank saves only its shard of such an input and gathers the
-    input again in the backward pass. Layers with an equal ``share_key`` have equal ``operations``.
+    input again in the backward pass. Layers with an equal ``operations_key`` have equal ``operations``.
     """
 
     node: Node
@@ -397,10 +397,12 @@ class PlacedNode:
     communications: tuple[Communication, ...]
     parameters: tuple[tuple[Tensor, Axes], ...]
     gather_group_sizes: Mapping[str, int]
-    share_key: Hashable
+    operations_key: Hashable
 
 
-def propagate(graph: Graph, placement: Placement, mesh: Mesh, layers: int | None = None) -> tuple[PlacedNode, ...]:
+def propagate_placement(
+    graph: Graph, placement: Placement, mesh: Mesh, layers: int | None = None
+) -> tuple[LocalLayer, ...]:
     """Propagate a placement through the network: return one rank's share of every layer, with the required collectives.
 
     Parameters
@@ -416,7 +418,7 @@ def propagate(graph: Graph, placement: Placement, mesh: Mesh, layers: int | None
 
     Returns
     -------
-    tuple of PlacedNode
+    tuple of LocalLayer
         Shares of the layers in topological order.
 
     Raises
@@ -428,22 +430,22 @@ def propagate(graph: Graph, placement: Placement, mesh: Mesh, layers: int | None
     return graph.cached_result(key, lambda: _propagated(graph, placement, mesh, graph.nodes[:layers]))
 
 
-def _propagated(graph: Graph, placement: Placement, mesh: Mesh, nodes: Sequence[Node]) -> tuple[PlacedNode, ...]:
+def _propagated(graph: Graph, placement: Placement, mesh: Mesh, nodes: Sequence[Node]) -> tuple[LocalLayer, ...]:
     layouts = {name: TensorLayout(tuple(_batch_axes(dim, mesh) for dim in t.dims)) for name, t in graph.inputs.items()}
-    known: dict[Hashable, tuple[PlacedNode, dict[str, TensorLayout]]] = graph.cached_result(
+    known: dict[Hashable, tuple[LocalLayer, dict[str, TensorLayout]]] = graph.cached_result(
         "layers", dict, any_batch=True
     )
     shares: dict[Hashable, tuple[Operation, ...]] = graph.cached_result("shares of operations", dict, any_batch=True)
-    batch_axes, placed, joins = _batch_axes("batch", mesh), list[PlacedNode](), list[int]()
+    batch_axes, placed, joins = _batch_axes("batch", mesh), list[LocalLayer](), list[int]()
     for node in nodes:
-        split = _active_split(node, placement.split_of(node), mesh)
-        share = share_key(graph, node, split, layouts, mesh, batch_axes)
+        split = _active_split(node, placement.split_axes_of(node), mesh)
+        share = layer_share_key(graph, node, split, layouts, mesh, batch_axes)
         key = share, placement.context_parallel_method, placement.expert_load_imbalance
         if len(_partial_terms(node, layouts)) > 1:
             joins.append(len(placed))
         if key not in known:
             _check_division(graph, node, split, placement.context_parallel_method, mesh)
-            layer = _place(node, split, share.layer, placement, mesh, layouts, shares)
+            layer = _place(node, split, share.layer_id, placement, mesh, layouts, shares)
             current = {tensor.name: layouts[tensor.name] for tensor in (*node.inputs, node.out)}
             known[key] = layer, current
         placed.append(known[key][0])
@@ -459,7 +461,7 @@ def _partial_terms(node: Node, layouts: Mapping[str, TensorLayout]) -> list[str]
     return terms if len({layouts[name].partial_sum_axes for name in terms}) == 1 else []
 
 
-def _without_repeats(placed: list[PlacedNode], joins: list[int]) -> tuple[PlacedNode, ...]:
+def _without_repeats(placed: list[LocalLayer], joins: list[int]) -> tuple[LocalLayer, ...]:
     """Remove collectives that parallel branches with a common input would repeat.
 
     Some networks (PaLM, Falcon) have parallel branches whose partial sums are added before their reduction. The common
@@ -467,14 +469,14 @@ def _without_repeats(placed: list[PlacedNode], joins: list[int]) -> tuple[Placed
 
     Parameters
     ----------
-    placed : list of PlacedNode
+    placed : list of LocalLayer
         Shares of the layers in topological order.
     joins : list of int
         Indices of the layers that add such partial sums.
 
     Returns
     -------
-    tuple of PlacedNode
+    tuple of LocalLayer
         Shares without the repeated collectives.
     """
     readers: dict[str, list[int]] = {}
@@ -502,7 +504,7 @@ def _transfer_key(each: Communication, readers: Mapping[str, list[int]], start: 
     return (each.operation, each.axis, each.phase, each.overlapped, each.tensor) if between and arrives else None
 
 
-def check_divisions(graph: Graph, placement: Placement, mesh: Mesh) -> None:
+def check_divisibility(graph: Graph, placement: Placement, mesh: Mesh) -> None:
     """Raise PlanError unless the dims of all layers divide into the shards of a placement.
 
     Parameters
@@ -533,7 +535,7 @@ def _division_problem(graph: Graph, placement: Placement, mesh: Mesh) -> str:
             _check_division(
                 graph,
                 node,
-                _active_split(node, placement.split_of(node), mesh),
+                _active_split(node, placement.split_axes_of(node), mesh),
                 placement.context_parallel_method,
                 mesh,
             )
@@ -546,7 +548,7 @@ def _check_division(graph: Graph, node: Node, split: SplitAxes, context: Context
     """Raise PlanError unless the dims of a layer divide as required; equal splits are checked once for all batches."""
     shards, core = _shards(split, mesh), _shards(_core_split(node, split, context), mesh)
     key = "divided", node.name, *(frozenset(each.items() - {("batch", each.get("batch"))}) for each in (shards, core))
-    graph.cached_result(key, lambda: check_split(node.name, node.operations, shards, core), any_batch=True)
+    graph.cached_result(key, lambda: check_parallel_split(node.name, node.operations, shards, core), any_batch=True)
 
 
 def _batch_axes(dim: str, mesh: Mesh) -> Axes:
@@ -574,7 +576,7 @@ def _place(
     mesh: Mesh,
     layouts: dict[str, TensorLayout],
     shares: dict[Hashable, tuple[Operation, ...]],
-) -> PlacedNode:
+) -> LocalLayer:
     core = _core_split(node, split, placement.context_parallel_method)
     shards, core_shards = _shards(split, mesh), _shards(core, mesh)
     uneven = dict.fromkeys(EXPERT_TOKEN_DIMS, 1 / placement.expert_load_imbalance) if split.get("experts") else {}
@@ -599,10 +601,10 @@ def _place(
         *inner,
     )
     owed += (
-        *statistics_exchange(node, split, shards),
+        *statistics_all_reduces(node, split, shards),
         *_key_exchange(node, split, core, shards, mesh),
         *_scan_exchange(node, split, shards),
-        *expert_exchange(node, split, shards),
+        *expert_all_to_alls(node, split, shards),
         *_halo_exchange(node, split, shards, mesh),
     )
     # Record the layout of the output. A view, or a layer that returns its input, keeps the input's layout.
@@ -617,7 +619,7 @@ def _place(
     local = layer, *(tuple([pair for pair in each.items() if pair[0] != "batch"]) for each in (shards, core_shards))
     if local not in shares:
         shares[local] = tuple([op.shard(core_shards if _in_core(node, op) else shards) for op in node.operations])
-    return PlacedNode(node, shares[local], tuple(owed), parameters, gathered, local)
+    return LocalLayer(node, shares[local], tuple(owed), parameters, gathered, local)
 
 
 def _axes(tensor: Tensor, split: SplitAxes) -> tuple[Axes, ...]:
@@ -637,7 +639,7 @@ def _current_tensors(node: Node, split: SplitAxes, layouts: Mapping[str, TensorL
             if tensor.name in readings:
                 readings[tensor.name].append(tensor)
     for name, reads in readings.items():
-        as_it_comes = (read for read in reads if _axes(read, split) == layouts[name].dims)
+        as_it_comes = (read for read in reads if _axes(read, split) == layouts[name].axes_by_dim)
         current |= {name: next(as_it_comes, reads[0])} if reads else {}
     return current
 
@@ -755,7 +757,7 @@ class _LayoutChanges(NamedTuple):
 def _gathers(communication: Communication) -> bool:
     """Return True for a forward all-gather whose shards a rank saves instead of the result, except expert tokens."""
     is_gather = communication.phase == "forward" and communication.operation == "all_gather"
-    return is_gather and not communication.holds_expert_tokens
+    return is_gather and not communication.carries_expert_tokens
 
 
 def _partial_sum_axes(target: Tensor, operation: Operation, split: SplitAxes) -> frozenset[str]:
@@ -852,9 +854,9 @@ def _input_collectives(
     dim, or split a dim differently in some operations. Such a dim is called ``in_<dim>`` inside the layer.
     """
     have = replace(layouts[tensor.name], partial_sum_axes=layouts[tensor.name].partial_sum_axes - passed)
-    if len(have.dims) != len(tensor.dims):  # a view: the batch stays first, other dims are merged
-        hidden = frozenset(axis for axes in have.dims[1:] for axis in axes)
-        have = TensorLayout((have.dims[0],) + ((),) * (len(tensor.dims) - 1), have.partial_sum_axes, hidden)
+    if len(have.axes_by_dim) != len(tensor.dims):  # a view: the batch stays first, other dims are merged
+        hidden = frozenset(axis for axes in have.axes_by_dim[1:] for axis in axes)
+        have = TensorLayout((have.axes_by_dim[0],) + ((),) * (len(tensor.dims) - 1), have.partial_sum_axes, hidden)
     read, split, mesh = moves.current_layouts.get(tensor.name, tensor), moves.split, moves.mesh
     names = [dim if dim in read.dims else f"in_{dim}" for dim in tensor.dims]
     spread = _broadcast_dims(node, names) if min(tensor.sizes, default=1) <= 1 else frozenset()
@@ -864,8 +866,8 @@ def _input_collectives(
     if have.partial_sum_axes:
         layouts[tensor.name] = want
     if tensor.needs_gradient:
-        back = TensorLayout(want.dims, sums.get(tensor.name, frozenset()))
-        target = TensorLayout(have.dims, merged_axes=have.merged_axes)
+        back = TensorLayout(want.axes_by_dim, sums.get(tensor.name, frozenset()))
+        target = TensorLayout(have.axes_by_dim, merged_axes=have.merged_axes)
         yield from _layout_collectives(f"{node.name}>{tensor.name}", tensor, back, target, mesh, "backward")
 
 
@@ -882,7 +884,7 @@ def _layout_collectives(
 
     Taking a slice of a dim that was not split is free.
     """
-    if have.dims == want.dims and not have.partial_sum_axes and not have.merged_axes:
+    if have.axes_by_dim == want.axes_by_dim and not have.partial_sum_axes and not have.merged_axes:
         return
     for axis in (axis for axis, degree in mesh.degrees if degree > 1):
         before, after = have.dim_index(axis), want.dim_index(axis)
@@ -894,25 +896,25 @@ def _layout_collectives(
             operation = "all_gather" if after is None else "all_to_all"
         shares = {
             d: mesh.group_size(tuple(a for a in axes if a != axis))
-            for d, axes in zip(tensor.dims, want.dims, strict=True)
+            for d, axes in zip(tensor.dims, want.axes_by_dim, strict=True)
         }
         if operation == "all_to_all" and before is not None and after is not None:
-            place, lies = (after, want) if after != MERGED_DIM else (before, have)
-            shares[tensor.dims[place]] = mesh.group_size(lies.dims[place])
+            place, lies = (after, want) if after != MERGED_DIM_INDEX else (before, have)
+            shares[tensor.dims[place]] = mesh.group_size(lies.axes_by_dim[place])
         yield Communication(name, operation, axis, tensor.shard(shares), when)
 
 
-def without_regather(placed: PlacedNode) -> PlacedNode:
+def without_regather(placed: LocalLayer) -> LocalLayer:
     """Return a layer's share changed to save gathered inputs instead of gathering them again in the backward pass.
 
     Parameters
     ----------
-    placed : PlacedNode
+    placed : LocalLayer
         One rank's share of a layer.
 
     Returns
     -------
-    PlacedNode
+    LocalLayer
         Copy without the all-gathers of the backward pass.
     """
     owed = tuple(each for each in placed.communications if not each.name.endswith(REGATHER_SUFFIX))

@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from paleo.errors import SpecError, suggest_names
 from paleo.pricing.kernels import DeviceDatasheet, as_float_arrays
-from paleo.pricing.power import power_slowdown, throttled_share
-from paleo.specs.calibration import parameter
+from paleo.pricing.power import power_slowdown, slowdown_share
+from paleo.specs.calibration import calibrated_parameter
 from paleo.units import MICROSECOND
 
 Array = npt.NDArray[np.float64]
@@ -39,7 +39,7 @@ _NATIVE_HEAD_DIMS = (64.0, 128.0, 192.0, 256.0, 512.0)
 _WARP_GROUP_ROWS = 64.0
 #: Largest number of splits of FlashAttention-2 in decode, and largest number of sequences in a captured graph (vLLM's
 #: default).
-WAVE_SPLITS, CAPTURED_BATCH = 128, 512
+MAX_WAVE_KV_SPLITS, MAX_CAPTURED_BATCH = 128, 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class AttentionKernel:
     max_kv_splits : int
         Most parts into which prefill splits the keys of a tile if there are too few tiles for the device; 1: never.
     decode_split_rule : str
-        Rule for the number of split-KV splits in decode (`decode_splits`).
+        Rule for the number of split-KV splits in decode (`decode_kv_splits`).
     contiguous_kv_tiles : tuple
         Tiles for contiguous instead of paged keys, if different.
     decode_tiles : tuple
         Tiles for one query token, if not ``tiles`` limited to a warp group.
-    longest_first : bool
+    starts_longest_tiles_first : bool
         True if the tiles of a causal mask start in the order of their length, so that short ones fill the end.
     pads_values : bool
         True if values are padded to the width of the keys.
@@ -72,7 +72,7 @@ class AttentionKernel:
     decode_split_rule: Literal["waves", "balanced", "captured", "filling"]
     contiguous_kv_tiles: tuple[tuple[float, float, float], ...] = ()
     decode_tiles: tuple[tuple[float, float, float], ...] = ()
-    longest_first: bool = True
+    starts_longest_tiles_first: bool = True
     pads_values: bool = False
 
 
@@ -94,7 +94,7 @@ ATTENTION_KERNELS = {
     "trtllm": AttentionKernel(
         ((128, 256, 128), (512, 128, 128)),
         packs_query_heads=False, max_kv_splits=1, decode_split_rule="filling", decode_tiles=((512, 32, 256),),
-        longest_first=False,
+        starts_longest_tiles_first=False,
     ),
 }  # fmt: skip
 
@@ -122,7 +122,7 @@ def attention_kernel(name: str) -> AttentionKernel:
     return ATTENTION_KERNELS[name]
 
 
-def default_kernel(architecture: str, memory_kind: str = "HBM") -> str:
+def default_attention_kernel(architecture: str, memory_kind: str = "HBM") -> str:
     """Return the name of the attention kernel that current software runs on a GPU architecture.
 
     Parameters
@@ -135,11 +135,12 @@ def default_kernel(architecture: str, memory_kind: str = "HBM") -> str:
     Returns
     -------
     str
-        A key of `ATTENTION_KERNELS`.
+        A key of `KERNELS_PER_ATTENTION_LAYER`.
 
     Examples
     --------
-    >>> default_kernel("Hopper"), default_kernel("Blackwell"), default_kernel("Blackwell", "GDDR7")
+    >>> (default_attention_kernel("Hopper"), default_attention_kernel("Blackwell"),
+    ... default_attention_kernel("Blackwell", "GDDR7"))
     ('fa3', 'fa4', 'fa2')
     """
     if architecture.startswith("Hopper"):
@@ -196,7 +197,7 @@ def padded_head_dim(head_dim: Numeric) -> Array:
     return np.asarray(np.maximum(exact, compiled[np.minimum(np.searchsorted(compiled, exact), len(compiled) - 1)]))
 
 
-def key_blocks(
+def visited_key_blocks(
     *,
     query_tiles: Numeric,
     tokens_per_tile: Numeric,
@@ -236,7 +237,7 @@ def key_blocks(
     Examples
     --------
     >>> shape = dict(query_tiles=4, tokens_per_tile=64, columns=128, query_length=256, kv_length=256)
-    >>> float(key_blocks(**shape, causal=True))  # 1 + 1 + 2 + 2
+    >>> float(visited_key_blocks(**shape, causal=True))  # 1 + 1 + 2 + 2
     6.0
     """
     n, t, c, nq, nk, span = as_float_arrays(query_tiles, tokens_per_tile, columns, query_length, kv_length, window)
@@ -250,7 +251,7 @@ def key_blocks(
     return np.where(causal, np.maximum(np.minimum(seen, full) - skipped, n), full)
 
 
-def balanced_splits(*, tiles: Numeric, blocks: Numeric, multiprocessors: float, most: int) -> Array:
+def balanced_kv_splits(*, tiles: Numeric, blocks: Numeric, multiprocessors: float, most: int) -> Array:
     """Compute the number of split-KV splits with which all thread blocks fill the device about once.
 
     This is the rule of FlashAttention-3's scheduler: b = ceil(1.1 tiles blocks / multiprocessors) blocks per part.
@@ -273,7 +274,7 @@ def balanced_splits(*, tiles: Numeric, blocks: Numeric, multiprocessors: float, 
 
     Examples
     --------
-    >>> float(balanced_splits(tiles=8, blocks=64, multiprocessors=132, most=32))
+    >>> float(balanced_kv_splits(tiles=8, blocks=64, multiprocessors=132, most=32))
     13.0
     """
     n, b = as_float_arrays(tiles, blocks)
@@ -281,7 +282,7 @@ def balanced_splits(*, tiles: Numeric, blocks: Numeric, multiprocessors: float, 
     return np.clip(np.ceil(b / np.maximum(share, 1.0)), 1.0, float(most))
 
 
-def device_filling_splits(*, tiles: Numeric, blocks: Numeric, multiprocessors: float) -> Array:
+def device_filling_kv_splits(*, tiles: Numeric, blocks: Numeric, multiprocessors: float) -> Array:
     """Compute the largest number of split-KV splits with which tiles times splits fit the multiprocessors.
 
     Parameters
@@ -301,14 +302,14 @@ def device_filling_splits(*, tiles: Numeric, blocks: Numeric, multiprocessors: f
     Examples
     --------
     >>> tiles = np.array([1.0, 50.0, 200.0])
-    >>> device_filling_splits(tiles=tiles, blocks=8, multiprocessors=148).tolist()
+    >>> device_filling_kv_splits(tiles=tiles, blocks=8, multiprocessors=148).tolist()
     [8.0, 2.0, 1.0]
     """
     n, b = as_float_arrays(tiles, blocks)
     return np.clip(np.floor(multiprocessors / n), 1.0, b)
 
 
-def decode_splits(
+def decode_kv_splits(
     division: AttentionKernel,
     *,
     batch: Array,
@@ -319,9 +320,9 @@ def decode_splits(
 ) -> tuple[Array, npt.NDArray[np.bool_]]:
     """Compute the number of split-KV splits that a decode kernel uses for each tile, by the kernel's rule.
 
-    The rule ``waves`` fills waves of two blocks per multiprocessor (`wave_splits`), ``balanced`` one wave
-    (`balanced_splits`). ``captured`` launches the largest number at any length where a CUDA graph was captured for the
-    batch size. ``filling`` has no more splits than multiprocessors (`device_filling_splits`).
+    The rule ``waves`` fills waves of two blocks per multiprocessor (`full_wave_kv_splits`), ``balanced`` one wave
+    (`balanced_kv_splits`). ``captured`` launches the largest number at any length where a CUDA graph was captured for
+    the batch size. ``filling`` has no more splits than multiprocessors (`device_filling_kv_splits`).
 
     Parameters
     ----------
@@ -345,17 +346,17 @@ def decode_splits(
     """
     never = np.zeros(np.shape(tiles), dtype=np.bool_)
     if division.decode_split_rule == "waves":
-        return wave_splits(tiles=tiles, blocks=np.where(grouped, blocks, 1.0), slots=2 * multiprocessors), never
+        return full_wave_kv_splits(tiles=tiles, blocks=np.where(grouped, blocks, 1.0), slots=2 * multiprocessors), never
     if division.decode_split_rule == "filling":
-        return device_filling_splits(tiles=tiles, blocks=blocks, multiprocessors=multiprocessors), never
-    captured = batch <= CAPTURED_BATCH
+        return device_filling_kv_splits(tiles=tiles, blocks=blocks, multiprocessors=multiprocessors), never
+    captured = batch <= MAX_CAPTURED_BATCH
     if division.decode_split_rule == "captured":
         return np.broadcast_arrays(np.where(captured, float(division.max_kv_splits), 1.0), blocks)[0], captured
-    parts = balanced_splits(tiles=tiles, blocks=blocks, multiprocessors=multiprocessors, most=division.max_kv_splits)
+    parts = balanced_kv_splits(tiles=tiles, blocks=blocks, multiprocessors=multiprocessors, most=division.max_kv_splits)
     return parts, captured
 
 
-def wave_splits(*, tiles: Numeric, blocks: Numeric, slots: float, most: int = WAVE_SPLITS) -> Array:
+def full_wave_kv_splits(*, tiles: Numeric, blocks: Numeric, slots: float, most: int = MAX_WAVE_KV_SPLITS) -> Array:
     """Compute the smallest number of split-KV splits with which waves of thread blocks are nearly full.
 
     This is FlashAttention-2's rule: waves are at least 85 % as full as with the best number of splits.
@@ -378,7 +379,8 @@ def wave_splits(*, tiles: Numeric, blocks: Numeric, slots: float, most: int = WA
 
     Examples
     --------
-    >>> float(wave_splits(tiles=1, blocks=512, slots=216)), float(wave_splits(tiles=400, blocks=8, slots=216))
+    >>> (float(full_wave_kv_splits(tiles=1, blocks=512, slots=216)),
+    ... float(full_wave_kv_splits(tiles=400, blocks=8, slots=216)))
     (128.0, 1.0)
     """
     n, b = np.broadcast_arrays(*as_float_arrays(tiles, blocks))
@@ -410,53 +412,81 @@ def _fewest_full(n: Array, b: Array, splits: Array, slots: float) -> Array:
 
 #: Resident threads of one multiprocessor on every datacentre GPU since Pascal but Turing (CUDA C++ guide, table of
 #: compute capabilities), and the most threads that the cache-write kernel gives to a token.
-RESIDENT_THREADS, WRITE_THREADS = 2048.0, 512.0
+THREADS_PER_MULTIPROCESSOR, CACHE_WRITE_THREADS = 2048.0, 512.0
 #: Seconds until keys that miss L2 stream at the full rate: 4.4 us on H100, 4.8 on A100, 5.7 on H200, 2.8 on B200 (rows
 #: of decode in attention.csv, each fitted alone), 4 in PyTorch's own kernels on another H100 (tests/measured/rows).
-STREAM_START_TIME = 4.0 * MICROSECOND
+DRAM_STREAM_START_TIME = 4.0 * MICROSECOND
 #: Steepness of the step from L2-resident to streamed keys.
-CACHE_STEEPNESS = 8.0
+L2_MISS_STEEPNESS = 8.0
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillParameters:
     """Calibrated parameters of prefill attention (many query tokens at once), for one kernel, phase and device."""
 
-    launch_time: float = parameter("8 us", "2..40 us", "launches and first loads")
-    padding_time: float = parameter("1 us", "0.05..8 us", "extra launches of a padded head dimension")
-    mma_efficiency: float = parameter("0.9", "0.2..1.3", "rate of the two products over peak at boost clock")
-    exp_cycles: float = parameter("0.0625 cycle", "0.005..0.15", "per score element; 1/16 is the rate of exponentials")
-    tile_cycles: float = parameter("3000 cycle", "100..40000", "start and end of a query tile at head dimension 128")
-    padded_tile_cycles: float = parameter("2200 cycle", "10..30000", "added to a tile whose head dimension is padded")
-    wave_quantization: float = parameter("0.8", "0.05..1.3", "share of the last, partly filled wave that is paid")
-    bandwidth_fraction: float = parameter("0.9", "0.4..0.96", "achieved memory bandwidth")
-    norm_order: float = parameter("1.5", "1..8", "overlap of arithmetic and memory traffic")
-    cache_write_time: float = parameter("3 us", "0.1..20 us", "writing of one token into the paged cache")
-    combine_time: float = parameter("2 us", "0.05..20 us", "merging of split keys")
-    l2_survival_share: float = parameter("0.5", "0.2..1.3", "share of L2 in which tensors survive", fitted=False)
-    l2_bytes_per_cycle: float = parameter("40 B/cycle", "4..100", "L2 rate of a multiprocessor", fitted=False)
-    energy_per_flop: float = parameter("1 pJ/FLOP", "0.1..10", "energy of a FLOP of the two products", fitted=False)
-    backward_efficiency: float = parameter("0.8", "0.3..1.2", "rate of backward's products over forward", fitted=False)
+    launch_time: float = calibrated_parameter("8 us", "2..40 us", "launches and first loads")
+    padding_time: float = calibrated_parameter("1 us", "0.05..8 us", "extra launches of a padded head dimension")
+    mma_efficiency: float = calibrated_parameter("0.9", "0.2..1.3", "rate of the two products over peak at boost clock")
+    exp_cycles: float = calibrated_parameter(
+        "0.0625 cycle", "0.005..0.15", "per score element; 1/16 is the rate of exponentials"
+    )
+    tile_cycles: float = calibrated_parameter(
+        "3000 cycle", "100..40000", "start and end of a query tile at head dimension 128"
+    )
+    padded_tile_cycles: float = calibrated_parameter(
+        "2200 cycle", "10..30000", "added to a tile whose head dimension is padded"
+    )
+    wave_quantization: float = calibrated_parameter(
+        "0.8", "0.05..1.3", "share of the last, partly filled wave that is paid"
+    )
+    bandwidth_fraction: float = calibrated_parameter("0.9", "0.4..0.96", "achieved memory bandwidth")
+    norm_order: float = calibrated_parameter("1.5", "1..8", "overlap of arithmetic and memory traffic")
+    cache_write_time: float = calibrated_parameter("3 us", "0.1..20 us", "writing of one token into the paged cache")
+    combine_time: float = calibrated_parameter("2 us", "0.05..20 us", "merging of split keys")
+    l2_survival_share: float = calibrated_parameter(
+        "0.5", "0.2..1.3", "share of L2 in which tensors survive", fitted=False
+    )
+    l2_bytes_per_cycle: float = calibrated_parameter(
+        "40 B/cycle", "4..100", "L2 rate of a multiprocessor", fitted=False
+    )
+    energy_per_flop: float = calibrated_parameter(
+        "1 pJ/FLOP", "0.1..10", "energy of a FLOP of the two products", fitted=False
+    )
+    backward_efficiency: float = calibrated_parameter(
+        "0.8", "0.3..1.2", "rate of backward's products over forward", fitted=False
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeParameters:
     """Calibrated parameters of decode attention (one query token per sequence), for one kernel and device."""
 
-    launch_time: float = parameter("8 us", "2..40 us", "launches and first loads")
-    extra_kernel_time: float = parameter("1.9 us", "0.2..8 us", "each further small kernel in a captured graph")
-    mma_efficiency: float = parameter("0.6", "0.1..1.5", "tensor-core rate on padded tiles over peak at boost clock")
-    tile_cycles: float = parameter("3000 cycle", "100..40000", "start and end of a tile at head dimension 128")
-    block_search_cycles: float = parameter("1 cycle", "0.01..200", "search of a block for its tile, per sequence")
-    wave_quantization: float = parameter("0.8", "0.05..1", "share of the last, partly filled wave that is paid")
-    l2_survival_share: float = parameter("0.6", "0.2..1.2", "share of L2 that keys left by the step before survive in")
-    bandwidth_fraction: float = parameter("0.9", "0.4..0.96", "achieved memory bandwidth")
-    l2_bytes_per_cycle: float = parameter("20 B/cycle", "4..100", "L2 read rate of one multiprocessor")
-    norm_order: float = parameter("2", "1..10", "overlap of tile time and memory traffic")
-    combine_time: float = parameter("2 us", "0.05..20 us", "merging of split keys")
-    combine_time_per_split: float = parameter("0.1 us", "0.0005..1 us", "merging, per split in a chain")
-    cache_write_time: float = parameter("3 us", "0.1..20 us", "writing of one token into the paged cache")
-    time_per_sequence: float = parameter(
+    launch_time: float = calibrated_parameter("8 us", "2..40 us", "launches and first loads")
+    extra_kernel_time: float = calibrated_parameter(
+        "1.9 us", "0.2..8 us", "each further small kernel in a captured graph"
+    )
+    mma_efficiency: float = calibrated_parameter(
+        "0.6", "0.1..1.5", "tensor-core rate on padded tiles over peak at boost clock"
+    )
+    tile_cycles: float = calibrated_parameter(
+        "3000 cycle", "100..40000", "start and end of a tile at head dimension 128"
+    )
+    block_search_cycles: float = calibrated_parameter(
+        "1 cycle", "0.01..200", "search of a block for its tile, per sequence"
+    )
+    wave_quantization: float = calibrated_parameter(
+        "0.8", "0.05..1", "share of the last, partly filled wave that is paid"
+    )
+    l2_survival_share: float = calibrated_parameter(
+        "0.6", "0.2..1.2", "share of L2 that keys left by the step before survive in"
+    )
+    bandwidth_fraction: float = calibrated_parameter("0.9", "0.4..0.96", "achieved memory bandwidth")
+    l2_bytes_per_cycle: float = calibrated_parameter("20 B/cycle", "4..100", "L2 read rate of one multiprocessor")
+    norm_order: float = calibrated_parameter("2", "1..10", "overlap of tile time and memory traffic")
+    combine_time: float = calibrated_parameter("2 us", "0.05..20 us", "merging of split keys")
+    combine_time_per_split: float = calibrated_parameter("0.1 us", "0.0005..1 us", "merging, per split in a chain")
+    cache_write_time: float = calibrated_parameter("3 us", "0.1..20 us", "writing of one token into the paged cache")
+    time_per_sequence: float = calibrated_parameter(
         "0.01 us", "0.0001..0.1 us", "per sequence of a captured graph with unused splits"
     )
 
@@ -494,12 +524,12 @@ def cache_write_time(
         Time [s]; arguments broadcast.
     """
     n, heads, d = as_float_arrays(tokens, kv_heads, head_dim)
-    rounds = n * np.minimum(heads * d, WRITE_THREADS) / (RESIDENT_THREADS * device.multiprocessors)
+    rounds = n * np.minimum(heads * d, CACHE_WRITE_THREADS) / (THREADS_PER_MULTIPROCESSOR * device.multiprocessors)
     streamed = 4.0 * n * heads * d * element_bytes / bandwidth
     return np.asarray(np.hypot(rounds * write_latency, streamed))
 
 
-def miss_fraction(footprint: Numeric, capacity: float) -> Array:
+def l2_miss_rate(footprint: Numeric, capacity: float) -> Array:
     """Compute the L2 miss rate (0 to 1) of data that is read repeatedly, as a steep step at the cache's capacity.
 
     The rate is 1 / (1 + (capacity / footprint)^8).
@@ -518,12 +548,12 @@ def miss_fraction(footprint: Numeric, capacity: float) -> Array:
 
     Examples
     --------
-    >>> [round(float(share), 3) for share in miss_fraction(np.array([10.0, 20.0, 40.0]), 20.0)]
+    >>> [round(float(share), 3) for share in l2_miss_rate(np.array([10.0, 20.0, 40.0]), 20.0)]
     [0.004, 0.5, 0.996]
     """
     (moved,) = as_float_arrays(footprint)
     inverse = capacity / np.maximum(moved, capacity * np.finfo(np.float32).eps)
-    return np.asarray(1.0 / (1.0 + inverse**CACHE_STEEPNESS))
+    return np.asarray(1.0 / (1.0 + inverse**L2_MISS_STEEPNESS))
 
 
 def attention_prefill_time(
@@ -554,7 +584,7 @@ def attention_prefill_time(
 
     with work = key blocks · (two products at the tensor rate + exponentials) + tiles · tile_cycles on S
     multiprocessors. Bytes are read from L2 as far as they fit. If there are few tiles, their keys are split
-    (``balanced_splits``), and partial sums are merged. ``hot`` is the slow-down at the power limit
+    (``balanced_kv_splits``), and partial sums are merged. ``hot`` is the slow-down at the power limit
     (`paleo.pricing.power`). The slow-down has its full effect under ``sustained`` load and depends on the ``activity``
     of the data. Valid from one tile to kernels of minutes, and for head dimensions up to 512. ``flop_factor`` and
     ``traffic_factor`` scale products and bytes for the backward pass.
@@ -572,7 +602,7 @@ def attention_prefill_time(
     causal : array-like of bool
         True where a query attends only to keys up to its own position.
     kernel_name : str
-        Name in `ATTENTION_KERNELS`.
+        Name in `KERNELS_PER_ATTENTION_LAYER`.
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : PrefillParameters
@@ -620,7 +650,7 @@ def attention_prefill_time(
     hot = power_slowdown(
         busy=body, flops=flops * work.blocks, dram=moved, energy=p.energy_per_flop, activity=activity, device=device
     )
-    body = body * (1.0 + (hot - 1.0) * throttled_share(body, sustained))
+    body = body * (1.0 + (hot - 1.0) * slowdown_share(body, sustained))
     split = work.splits > 1
     merge = split * (p.combine_time + 8.0 * work.splits * b * hq * nq * d / bandwidth)
     write = cache_write_time(
@@ -667,19 +697,19 @@ def _tiling(
     tiles, chain = np.ceil(nq * group / rows), np.ceil(nk / columns)
     reach = np.ceil((np.asarray(window) + rows / group) / columns) + 1
     chain = np.where(np.asarray(window) > 0, np.minimum(chain, reach), chain)
-    blocks = key_blocks(
+    blocks = visited_key_blocks(
         query_tiles=tiles, tokens_per_tile=rows / group, columns=columns, query_length=nq, kv_length=nk,
         causal=causal, window=window,
     )  # fmt: skip
     heads = b * hq / group
-    splits = balanced_splits(
+    splits = balanced_kv_splits(
         tiles=heads * tiles, blocks=chain, multiprocessors=device.multiprocessors, most=division.max_kv_splits
     )
     longest = np.ceil(chain / splits)
     uneven = np.asarray(causal) & (tiles > 1)
-    last = np.where(uneven, float(division.longest_first), longest)
+    last = np.where(uneven, float(division.starts_longest_tiles_first), longest)
     queued = heads * tiles * splits > device.multiprocessors
-    tail = np.where(uneven & queued & (not division.longest_first), longest, 0.0)
+    tail = np.where(uneven & queued & (not division.starts_longest_tiles_first), longest, 0.0)
     return _Tiling(heads * tiles, heads * blocks, longest, last, tail, splits, rows * columns)
 
 
@@ -735,7 +765,7 @@ def attention_backward_time(
     causal : array-like of bool
         True where a query attends only to keys up to its own position.
     kernel_name : str
-        Name in `ATTENTION_KERNELS`.
+        Name in `KERNELS_PER_ATTENTION_LAYER`.
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : PrefillParameters
@@ -798,7 +828,7 @@ def attention_decode_time(
     head_dim : array-like
         Elements of a head.
     kernel_name : str
-        Name in `ATTENTION_KERNELS`.
+        Name in `KERNELS_PER_ATTENTION_LAYER`.
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : DecodeParameters
@@ -821,7 +851,7 @@ def attention_decode_time(
     rows, columns = tile_shape(division.decode_tiles or division.tiles, d)
     rows = np.minimum(rows, _WARP_GROUP_ROWS)
     tiles, blocks, grouped = b * hk * np.ceil(hq / hk / rows), np.ceil(nk / columns), hq > hk
-    splits, captured = decode_splits(
+    splits, captured = decode_kv_splits(
         division, batch=b, grouped=grouped, tiles=tiles, blocks=blocks, multiprocessors=device.multiprocessors
     )
     block = 4 * rows * columns * d / (device.flops_per_clock * p.mma_efficiency)
@@ -839,7 +869,7 @@ def attention_decode_time(
         tokens=b, kv_heads=hk, head_dim=d, element_bytes=element_bytes, write_latency=p.cache_write_time,
         bandwidth=p.bandwidth_fraction * device.memory_bandwidth, device=device,
     )  # fmt: skip
-    start = STREAM_START_TIME * miss_fraction(
+    start = DRAM_STREAM_START_TIME * l2_miss_rate(
         2 * b * hk * nk * d * element_bytes, p.l2_survival_share * device.l2_bytes
     )
     body = start + _p_norm(waves * tile / device.clock_hz, keys, p.norm_order)
@@ -851,7 +881,7 @@ def _traffic_time(moved: Array, device: DeviceDatasheet, p: PrefillParameters | 
 
     All bytes pass through L2. The part that does not stay in L2 from step to step comes from memory.
     """
-    missed = moved * miss_fraction(moved, p.l2_survival_share * device.l2_bytes)
+    missed = moved * l2_miss_rate(moved, p.l2_survival_share * device.l2_bytes)
     memory = missed / (p.bandwidth_fraction * device.memory_bandwidth)
     through = moved / (p.l2_bytes_per_cycle * device.multiprocessors * device.clock_hz)
     return _p_norm(memory, through, 4.0)

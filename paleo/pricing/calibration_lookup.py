@@ -28,9 +28,9 @@ from paleo.specs.calibration import (
     Calibration,
     CalibrationEntry,
     InheritanceRule,
+    catalog_calibration,
     load_inheritance,
     parameters_from_mapping,
-    shipped_calibration,
 )
 
 Array = npt.NDArray[np.float64]
@@ -56,9 +56,9 @@ HOST_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "sparse": ("launch_time",),
 }
 #: Interval of a prediction from the formula's defaults, without any measurement.
-UNMEASURED_INTERVAL = (0.5, 2.0)
+UNMEASURED_INTERVAL_FACTORS = (0.5, 2.0)
 #: Factor by which each step to a relative architecture widens an interval.
-RELATIVE_WIDENING = 1.2
+RELATIVE_INTERVAL_WIDENING = 1.2
 #: Architecture from which those without rules inherit.
 _FALLBACK_ARCHITECTURE = "Ampere"
 #: Memory technologies whose error-correcting bits are stored among the data on server cards.
@@ -67,10 +67,10 @@ _INLINE_ECC = frozenset({"GDDR5", "GDDR6", "GDDR7"})
 _STREAMING = {"HBM2": 0.90, "HBM2e": 0.89, "HBM3": 0.90, "HBM3e": 0.90, "GDDR": 0.87}
 #: Ratio of data bytes to data and inline ECC bytes, and the share of the bandwidth that Pascal's HBM2 controller
 #: reaches.
-ECC_SHARE, PASCAL_HBM2 = 8.0 / 9.0, 0.74
+INLINE_ECC_DATA_SHARE, PASCAL_HBM2_BANDWIDTH_SHARE = 8.0 / 9.0, 0.74
 
 
-def streaming_fraction(*, memory_kind: str, architecture: str, inline_ecc: bool) -> float:
+def streaming_bandwidth_share(*, memory_kind: str, architecture: str, inline_ecc: bool) -> float:
     """Return the share of the datasheet's bandwidth that a long stream reaches, for unmeasured devices.
 
     Row activation, refresh and the switch from reads to writes cost some 10 % on HBM and a little more on the longer
@@ -93,28 +93,28 @@ def streaming_fraction(*, memory_kind: str, architecture: str, inline_ecc: bool)
 
     Examples
     --------
-    >>> round(streaming_fraction(memory_kind="GDDR6", architecture="Turing", inline_ecc=True), 2)
+    >>> round(streaming_bandwidth_share(memory_kind="GDDR6", architecture="Turing", inline_ecc=True), 2)
     0.77
     """
     if architecture == "Pascal" and memory_kind.startswith("HBM"):
-        return PASCAL_HBM2
+        return PASCAL_HBM2_BANDWIDTH_SHARE
     if memory_kind in _STREAMING:
         return _STREAMING[memory_kind]
-    return _STREAMING["GDDR"] * (ECC_SHARE if inline_ecc else 1.0)
+    return _STREAMING["GDDR"] * (INLINE_ECC_DATA_SHARE if inline_ecc else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class SourcedParameters(Generic[Parameters]):
     """Calibrated parameters of one kernel or link family, with their origin and the 90 % interval of predicted times.
 
-    ``origin`` is ``measured``, ``inherited`` or ``default``; ``subject`` names the device, system or architecture that
-    the parameters come from. ``interval_bins`` holds (up to predicted seconds, low factor, high factor), in ascending
-    order of times.
+    ``origin`` is ``measured``, ``inherited`` or ``default``; ``source_name`` names the device, system or architecture
+    that the parameters come from. ``interval_bins`` holds (up to predicted seconds, low factor, high factor), in
+    ascending order of times.
     """
 
     parameters: Parameters
     origin: str
-    subject: str
+    source_name: str
     interval_bins: IntervalBins
 
     def interval_factors(self, predicted: float) -> tuple[float, float]:
@@ -135,7 +135,7 @@ class SourcedParameters(Generic[Parameters]):
                 return low, high
         return self.interval_bins[-1][1:]
 
-    def factors_of_each(self, predicted: Array) -> tuple[Array, Array]:
+    def interval_factor_arrays(self, predicted: Array) -> tuple[Array, Array]:
         """Return the ends of the 90 % interval of each predicted time, as factors on that time.
 
         Parameters
@@ -165,7 +165,7 @@ class SourcedParameters(Generic[Parameters]):
         tuple of (ndarray, ndarray)
             (low end, high end) [s].
         """
-        low, high = self.factors_of_each(predicted)
+        low, high = self.interval_factor_arrays(predicted)
         return predicted * low, predicted * high
 
 
@@ -215,7 +215,7 @@ def find_parameters(
     inherited = _inherited(family, architecture, memory_kind, variants)
     if inherited is not None:
         return _sourced(kind, inherited[0], "inherited", inherited[1])
-    return SourcedParameters(kind(), "default", "formula", ((math.inf, *UNMEASURED_INTERVAL),))
+    return SourcedParameters(kind(), "default", "formula", ((math.inf, *UNMEASURED_INTERVAL_FACTORS),))
 
 
 def _rank(stack: str, stacks: Sequence[str]) -> int:
@@ -269,7 +269,7 @@ def _inherited(
             rule, stack = min(choices, key=lambda c: (_memory_distance(c[0], memory_kind), _rank(c[1], stacks)))
             entry = inherited_entry(rule, family, stack, relative, memory_kind)
             subject = ", ".join(rule.inherits) if rule.foreign else relative
-            return _widened(entry, RELATIVE_WIDENING**steps), subject
+            return _widened(entry, RELATIVE_INTERVAL_WIDENING**steps), subject
     return None
 
 
@@ -333,7 +333,7 @@ def inherited_entry(
         parameters |= host_parameters(_source(rule.host, source_family, changes.like or stack))
     parameters |= {name: parameters[name] * factor for name, factor in {**rule.scale, **changes.scale}.items()}
     if rule.stream is not None:
-        parameters[rule.stream] = streaming_fraction(
+        parameters[rule.stream] = streaming_bandwidth_share(
             memory_kind=memory_kind, architecture=architecture, inline_ecc=memory_kind in _INLINE_ECC
         )
     parameters |= {**rule.set, **changes.set}
@@ -377,7 +377,7 @@ def _widened(entry: CalibrationEntry, factor: float) -> CalibrationEntry:
 
 @cache
 def _shipped(subject: str) -> Calibration | None:
-    return shipped_calibration(subject)
+    return catalog_calibration(subject)
 
 
 def _sourced(kind: type[Parameters], entry: CalibrationEntry, origin: str, subject: str) -> SourcedParameters[Any]:
@@ -400,7 +400,7 @@ class ConstantEfficiencies:
     compute: float = 1.0
     memory: float = 1.0
     link: float | None = None
-    launch: float = 0.0
+    launch_time: float = 0.0
     combine: Literal["max", "sum"] = "max"
     includes_latency: bool = True
     pads_to_arrays: bool = False

@@ -15,20 +15,30 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from paleo.collectives.base import Algorithm, Array, Numeric, Traffic, algorithms_for, tree_imbalance
+from paleo.collectives.base import Array, CollectiveAlgorithm, Numeric, Traffic, algorithms_for, double_tree_imbalance
 from paleo.errors import PlanError, SpecError, suggest_names
-from paleo.pricing.calibration_lookup import RELATIVE_WIDENING, ConstantEfficiencies, SourcedParameters, find_parameters
-from paleo.pricing.links.alpha_beta import LevelCost, time_lower_bound, torus_bound, traffic_time
+from paleo.pricing.calibration_lookup import (
+    RELATIVE_INTERVAL_WIDENING,
+    ConstantEfficiencies,
+    SourcedParameters,
+    find_parameters,
+)
+from paleo.pricing.links.alpha_beta import (
+    LevelCost,
+    collective_time_lower_bound,
+    collective_traffic_time,
+    torus_time_lower_bound,
+)
 from paleo.pricing.links.fabric import (
     FabricParameters,
     default_fabric_parameters,
-    fabric_exchange_time,
-    fabric_time,
+    inter_node_collective_time,
+    inter_node_exchange_time,
     links_with_default_latency,
-    measured_exchange,
-    measured_fabric,
-    prefers_switch,
-    prefers_tree,
+    measured_exchange_system,
+    measured_fabric_system,
+    tuner_prefers_in_switch,
+    tuner_prefers_tree,
     with_exchange_parameters,
 )
 from paleo.pricing.links.group import (
@@ -38,14 +48,14 @@ from paleo.pricing.links.group import (
     ExchangeParameters,
     GroupLinks,
     NcclParameters,
-    exchange_time,
     group_links,
-    intra_node_time,
-    link_kind,
-    stack_links,
-    switch_time,
+    in_switch_collective_time,
+    intra_node_collective_time,
+    intra_node_exchange_time,
+    intra_node_link_kind,
+    stack_group_links,
 )
-from paleo.pricing.links.topology import NodePlacement, placement_port_share
+from paleo.pricing.links.topology import NodePlacement, placement_nic_share
 from paleo.units import TERA
 
 if TYPE_CHECKING:
@@ -75,7 +85,7 @@ class FastestAlgorithm:
     time: Array
 
 
-def fastest_per_payload(table: Mapping[str, Array]) -> FastestAlgorithm:
+def fastest_algorithm_per_payload(table: Mapping[str, Array]) -> FastestAlgorithm:
     """Choose the fastest collective algorithm for each payload; a tie goes to the first name.
 
     Parameters
@@ -90,7 +100,7 @@ def fastest_per_payload(table: Mapping[str, Array]) -> FastestAlgorithm:
 
     Examples
     --------
-    >>> choice = fastest_per_payload({"ring": np.array([3.0, 1.0]), "tree": np.array([2.0, 4.0])})
+    >>> choice = fastest_algorithm_per_payload({"ring": np.array([3.0, 1.0]), "tree": np.array([2.0, 4.0])})
     >>> choice.algorithm.tolist(), choice.time.tolist()
     (['tree', 'ring'], [2.0, 1.0])
     """
@@ -107,7 +117,9 @@ class Crossover:
     above: str
 
 
-def crossovers(prices: AlgorithmTimeFunction, *, smallest: float = 1.0, largest: float = TERA) -> list[Crossover]:
+def algorithm_crossovers(
+    prices: AlgorithmTimeFunction, *, smallest: float = 1.0, largest: float = TERA
+) -> list[Crossover]:
     """Find the payloads at which the fastest algorithm of a collective changes.
 
     A logarithmic grid finds the changes, bisection refines each to a relative 1e-9.
@@ -127,7 +139,7 @@ def crossovers(prices: AlgorithmTimeFunction, *, smallest: float = 1.0, largest:
         Payloads in rising order, with the algorithms below and above.
     """
     grid = np.geomspace(smallest, largest, 40 * round(np.log2(largest / smallest)))
-    winners = fastest_per_payload(prices(grid)).algorithm
+    winners = fastest_algorithm_per_payload(prices(grid)).algorithm
     changes = []
     for index in np.flatnonzero(winners[1:] != winners[:-1]):
         below, above = str(winners[index]), str(winners[index + 1])
@@ -147,7 +159,7 @@ def _crossing(prices: AlgorithmTimeFunction, low: float, high: float, below: str
 class CollectiveModel(Protocol):
     """Protocol of a collective library (such as NCCL): which algorithms it may run, and the time of each."""
 
-    def candidate_algorithms(self, operation: str, links: GroupLinks) -> list[Algorithm]:
+    def candidate_algorithms(self, operation: str, links: GroupLinks) -> list[CollectiveAlgorithm]:
         """List the algorithms that the library may run for a collective over a group's links.
 
         Parameters
@@ -159,17 +171,19 @@ class CollectiveModel(Protocol):
 
         Returns
         -------
-        list of Algorithm
+        list of CollectiveAlgorithm
             Algorithms that these links can run.
         """
         ...
 
-    def would_run(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> BoolArray:
+    def would_run(
+        self, algorithm: CollectiveAlgorithm, operation: str, payload_bytes: Numeric, links: GroupLinks
+    ) -> BoolArray:
         """Return True for the payloads for which the library would choose an algorithm.
 
         Parameters
         ----------
-        algorithm : Algorithm
+        algorithm : CollectiveAlgorithm
             Collective algorithm, such as a ring.
         operation : str
             Collective operation, such as ``all_reduce``.
@@ -185,12 +199,14 @@ class CollectiveModel(Protocol):
         """
         ...
 
-    def algorithm_time(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:
+    def algorithm_time(
+        self, algorithm: CollectiveAlgorithm, operation: str, payload_bytes: Numeric, links: GroupLinks
+    ) -> Array:
         """Compute the time of a collective by one algorithm.
 
         Parameters
         ----------
-        algorithm : Algorithm
+        algorithm : CollectiveAlgorithm
             Collective algorithm, such as a ring.
         operation : str
             Collective operation, such as ``all_reduce``.
@@ -228,7 +244,7 @@ class CollectiveModel(Protocol):
         ...
 
 
-def algorithms_by_name(operation: str, links: GroupLinks, names: Sequence[str]) -> list[Algorithm]:
+def algorithms_by_name(operation: str, links: GroupLinks, names: Sequence[str]) -> list[CollectiveAlgorithm]:
     """Return the algorithms with given names, after checking that they serve the operation.
 
     Parameters
@@ -242,7 +258,7 @@ def algorithms_by_name(operation: str, links: GroupLinks, names: Sequence[str]) 
 
     Returns
     -------
-    list of Algorithm
+    list of CollectiveAlgorithm
         Algorithms in the order of ``names``.
 
     Raises
@@ -337,7 +353,7 @@ def fastest_algorithm(
     >>> choice.algorithm.item(), 0.0035 < float(choice.time) < 0.0045
     ('ring', True)
     """
-    return fastest_per_payload(algorithm_times(policy, operation, payload_bytes, links, names))
+    return fastest_algorithm_per_payload(algorithm_times(policy, operation, payload_bytes, links, names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +388,7 @@ class AlphaBetaModel:
             for level in links.levels
         )
 
-    def candidate_algorithms(self, operation: str, links: GroupLinks) -> list[Algorithm]:
+    def candidate_algorithms(self, operation: str, links: GroupLinks) -> list[CollectiveAlgorithm]:
         """List all algorithms of the literature for a collective operation, except parameter servers.
 
         Parameters
@@ -384,18 +400,20 @@ class AlphaBetaModel:
 
         Returns
         -------
-        list of Algorithm
+        list of CollectiveAlgorithm
             Algorithms that these links can run.
         """
-        known = (each for each in algorithms_for(operation) if each.belongs_to("textbook", operation))
+        known = (each for each in algorithms_for(operation) if each.is_candidate_for("textbook", operation))
         return [each for each in known if links.can_run(each, operation)]
 
-    def would_run(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> BoolArray:
+    def would_run(
+        self, algorithm: CollectiveAlgorithm, operation: str, payload_bytes: Numeric, links: GroupLinks
+    ) -> BoolArray:
         """Return True for every algorithm: this model has no rule that excludes one.
 
         Parameters
         ----------
-        algorithm : Algorithm
+        algorithm : CollectiveAlgorithm
             Collective algorithm, such as a ring.
         operation : str
             Collective operation, such as ``all_reduce``.
@@ -411,12 +429,14 @@ class AlphaBetaModel:
         """
         return np.asarray(True)
 
-    def algorithm_time(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:
+    def algorithm_time(
+        self, algorithm: CollectiveAlgorithm, operation: str, payload_bytes: Numeric, links: GroupLinks
+    ) -> Array:
         """Compute the time of a collective by one algorithm, from latency (alpha) and bandwidth (beta).
 
         Parameters
         ----------
-        algorithm : Algorithm
+        algorithm : CollectiveAlgorithm
             Collective algorithm, such as a ring.
         operation : str
             Collective operation, such as ``all_reduce``.
@@ -430,7 +450,9 @@ class AlphaBetaModel:
         ndarray
             Time [s].
         """
-        return traffic_time(algorithm.traffic(operation, payload_bytes, links.fan_outs), self.level_costs(links))
+        return collective_traffic_time(
+            algorithm.traffic(operation, payload_bytes, links.fan_outs), self.level_costs(links)
+        )
 
     def time_lower_bound(self, operation: str, payload_bytes: Numeric, links: GroupLinks, *, in_network: bool) -> Array:
         """Compute the alpha-beta lower bound of the time of a collective by any algorithm [s].
@@ -467,7 +489,7 @@ class Nccl:
         True if the switches can add the dtype. They cannot add int8, which threads also add at a lower rate.
     has_ll_protocol, has_trees : bool or ndarray of bool
         True if the library has the LL protocol (NCCL 2.1 and later), and trees between nodes (2.4 and later).
-    sends_round_group : bool
+    sends_in_ring_shift : bool
         True if all ranks send round the group at once in a send_recv, as in nccl-tests. False: neighbours exchange in
         pairs, as pipeline stages do.
     """
@@ -478,9 +500,9 @@ class Nccl:
     switch_can_add: bool | BoolArray = True
     has_ll_protocol: bool | BoolArray = True
     has_trees: bool | BoolArray = True
-    sends_round_group: bool = False
+    sends_in_ring_shift: bool = False
 
-    def candidate_algorithms(self, operation: str, links: GroupLinks) -> list[Algorithm]:
+    def candidate_algorithms(self, operation: str, links: GroupLinks) -> list[CollectiveAlgorithm]:
         """List the algorithms of NCCL for a collective operation and, on a torus, those of XLA.
 
         Parameters
@@ -492,16 +514,20 @@ class Nccl:
 
         Returns
         -------
-        list of Algorithm
+        list of CollectiveAlgorithm
             Algorithms that these links can run.
         """
         libraries = ("nccl", "xla") if "torus" in links.topologies else ("nccl",)
         known = (
-            each for each in algorithms_for(operation) if any(each.belongs_to(lib, operation) for lib in libraries)
+            each
+            for each in algorithms_for(operation)
+            if any(each.is_candidate_for(lib, operation) for lib in libraries)
         )
         return [each for each in known if links.can_run(each, operation)]
 
-    def would_run(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> BoolArray:
+    def would_run(
+        self, algorithm: CollectiveAlgorithm, operation: str, payload_bytes: Numeric, links: GroupLinks
+    ) -> BoolArray:
         """Return True for the payloads for which NCCL's tuner would run an algorithm.
 
         Between nodes the tuner chooses trees for payloads that it expects to be faster with them, and rings otherwise.
@@ -510,7 +536,7 @@ class Nccl:
 
         Parameters
         ----------
-        algorithm : Algorithm
+        algorithm : CollectiveAlgorithm
             Collective algorithm, such as a ring.
         operation : str
             Collective operation, such as ``all_reduce``.
@@ -527,19 +553,21 @@ class Nccl:
         crosses = links.nodes > 1
         several = (crosses & self.has_trees) | (not algorithm.only_between_nodes)
         if operation == "all_reduce" and algorithm.name in _TREE_OR_RING:
-            in_tree = crosses & self.has_trees & prefers_tree(payload_bytes, links)
+            in_tree = crosses & self.has_trees & tuner_prefers_tree(payload_bytes, links)
             several = several & (in_tree if algorithm.only_between_nodes else ~in_tree | ~crosses)
-        if not algorithm.in_network:
+        if not algorithm.reduces_in_network:
             return np.asarray(several)
-        expected = ~crosses | (prefers_switch(payload_bytes, links) & ~links.node_spans_hosts)
+        expected = ~crosses | (tuner_prefers_in_switch(payload_bytes, links) & ~links.node_spans_hosts)
         return np.asarray(several & expected & (links.intra_node_links.ranks >= MIN_SWITCH_RANKS))
 
-    def algorithm_time(self, algorithm: Algorithm, operation: str, payload_bytes: Numeric, links: GroupLinks) -> Array:
+    def algorithm_time(
+        self, algorithm: CollectiveAlgorithm, operation: str, payload_bytes: Numeric, links: GroupLinks
+    ) -> Array:
         """Compute the time of a collective by one NCCL algorithm, inside a node or between nodes.
 
         Parameters
         ----------
-        algorithm : Algorithm
+        algorithm : CollectiveAlgorithm
             Collective algorithm, such as a ring.
         operation : str
             Collective operation, such as ``all_reduce``.
@@ -559,34 +587,36 @@ class Nccl:
             across = self._across(algorithm, operation, traffic, links)
             part_of_it = (links.intra_node_links.ranks > 1) & (operation not in PAIRWISE_OPERATIONS)
             inside = np.where(crosses, np.maximum(across, np.where(part_of_it, inside, 0.0)), inside)
-        possible = np.asarray(self.switch_can_add) | (not algorithm.in_network)
+        possible = np.asarray(self.switch_can_add) | (not algorithm.reduces_in_network)
         return np.where(possible, inside, np.inf)
 
-    def _across(self, algorithm: Algorithm, operation: str, traffic: Traffic, links: GroupLinks) -> Array:
+    def _across(self, algorithm: CollectiveAlgorithm, operation: str, traffic: Traffic, links: GroupLinks) -> Array:
         if operation in PAIRWISE_OPERATIONS:
-            return fabric_exchange_time(
+            return inter_node_exchange_time(
                 operation=operation,
                 traffic=traffic,
                 links=links,
                 parameters=self.inter_node,
-                shift=self.sends_round_group,
+                shift=self.sends_in_ring_shift,
             )
-        in_trees = operation == "all_reduce" and (algorithm.only_between_nodes or algorithm.in_network)
-        return fabric_time(
+        in_trees = operation == "all_reduce" and (algorithm.only_between_nodes or algorithm.reduces_in_network)
+        return inter_node_collective_time(
             operation=operation, traffic=traffic, links=links, parameters=self.inter_node,
             lockstep=algorithm.is_lockstep,
-            imbalance=tree_imbalance(links.nodes) if in_trees else 1.0,
+            imbalance=double_tree_imbalance(links.nodes) if in_trees else 1.0,
         )  # fmt: skip
 
-    def _inside(self, algorithm: Algorithm, operation: str, payload: Numeric, links: GroupLinks) -> Array:
+    def _inside(self, algorithm: CollectiveAlgorithm, operation: str, payload: Numeric, links: GroupLinks) -> Array:
         traffic = algorithm.traffic(operation, payload, links.fan_outs)
         if operation in PAIRWISE_OPERATIONS:
-            return exchange_time(
+            return intra_node_exchange_time(
                 payload_bytes=payload, traffic=traffic, links=links, parameters=self.intra_node_exchange
             )
-        if algorithm.in_network:
-            return switch_time(operation=operation, traffic=traffic, links=links, parameters=self.intra_node)
-        return intra_node_time(
+        if algorithm.reduces_in_network:
+            return in_switch_collective_time(
+                operation=operation, traffic=traffic, links=links, parameters=self.intra_node
+            )
+        return intra_node_collective_time(
             operation=operation, payload_bytes=payload, traffic=traffic, links=links, parameters=self.intra_node,
             low_latency=self.has_ll_protocol, adds_bytes=~np.asarray(self.switch_can_add),
         )  # fmt: skip
@@ -626,14 +656,14 @@ def _time_lower_bound(
     operation: str, payload: Numeric, links: GroupLinks, costs: Sequence[LevelCost], in_network: bool
 ) -> Array:
     if links.topologies == {"torus"}:
-        return torus_bound(operation, payload, links.fan_outs, costs)
-    return time_lower_bound(operation, payload, links.fan_outs, costs, in_network=in_network)
+        return torus_time_lower_bound(operation, payload, links.fan_outs, costs)
+    return collective_time_lower_bound(operation, payload, links.fan_outs, costs, in_network=in_network)
 
 
 IntArray = npt.NDArray[np.int64]
 #: Calibration families of links and their parameters: rings inside a node, exchanges inside a node, all traffic between
 #: nodes.
-LINK_FAMILIES: Mapping[str, type[Any]] = {
+COLLECTIVE_CALIBRATION_FAMILIES: Mapping[str, type[Any]] = {
     "collective.nccl": NcclParameters,
     "collective.exchange": ExchangeParameters,
     "collective.fabric": FabricParameters,
@@ -645,7 +675,9 @@ _NCCL_TIMING_METHODS = ("step", "back-to-back")
 SWITCH_UNSUPPORTED_DTYPES = frozenset({"int8"})
 
 
-def link_parameters(system: System, family: str, calibration: Calibration | None = None) -> SourcedParameters[Any]:
+def collective_parameters(
+    system: System, family: str, calibration: Calibration | None = None
+) -> SourcedParameters[Any]:
     """Return the calibrated parameters of one family of collectives on a system, such as NCCL within a node.
 
     Parameters
@@ -664,21 +696,22 @@ def link_parameters(system: System, family: str, calibration: Calibration | None
         the defaults of its kind of link.
     """
     calibrated = find_parameters(
-        LINK_FAMILIES[family],
+        COLLECTIVE_CALIBRATION_FAMILIES[family],
         subject=system.name,
         architecture=system.device.architecture,
-        memory_kind=link_kind(system),
+        memory_kind=intra_node_link_kind(system),
         family=family,
         stacks=_NCCL_TIMING_METHODS,
         user_calibration=calibration,
     )
     if calibrated.origin != "default" or family != "collective.fabric":
         return calibrated
-    relative, exchange = measured_fabric(system), measured_exchange(system)
+    relative, exchange = measured_fabric_system(system), measured_exchange_system(system)
     if relative is not None:
         entry = _parameters_of_system(relative)
         wider = tuple(
-            (end, low / RELATIVE_WIDENING, high * RELATIVE_WIDENING) for end, low, high in entry.interval_bins
+            (end, low / RELATIVE_INTERVAL_WIDENING, high * RELATIVE_INTERVAL_WIDENING)
+            for end, low, high in entry.interval_bins
         )
         return replace(entry, origin="inherited", interval_bins=wider)
     usual = default_fabric_parameters(system)
@@ -702,10 +735,10 @@ class Fabric:
     A group is a stride between neighbouring ranks and a number of ranks. Times are those of calibrated NCCL, or of an
     alpha-beta model if ``constant_efficiencies`` is set. All groups of the same mesh axes are assumed to exchange at
     the same time and to share the ports of their nodes. ``forced_algorithm`` forces an algorithm for all-reduces.
-    ``host_launch_time`` is the host time of launching a collective, a floor of its time [s]. ``dispatch_library`` is
-    the library of the MoE token exchange. ``handshake_time`` is the time of a token exchange between nodes in addition
-    to its bytes [s]. ``efa_extra_times`` is added to that for each EFA port of a device, with NCCL and with other
-    libraries [s].
+    ``host_launch_time`` is the host time of launching a collective, a floor of its time [s]. ``token_exchange_library``
+    is the library of the MoE token exchange. ``token_handshake_time`` is the time of a token exchange between nodes in
+    addition to its bytes [s]. ``efa_handshake_times`` is added to that for each EFA port of a device, with NCCL and
+    with other libraries [s].
     """
 
     system: System
@@ -715,9 +748,9 @@ class Fabric:
     host_launch_time: float = 0.0
     dtype: str | None = None
     placement: NodePlacement | None = None
-    handshake_time: float = 0.0
-    efa_extra_times: tuple[float, float] = (0.0, 0.0)
-    dispatch_library: str = "nccl"
+    token_handshake_time: float = 0.0
+    efa_handshake_times: tuple[float, float] = (0.0, 0.0)
+    token_exchange_library: str = "nccl"
     _links: dict[tuple[int, int], GroupLinks] = field(default_factory=dict, init=False, repr=False, compare=False)
     _policies: list[CollectiveModel] = field(default_factory=list, init=False, repr=False, compare=False)
     _known: dict[str, dict[bytes, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -731,9 +764,9 @@ class Fabric:
         ----------
         operation : str
             Collective operation, such as ``all_reduce``.
-        strides : Count, shape (n,)
+        strides : PositiveQuantity, shape (n,)
             Distance between neighbouring ranks of each group.
-        ranks : Count, shape (n,)
+        ranks : PositiveQuantity, shape (n,)
             Number of ranks of each group.
         payload_bytes : ndarray, shape (n,)
             Size of the whole tensor [byte].
@@ -765,7 +798,7 @@ class Fabric:
         """Compute the time of the fastest algorithm for each payload [s]; payload i goes over group ``index[i]``."""
         if not self.system.levels:
             raise PlanError(f"system {self.system.name} is one device alone; {operation} needs links")
-        links = stack_links([self._placed(operation, *group) for group in groups], index)
+        links = stack_group_links([self._placed(operation, *group) for group in groups], index)
         names = [self.forced_algorithm] if self.forced_algorithm is not None and operation == "all_reduce" else None
         return np.maximum(
             fastest_algorithm(self.collective_model, operation, payload_bytes, links, names).time, self._floor
@@ -807,14 +840,14 @@ class Fabric:
         job.
         """
         links, node_stride = self.links(stride, ranks), max(1.0, stride / self.system.devices_per_node)
-        if self.placement is None or links.fabric_levels == 0:
+        if self.placement is None or links.inter_node_level_count == 0:
             return links
-        share = placement_port_share(self.system, int(links.nodes), self.placement, node_stride).share(operation)
-        inside, outside = links.levels[: links.inner_levels], links.levels[links.inner_levels :]
+        share = placement_nic_share(self.system, int(links.nodes), self.placement, node_stride).share(operation)
+        inside, outside = links.levels[: links.intra_node_level_count], links.levels[links.intra_node_level_count :]
         left = (replace(level, port_bandwidth=level.port_bandwidth * share) for level in outside)
         return replace(links, levels=(*inside, *left))
 
-    def dispatch_target_count(self, stride: int, ranks: int) -> int:
+    def token_dispatch_target_count(self, stride: int, ranks: int) -> int:
         """Count the destinations of a token dispatch over a group: its nodes, or its ranks if it is within one node.
 
         Parameters
@@ -834,7 +867,7 @@ class Fabric:
         nodes = int(self.links(stride, ranks).nodes)
         return nodes if nodes > 1 else ranks
 
-    def exchange_handshake_time(self, stride: int, ranks: int) -> float:
+    def group_handshake_time(self, stride: int, ranks: int) -> float:
         """Return the fixed time of an MoE token exchange between nodes, in addition to the transfer [s].
 
         The time is 0 for a group inside one node.
@@ -855,7 +888,7 @@ class Fabric:
             return 0.0
         ports = [level.ports or 1 for level in self.system.levels if level.link.kind == "efa"]
         endpoints = max(1.0, max(ports) / self.system.devices_per_node) if ports else 0.0
-        return self.handshake_time + endpoints * self.efa_extra_times[self.dispatch_library != "nccl"]
+        return self.token_handshake_time + endpoints * self.efa_handshake_times[self.token_exchange_library != "nccl"]
 
     def token_exchange_time(self, step: str, stride: int, ranks: int, payload_bytes: Array) -> Array | None:
         """Compute the time of an MoE token exchange within a node by DeepEP's measured kernels.
@@ -880,10 +913,10 @@ class Fabric:
         ndarray, optional
             Times [s]; None if the exchange is to be predicted as NCCL's collectives.
         """
-        measured = self.dispatch_library == "deepep" and self.constant_efficiencies is None and ranks > 1
+        measured = self.token_exchange_library == "deepep" and self.constant_efficiencies is None and ranks > 1
         if not measured or int(self.links(stride, ranks).nodes) > 1:
             return None
-        from paleo.pricing.exchanges import TRAINING_DEEPEP_MODE, intra_node_token_exchange_time
+        from paleo.pricing.moe_token_exchange import TRAINING_DEEPEP_MODE, intra_node_token_exchange_time
 
         return intra_node_token_exchange_time(payload_bytes, ranks, self.system, f"{TRAINING_DEEPEP_MODE}.{step}")
 
@@ -904,7 +937,7 @@ class Fabric:
         """
         if (stride, ranks) not in self._links:
             links = group_links(self.system, stride=stride, size=ranks)
-            origin = link_parameters(self.system, "collective.fabric", self.user_calibration).origin
+            origin = collective_parameters(self.system, "collective.fabric", self.user_calibration).origin
             self._links[stride, ranks] = (
                 links_with_default_latency(links, self.system)
                 if self.constant_efficiencies is None and origin == "default"
@@ -922,15 +955,18 @@ class Fabric:
         return self._policies[0]
 
     def _nccl(self) -> Nccl:
-        inside, exchange, between = (family.parameters for family in self.parameters().values())
+        inside, exchange, between = (family.parameters for family in self.calibrated_parameters().values())
         return Nccl(inside, exchange, between, switch_can_add=self.dtype not in SWITCH_UNSUPPORTED_DTYPES)
 
-    def parameters(self) -> dict[str, SourcedParameters[Any]]:
+    def calibrated_parameters(self) -> dict[str, SourcedParameters[Any]]:
         """Return the calibrated parameters of each family of collectives, with their sources.
 
         The families are NCCL inside a node, pairwise exchanges inside a node, and all traffic between nodes.
         """
-        return {family: link_parameters(self.system, family, self.user_calibration) for family in LINK_FAMILIES}
+        return {
+            family: collective_parameters(self.system, family, self.user_calibration)
+            for family in COLLECTIVE_CALIBRATION_FAMILIES
+        }
 
 
 def _distinct(strides: IntArray, ranks: IntArray, payload_bytes: Array) -> tuple[IntArray, IntArray]:
@@ -963,11 +999,11 @@ def describe_collective_calibration(fabric: Fabric, operation: str, links: Group
     return (
         fabric.constant_efficiencies.name
         if fabric.constant_efficiencies is not None
-        else describe_sources(calibrated_families(fabric, operation, links))
+        else describe_sources(collective_calibrations(fabric, operation, links))
     )
 
 
-def calibrated_families(fabric: Fabric, operation: str, links: GroupLinks) -> dict[str, SourcedParameters[Any]]:
+def collective_calibrations(fabric: Fabric, operation: str, links: GroupLinks) -> dict[str, SourcedParameters[Any]]:
     """Return the calibrated parameters that predict a collective operation over a group, by calibration family.
 
     Parameters
@@ -988,7 +1024,7 @@ def calibrated_families(fabric: Fabric, operation: str, links: GroupLinks) -> di
     if np.any(links.nodes > 1):
         within = np.any(links.intra_node_links.ranks > 1) and operation not in PAIRWISE_OPERATIONS
         families = ["collective.fabric", *(families if within else ())]
-    return {family: fabric.parameters()[family] for family in families}
+    return {family: fabric.calibrated_parameters()[family] for family in families}
 
 
 def describe_sources(calibrated: Mapping[str, SourcedParameters[Any]]) -> str:
@@ -1006,5 +1042,5 @@ def describe_sources(calibrated: Mapping[str, SourcedParameters[Any]]) -> str:
     """
     by_origin: dict[str, list[str]] = {}
     for family, entry in calibrated.items():
-        by_origin.setdefault(f"{entry.origin} ({entry.subject})", []).append(family)
+        by_origin.setdefault(f"{entry.origin} ({entry.source_name})", []).append(family)
     return "; ".join(f"{origin} {', '.join(families)}" for origin, families in by_origin.items())

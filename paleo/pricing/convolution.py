@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.specs.calibration import parameter
+from paleo.specs.calibration import calibrated_parameter
 from paleo.units import TERA
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ Array = npt.NDArray[np.float64]
 Numeric = float | Array
 
 
-class Direction(IntEnum):
+class ConvolutionDirection(IntEnum):
     """Result of a convolution call: the output, the gradient of its input, or the gradient of its filters."""
 
     FORWARD = 0
@@ -45,7 +45,7 @@ class Direction(IntEnum):
 class ConvolutionShape:
     """Sizes of several convolutions, as arrays of one shape.
 
-    ``channels`` and ``filters`` are those of one group; ``direction`` holds values of `Direction`.
+    ``channels`` and ``filters`` are those of one group; ``direction`` holds values of `ConvolutionDirection`.
     """
 
     batch: Array
@@ -65,12 +65,12 @@ class ConvolutionShape:
     direction: npt.NDArray[np.int64]
 
     @property
-    def taps(self) -> Array:
+    def filter_taps(self) -> Array:
         """Number of filter taps, kernel height r times kernel width s; shape of the convolutions."""
         return self.kernel_h * self.kernel_w
 
     @property
-    def positions(self) -> Array:
+    def output_positions(self) -> Array:
         """Number of output positions: batch n times output height p times output width q."""
         return self.batch * self.out_h * self.out_w
 
@@ -80,19 +80,19 @@ class ConvolutionShape:
 
     @property
     def output_elements(self) -> Array:
-        return self.positions * self.filters * self.groups
+        return self.output_positions * self.filters * self.groups
 
     @property
     def filter_elements(self) -> Array:
-        return self.channels * self.filters * self.taps * self.groups
+        return self.channels * self.filters * self.filter_taps * self.groups
 
     @property
     def flops(self) -> Array:
         """FLOP of the direct method: 2 n p q k c r s for each group, in all three directions."""
-        return 2.0 * self.positions * self.channels * self.filters * self.taps * self.groups
+        return 2.0 * self.output_positions * self.channels * self.filters * self.filter_taps * self.groups
 
     @property
-    def elements(self) -> Array:
+    def moved_elements(self) -> Array:
         """Least number of elements read and written; each direction reads two tensors and writes the third."""
         return self.input_elements + self.output_elements + self.filter_elements
 
@@ -113,7 +113,7 @@ def convolution_shape(
     dilation_h: Numeric = 1.0,
     dilation_w: Numeric = 1.0,
     groups: Numeric = 1.0,
-    direction: int | npt.NDArray[np.int64] = Direction.FORWARD,
+    direction: int | npt.NDArray[np.int64] = ConvolutionDirection.FORWARD,
 ) -> ConvolutionShape:
     """Compute the output size and the channels per group of a convolution from the extents of its layer.
 
@@ -140,7 +140,7 @@ def convolution_shape(
         Dilation: distance of neighbouring taps.
     groups : array-like, default 1.0
         Groups of channels.
-    direction : int or ndarray of int, default Direction.FORWARD
+    direction : int or ndarray of int, default ConvolutionDirection.FORWARD
         0 forward, 1 data gradient, 2 filter gradient.
 
     Returns
@@ -175,24 +175,42 @@ TilesAndSplits = tuple[tuple[Tiles, tuple[int, ...]], ...]
 class ConvolutionParameters:
     """Calibrated parameters of a convolution library on a device."""
 
-    launch_time: float = parameter("8 us", "1..400 us", "time of an empty call")
-    gemm_efficiency: float = parameter("0.95", "0.3..1.3", "share of peak of a large tile's inner loop")
-    balanced_tile_width: float = parameter(
+    launch_time: float = calibrated_parameter("8 us", "1..400 us", "time of an empty call")
+    gemm_efficiency: float = calibrated_parameter("0.95", "0.3..1.3", "share of peak of a large tile's inner loop")
+    balanced_tile_width: float = calibrated_parameter(
         "16 element", "2..60", "tile width where operand loads cost as much as arithmetic"
     )
-    block_overhead_cycles: float = parameter("300 cycle", "10..20000", "prologue and epilogue of a block, not hidden")
-    bandwidth_fraction: float = parameter("0.55", "0.15..1", "share of memory bandwidth of reads and writes")
-    cycles_per_summed_element: float = parameter(
+    block_overhead_cycles: float = calibrated_parameter(
+        "300 cycle", "10..20000", "prologue and epilogue of a block, not hidden"
+    )
+    bandwidth_fraction: float = calibrated_parameter("0.55", "0.15..1", "share of memory bandwidth of reads and writes")
+    cycles_per_summed_element: float = calibrated_parameter(
         "100 cycle", "2..600", "least cycles of a block per element of the sum: latency"
     )
-    winograd_efficiency: float = parameter("0.86", "0.3..1.2", "share of peak of fused Winograd's reduced products")
-    winograd_cycles: float = parameter("2500 cycle", "300..20000", "first and last transforms of a fused block")
-    transform_bandwidth: float = parameter("0.5", "0.1..1.2", "share of bandwidth of transforms and of im2col")
-    weight_transform_bandwidth: float = parameter("0.2", "0.03..1.2", "share of bandwidth of filter transforms")
-    data_gradient_factor: float = parameter("1.1", "0.7..2.5", "time of the data gradient over that product forward")
-    filter_gradient_factor: float = parameter("1.3", "0.7..3", "time of the filter gradient over that product forward")
-    split_cycles: float = parameter("3000 cycle", "200..50000", "start and end of a product's reduction over splits")
-    energy_per_flop: float = parameter("17 pJ/FLOP", "1..60", "board power over rate at boost clock", fitted=False)
+    winograd_efficiency: float = calibrated_parameter(
+        "0.86", "0.3..1.2", "share of peak of fused Winograd's reduced products"
+    )
+    winograd_cycles: float = calibrated_parameter(
+        "2500 cycle", "300..20000", "first and last transforms of a fused block"
+    )
+    transform_bandwidth: float = calibrated_parameter(
+        "0.5", "0.1..1.2", "share of bandwidth of transforms and of im2col"
+    )
+    weight_transform_bandwidth: float = calibrated_parameter(
+        "0.2", "0.03..1.2", "share of bandwidth of filter transforms"
+    )
+    data_gradient_factor: float = calibrated_parameter(
+        "1.1", "0.7..2.5", "time of the data gradient over that product forward"
+    )
+    filter_gradient_factor: float = calibrated_parameter(
+        "1.3", "0.7..3", "time of the filter gradient over that product forward"
+    )
+    split_cycles: float = calibrated_parameter(
+        "3000 cycle", "200..50000", "start and end of a product's reduction over splits"
+    )
+    energy_per_flop: float = calibrated_parameter(
+        "17 pJ/FLOP", "1..60", "board power over rate at boost clock", fitted=False
+    )
 
 
 #: Weight of whole waves of blocks against a fractional count: a multiprocessor holds a few blocks, so the last wave is
@@ -200,35 +218,35 @@ class ConvolutionParameters:
 _WAVE_QUANTISATION = 0.7
 #: Block tiles (rows, columns) of plain products on vector units.
 VECTOR_TILES: Tiles = ((128, 128), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128))
-WHOLE, SPLITS = (1,), (1, 4, 16, 64)
+NO_SPLIT_K, SPLIT_K_COUNTS = (1,), (1, 4, 16, 64)
 #: Kernels of the implicit method as (tiles, splits of the sum). Forward and data gradient have pixels by channels, the
 #: filter gradient filters by channels times taps. Vector kernels own 128 pixels. Only the filter gradient splits, and
 #: tensor cores also forward.
 _VECTOR_KERNELS: TilesAndSplits = (
-    (((128, 128), (128, 64), (128, 32)), WHOLE),
-    (((128, 128), (128, 64), (128, 32)), WHOLE),
-    (((128, 128), (64, 128), (32, 128)), SPLITS),
+    (((128, 128), (128, 64), (128, 32)), NO_SPLIT_K),
+    (((128, 128), (128, 64), (128, 32)), NO_SPLIT_K),
+    (((128, 128), (64, 128), (32, 128)), SPLIT_K_COUNTS),
 )
 _TENSOR_KERNELS: TilesAndSplits = (
     (((256, 128), (128, 128), (256, 64), (128, 64)), (1, 4)),
-    (((256, 128), (128, 128), (256, 64)), WHOLE),
-    (((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)), SPLITS),
+    (((256, 128), (128, 128), (256, 64)), NO_SPLIT_K),
+    (((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)), SPLIT_K_COUNTS),
 )
 #: Share of L2 that intermediate results of a method may fill, and bandwidth of L2 relative to that of memory. Assumed,
 #: not fitted: microbenchmarks of V100 (Jia et al., arXiv:1804.06826) and similar devices give about 2 to 4.
-L2_SHARE, L2_OVER_MEMORY = 0.6, 3.0
+USABLE_L2_SHARE, L2_BANDWIDTH_RATIO = 0.6, 3.0
 #: Share of the vector peak that the direct kernel reaches, whose threads load two operands for each product.
 _DIRECT_SHARE = 0.25
 #: Elements that a tensor-core kernel sums at a time. Kernels for Ampere before `_AMPERE_KERNEL_RELEASE` take 64
 #: sixteen-bit numbers if there are more than 32 channels (the depth of a stage in their names: ``64x3``).
-TENSOR_STEP, FIRST_AMPERE_STEP = 32.0, 64.0
+TENSOR_CORE_K_STEP, EARLY_AMPERE_K_STEP = 32.0, 64.0
 #: Operand bytes per clock that a multiprocessor's tensor cores demand, as FLOP times bytes of an element: that of a
 #: V100 in fp16, for which ``balanced_tile_width`` was measured; and the largest ratios to it, before
 #: `_AMPERE_KERNEL_RELEASE` and since. Shared memory delivers 128 bytes a clock on all of them. Instructions of Ampere
 #: share operands over 32 threads instead of 8, and copies to shared memory bypass the registers (NVIDIA A100
 #: whitepaper, 2020), so that twice the rate does not demand twice the bytes; steps on images suggest 1.4 on A100, 1.0
 #: on H100.
-TENSOR_DEMAND, LARGEST_DEMAND, AMPERE_DEMAND = 2048.0, 2.0, 1.25
+REFERENCE_OPERAND_DEMAND, MAX_OPERAND_DEMAND_RATIO, AMPERE_OPERAND_DEMAND_RATIO = 2048.0, 2.0, 1.25
 #: cuDNN release (early 2021) with convolutions for Ampere's instructions. From it on few channels in channels-last
 #: layout are padded to 4, 8 or 16 instead of a whole step.
 _AMPERE_KERNEL_RELEASE = 8.1
@@ -239,7 +257,7 @@ _WINOGRAD_BLOCK = (8, 16, 32)
 
 
 @dataclass(frozen=True, slots=True)
-class AlgorithmCost:
+class ConvolutionCost:
     """Cost of one convolution algorithm: time without the launch (``seconds``) [s] and workspace [byte].
 
     The time is infinite if the algorithm does not apply. ``relative_flops`` is the FLOP of the algorithm relative to
@@ -264,12 +282,12 @@ def l2_resident_share(moved: Array, device: DeviceDatasheet) -> Array:
     Returns
     -------
     ndarray
-        Near 1 for traffic well below `L2_SHARE` of the cache, near 0 well above it.
+        Near 1 for traffic well below `USABLE_L2_SHARE` of the cache, near 0 well above it.
     """
-    return np.asarray(1.0 / (1.0 + (moved / (L2_SHARE * device.l2_bytes)) ** 4))
+    return np.asarray(1.0 / (1.0 + (moved / (USABLE_L2_SHARE * device.l2_bytes)) ** 4))
 
 
-def sustained_clock_share(device: DeviceDatasheet, energy_per_flop: float) -> float:
+def power_limited_boost_share(device: DeviceDatasheet, energy_per_flop: float) -> float:
     """Compute the share of the boost clock that vector units keep under full arithmetic load, at the power limit.
 
     Power is proportional to f V^2. Between boost and the lowest voltage V falls with f, below it V is constant. So
@@ -308,19 +326,25 @@ class ConvolutionSetup:
     channels_last: bool
 
     @property
-    def clock(self) -> float:
-        return self.device.clock_hz * sustained_clock_share(self.device, self.parameters.energy_per_flop)
+    def sustained_clock(self) -> float:
+        return self.device.clock_hz * power_limited_boost_share(self.device, self.parameters.energy_per_flop)
 
     @property
     def multiprocessor_flops_per_s(self) -> float:
         """Peak FLOP/s of one multiprocessor at the clock that full arithmetic load sustains."""
-        return self.device.flops_per_clock * self.clock
+        return self.device.flops_per_clock * self.sustained_clock
 
     @property
     def balanced_tile_width(self) -> Array:
         """Tile width at which operand loads cost as much as arithmetic; faster tensor cores need wider tiles."""
-        demand = self.device.flops_per_clock * self.element_bytes / TENSOR_DEMAND if self.device.tensor_cores else 1.0
-        most = np.where(self.cudnn_release >= _AMPERE_KERNEL_RELEASE, AMPERE_DEMAND, LARGEST_DEMAND)
+        demand = (
+            self.device.flops_per_clock * self.element_bytes / REFERENCE_OPERAND_DEMAND
+            if self.device.tensor_cores
+            else 1.0
+        )
+        most = np.where(
+            self.cudnn_release >= _AMPERE_KERNEL_RELEASE, AMPERE_OPERAND_DEMAND_RATIO, MAX_OPERAND_DEMAND_RATIO
+        )
         return np.asarray(self.parameters.balanced_tile_width * np.minimum(demand, most))
 
     def memory_time(self, elements: Array, fraction: Array | float) -> Array:
@@ -384,10 +408,10 @@ class ConvolutionSetup:
             Below 1 if L2 holds the elements.
         """
         kept = l2_resident_share(elements * self.element_bytes, self.device)
-        return np.asarray(1.0 - kept * (1.0 - 1.0 / L2_OVER_MEMORY))
+        return np.asarray(1.0 - kept * (1.0 - 1.0 / L2_BANDWIDTH_RATIO))
 
 
-def overlap_with_loss(*times: Array) -> Array:
+def lossy_overlap_time(*times: Array) -> Array:
     """Combine times of parts that overlap with some loss, such as arithmetic and memory traffic.
 
     The result is the cubic norm (a³ + b³ + …)^(1/3), between the largest part and the sum.
@@ -404,7 +428,7 @@ def overlap_with_loss(*times: Array) -> Array:
 
     Examples
     --------
-    >>> round(float(overlap_with_loss(np.array(3.0), np.array(4.0), np.array(5.0))), 9)
+    >>> round(float(lossy_overlap_time(np.array(3.0), np.array(4.0), np.array(5.0))), 9)
     6.0
     """
     return np.cbrt(sum((t**3 for t in times), start=np.zeros(())))
@@ -473,7 +497,7 @@ def tiled_gemm_time(
     """
     device, p = machine.device, machine.parameters
     rate = p.gemm_efficiency * machine.multiprocessor_flops_per_s
-    step = TENSOR_STEP if device.tensor_cores else 8.0
+    step = TENSOR_CORE_K_STEP if device.tensor_cores else 8.0
     best = np.full(np.broadcast_shapes(m.shape, n.shape, k.shape), np.inf)
     for a, b in tiles:
         flops = 2.0 * a * b * (1.0 + (machine.balanced_tile_width * (1.0 / a + 1.0 / b)) ** 2)
@@ -481,18 +505,22 @@ def tiled_gemm_time(
         for parts in splits:
             depth = np.ceil(k / (parts * step)) * step
             rounds = wave_count(blocks * parts, device.multiprocessors)
-            element = overlap_with_loss(rounds * flops / rate, np.asarray(p.cycles_per_summed_element / machine.clock))
-            seconds = depth * element + rounds * p.block_overhead_cycles / machine.clock
+            element = lossy_overlap_time(
+                rounds * flops / rate, np.asarray(p.cycles_per_summed_element / machine.sustained_clock)
+            )
+            seconds = depth * element + rounds * p.block_overhead_cycles / machine.sustained_clock
             if parts > 1:
                 sums = 4.0 * m * n * count * (parts + 1.0) / device.memory_bandwidth
-                seconds = np.where(depth >= 4 * step, seconds + p.split_cycles / machine.clock + sums, np.inf)
+                seconds = np.where(depth >= 4 * step, seconds + p.split_cycles / machine.sustained_clock + sums, np.inf)
             best = np.minimum(best, seconds)
     return best
 
 
 def _by_direction(shape: ConvolutionShape, forward: Array, data: Array, filters: Array) -> Array:
     return np.where(
-        shape.direction == Direction.FORWARD, forward, np.where(shape.direction == Direction.DATA, data, filters)
+        shape.direction == ConvolutionDirection.FORWARD,
+        forward,
+        np.where(shape.direction == ConvolutionDirection.DATA, data, filters),
     )
 
 
@@ -508,7 +536,7 @@ def _padded_channels(channels: Array, machine: ConvolutionSetup) -> Array:
         & (machine.cudnn_release < _AMPERE_KERNEL_RELEASE)
         & (machine.element_bytes <= 2)
     )
-    step = np.where(early & (channels > TENSOR_STEP), FIRST_AMPERE_STEP, TENSOR_STEP)
+    step = np.where(early & (channels > TENSOR_CORE_K_STEP), EARLY_AMPERE_K_STEP, TENSOR_CORE_K_STEP)
     whole = np.ceil(channels / step) * step
     narrow = 2.0 ** np.ceil(np.log2(np.maximum(channels, 4.0)))
     return np.where(
@@ -524,10 +552,10 @@ def _groups_per_product(shape: ConvolutionShape, machine: ConvolutionSetup) -> A
     """
     if not machine.device.tensor_cores:
         return np.ones_like(shape.groups)
-    return np.minimum(shape.groups, np.maximum(1.0, np.floor(TENSOR_STEP / shape.channels)))
+    return np.minimum(shape.groups, np.maximum(1.0, np.floor(TENSOR_CORE_K_STEP / shape.channels)))
 
 
-def _implicit_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCost:
+def _implicit_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> ConvolutionCost:
     """Compute the cost of a convolution as one product over the im2col matrix, which is never stored.
 
     The only workspace is for block sums of the filter gradient. On tensor cores a depthwise filter gradient has no such
@@ -543,34 +571,36 @@ def _implicit_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algori
 
     Returns
     -------
-    AlgorithmCost
+    ConvolutionCost
         Time [s] and workspace [byte].
     """
     p, tensor = machine.parameters, machine.device.tensor_cores
     joined = _groups_per_product(shape, machine)
     channels, outputs = shape.channels * joined, shape.filters * joined
-    columns = _padded_channels(channels, machine) * shape.taps
+    columns = _padded_channels(channels, machine) * shape.filter_taps
     classes = np.minimum(shape.stride_h, shape.kernel_h) * np.minimum(shape.stride_w, shape.kernel_w)
     classes = classes if tensor else np.ones_like(columns)
     stride = shape.stride_h * shape.stride_w if tensor else np.ones_like(columns)
     pixels = np.ceil(shape.batch * shape.height * shape.width / stride)
     image = shape.out_h * shape.out_w
     image = image if tensor else np.ceil(image / _IMAGE_STEP) * _IMAGE_STEP
-    m = _by_direction(shape, shape.positions, pixels, outputs)
+    m = _by_direction(shape, shape.output_positions, pixels, outputs)
     n = _by_direction(shape, outputs, channels, columns)
-    k = _by_direction(shape, columns, _padded_channels(outputs, machine) * shape.taps / classes, shape.batch * image)
-    count = shape.groups / joined * np.where(shape.direction == Direction.DATA, classes, 1.0)
+    k = _by_direction(
+        shape, columns, _padded_channels(outputs, machine) * shape.filter_taps / classes, shape.batch * image
+    )
+    count = shape.groups / joined * np.where(shape.direction == ConvolutionDirection.DATA, classes, 1.0)
     ones = np.ones_like(m)
     factor = _by_direction(shape, ones, p.data_gradient_factor * ones, p.filter_gradient_factor * ones)
     kernels = _TENSOR_KERNELS if tensor else _VECTOR_KERNELS
     forward, data, filters = (tiled_gemm_time(m, n, k, count, machine, tiles=t, splits=s) for t, s in kernels)
     arithmetic = _by_direction(shape, forward, data, filters) * factor
-    depthwise = (shape.channels == 1) & (shape.groups > 1) & (shape.direction == Direction.FILTER)
-    seconds = overlap_with_loss(arithmetic, machine.tensor_traffic_time(shape.elements))
-    return AlgorithmCost(np.where(depthwise & tensor, np.inf, seconds), np.zeros_like(m))
+    depthwise = (shape.channels == 1) & (shape.groups > 1) & (shape.direction == ConvolutionDirection.FILTER)
+    seconds = lossy_overlap_time(arithmetic, machine.tensor_traffic_time(shape.moved_elements))
+    return ConvolutionCost(np.where(depthwise & tensor, np.inf, seconds), np.zeros_like(m))
 
 
-def explicit_im2col_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCost:
+def explicit_im2col_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> ConvolutionCost:
     """Compute the cost of a convolution by explicit im2col: columns written to memory, then a plain GEMM.
 
     The data gradient writes the columns and adds them up (col2im). A library adds them up in the gradient tensor
@@ -586,24 +616,24 @@ def explicit_im2col_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> 
 
     Returns
     -------
-    AlgorithmCost
+    ConvolutionCost
         Time [s] and workspace [byte].
     """
-    columns, back = shape.channels * shape.taps, shape.direction == Direction.DATA
+    columns, back = shape.channels * shape.filter_taps, shape.direction == ConvolutionDirection.DATA
     image = shape.out_h * shape.out_w
-    m = _by_direction(shape, shape.positions, image, shape.filters)
+    m = _by_direction(shape, shape.output_positions, image, shape.filters)
     n = _by_direction(shape, shape.filters, columns, columns)
-    k = _by_direction(shape, columns, shape.filters, shape.positions)
-    stored = shape.positions * columns * shape.groups
+    k = _by_direction(shape, columns, shape.filters, shape.output_positions)
+    stored = shape.output_positions * columns * shape.groups
     arithmetic = tiled_gemm_time(m, n, k, shape.groups * np.where(back, shape.batch, 1.0), machine)
     kept = machine._l2_time_ratio(stored)
-    product = overlap_with_loss(
+    product = lossy_overlap_time(
         arithmetic, machine.tensor_traffic_time(kept * stored + shape.output_elements + shape.filter_elements)
     )
     reached = np.where(back, np.minimum(1.0, shape.kernel_h / shape.stride_h), 0.0)
     columned = machine.transform_traffic_time(kept * stored + (1.0 + reached) * shape.input_elements)
     needed = np.where(back, 0.0, stored * machine.element_bytes)
-    return AlgorithmCost(product + columned, needed)
+    return ConvolutionCost(product + columned, needed)
 
 
 def _square_unit(shape: ConvolutionShape, side: float) -> Mask:
@@ -617,7 +647,7 @@ def _extents_of_result(shape: ConvolutionShape) -> tuple[Array, Array, Array, Ar
 
     The data gradient swaps input and output.
     """
-    back = shape.direction == Direction.DATA
+    back = shape.direction == ConvolutionDirection.DATA
     return (
         np.where(back, shape.height, shape.out_h),
         np.where(back, shape.width, shape.out_w),
@@ -626,7 +656,7 @@ def _extents_of_result(shape: ConvolutionShape) -> tuple[Array, Array, Array, Ar
     )
 
 
-def _winograd_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCost:
+def _winograd_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> ConvolutionCost:
     """Compute the cost of the fused Winograd algorithm F(2x2, 3x3).
 
     A block holds 16 products of 32 tiles x 32 filters, so edges of an image cost whole blocks.
@@ -640,7 +670,7 @@ def _winograd_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algori
 
     Returns
     -------
-    AlgorithmCost
+    ConvolutionCost
         Time [s] and workspace [byte].
     """
     p, device = machine.parameters, machine.device
@@ -649,38 +679,38 @@ def _winograd_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algori
     blocks = shape.batch * np.ceil(rows / high) * np.ceil(columns / wide) * np.ceil(outputs / deep) * shape.groups
     flops = 2.0 * 16.0 * (high * wide / 4.0) * deep * np.ceil(summed / 8.0) * 8.0
     rate = p.winograd_efficiency * machine.multiprocessor_flops_per_s
-    seconds = wave_count(blocks, device.multiprocessors) * (flops / rate + p.winograd_cycles / machine.clock)
+    seconds = wave_count(blocks, device.multiprocessors) * (flops / rate + p.winograd_cycles / machine.sustained_clock)
     weights = machine.transform_traffic_time(shape.filter_elements * (1 + 16 / 9))
-    applies = _square_unit(shape, 3.0) & (shape.direction != Direction.FILTER)
-    total = overlap_with_loss(seconds, machine.tensor_traffic_time(shape.elements)) + weights
-    return AlgorithmCost(
+    applies = _square_unit(shape, 3.0) & (shape.direction != ConvolutionDirection.FILTER)
+    total = lossy_overlap_time(seconds, machine.tensor_traffic_time(shape.moved_elements)) + weights
+    return ConvolutionCost(
         np.where(applies, total, np.inf), shape.filter_elements * 16 / 9 * machine.element_bytes, 4 / 9
     )
 
 
 def _transformed_cost(
     shape: ConvolutionShape, machine: ConvolutionSetup, tiles: Array, points: float, flop_factor: float, words: float
-) -> AlgorithmCost:
+) -> ConvolutionCost:
     """Compute the cost of a Winograd or FFT convolution with stored transforms around batched GEMMs.
 
     There are ``points`` products of tiles x c x k. A point has ``words`` stored elements, and ``flop_factor`` times the
     FLOP of a real product.
     """
     p, g = machine.parameters, shape.groups
-    filters = shape.direction == Direction.FILTER
+    filters = shape.direction == ConvolutionDirection.FILTER
     _, _, summed, outputs = _extents_of_result(shape)
     m, n, k = np.where(filters, outputs, tiles), np.where(filters, summed, outputs), np.where(filters, tiles, summed)
     arithmetic = tiled_gemm_time(m, n, k, points * g, machine) * flop_factor
     ends, middle = points * words * tiles * (summed + outputs) * g, points * words * summed * outputs * g
     kept = machine._l2_time_ratio(ends + middle)
-    product = overlap_with_loss(arithmetic, machine.tensor_traffic_time(kept * (ends + middle)))
+    product = lossy_overlap_time(arithmetic, machine.tensor_traffic_time(kept * (ends + middle)))
     fraction = np.where(filters, p.transform_bandwidth, p.weight_transform_bandwidth)
     weights = machine.memory_time(kept * middle + shape.filter_elements, fraction)
     images = machine.transform_traffic_time(kept * ends + shape.input_elements + shape.output_elements)
-    return AlgorithmCost(product + weights + images, (ends + middle) * machine.element_bytes)
+    return ConvolutionCost(product + weights + images, (ends + middle) * machine.element_bytes)
 
 
-def _nonfused_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCost:
+def _nonfused_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> ConvolutionCost:
     """Compute the cost of unfused Winograd, F(4x4, 3x3) or F(4x4, 5x5), with stored transforms.
 
     There are 36 or 64 batched products over tiles of 4 x 4 outputs.
@@ -694,21 +724,21 @@ def _nonfused_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algori
 
     Returns
     -------
-    AlgorithmCost
+    ConvolutionCost
         Time [s] and workspace [byte].
     """
     rows, columns, _, _ = _extents_of_result(shape)
     tiles = shape.batch * np.ceil(rows / 4.0) * np.ceil(columns / 4.0)
     three, five = _square_unit(shape, 3.0), _square_unit(shape, 5.0)
     small, large = (_transformed_cost(shape, machine, tiles, points, 1.0, 1.0) for points in (36.0, 64.0))
-    return AlgorithmCost(
+    return ConvolutionCost(
         np.where(three, small.seconds, np.where(five, large.seconds, np.inf)),
         np.where(three, small.workspace_bytes, large.workspace_bytes),
         np.where(three, 36.0 / (16.0 * 9.0), 64.0 / (16.0 * 25.0)),
     )
 
 
-def _fft_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCost:
+def _fft_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> ConvolutionCost:
     """Compute the cost of an FFT convolution: transforms, and one complex product for each frequency.
 
     A tile of F x F has F (F/2 + 1) complex points; the fastest F of 16 to 128 is taken.
@@ -722,7 +752,7 @@ def _fft_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCo
 
     Returns
     -------
-    AlgorithmCost
+    ConvolutionCost
         Time [s] and workspace [byte].
     """
     rows, columns, _, _ = _extents_of_result(shape)
@@ -736,11 +766,11 @@ def _fft_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCo
         better = plain & (valid_h >= 1) & (valid_w >= 1) & (cost.seconds < seconds)
         seconds = np.where(better, cost.seconds, seconds)
         workspace = np.where(better, cost.workspace_bytes, workspace)
-        work = np.where(better, np.minimum(1.0, 4.0 * points / (valid_h * valid_w * shape.taps)), work)
-    return AlgorithmCost(seconds, workspace, work)
+        work = np.where(better, np.minimum(1.0, 4.0 * points / (valid_h * valid_w * shape.filter_taps)), work)
+    return ConvolutionCost(seconds, workspace, work)
 
 
-def _direct_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> AlgorithmCost:
+def _direct_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> ConvolutionCost:
     """Compute the cost of a direct depthwise convolution, which has no matrix product.
 
     Each result sums its taps separately, at a small share of peak or at the speed of memory. In the filter gradient
@@ -755,14 +785,14 @@ def _direct_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Algorith
 
     Returns
     -------
-    AlgorithmCost
+    ConvolutionCost
         Time [s] and workspace [byte].
     """
     arithmetic = shape.flops / (_DIRECT_SHARE * machine.multiprocessor_flops_per_s * machine.device.multiprocessors)
-    rereads = np.where(shape.direction == Direction.FILTER, shape.taps - 1.0, 0.0)
+    rereads = np.where(shape.direction == ConvolutionDirection.FILTER, shape.filter_taps - 1.0, 0.0)
     reread = rereads * (shape.input_elements + shape.output_elements)
-    seconds = overlap_with_loss(arithmetic, machine.tensor_traffic_time(shape.elements + reread))
-    return AlgorithmCost(
+    seconds = lossy_overlap_time(arithmetic, machine.tensor_traffic_time(shape.moved_elements + reread))
+    return ConvolutionCost(
         np.where((shape.channels == 1) & (shape.groups > 1), seconds, np.inf), np.zeros_like(arithmetic)
     )
 
@@ -773,7 +803,7 @@ _VECTOR_ONLY = frozenset({"explicit", "winograd", "nonfused", "fft"})
 FAST_CONVOLUTION_ALGORITHMS = frozenset({"winograd", "nonfused", "fft"})
 #: Release of cuDNN in current programs, and the value for frameworks with kernels of their own, which have every named
 #: algorithm.
-PRESENT, OWN_KERNELS = 9.0, np.inf
+CURRENT_CUDNN_RELEASE, NON_CUDNN_RELEASE = 9.0, np.inf
 #: cuDNN release from which an algorithm is chosen, in each direction (forward, data, filter); inf: never. Releases 5.1
 #: and 6 have the unfused Winograd kernels, but measured rows show that their heuristics do not choose them forward or
 #: for the data gradient. So 7.0 is an observation, not a release note; see SEARCHED_FROM.
@@ -793,9 +823,9 @@ FIRST_AUTOTUNED_RELEASE: Mapping[str, tuple[float, float, float]] = {
 #: cuDNN release 3 brought kernels for Maxwell; before it implicit products took 1.28 times as long. This is the
 #: geometric mean over the five layers of convnet-benchmarks on a Titan X (Maxwell), which are within 12 % of it.
 #: Earlier kernels were written for Kepler, on which they are assumed to be as good.
-EARLY_RELEASE, EARLY_SLOWDOWN, EARLY_ARCHITECTURE = 3.0, 1.28, "Kepler"
+EARLY_CUDNN_RELEASE, EARLY_CUDNN_SLOWDOWN, EARLY_CUDNN_ARCHITECTURE = 3.0, 1.28, "Kepler"
 
-ALGORITHMS: Mapping[str, Callable[[ConvolutionShape, ConvolutionSetup], AlgorithmCost]] = {
+CONVOLUTION_ALGORITHMS: Mapping[str, Callable[[ConvolutionShape, ConvolutionSetup], ConvolutionCost]] = {
     "implicit": _implicit_cost,
     "explicit": explicit_im2col_cost,
     "winograd": _winograd_cost,
@@ -805,17 +835,17 @@ ALGORITHMS: Mapping[str, Callable[[ConvolutionShape, ConvolutionSetup], Algorith
 }
 
 
-def algorithm_costs(
+def convolution_costs(
     shape: ConvolutionShape,
     *,
     device: DeviceDatasheet,
     parameters: ConvolutionParameters,
     element_bytes: Numeric = 4.0,
-    library: Numeric = PRESENT,
+    library: Numeric = CURRENT_CUDNN_RELEASE,
     channels_last: bool = False,
     algorithms: Collection[str] = tuple(FIRST_CHOSEN_RELEASE),
     available: Mapping[str, tuple[float, float, float]] = FIRST_CHOSEN_RELEASE,
-) -> dict[str, AlgorithmCost]:
+) -> dict[str, ConvolutionCost]:
     """Compute the time and workspace of each algorithm that a library has for a convolution.
 
     Valid for 2-D convolutions of 1 to 10^5 positions and more. Library heuristics that choose a slower kernel than the
@@ -842,19 +872,19 @@ def algorithm_costs(
 
     Returns
     -------
-    dict of str to AlgorithmCost
+    dict of str to ConvolutionCost
         Time (launch included) and workspace by algorithm; infinite time if the library lacks the algorithm.
     """
     width, release = (np.asarray(number, dtype=np.float64) for number in (element_bytes, library))
     machine = ConvolutionSetup(device, parameters, width, release, channels_last)
     costs = {}
     for name in algorithms:
-        cost = ALGORITHMS[name](shape, machine)
+        cost = CONVOLUTION_ALGORITHMS[name](shape, machine)
         since = np.asarray(available[name])[shape.direction]
         absent = (np.asarray(library) < since) | (device.tensor_cores and name in _VECTOR_ONLY)
-        early = name == "implicit" and device.architecture != EARLY_ARCHITECTURE
-        slower = np.where(early & (np.asarray(library) < EARLY_RELEASE), EARLY_SLOWDOWN, 1.0)
-        costs[name] = AlgorithmCost(
+        early = name == "implicit" and device.architecture != EARLY_CUDNN_ARCHITECTURE
+        slower = np.where(early & (np.asarray(library) < EARLY_CUDNN_RELEASE), EARLY_CUDNN_SLOWDOWN, 1.0)
+        costs[name] = ConvolutionCost(
             np.where(absent, np.inf, cost.seconds * slower + parameters.launch_time),
             cost.workspace_bytes,
             cost.relative_flops,
@@ -862,14 +892,14 @@ def algorithm_costs(
     return costs
 
 
-def fastest_time_and_flops(
-    costs: Mapping[str, AlgorithmCost], workspace_limit: Numeric = np.inf
+def fastest_convolution_time_and_flops(
+    costs: Mapping[str, ConvolutionCost], workspace_limit: Numeric = np.inf
 ) -> tuple[Array, Array]:
     """Return the time of the fastest convolution algorithm within a workspace limit, and its relative FLOP.
 
     Parameters
     ----------
-    costs : mapping of str to AlgorithmCost
+    costs : mapping of str to ConvolutionCost
         Time and workspace of each algorithm.
     workspace_limit : array-like, default np.inf
         Largest workspace [byte].
@@ -886,12 +916,12 @@ def fastest_time_and_flops(
     return tuple(np.take_along_axis(each, chosen, axis=0)[0] for each in (seconds, work))
 
 
-def fastest_time(costs: Mapping[str, AlgorithmCost], workspace_limit: Numeric = np.inf) -> Array:
+def fastest_convolution_time(costs: Mapping[str, ConvolutionCost], workspace_limit: Numeric = np.inf) -> Array:
     """Return the time of the fastest convolution algorithm within a workspace limit.
 
     Parameters
     ----------
-    costs : mapping of str to AlgorithmCost
+    costs : mapping of str to ConvolutionCost
         Time and workspace of each algorithm.
     workspace_limit : array-like, default np.inf
         Largest workspace [byte].
@@ -901,4 +931,4 @@ def fastest_time(costs: Mapping[str, AlgorithmCost], workspace_limit: Numeric = 
     ndarray
         Times [s]; infinite if none fits.
     """
-    return fastest_time_and_flops(costs, workspace_limit)[0]
+    return fastest_convolution_time_and_flops(costs, workspace_limit)[0]

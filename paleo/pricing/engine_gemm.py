@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.specs.calibration import parameter
+from paleo.specs.calibration import calibrated_parameter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,34 +41,42 @@ EPILOGUE_TILE_AREA = 128.0 * 128.0
 #: Rows of the narrowest matrix instruction.
 MIN_MMA_ROWS = 16.0
 #: Exponent of the norm that combines arithmetic and traffic, and of the one that combines device and host.
-OVERLAP, HOST_OVERLAP = 3.0, 8.0
+ROOFLINE_NORM_ORDER, HOST_NORM_ORDER = 3.0, 8.0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineGemmParameters:
     """Calibrated parameters of one GEMM kernel of an inference engine on one device."""
 
-    launch_time: float = parameter("20 us", "0.5..400 us", "launches of all kernels of a call")
-    host_time: float = parameter("1 us", "0.1..1000 us", "host time of a call, which the device's time hides")
-    efficiency: float = parameter("0.6", "0.05..1", "share of peak that the main loop of a full tile reaches")
-    bandwidth_efficiency: float = parameter("0.75", "0.2..1.1", "share of the memory bandwidth that streams reach")
-    cycles_per_summed_element: float = parameter(
+    launch_time: float = calibrated_parameter("20 us", "0.5..400 us", "launches of all kernels of a call")
+    host_time: float = calibrated_parameter(
+        "1 us", "0.1..1000 us", "host time of a call, which the device's time hides"
+    )
+    efficiency: float = calibrated_parameter(
+        "0.6", "0.05..1", "share of peak that the main loop of a full tile reaches"
+    )
+    bandwidth_efficiency: float = calibrated_parameter(
+        "0.75", "0.2..1.1", "share of the memory bandwidth that streams reach"
+    )
+    cycles_per_summed_element: float = calibrated_parameter(
         "2 cycle", "0.0002..200", "least cycles of a block for an element of its sum"
     )
-    epilogue_cycles: float = parameter("2000 cycle", "1..100000", "prologue and epilogue of a 128 x 128 tile")
-    balanced_tile_width: float = parameter(
+    epilogue_cycles: float = calibrated_parameter(
+        "2000 cycle", "1..100000", "prologue and epilogue of a 128 x 128 tile"
+    )
+    balanced_tile_width: float = calibrated_parameter(
         "16 element", "1..200", "tile width at which loading operands costs as much as arithmetic"
     )
-    pass_bandwidth_share: float = parameter(
+    pass_bandwidth_share: float = calibrated_parameter(
         "0.8", "0.01..50", "share of the bandwidth of passes before and after the products"
     )
-    unaligned_time_ratio: float = parameter(
+    unaligned_time_ratio: float = calibrated_parameter(
         "1", "1..40", "times that arithmetic takes over sums of no multiple of 16, whose operands are read one by one"
     )
-    index_bytes_per_element: float = parameter(
+    index_bytes_per_element: float = calibrated_parameter(
         "4", "0.01..300", "bytes of every routed element that ranks sort and read"
     )
-    time_per_element: float = parameter(
+    time_per_element: float = calibrated_parameter(
         "0.002 ns", "0.00002..0.2 ns", "the same as a time, in Triton's kernels of experts"
     )
 
@@ -142,7 +150,7 @@ def roofline_with_overlap_loss(compute: Array, traffic: Array) -> Array:
     >>> float(roofline_with_overlap_loss(np.array(1.0), np.array(1.0)).round(2))
     1.26
     """
-    return np.asarray((compute**OVERLAP + traffic**OVERLAP) ** (1.0 / OVERLAP))
+    return np.asarray((compute**ROOFLINE_NORM_ORDER + traffic**ROOFLINE_NORM_ORDER) ** (1.0 / ROOFLINE_NORM_ORDER))
 
 
 def time_with_host_launch(device: Array, host: float) -> Array:
@@ -160,11 +168,11 @@ def time_with_host_launch(device: Array, host: float) -> Array:
     ndarray, shape (...)
         Time [s].
     """
-    return np.asarray((device**HOST_OVERLAP + host**HOST_OVERLAP) ** (1.0 / HOST_OVERLAP))
+    return np.asarray((device**HOST_NORM_ORDER + host**HOST_NORM_ORDER) ** (1.0 / HOST_NORM_ORDER))
 
 
 #: Tiles of the libraries, and the numbers of parts into which they split a sum.
-TILES, SPLITS = ((128, 256), (128, 128), (128, 64), (128, 32), (64, 64), (64, 32)), (1, 4)
+GEMM_TILES, SPLIT_K_COUNTS = ((128, 256), (128, 128), (128, 64), (128, 32), (64, 64), (64, 32)), (1, 4)
 #: Bytes of an element with its share of the scales.
 SCALED_ELEMENT_BYTES = {"fp8": 1.0, "fp4": 0.5 + 1.0 / 16.0}
 
@@ -193,7 +201,7 @@ def low_precision_gemm_time(
         Seconds of a call.
     """
     compute = engine_gemm_time(
-        rows=m, columns=n, length=k, tiles=TILES, splits=SPLITS, device=device, parameters=parameters
+        rows=m, columns=n, length=k, tiles=GEMM_TILES, splits=SPLIT_K_COUNTS, device=device, parameters=parameters
     )
     traffic = ((m + n) * k * element_bytes + 2.0 * m * n) / device.memory_bandwidth
     quantised = m * k * (2.0 + element_bytes) / (parameters.pass_bandwidth_share * device.memory_bandwidth)

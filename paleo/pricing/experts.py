@@ -36,22 +36,22 @@ GROUPED_GEMM_TILES: tuple[Tile, ...] = ((16, 128), (32, 128), (64, 128), (128, 1
 #: Tile of Triton's kernels where no file of tuned ones is found: for no more tokens than a rank has experts, and for
 #: more; and that of products with blocks of scales, for few tokens in vLLM, and for more.
 #: https://github.com/sgl-project/sglang, fused_moe_triton_config.py; https://github.com/vllm-project/vllm, fused_moe.py
-UNTUNED_TILES, UNTUNED_BLOCK_TILES, FEW_TOKENS = ((16, 32), (64, 64)), ((16, 128), (64, 128)), 64.0
+UNTUNED_TRITON_TILES, UNTUNED_BLOCK_SCALED_TILES, FEW_TOKEN_LIMIT = ((16, 32), (64, 64)), ((16, 128), (64, 128)), 64.0
 #: Tiles of products with blocks of scales in the files of tuned ones, which engines have for published networks.
-TUNED_BLOCK_TILES: tuple[Tile, ...] = ((16, 128), (32, 128), (64, 128), (128, 128))
+TUNED_BLOCK_SCALED_TILES: tuple[Tile, ...] = ((16, 128), (32, 128), (64, 128), (128, 128))
 #: Sums whose length is a multiple of this are read in vectors by Triton's kernels.
 VECTOR_LOAD_ELEMENTS = 16.0
 #: Classes of popularity into which a rank's experts are grouped.
 POPULARITY_CLASSES = 8
 #: Loads in benchmarks of mixtures: at most this share of the tokens beside at least one, and the ratio of the most to
 #: the least where there are no more visits than experts.
-MOST_POPULAR, FEW = 0.8, 200.0
+MAX_EXPERT_TOKEN_SHARE, FEW_VISITS_LOAD_RATIO = 0.8, 200.0
 #: Bytes per element of a token in the passes around the products: read and written in 16 bits, summed in fp32.
 PASS_BYTES_PER_ELEMENT = 8.0
 #: Smallest number of experts that are hit, which avoids a division by zero.
-MIN_HIT_EXPERTS = 2.0**-30
+MIN_ACTIVE_EXPERTS = 2.0**-30
 #: Added to exponents, so that no integral of a power is a logarithm.
-EXPONENT_OFFSET = 2.0**-20
+POWER_LAW_EXPONENT_OFFSET = 2.0**-20
 
 
 def expected_normal_maximum(count: Array) -> Array:
@@ -80,7 +80,7 @@ def expected_normal_maximum(count: Array) -> Array:
     return np.where(count > 1.0, t - (2.30753 + 0.27061 * t) / (1.0 + 0.99229 * t + 0.04481 * t * t), 0.0)
 
 
-def expert_loads(exponent: Array, ratio: Array, ranks: Array, local: Array) -> tuple[Array, Array]:
+def power_law_expert_loads(exponent: Array, ratio: Array, ranks: Array, local: Array) -> tuple[Array, Array]:
     """Compute the uneven load of MoE experts whose popularity follows a power law.
 
     Loads have the density x^-a between 1 and `ratio`. Their moments have a closed form, as has the share of all visits
@@ -102,7 +102,7 @@ def expert_loads(exponent: Array, ratio: Array, ranks: Array, local: Array) -> t
     classes, busiest : array, shapes (POPULARITY_CLASSES, rows) and (rows,)
         Load of each class of experts over an expert's mean load; load of the busiest rank over a rank's mean load [-].
     """
-    power = exponent + EXPONENT_OFFSET
+    power = exponent + POWER_LAW_EXPONENT_OFFSET
 
     def integral(order: float, end: Array) -> Array:
         return np.asarray((end ** (order - power) - 1.0) / (order - power))
@@ -123,7 +123,9 @@ def expert_loads(exponent: Array, ratio: Array, ranks: Array, local: Array) -> t
     return classes / classes.mean(axis=0), busiest
 
 
-def expert_tiles(family: str, tokens: Array, local: Array, untuned: Array | float | None = None) -> tuple[Tile, ...]:
+def expert_gemm_tiles(
+    family: str, tokens: Array, local: Array, untuned: Array | float | None = None
+) -> tuple[Tile, ...]:
     """Return the tile shapes from which a kernel of grouped expert GEMMs chooses.
 
     Parameters
@@ -143,17 +145,17 @@ def expert_tiles(family: str, tokens: Array, local: Array, untuned: Array | floa
     if "triton" not in family:
         return GROUPED_GEMM_TILES
     if family.endswith("block8"):
-        (few_rows, columns), (rows, _) = UNTUNED_BLOCK_TILES
-        return ((np.where(("vllm" in family) & (tokens <= FEW_TOKENS), few_rows, rows), columns),)
+        (few_rows, columns), (rows, _) = UNTUNED_BLOCK_SCALED_TILES
+        return ((np.where(("vllm" in family) & (tokens <= FEW_TOKEN_LIMIT), few_rows, rows), columns),)
     alone = float("sglang" in family) if untuned is None else untuned
     few = tokens <= local
-    height, width = (np.where(few, *sides) for sides in zip(*UNTUNED_TILES, strict=True))
+    height, width = (np.where(few, *sides) for sides in zip(*UNTUNED_TRITON_TILES, strict=True))
     return tuple(
         (np.where(alone, height, rows), np.where(alone, width, columns)) for rows, columns in GROUPED_GEMM_TILES
     )
 
 
-def experts_time(
+def expert_ffn_time(
     *,
     tokens: Array,
     hidden: Array,
@@ -213,13 +215,13 @@ def experts_time(
     """
     width, local = inner / tp, experts / ep
     uneven = exponent > 0
-    ratio = np.where(tokens * top_k > experts, np.maximum(MOST_POPULAR * tokens, 1.5), FEW)
-    loads, busiest = expert_loads(exponent, ratio, ep, local)
+    ratio = np.where(tokens * top_k > experts, np.maximum(MAX_EXPERT_TOKEN_SHARE * tokens, 1.5), FEW_VISITS_LOAD_RATIO)
+    loads, busiest = power_law_expert_loads(exponent, ratio, ep, local)
     rows = np.maximum(tokens * top_k / ep * np.where(uneven, busiest, 1.0), 1.0)
     rows = np.minimum(rows, tokens * np.minimum(top_k, local))
     share = np.minimum(rows / local * np.where(uneven, loads, 1.0), tokens)
     hit = np.where(uneven, 1.0 - (1.0 - share / tokens) ** tokens, np.minimum(share, 1.0))
-    of_expert, count = share / np.maximum(hit, MIN_HIT_EXPERTS), hit * local / POPULARITY_CLASSES
+    of_expert, count = share / np.maximum(hit, MIN_ACTIVE_EXPERTS), hit * local / POPULARITY_CLASSES
     spread = tokens * (1.0 - (1.0 - rows / (tokens * top_k)) ** top_k)
     visitors = np.where(uneven, spread, np.minimum(tokens, rows))
     visits = np.where(visitors_only, visitors, tokens) * top_k

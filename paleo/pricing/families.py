@@ -22,28 +22,33 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError
-from paleo.operations.tensor import BYTES_PER_NUMBER, precision
+from paleo.operations.tensor import BYTES_PER_NUMBER, default_precision
 from paleo.pricing import convolution, memory
-from paleo.pricing.attention import PrefillParameters, attention_backward_time, attention_prefill_time, default_kernel
-from paleo.pricing.gemm import GemmParameters, gemm_time, unaligned_rows_time, unaligned_time
+from paleo.pricing.attention import (
+    PrefillParameters,
+    attention_backward_time,
+    attention_prefill_time,
+    default_attention_kernel,
+)
+from paleo.pricing.gemm import GemmParameters, gemm_time, unaligned_batched_gemm_time, unaligned_gemm_time
 from paleo.pricing.kernels import (
-    FLOP_RATIOS,
     KERNEL_FAMILIES,
+    RELATIVE_ALGORITHM_FLOPS,
     Array,
     DeviceDatasheet,
-    FamilyPredictor,
-    pointwise_format,
-    shape_values,
+    KernelFamilyPredictor,
+    elementwise_dtype,
+    kernel_shape_values,
 )
 from paleo.pricing.power import (
     energy_per_flop,
     power_slowdown,
-    relative_operand_energy,
-    switching_activity,
-    throttled_share,
+    relative_flop_energy,
+    relative_training_energy,
+    slowdown_share,
 )
 from paleo.pricing.rnn import RnnDirection, RnnParameters, rnn_time
-from paleo.specs.calibration import parameter
+from paleo.specs.calibration import calibrated_parameter
 
 if TYPE_CHECKING:
     from paleo.operations.base import Kernel
@@ -58,17 +63,21 @@ CONCURRENT_EXPERTS = 4.0
 class TrainingKernelParameters:
     """Calibrated parameters of one training kernel, scaled from an inference kernel, on one device."""
 
-    launch_time: float = parameter(
+    launch_time: float = calibrated_parameter(
         "5 us", "0.1..300 us", "what a call takes beside its kernel; of experts: each of them"
     )
-    half_throttle_time: float = parameter(
+    half_throttle_time: float = calibrated_parameter(
         "0.1 ms", "1 us..10 ms", "kernel time that feels half the power limit in a test run"
     )
-    forward_rate_ratio: float = parameter("1", "0.4..2", "rate of attention's products over that of an engine's kernel")
-    backward_rate_ratio: float = parameter("0.7", "0.2..1.5", "rate of backward attention's products over forward's")
+    forward_rate_ratio: float = calibrated_parameter(
+        "1", "0.4..2", "rate of attention's products over that of an engine's kernel"
+    )
+    backward_rate_ratio: float = calibrated_parameter(
+        "0.7", "0.2..1.5", "rate of backward attention's products over forward's"
+    )
 
 
-def experts_product_time(*, experts: npt.ArrayLike, launch: float, **product: Any) -> Array:
+def looped_expert_gemm_time(*, experts: npt.ArrayLike, launch: float, **product: Any) -> Array:
     """Compute the time of one GEMM for each expert of a rank, a few experts at a time.
 
     Parameters
@@ -110,7 +119,7 @@ def sustained_load_time(cold: Array, hot: Array, ramp: float) -> Array:
     >>> float(sustained_load_time(np.array(1.0), np.array(3.0), ramp=1.0))
     2.0
     """
-    return np.asarray(cold + (hot - cold) * throttled_share(cold, 0.0, ramp))
+    return np.asarray(cold + (hot - cold) * slowdown_share(cold, 0.0, ramp))
 
 
 def training_attention_parameters(engine: PrefillParameters, training: TrainingKernelParameters) -> PrefillParameters:
@@ -136,11 +145,11 @@ def training_attention_parameters(engine: PrefillParameters, training: TrainingK
 _ROW_PASSES = {"memory.softmax": memory.softmax_row_traffic, "memory.layernorm": memory.layer_norm_row_traffic}
 #: cuDNN release before which the family conv.vector-cudnn5 describes convolutions, and architectures whose conv.vector
 #: was itself measured with such a release.
-OLD_LIBRARY, OLD_ARCHITECTURES = 6.0, frozenset({"Kepler", "Maxwell"})
+OLD_CUDNN_RELEASE, OLD_CUDNN_ARCHITECTURES = 6.0, frozenset({"Kepler", "Maxwell"})
 _DIRECTIONS = {
-    "fwd": convolution.Direction.FORWARD,
-    "bwd_data": convolution.Direction.DATA,
-    "bwd_filter": convolution.Direction.FILTER,
+    "fwd": convolution.ConvolutionDirection.FORWARD,
+    "bwd_data": convolution.ConvolutionDirection.DATA,
+    "bwd_filter": convolution.ConvolutionDirection.FILTER,
 }
 _RNN_DIRECTIONS = {"fwd": RnnDirection.FORWARD, "bwd_data": RnnDirection.DATA, "bwd_filter": RnnDirection.FILTER}
 
@@ -157,13 +166,13 @@ UNPADDED_GEMM_PHASES: Mapping[str, tuple[str, ...]] = {
 
 @KERNEL_FAMILIES.register("gemm")
 def gemm_times(
-    predictor: FamilyPredictor, group: str, kernels: Sequence[Kernel]
+    predictor: KernelFamilyPredictor, group: str, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[Any], Array]:
     """Predict the times of GEMM kernels; the group ``gemm.narrow`` runs in the fp8 or fp4 format of the run.
 
     Parameters
     ----------
-    predictor : FamilyPredictor
+    predictor : KernelFamilyPredictor
         The device, format and software of the run.
     group : str
         Group of kernels: ``gemm`` and the variant, such as ``gemm.narrow``.
@@ -177,19 +186,21 @@ def gemm_times(
     """
     dtype = predictor.dtype if group == "gemm.narrow" else predictor.sixteen_bit_dtype
     tensor = predictor.datasheet(dtype).tensor_cores
-    family = f"gemm.{dtype}" if precision(dtype).quantises_operands else "gemm.tensor" if tensor else "gemm.simt"
+    family = (
+        f"gemm.{dtype}" if default_precision(dtype).quantises_operands else "gemm.tensor" if tensor else "gemm.simt"
+    )
     entry = predictor.parameters_of(GemmParameters, family)
-    formats = precision(dtype)
+    formats = default_precision(dtype)
     batch, experts = (
-        np.maximum(shape_values(kernels, "batch"), 1.0),
+        np.maximum(kernel_shape_values(kernels, "batch"), 1.0),
         np.array([kernel.expert_count for kernel in kernels]),
     )
     looped = experts > 1.0
     together = np.where(looped, np.minimum(batch, CONCURRENT_EXPERTS), batch)
     times = gemm_time(
-        m=np.maximum(shape_values(kernels, "m"), 1.0),
-        n=np.maximum(shape_values(kernels, "n"), 1.0),
-        k=np.maximum(shape_values(kernels, "k"), 1.0),
+        m=np.maximum(kernel_shape_values(kernels, "m"), 1.0),
+        n=np.maximum(kernel_shape_values(kernels, "n"), 1.0),
+        k=np.maximum(kernel_shape_values(kernels, "k"), 1.0),
         batch=together,
         element_bytes=formats.operand_bytes,
         result_bytes=formats.activation_bytes,
@@ -201,8 +212,8 @@ def gemm_times(
         parameters=entry.parameters,
     )
     if tensor and formats.operand_bytes == BYTES_PER_NUMBER["fp16"] and "fp32" in predictor.device.vector_peak:
-        m, n, k = (shape_values(kernels, name) for name in ("m", "n", "k"))
-        odd = unaligned_time(m, n, k, np.where(experts > 0.0, 1.0, batch), predictor.datasheet("fp32"))
+        m, n, k = (kernel_shape_values(kernels, name) for name in ("m", "n", "k"))
+        odd = unaligned_batched_gemm_time(m, n, k, np.where(experts > 0.0, 1.0, batch), predictor.datasheet("fp32"))
         times = np.maximum(np.maximum(times, odd), _unpadded_time(predictor, kernels, m, n, k))
     if not looped.any():
         return entry, times
@@ -214,11 +225,11 @@ def gemm_times(
     return entry, np.where(looped, rounds * alone + experts * training.launch_time, times)
 
 
-def _unpadded_time(predictor: FamilyPredictor, kernels: Sequence[Kernel], m: Array, n: Array, k: Array) -> Array:
+def _unpadded_time(predictor: KernelFamilyPredictor, kernels: Sequence[Kernel], m: Array, n: Array, k: Array) -> Array:
     """Compute the time of GEMMs with unaligned rows that the software does not pad; 0 for all other GEMMs."""
     unpadded = UNPADDED_GEMM_PHASES[predictor.software.fusion.padded_products]
     chosen = np.array([kernel.phase in unpadded and kernel.shape.get("batch", 1.0) == 1.0 for kernel in kernels])
-    return np.where(chosen, unaligned_rows_time(m, n, k, _along_sum(kernels), predictor.datasheet()), 0.0)
+    return np.where(chosen, unaligned_gemm_time(m, n, k, _along_sum(kernels), predictor.datasheet()), 0.0)
 
 
 def _along_sum(kernels: Sequence[Kernel]) -> tuple[Array, Array]:
@@ -227,12 +238,12 @@ def _along_sum(kernels: Sequence[Kernel]) -> tuple[Array, Array]:
     return left, right
 
 
-def convolution_family(predictor: FamilyPredictor) -> str:
+def convolution_family(predictor: KernelFamilyPredictor) -> str:
     """Return the name of the calibration family that predicts the time of convolutions in a run.
 
     Parameters
     ----------
-    predictor : FamilyPredictor
+    predictor : KernelFamilyPredictor
         The device, format and software of the run.
 
     Returns
@@ -240,8 +251,11 @@ def convolution_family(predictor: FamilyPredictor) -> str:
     str
         Family by unit: tensor cores or vector units, with a separate family for vector kernels of old libraries.
     """
-    old = predictor.software.convolutions.cudnn < OLD_LIBRARY and predictor.device.architecture not in OLD_ARCHITECTURES
-    family = f"conv.{predictor.unit_suffix}"
+    old = (
+        predictor.software.convolutions.cudnn < OLD_CUDNN_RELEASE
+        and predictor.device.architecture not in OLD_CUDNN_ARCHITECTURES
+    )
+    family = f"conv.{predictor.arithmetic_unit_suffix}"
     calibration = predictor.user_calibration
     measured = calibration is not None and any(entry.family == family for entry in calibration.entries)
     return f"{family}-cudnn5" if old and not measured and not predictor.datasheet().tensor_cores else family
@@ -249,18 +263,18 @@ def convolution_family(predictor: FamilyPredictor) -> str:
 
 #: Algorithms that run only on vector units, as they have no product form; and those that a library has there for narrow
 #: formats in channels-last layout.
-NO_PRODUCT, NARROW = ("direct",), ("implicit", "direct")
+VECTOR_ONLY_ALGORITHMS, NARROW_FORMAT_ALGORITHMS = ("direct",), ("implicit", "direct")
 
 
 @KERNEL_FAMILIES.register("conv")
 def convolution_times(
-    predictor: FamilyPredictor, group: str, kernels: Sequence[Kernel]
+    predictor: KernelFamilyPredictor, group: str, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[Any], Array]:
     """Predict the times of convolutions, each by the fastest algorithm that the software has.
 
     Parameters
     ----------
-    predictor : FamilyPredictor
+    predictor : KernelFamilyPredictor
         The device, format and software of the run.
     group : str
         Calibration family, with the variant of its kernels.
@@ -289,13 +303,13 @@ def convolution_times(
     return entry, times
 
 
-@FLOP_RATIOS.register("conv")
-def convolution_flop_ratio(predictor: FamilyPredictor, kernels: Sequence[Kernel]) -> Array:
+@RELATIVE_ALGORITHM_FLOPS.register("conv")
+def relative_convolution_flops(predictor: KernelFamilyPredictor, kernels: Sequence[Kernel]) -> Array:
     """Return the FLOP that the algorithm of each convolution executes, relative to the direct algorithm.
 
     Parameters
     ----------
-    predictor : FamilyPredictor
+    predictor : KernelFamilyPredictor
         The device, format and software of the run.
     kernels : sequence of Kernel
         Convolutions.
@@ -309,7 +323,7 @@ def convolution_flop_ratio(predictor: FamilyPredictor, kernels: Sequence[Kernel]
 
 
 def _chosen_convolutions(
-    predictor: FamilyPredictor, kernels: Sequence[Kernel]
+    predictor: KernelFamilyPredictor, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[convolution.ConvolutionParameters], tuple[Array, Array]]:
     """Choose the fastest algorithm of each convolution.
 
@@ -322,26 +336,26 @@ def _chosen_convolutions(
     algorithms: tuple[str, ...] = stated.algorithms or tuple(convolution.FIRST_CHOSEN_RELEASE)
     if stated.algorithms is None and predictor.datasheet().tensor_cores and "fp32" in predictor.device.peak:
         # Compute time and share of FLOP on tensor cores or, if these are slower, on vector units.
-        products = tuple(name for name in algorithms if name not in NO_PRODUCT)
+        products = tuple(name for name in algorithms if name not in VECTOR_ONLY_ALGORITHMS)
         moved = np.array([kernel.bytes for kernel in kernels])
         tensor, work = _convolved(predictor, kernels, predictor.datasheet(), entry.parameters, products)
         share = moved / (predictor.datasheet().memory_bandwidth * tensor)
-        tensor = _under_power_limit(predictor, kernels, tensor, moved, share, relative_operand_energy(predictor.dtype))
+        tensor = _under_power_limit(predictor, kernels, tensor, moved, share, relative_flop_energy(predictor.dtype))
         if predictor.keeps_channels_first:
             operands = np.array([kernel.bytes_read for kernel in kernels])
-            width = precision(predictor.dtype).operand_bytes
+            width = default_precision(predictor.dtype).operand_bytes
             tensor = tensor + memory.layout_conversion_time(
                 operands, operands / width, predictor.datasheet(), loads=memory.CUDNN_TRANSPOSE_ELEMENTS_PER_CLOCK
             )
         vector = predictor.parameters_of(convolution.ConvolutionParameters, "conv.vector").parameters
-        names = algorithms if predictor.dtype == "tf32" else NARROW
+        names = algorithms if predictor.dtype == "tf32" else NARROW_FORMAT_ALGORITHMS
         ordinary, reduced = _convolved(predictor, kernels, predictor.datasheet("fp32"), vector, names)
         return entry, (np.minimum(tensor, ordinary), np.where(ordinary < tensor, reduced, work))
     return entry, _convolved(predictor, kernels, predictor.datasheet(), entry.parameters, algorithms)
 
 
 def _under_power_limit(
-    predictor: FamilyPredictor,
+    predictor: KernelFamilyPredictor,
     kernels: Sequence[Kernel],
     seconds: Array,
     dram: Array,
@@ -363,15 +377,15 @@ def _under_power_limit(
     return np.asarray(seconds * (1.0 + np.maximum(0.0, 1.0 - memory_share) * (slowed - 1.0)))
 
 
-def inter_kernel_traffic_time(predictor: FamilyPredictor, moved: Array) -> tuple[Array, Array]:
+def inter_kernel_traffic_time(predictor: KernelFamilyPredictor, moved: Array) -> tuple[Array, Array]:
     """Compute the time to move tensors that one kernel of an inference program writes and the next one reads.
 
-    Bytes in the L2 cache have `L2_OVER_MEMORY` times the bandwidth of memory; other bytes have the bandwidth that
+    Bytes in the L2 cache have `L2_BANDWIDTH_RATIO` times the bandwidth of memory; other bytes have the bandwidth that
     convolutions reach.
 
     Parameters
     ----------
-    predictor : FamilyPredictor
+    predictor : KernelFamilyPredictor
         The device, format and software of the run.
     moved : ndarray, shape (kernels,)
         Bytes that each kernel reads and writes.
@@ -385,18 +399,18 @@ def inter_kernel_traffic_time(predictor: FamilyPredictor, moved: Array) -> tuple
     parameters = predictor.parameters_of(convolution.ConvolutionParameters, convolution_family(predictor)).parameters
     kept = convolution.l2_resident_share(moved, device)
     seconds = moved / (parameters.bandwidth_fraction * device.memory_bandwidth)
-    return seconds * (1.0 - kept * (1.0 - 1.0 / convolution.L2_OVER_MEMORY)), moved * (1.0 - kept)
+    return seconds * (1.0 - kept * (1.0 - 1.0 / convolution.L2_BANDWIDTH_RATIO)), moved * (1.0 - kept)
 
 
-def inference_convolution_times(predictor: FamilyPredictor, kernels: Sequence[Kernel], moved: Array) -> Array:
+def inference_convolution_times(predictor: KernelFamilyPredictor, kernels: Sequence[Kernel], moved: Array) -> Array:
     """Compute the times of convolutions in an inference compiler: implicit products in the format of the run.
 
     The convolutions run under long load, so that the power limit applies. Energy is proportional to the bytes of
-    operands, as for products in training (`relative_operand_energy`).
+    operands, as for products in training (`relative_flop_energy`).
 
     Parameters
     ----------
-    predictor : FamilyPredictor
+    predictor : KernelFamilyPredictor
         The device, format and software of the run.
     kernels : sequence of Kernel
         Convolutions.
@@ -414,12 +428,12 @@ def inference_convolution_times(predictor: FamilyPredictor, kernels: Sequence[Ke
         predictor, kernels, device, replace(parameters, bandwidth_fraction=np.inf), ("implicit",)
     )
     streamed, dram = inter_kernel_traffic_time(predictor, moved)
-    busy = convolution.overlap_with_loss(arithmetic, streamed)
-    operands = precision(predictor.dtype).operand_bytes / BYTES_PER_NUMBER["fp16"]
+    busy = convolution.lossy_overlap_time(arithmetic, streamed)
+    operands = default_precision(predictor.dtype).operand_bytes / BYTES_PER_NUMBER["fp16"]
     return _under_power_limit(predictor, kernels, busy, dram, streamed / busy, operands)
 
 
-def _available_algorithms(predictor: FamilyPredictor, algorithms: Sequence[str]) -> Sequence[str]:
+def _available_algorithms(predictor: KernelFamilyPredictor, algorithms: Sequence[str]) -> Sequence[str]:
     """Return the convolution algorithms that exist for the device and the number format of a run.
 
     cuDNN's Winograd and Fourier kernels are for GPUs, and not for fp64 (NVIDIA, cuDNN API reference,
@@ -431,7 +445,7 @@ def _available_algorithms(predictor: FamilyPredictor, algorithms: Sequence[str])
 
 
 def _convolved(
-    predictor: FamilyPredictor,
+    predictor: KernelFamilyPredictor,
     kernels: Sequence[Kernel],
     device: DeviceDatasheet,
     parameters: convolution.ConvolutionParameters,
@@ -444,29 +458,31 @@ def _convolved(
     """
     software = predictor.software
     algorithms = _available_algorithms(predictor, algorithms)
-    images = shape_values(kernels, "n") * shape_values(kernels, "out_d")
+    images = kernel_shape_values(kernels, "n") * kernel_shape_values(kernels, "out_d")
     calls = images if software.convolutions.image_by_image else np.ones_like(images)
     shape = convolution.convolution_shape(
         batch=images / calls,
-        channels=shape_values(kernels, "c") * shape_values(kernels, "kernel_d"),
-        height=shape_values(kernels, "h"),
-        width=shape_values(kernels, "w"),
-        filters=shape_values(kernels, "k"),
-        kernel_h=shape_values(kernels, "kernel_h"),
-        kernel_w=shape_values(kernels, "kernel_w"),
-        pad_h=shape_values(kernels, "pad_h", 0.0),
-        pad_w=shape_values(kernels, "pad_w", 0.0),
-        stride_h=shape_values(kernels, "stride_h"),
-        stride_w=shape_values(kernels, "stride_w"),
-        dilation_h=shape_values(kernels, "dilation_h"),
-        dilation_w=shape_values(kernels, "dilation_w"),
-        groups=shape_values(kernels, "groups"),
+        channels=kernel_shape_values(kernels, "c") * kernel_shape_values(kernels, "kernel_d"),
+        height=kernel_shape_values(kernels, "h"),
+        width=kernel_shape_values(kernels, "w"),
+        filters=kernel_shape_values(kernels, "k"),
+        kernel_h=kernel_shape_values(kernels, "kernel_h"),
+        kernel_w=kernel_shape_values(kernels, "kernel_w"),
+        pad_h=kernel_shape_values(kernels, "pad_h", 0.0),
+        pad_w=kernel_shape_values(kernels, "pad_w", 0.0),
+        stride_h=kernel_shape_values(kernels, "stride_h"),
+        stride_w=kernel_shape_values(kernels, "stride_w"),
+        dilation_h=kernel_shape_values(kernels, "dilation_h"),
+        dilation_w=kernel_shape_values(kernels, "dilation_w"),
+        groups=kernel_shape_values(kernels, "groups"),
         direction=np.array([_DIRECTIONS[kernel.operation] for kernel in kernels]),
     )
-    costs = convolution.algorithm_costs(
+    costs = convolution.convolution_costs(
         shape,
-        element_bytes=precision(predictor.dtype).operand_bytes,
-        library=software.convolutions.cudnn if software.convolutions.algorithms is None else convolution.OWN_KERNELS,
+        element_bytes=default_precision(predictor.dtype).operand_bytes,
+        library=software.convolutions.cudnn
+        if software.convolutions.algorithms is None
+        else convolution.NON_CUDNN_RELEASE,
         channels_last=not predictor.keeps_channels_first,
         algorithms=algorithms,
         available=convolution.FIRST_AUTOTUNED_RELEASE
@@ -476,19 +492,19 @@ def _convolved(
         parameters=parameters,
     )
     limit = software.convolutions.workspace
-    seconds, work = convolution.fastest_time_and_flops(costs, np.inf if limit is None else limit)
+    seconds, work = convolution.fastest_convolution_time_and_flops(costs, np.inf if limit is None else limit)
     return calls * seconds, work
 
 
 @KERNEL_FAMILIES.register("attention")
 def attention_times(
-    predictor: FamilyPredictor, group: str, kernels: Sequence[Kernel]
+    predictor: KernelFamilyPredictor, group: str, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[Any], Array]:
     """Predict the times of fused attention by the kernel of the software, or else the usual kernel of the device.
 
     Parameters
     ----------
-    predictor : FamilyPredictor
+    predictor : KernelFamilyPredictor
         The device, format and software of the run.
     group : str
         Calibration family, with the variant of its kernels.
@@ -501,9 +517,11 @@ def attention_times(
         Parameters with their source, and seconds of each kernel.
     """
     device = predictor.device
-    kernel_name = predictor.software.attention.kernel or default_kernel(device.architecture, device.memory.kind)
+    kernel_name = predictor.software.attention.kernel or default_attention_kernel(
+        device.architecture, device.memory.kind
+    )
     entry = predictor.parameters_of(PrefillParameters, f"attention.{kernel_name}.prefill")
-    attended, keys = shape_values(kernels, "attended"), shape_values(kernels, "kv_len")
+    attended, keys = kernel_shape_values(kernels, "attended"), kernel_shape_values(kernels, "kv_len")
     training = predictor.parameters_of(TrainingKernelParameters, f"training.attention.{kernel_name}")
     measured = training.origin != "default"
     by_order = predictor.software.attention.mask == "causal"
@@ -513,43 +531,45 @@ def attention_times(
         GemmParameters, "gemm.tensor" if tensor else "gemm.simt"
     ).parameters
     times = formula(
-        batch=shape_values(kernels, "batch"),
-        query_heads=shape_values(kernels, "q_heads"),
-        kv_heads=shape_values(kernels, "kv_heads"),
-        query_length=shape_values(kernels, "q_len"),
+        batch=kernel_shape_values(kernels, "batch"),
+        query_heads=kernel_shape_values(kernels, "q_heads"),
+        kv_heads=kernel_shape_values(kernels, "kv_heads"),
+        query_length=kernel_shape_values(kernels, "q_len"),
         kv_length=keys,
-        head_dim=shape_values(kernels, "head_dim"),
-        value_dim=shape_values(kernels, "value_dim"),
-        causal=(shape_values(kernels, "causal") > 0) & by_order,
+        head_dim=kernel_shape_values(kernels, "head_dim"),
+        value_dim=kernel_shape_values(kernels, "value_dim"),
+        causal=(kernel_shape_values(kernels, "causal") > 0) & by_order,
         window=np.where((attended < keys) & by_order, attended, 0.0),
         kernel_name=kernel_name,
         element_bytes=float(BYTES_PER_NUMBER[predictor.sixteen_bit_dtype]),
         sustained=1.0,
         activity=_relative_energy(predictor, products, predictor.sixteen_bit_dtype)
-        / relative_operand_energy(predictor.sixteen_bit_dtype),
+        / relative_flop_energy(predictor.sixteen_bit_dtype),
         device=predictor.datasheet(predictor.sixteen_bit_dtype),
         parameters=training_attention_parameters(entry.parameters, training.parameters)
         if measured
         else entry.parameters,
     )
-    dropout = np.where(shape_values(kernels, "dropout", 0.0) > 0, predictor.software.attention.dropout, 1.0)
+    dropout = np.where(kernel_shape_values(kernels, "dropout", 0.0) > 0, predictor.software.attention.dropout, 1.0)
     return entry, times * dropout * predictor.software.attention_slowdown(predictor.device.architecture)
 
 
-def _relative_energy(predictor: FamilyPredictor, products: GemmParameters, dtype: str) -> float:
+def _relative_energy(predictor: KernelFamilyPredictor, products: GemmParameters, dtype: str) -> float:
     """Return the energy of tensor-core GEMMs in training relative to the benchmark that was calibrated [-]."""
-    return switching_activity(products.training_activity, dtype, predictor.datasheet(dtype), predictor.user_calibration)
+    return relative_training_energy(
+        products.training_energy_ratio, dtype, predictor.datasheet(dtype), predictor.user_calibration
+    )
 
 
 @KERNEL_FAMILIES.register("memory")
 def memory_pass_times(
-    predictor: FamilyPredictor, group: str, kernels: Sequence[Kernel]
+    predictor: KernelFamilyPredictor, group: str, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[Any], Array]:
     """Predict the times of memory passes (norms, softmax, element-wise); groups in ``.twice`` read inputs twice.
 
     Parameters
     ----------
-    predictor : FamilyPredictor
+    predictor : KernelFamilyPredictor
         The device, format and software of the run.
     group : str
         Calibration family, with the variant of its kernels.
@@ -566,12 +586,15 @@ def memory_pass_times(
         family = group = "memory.elementwise"
     entry = predictor.parameters_of(memory.MemoryParameters, family)
     parameters: memory.MemoryParameters = entry.parameters
-    device, width = predictor.datasheet(pointwise_format(predictor.device)), precision(predictor.dtype).activation_bytes
+    device, width = (
+        predictor.datasheet(elementwise_dtype(predictor.device)),
+        default_precision(predictor.dtype).activation_bytes,
+    )
     swept = group != family  # batch normalisation reads its input for statistics, then once more
     moved = np.array(
         [kernel.bytes - (_unread_mask_bytes(kernel, predictor.software) if swept else 0.0) for kernel in kernels]
     )
-    rows, columns = shape_values(kernels, "rows"), np.maximum(shape_values(kernels, "columns"), 1.0)
+    rows, columns = kernel_shape_values(kernels, "rows"), np.maximum(kernel_shape_values(kernels, "columns"), 1.0)
     rowwise: dict[str, Any] = {}
     elements = moved / width / 2.0
     if family in _ROW_PASSES:
@@ -587,12 +610,12 @@ def memory_pass_times(
     if swept:
         read = np.array([_statistics_bytes(kernel, predictor) for kernel in kernels])
         rowwise = {"reread_bytes": read, "reread_footprint": read}
-        if predictor.loads_norms_by_scalar:
+        if predictor.loads_norms_without_vectors:
             elements, parameters = (
                 (moved + read) / width,
                 replace(parameters, elements_per_cycle=memory.SCALAR_ELEMENTS_PER_CLOCK),
             )
-    times = memory.memory_time(
+    times = memory.memory_kernel_time(
         moved_bytes=moved, elements=elements, device=device, parameters=parameters, host_calls=0.0, **rowwise
     )
     if swept and predictor.transposes_norms:
@@ -604,14 +627,14 @@ def memory_pass_times(
 _MASK_SHARE = 1.0 / 16.0
 
 
-def _statistics_bytes(kernel: Kernel, predictor: FamilyPredictor) -> float:
+def _statistics_bytes(kernel: Kernel, predictor: KernelFamilyPredictor) -> float:
     """Count the bytes that a batch normalisation reads for its statistics, without fused operands.
 
     The forward pass reads none if the preceding convolution has summed them.
     """
     summed = (
         predictor.software.fusion.statistics == "convolution"
-        and precision(predictor.dtype).activation_bytes <= BYTES_PER_NUMBER["fp16"]
+        and default_precision(predictor.dtype).activation_bytes <= BYTES_PER_NUMBER["fp16"]
     )
     return 0.0 if summed and kernel.phase == "forward" else kernel.shape.get("swept", kernel.bytes_read)
 
@@ -629,13 +652,13 @@ def _unread_mask_bytes(kernel: Kernel, software: SoftwareProfile) -> float:
 
 @KERNEL_FAMILIES.register("rnn")
 def rnn_times(
-    predictor: FamilyPredictor, group: str, kernels: Sequence[Kernel]
+    predictor: KernelFamilyPredictor, group: str, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[Any], Array]:
     """Predict the times of whole recurrent layers, one library call (cuDNN) for all timesteps.
 
     Parameters
     ----------
-    predictor : FamilyPredictor
+    predictor : KernelFamilyPredictor
         The device, format and software of the run.
     group : str
         Calibration family, with the variant of its kernels.
@@ -647,18 +670,18 @@ def rnn_times(
     tuple of (SourcedParameters[Any], ndarray)
         Parameters with their source, and seconds of each kernel.
     """
-    entry = predictor.parameters_of(RnnParameters, f"rnn.{predictor.unit_suffix}")
+    entry = predictor.parameters_of(RnnParameters, f"rnn.{predictor.arithmetic_unit_suffix}")
     products = predictor.parameters_of(
         GemmParameters, "gemm.tensor" if predictor.datasheet().tensor_cores else "gemm.simt"
     )
     times = rnn_time(
-        gate_count=shape_values(kernels, "gates"),
-        hidden=shape_values(kernels, "hidden"),
-        batch=shape_values(kernels, "batch"),
-        timesteps=shape_values(kernels, "timesteps"),
+        gate_count=kernel_shape_values(kernels, "gates"),
+        hidden=kernel_shape_values(kernels, "hidden"),
+        batch=kernel_shape_values(kernels, "batch"),
+        timesteps=kernel_shape_values(kernels, "timesteps"),
         direction=np.array([_RNN_DIRECTIONS[kernel.operation.partition(".")[2]] for kernel in kernels]),
-        bidirectional=shape_values(kernels, "directions") - 1.0,
-        element_bytes=precision(predictor.dtype).operand_bytes,
+        bidirectional=kernel_shape_values(kernels, "directions") - 1.0,
+        element_bytes=default_precision(predictor.dtype).operand_bytes,
         library=predictor.software.convolutions.cudnn,
         device=predictor.datasheet(),
         parameters=entry.parameters,

@@ -16,7 +16,8 @@ that few tiles still fill the device. The library chooses a tile and a split tha
     DRAM   = compulsory bytes that the L2 does not still hold
     clock  = lowered if power at full clock would exceed the board's limit (`paleo.pricing.power`)
 
-Vector units read transposed operands one sector of each row at a time, which is slow on GDDR5 (`scattered_read_time`).
+Vector units read transposed operands one sector of each row at a time, which is slow on GDDR5
+(`transposed_operand_read_time`).
 
 Roofline and tiling: Williams, Waterman, Patterson, CACM 52(4), 2009; NVIDIA, "Matrix Multiplication Background User's
 Guide" (tile and wave quantisation); split and stream-K: Osama et al., PPoPP 2023. Rates are per clock and per FLOP of
@@ -35,8 +36,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.power import HALF_THROTTLE_TIME, power_slowdown, throttled_share
-from paleo.specs.calibration import parameter
+from paleo.pricing.power import HALF_THROTTLE_TIME, power_slowdown, slowdown_share
+from paleo.specs.calibration import calibrated_parameter
 
 if TYPE_CHECKING:
     from paleo.pricing.kernels import DeviceDatasheet
@@ -50,14 +51,14 @@ _TENSOR_TILES = (
 )  # fmt: skip
 VECTOR_TILES = ((256, 128), (128, 256), (128, 128), (64, 128), (64, 64), (32, 128))
 #: Least length of the sum per split, and the step in which a main loop of vector units runs through k.
-LEAST_SPLIT, VECTOR_STEP = 128.0, 8.0
+MIN_SPLIT_K_LENGTH, VECTOR_K_STEP = 128.0, 8.0
 #: Largest number of parts of a sum that are added in the shared memory of a cluster (NVIDIA, CUDA C++ Programming
 #: Guide, "Thread Block Clusters": at most 16 blocks). From k = 4,096 to 65,536 a single tile on B200 takes 0.125 us
 #: longer per 1,024, a tenth of what one block takes for them.
 MAX_CLUSTER_BLOCKS = 16.0
 #: Step of a main loop of tensor cores [bytes of a row]: the widest row that the tensor memory accelerator swizzles.
 #: Before it, cuBLAS has kernels with half of that for short sums (``ampere_bf16_s16816gemm_…_stages_32x5``).
-TENSOR_STEP, OLDER_STEP = 128.0, 64.0
+TENSOR_CORE_K_STEP_BYTES, OLDER_K_STEP_BYTES = 128.0, 64.0
 #: Architectures with tensor cores, but without that accelerator and without clusters.
 _BEFORE_HOPPER = frozenset({"Volta", "Turing", "Ampere", "Ada Lovelace"})
 #: Ratio of the smallest sgemm tile for single products to that for batched ones: libraries have narrower kernels for
@@ -66,7 +67,7 @@ _SINGLE_TILE = 0.25
 #: Stride from which every row of an operand is on a separate page of the address-translation cache.
 _PAGE_BYTES = 128 * 2.0**10
 #: Tile of an sgemm kernel in the libraries for Maxwell and Pascal, and the number of its blocks on a multiprocessor.
-SGEMM_TILE, SGEMM_BLOCKS = 128.0, 2.0
+SGEMM_TILE_SIZE, SGEMM_BLOCKS_PER_MULTIPROCESSOR = 128.0, 2.0
 #: Ratio of footprint to capacity beyond which nothing survives in a cache; it avoids an overflow of high powers.
 _BEYOND = 1e3
 #: Length of the sum from which the main loop pays the full latency of DRAM.
@@ -94,42 +95,66 @@ class GemmParameters:
     casts, transposes and scales of narrow formats.
     """
 
-    launch_time: float = parameter(
+    launch_time: float = calibrated_parameter(
         "2.5 us", "0.5..150 us", "launch to first instruction, with the host's exposed share"
     )
-    efficiency: float = parameter("0.95", "0.5..1", "share of peak that the main loop of a full tile reaches")
-    bandwidth_efficiency: float = parameter("0.82", "0.4..1", "share of the DRAM bandwidth that streaming reaches")
-    split_time: float = parameter("2.5 us", "0.2..60 us", "latency of a split reduction: a second kernel, semaphores")
-    l2_rate: float = parameter("0.006 element/FLOP", "0.001..0.2", "L2's operand elements per FLOP of the unit")
-    l2_survival_share: float = parameter(
+    efficiency: float = calibrated_parameter(
+        "0.95", "0.5..1", "share of peak that the main loop of a full tile reaches"
+    )
+    bandwidth_efficiency: float = calibrated_parameter(
+        "0.82", "0.4..1", "share of the DRAM bandwidth that streaming reaches"
+    )
+    split_time: float = calibrated_parameter(
+        "2.5 us", "0.2..60 us", "latency of a split reduction: a second kernel, semaphores"
+    )
+    l2_rate: float = calibrated_parameter(
+        "0.006 element/FLOP", "0.001..0.2", "L2's operand elements per FLOP of the unit"
+    )
+    l2_survival_share: float = calibrated_parameter(
         "0.5", "0.05..1.1", "share of the L2 in which data survive from launch to launch"
     )
-    wave_rounding: float = parameter("0.7", "0.02..1", "cost of a partial last wave: 1 a full one, 0 persistent")
-    energy_per_flop: float = parameter(
+    wave_rounding: float = calibrated_parameter(
+        "0.7", "0.02..1", "cost of a partial last wave: 1 a full one, 0 persistent"
+    )
+    energy_per_flop: float = calibrated_parameter(
         "1.2 pJ/FLOP", "0.1..60", "dynamic energy per FLOP at full clock, operands included"
     )
-    epilogue_cycles: float = parameter("2000 cycle", "50..20000", "prologue and epilogue of a 128 x 128 tile")
-    time_per_split: float = parameter(
+    epilogue_cycles: float = calibrated_parameter(
+        "2000 cycle", "50..20000", "prologue and epilogue of a 128 x 128 tile"
+    )
+    time_per_split: float = calibrated_parameter(
         "0.01 us", "1 ns..1 us", "time of each part of a split reduction, one after another"
     )
-    dram_latency_cycles: float = parameter(
+    dram_latency_cycles: float = calibrated_parameter(
         "800 cycle", "20..30000", "latency of DRAM before the first tile, where it is read"
     )
-    block_start_cycles: float = parameter("1000 cycle", "10..10000", "until thread blocks run on all multiprocessors")
-    min_tile_area: float = parameter("5000 element", "500..20000", "area of the smallest tile of the library")
-    page_stall_ratio: float = parameter("0.05", "0.01..5", "extra main-loop time where each row lies on its own page")
-    cycles_per_summed_element: float = parameter(
+    block_start_cycles: float = calibrated_parameter(
+        "1000 cycle", "10..10000", "until thread blocks run on all multiprocessors"
+    )
+    min_tile_area: float = calibrated_parameter(
+        "5000 element", "500..20000", "area of the smallest tile of the library"
+    )
+    page_stall_ratio: float = calibrated_parameter(
+        "0.05", "0.01..5", "extra main-loop time where each row lies on its own page"
+    )
+    cycles_per_summed_element: float = calibrated_parameter(
         "0.5 cycle", "0.2..50", "least cycles of a block per two bytes of its sum"
     )
-    scattered_read_efficiency: float = parameter("1", "0.02..1", "DRAM share of one-sector reads", fitted=False)
-    min_narrow_tile_rows: float = parameter("1 row", "1..128", "rows from which there are narrow tiles", fitted=False)
-    half_throttle_time: float = parameter(
+    scattered_read_efficiency: float = calibrated_parameter(
+        "1", "0.02..1", "DRAM share of one-sector reads", fitted=False
+    )
+    min_narrow_tile_rows: float = calibrated_parameter(
+        "1 row", "1..128", "rows from which there are narrow tiles", fitted=False
+    )
+    half_throttle_time: float = calibrated_parameter(
         f"{HALF_THROTTLE_TIME} s", "0.01..30 ms", "kernel time that feels half the slow-down", fitted=False
     )
-    training_energy_per_flop: float = parameter("1.5 pJ/FLOP", "0.1..90", "energy per FLOP in training", fitted=False)
+    training_energy_per_flop: float = calibrated_parameter(
+        "1.5 pJ/FLOP", "0.1..90", "energy per FLOP in training", fitted=False
+    )
 
     @property
-    def training_activity(self) -> float:
+    def training_energy_ratio(self) -> float:
         """Energy of a FLOP in training, relative to its energy in the calibrated benchmark; dimensionless."""
         return self.training_energy_per_flop / self.energy_per_flop
 
@@ -142,7 +167,7 @@ def _fourth_root(x: Array) -> Array:
     return np.asarray(np.sqrt(np.sqrt(x)))
 
 
-def cache_miss(footprint: Array, capacity: float) -> Array:
+def cache_miss_rate(footprint: Array, capacity: float) -> Array:
     """Compute the cache miss rate (0 to 1) of a footprint that is read cyclically.
 
     The rate is a steep step, 1 - 1 / (1 + x¹⁶): LRU alone would give a sharp one at 1, hashed sets and other traffic
@@ -163,7 +188,7 @@ def cache_miss(footprint: Array, capacity: float) -> Array:
 
     Examples
     --------
-    >>> cache_miss(np.array([0.0, 0.9, 1.0, 1.1]), 1.0).round(2)
+    >>> cache_miss_rate(np.array([0.0, 0.9, 1.0, 1.1]), 1.0).round(2)
     array([0.  , 0.16, 0.5 , 0.82])
     """
     return np.asarray(1.0 - 1.0 / (1.0 + _fourth_power(_fourth_power(np.minimum(footprint / capacity, _BEYOND)))))
@@ -201,7 +226,7 @@ def _split_counts(blocks: Array, k: Array, batch: Array, device: DeviceDatasheet
     Batched kernels do not split.
     """
     clustered = device.tensor_cores and device.architecture not in _BEFORE_HOPPER
-    most = np.clip(np.floor(k / LEAST_SPLIT), 1.0, MAX_CLUSTER_BLOCKS if clustered else np.inf)
+    most = np.clip(np.floor(k / MIN_SPLIT_K_LENGTH), 1.0, MAX_CLUSTER_BLOCKS if clustered else np.inf)
     most = np.where(batch > 1, 1.0, most)
     wave = np.clip(np.floor(device.multiprocessors / blocks), 1.0, most)
     two = np.clip(np.rint(2.0 * device.multiprocessors / blocks), 1.0, most)
@@ -211,8 +236,8 @@ def _split_counts(blocks: Array, k: Array, batch: Array, device: DeviceDatasheet
 def _step(element: Array, device: DeviceDatasheet) -> Array | float:
     """Return how many elements of k, of ``element`` bytes each, one iteration of the main loop takes."""
     if not device.tensor_cores:
-        return VECTOR_STEP
-    return (OLDER_STEP if device.architecture in _BEFORE_HOPPER else TENSOR_STEP) / element
+        return VECTOR_K_STEP
+    return (OLDER_K_STEP_BYTES if device.architecture in _BEFORE_HOPPER else TENSOR_CORE_K_STEP_BYTES) / element
 
 
 def kernel_choice_odds(seconds: Array, reference: Array) -> Array:
@@ -286,7 +311,7 @@ def _busy_time(
     return seconds / weights, np.minimum(arithmetic / weights, 1.0)
 
 
-def scattered_read_time(
+def transposed_operand_read_time(
     m: Array, n: Array, k: Array, batch: Array, element: Array, efficiency: float, device: DeviceDatasheet
 ) -> Array:
     """Compute the time to read a transposed B, [n, k] in memory, by kernels of vector units.
@@ -321,13 +346,14 @@ def scattered_read_time(
     >>> from paleo.pricing.kernels import DeviceDatasheet
     >>> titan = DeviceDatasheet("x", "Pascal", "GDDR5X", 28, 1.531e9, 10.97e12, 480e9, 3e6, 250, False)
     >>> one = np.array(1.0)
-    >>> seconds = scattered_read_time(128 * one, 7680 * one, 2560 * one, one, 4 * one, 0.105, titan)  # 1.62 ms measured
+    >>> # 1.62 ms measured
+    >>> seconds = transposed_operand_read_time(128 * one, 7680 * one, 2560 * one, one, 4 * one, 0.105, titan)
     >>> float(seconds.round(5))
     0.00167
     """
-    tiles = np.ceil(m / SGEMM_TILE) * np.ceil(n / SGEMM_TILE)
-    rounds = np.maximum(1.0, tiles / (SGEMM_BLOCKS * device.multiprocessors))
-    visits = np.sqrt(np.minimum(m, SGEMM_TILE) / SGEMM_TILE) * np.where(np.frexp(k)[0] == 0.5, 0.5, 1.0)
+    tiles = np.ceil(m / SGEMM_TILE_SIZE) * np.ceil(n / SGEMM_TILE_SIZE)
+    rounds = np.maximum(1.0, tiles / (SGEMM_BLOCKS_PER_MULTIPROCESSOR * device.multiprocessors))
+    visits = np.sqrt(np.minimum(m, SGEMM_TILE_SIZE) / SGEMM_TILE_SIZE) * np.where(np.frexp(k)[0] == 0.5, 0.5, 1.0)
     return np.asarray(rounds * visits * batch * n * k * element / (efficiency * device.memory_bandwidth))
 
 
@@ -335,11 +361,11 @@ def scattered_read_time(
 #: architectures whose batched kernels need aligned head sizes. Two head sizes of BigScience's runs on A100 (108, 150;
 #: 2022) lose as much as fp32 at half rate would take (8 to 10.5 of 19.5 TFLOP/s), neighbouring ones of 104, 112 and 144
 #: nothing.
-ALIGNED, UNALIGNED_RATE = 8.0, 0.5
+ALIGNED_ELEMENTS, UNALIGNED_RATE_SHARE = 8.0, 0.5
 ALIGNMENT_BOUND_ARCHITECTURES = frozenset({"Volta", "Turing", "Ampere"})
 
 
-def unaligned_time(m: Array, n: Array, k: Array, batch: Array, device: DeviceDatasheet) -> Array:
+def unaligned_batched_gemm_time(m: Array, n: Array, k: Array, batch: Array, device: DeviceDatasheet) -> Array:
     """Compute the time of batched 16-bit GEMMs with unaligned rows, which run on vector units.
 
     Parameters
@@ -361,21 +387,26 @@ def unaligned_time(m: Array, n: Array, k: Array, batch: Array, device: DeviceDat
     >>> from paleo.pricing.kernels import device_datasheet
     >>> from paleo.specs.device import load_device
     >>> card, one = device_datasheet(load_device("a100-sxm4-80gb"), "fp32"), np.array(1.0)
-    >>> [float(unaligned_time(2048 * one, 2048 * one, k * one, 32 * one, card).round(6)) for k in (104, 108)]
+    >>> [float(unaligned_batched_gemm_time(2048 * one, 2048 * one, k * one, 32 * one, card).round(6))
+    ... for k in (104, 108)]
     [0.0, 0.002973]
     """
-    odd = (np.minimum(n, k) % ALIGNED > 0) & (batch > 1.0) & (device.architecture in ALIGNMENT_BOUND_ARCHITECTURES)
-    return np.asarray(np.where(odd, 2.0 * m * n * k * batch / (UNALIGNED_RATE * device.peak_flops_per_s), 0.0))
+    odd = (
+        (np.minimum(n, k) % ALIGNED_ELEMENTS > 0)
+        & (batch > 1.0)
+        & (device.architecture in ALIGNMENT_BOUND_ARCHITECTURES)
+    )
+    return np.asarray(np.where(odd, 2.0 * m * n * k * batch / (UNALIGNED_RATE_SHARE * device.peak_flops_per_s), 0.0))
 
 
 #: FLOP for each clock and multiprocessor of 16-bit products on tensor cores with a row that is no multiple of 16 bytes,
 #: where both operands are contiguous along the sum, and else. cuBLAS 13 takes kernels of Turing there, which load an
 #: element at a time (28 products on one H100, 2026-11-27, above 2 GFLOP: 12 % off, 7 without those of 129 rows and with
 #: rows of 8 bytes). Volta's kernels lose nothing (DeepBench). Other architectures: not measured.
-UNALIGNED_FLOPS: Mapping[str, tuple[float, float]] = {"Hopper": (395.0, 560.0)}
+UNALIGNED_FLOPS_PER_CLOCK: Mapping[str, tuple[float, float]] = {"Hopper": (395.0, 560.0)}
 
 
-def unaligned_rows_time(
+def unaligned_gemm_time(
     m: ArrayLike, n: ArrayLike, k: ArrayLike, along_sum: tuple[ArrayLike, ArrayLike], device: DeviceDatasheet
 ) -> Array:
     """Compute the time of 16-bit products on tensor cores whose rows in memory are no multiple of 16 bytes.
@@ -392,38 +423,40 @@ def unaligned_rows_time(
     Returns
     -------
     ndarray
-        Seconds; 0 where all rows are aligned, and on architectures that `UNALIGNED_FLOPS` does not name.
+        Seconds; 0 where all rows are aligned, and on architectures that `UNALIGNED_FLOPS_PER_CLOCK` does not name.
 
     Examples
     --------
     >>> from paleo.pricing.kernels import device_datasheet
     >>> from paleo.specs.device import load_device
     >>> card = device_datasheet(load_device("h100-sxm5-80gb"), "bf16")
-    >>> [float(unaligned_rows_time(4096, words, 768, (1, 1), card).round(5)) for words in (50304, 50257)]
+    >>> [float(unaligned_gemm_time(4096, words, 768, (1, 1), card).round(5)) for words in (50304, 50257)]
     [0.0, 0.00306]
     """
     m, n, k, left, right = np.broadcast_arrays(*(np.asarray(each, dtype=np.float64) for each in (m, n, k, *along_sum)))
-    if device.architecture not in UNALIGNED_FLOPS:
+    if device.architecture not in UNALIGNED_FLOPS_PER_CLOCK:
         return np.zeros(m.shape)
     rows = (n, np.where(left > 0.0, k, m), np.where(right > 0.0, k, n))
-    both, mixed = UNALIGNED_FLOPS[device.architecture]
+    both, mixed = UNALIGNED_FLOPS_PER_CLOCK[device.architecture]
     rate = np.where(left * right > 0.0, both, mixed) * device.multiprocessors * device.clock_hz
-    return np.asarray(np.where(np.any(np.mod(rows, ALIGNED) > 0.0, axis=0), 2.0 * m * n * k / rate, 0.0))
+    return np.asarray(np.where(np.any(np.mod(rows, ALIGNED_ELEMENTS) > 0.0, axis=0), 2.0 * m * n * k / rate, 0.0))
 
 
 def _chunk_time(columns: tuple[Array, ...], device: DeviceDatasheet, p: GemmParameters) -> Array:
     m, n, k, batch, element, result, copies, activity, contiguous, heated = columns
     left, right, out = batch * m * k * element, batch * k * n * element, batch * m * n * result
     footprint, capacity = left + right + out, p.l2_survival_share * device.l2_bytes
-    dram = left * cache_miss(footprint, capacity) + out * cache_miss(footprint, _RESULT_SHARE * capacity)
-    dram = dram + right * cache_miss(footprint + (copies - 1.0) * right, capacity)
+    dram = left * cache_miss_rate(footprint, capacity) + out * cache_miss_rate(footprint, _RESULT_SHARE * capacity)
+    dram = dram + right * cache_miss_rate(footprint + (copies - 1.0) * right, capacity)
     latency = p.dram_latency_cycles / device.clock_hz * np.minimum(k / _FILL_LENGTH, 1.0) * dram / footprint
     stall = 1.0 + p.page_stall_ratio * contiguous * np.minimum(k * element / _PAGE_BYTES, 1.0)
-    wide = np.where((m < p.min_narrow_tile_rows) & (batch == 1), SGEMM_TILE * contiguous, 0.0)
+    wide = np.where((m < p.min_narrow_tile_rows) & (batch == 1), SGEMM_TILE_SIZE * contiguous, 0.0)
     busy, share = _busy_time((m, n, k, batch), element, result, dram, stall, wide, device, p)
     if p.scattered_read_efficiency < 1.0 and not device.tensor_cores:
-        transposed = np.maximum(2.0 * contiguous - 1.0, 0.0) * cache_miss(right, capacity)
-        scattered = transposed * scattered_read_time(m, n, k, batch, element, p.scattered_read_efficiency, device)
+        transposed = np.maximum(2.0 * contiguous - 1.0, 0.0) * cache_miss_rate(right, capacity)
+        scattered = transposed * transposed_operand_read_time(
+            m, n, k, batch, element, p.scattered_read_efficiency, device
+        )
         busy = _fourth_root(_fourth_power(busy) + _fourth_power(scattered))
     busy = busy + latency
     flops = 2.0 * m * n * k * batch
@@ -431,7 +464,7 @@ def _chunk_time(columns: tuple[Array, ...], device: DeviceDatasheet, p: GemmPara
         busy=busy, flops=flops, dram=dram, energy=p.energy_per_flop, activity=activity, device=device
     )
     return np.asarray(
-        p.launch_time + busy * (1.0 + share * (slowed - 1.0) * throttled_share(busy, heated, p.half_throttle_time))
+        p.launch_time + busy * (1.0 + share * (slowed - 1.0) * slowdown_share(busy, heated, p.half_throttle_time))
     )
 
 
@@ -533,5 +566,5 @@ def quantisation_time(
     """
     count = np.asarray(elements, dtype=np.float64)
     moved = count * (2.0 * np.asarray(source_bytes) + np.asarray(target_bytes))
-    missed = cache_miss(count * (np.asarray(source_bytes) + np.asarray(target_bytes)), capacity)
+    missed = cache_miss_rate(count * (np.asarray(source_bytes) + np.asarray(target_bytes)), capacity)
     return np.asarray(moved * missed / (bandwidth_efficiency * device.memory_bandwidth))

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError
-from paleo.operations.tensor import BYTES_PER_NUMBER, precision
+from paleo.operations.tensor import BYTES_PER_NUMBER, default_precision
 from paleo.pricing.calibration_lookup import (
     ConstantEfficiencies,
     SourcedParameters,
@@ -298,7 +298,7 @@ def built_rate_ratio(device: Device, dtype: str, peak_flops_per_s: float) -> flo
     return 2.0 ** max(0.0, round(math.log2(full / peak_flops_per_s))) if full else 1.0
 
 
-def pointwise_format(device: Device) -> str:
+def elementwise_dtype(device: Device) -> str:
     """Return the number format whose rate limits element-wise arithmetic on a device.
 
     This is fp32, or 16 bits if the maker publishes no fp32 rate (TPU, Gaudi). Memory limits those passes long before
@@ -317,7 +317,7 @@ def pointwise_format(device: Device) -> str:
     Examples
     --------
     >>> from paleo.specs.device import load_device
-    >>> pointwise_format(load_device("h100-sxm5-80gb")), pointwise_format(load_device("tpu-v4"))
+    >>> elementwise_dtype(load_device("h100-sxm5-80gb")), elementwise_dtype(load_device("tpu-v4"))
     ('fp32', 'bf16')
     """
     return (
@@ -380,7 +380,7 @@ def device_datasheet(device: Device, dtype: str, compute: str | None = None) -> 
 
 #: Families that run at the power limit in training, and the factor within which the sustained rates of measured steps
 #: lie for one device and format: 500 to 590 TFLOP/s in bf16 on H100, 1,100 to 1,220 in fp8, 2,300 to 2,700 on GB200.
-ARITHMETIC, SUSTAINED_SPREAD = ("gemm", "attention"), 1.1
+POWER_LIMITED_FAMILIES, SUSTAINED_RATE_SPREAD = ("gemm", "attention"), 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,7 +407,7 @@ class KernelTimes:
     high_factor: Array
 
     @property
-    def synchronous_times(self) -> Array:
+    def host_synchronous_times(self) -> Array:
         """Kernel times if the host cannot run ahead: the longer of device and host time, shape (kernels,) [s]."""
         return np.maximum(self.device_time, self.host_time)
 
@@ -430,7 +430,7 @@ class KernelPredictor(Protocol):
     def unmeasured_families(self) -> frozenset[str]:
         """Kernel families used so far whose parameters were not measured on this device's architecture."""
 
-    def flop_ratio(self, kernels: Sequence[Kernel]) -> Array:
+    def relative_algorithm_flops(self, kernels: Sequence[Kernel]) -> Array:
         """Return the FLOP that each kernel executes, relative to the direct algorithm, shape (kernels,) [-].
 
         Parameters
@@ -487,7 +487,7 @@ class _ConstantRates:
         """No families: constant rates are not calibrated family by family, so that none can be unmeasured."""
         return frozenset()
 
-    def flop_ratio(self, kernels: Sequence[Kernel]) -> Array:
+    def relative_algorithm_flops(self, kernels: Sequence[Kernel]) -> Array:
         """Return 1 for each kernel: no algorithm that saves FLOP (Winograd, FFT) is considered.
 
         Parameters
@@ -517,7 +517,7 @@ class _ConstantRates:
         """
         original = self.constant_efficiencies.combine == "sum"
         free = np.array(
-            [original and kernel.family == "memory" and kernel.kind.free_in_original_paleo for kernel in kernels],
+            [original and kernel.family == "memory" and kernel.kind.is_free_in_original_paleo for kernel in kernels],
             dtype=bool,
         )
         update = np.array([kernel.phase == "update" for kernel in kernels], dtype=bool)
@@ -526,13 +526,13 @@ class _ConstantRates:
         vector = np.where(update | (not original), [kernel.vector_flops for kernel in kernels], 0.0)
         plain: ArithmeticUnit | None = "vector" if "fp32" in self.device.vector_peak else None
         work = flops / self.device.peak_flops_per_s(self.device.arithmetic_dtype(self.dtype))
-        work = work + vector / self.device.peak_flops_per_s(pointwise_format(self.device), plain)
+        work = work + vector / self.device.peak_flops_per_s(elementwise_dtype(self.device), plain)
         compute, memory = (
             np.where(update, 1.0, share)
             for share in (self.constant_efficiencies.compute, self.constant_efficiencies.memory)
         )
         bandwidth = self.device.memory.bandwidth * memory
-        launch = np.full(len(kernels), self.constant_efficiencies.launch)
+        launch = np.full(len(kernels), self.constant_efficiencies.launch_time)
         total = kernel_time(
             flops=work,
             moved_bytes=moved,
@@ -551,9 +551,11 @@ class _ConstantRates:
         """Return (FLOP, bytes) of each kernel, padded to the systolic arrays of a TPU if so configured."""
         if not self.constant_efficiencies.pads_to_arrays:
             return np.array([kernel.flops for kernel in kernels]), np.array([kernel.bytes for kernel in kernels])
-        from paleo.pricing.systolic import occupied_flops, padded_bytes
+        from paleo.pricing.systolic import lane_padded_bytes, systolic_array_flops
 
-        return occupied_flops(kernels, self.device), np.array([padded_bytes(each, self.device) for each in kernels])
+        return systolic_array_flops(kernels, self.device), np.array(
+            [lane_padded_bytes(each, self.device) for each in kernels]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -566,7 +568,7 @@ class DeviceTimes:
 
 
 @dataclass(frozen=True)
-class FamilyPredictor:
+class KernelFamilyPredictor:
     """Predictor of device times of kernels in one number format, by kernel families with calibrated formulas.
 
     A family is a set of kernels that share one formula, such as GEMMs. ``parameter_origins`` collects where the
@@ -627,8 +629,8 @@ class FamilyPredictor:
         for group, indices in groups.items():
             chosen = [kernels[index] for index in indices]
             lookup_result, times = KERNEL_FAMILIES[group.partition(".")[0]](self, group, chosen)
-            least, most = lookup_result.factors_of_each(times)
-            spread = SUSTAINED_SPREAD if group.partition(".")[0] in ARITHMETIC else 1.0
+            least, most = lookup_result.interval_factor_arrays(times)
+            spread = SUSTAINED_RATE_SPREAD if group.partition(".")[0] in POWER_LIMITED_FAMILIES else 1.0
             seconds[indices], low[indices], high[indices] = times, least / spread, most * spread
         return DeviceTimes(seconds, low, high)
 
@@ -657,13 +659,13 @@ class FamilyPredictor:
             family=family,
             user_calibration=self.user_calibration,
         )
-        self.parameter_origins[family] = f"{result.origin} ({result.subject})"
+        self.parameter_origins[family] = f"{result.origin} ({result.source_name})"
         return result
 
     @property
     def sixteen_bit_dtype(self) -> str:
         """Number format of kernels that stay in 16 bits in fp8 or fp4 runs (attention), else that of the run."""
-        return "bf16" if precision(self.dtype).quantises_operands else self.dtype
+        return "bf16" if default_precision(self.dtype).quantises_operands else self.dtype
 
     @property
     def keeps_channels_first(self) -> bool:
@@ -673,17 +675,17 @@ class FamilyPredictor:
     @property
     def transposes_norms(self) -> bool:
         """True if batch normalisation in training converts channels-last tensors to channels-first and back."""
-        narrow = precision(self.dtype).activation_bytes <= BYTES_PER_NUMBER["fp16"]
+        narrow = default_precision(self.dtype).activation_bytes <= BYTES_PER_NUMBER["fp16"]
         channels_last = narrow and self.datasheet().tensor_cores and not self.keeps_channels_first
         return channels_last and self.software.formats.norms == "channels-first"
 
     @property
-    def loads_norms_by_scalar(self) -> bool:
+    def loads_norms_without_vectors(self) -> bool:
         """True if batch normalisation in training loads one number a thread, without vector loads."""
         return self.keeps_channels_first or self.transposes_norms or self.dtype in self.software.formats.scalar_norms
 
     @property
-    def unit_suffix(self) -> str:
+    def arithmetic_unit_suffix(self) -> str:
         """Arithmetic unit as a suffix of family names: ``tensor`` or ``vector``."""
         return "tensor" if self.datasheet().tensor_cores else "vector"
 
@@ -715,7 +717,7 @@ def _calibration_group(kernel: Kernel) -> str:
     return f"{kernel.family}.{kernel.operation}" if kernel.family in ("gemm", "scan") else kernel.family
 
 
-def shape_values(kernels: Sequence[Kernel], name: str, default: float = 1.0) -> Array:
+def kernel_shape_values(kernels: Sequence[Kernel], name: str, default: float = 1.0) -> Array:
     """Collect one entry of ``Kernel.shape`` (such as ``m``) from every kernel, as an array of shape (kernels,).
 
     Parameters
@@ -736,10 +738,10 @@ def shape_values(kernels: Sequence[Kernel], name: str, default: float = 1.0) -> 
 
 
 #: Function from the kernels of a family to their parameters and times [s]; families register themselves.
-FamilyFormula = Callable[[FamilyPredictor, str, Sequence["Kernel"]], tuple[SourcedParameters[Any], Array]]
-KERNEL_FAMILIES: Registry[FamilyFormula] = Registry("kernel family", "paleo.pricing")
+KernelFamilyFormula = Callable[[KernelFamilyPredictor, str, Sequence["Kernel"]], tuple[SourcedParameters[Any], Array]]
+KERNEL_FAMILIES: Registry[KernelFamilyFormula] = Registry("kernel family", "paleo.pricing")
 #: Family -> share of the direct FLOP that its algorithms execute, for families with fewer products, shape (kernels,).
-FLOP_RATIOS: Registry[Callable[[FamilyPredictor, Sequence[Kernel]], Array]] = Registry(
+RELATIVE_ALGORITHM_FLOPS: Registry[Callable[[KernelFamilyPredictor, Sequence[Kernel]], Array]] = Registry(
     "kernel family with reduced products", "paleo.pricing"
 )
 
@@ -748,7 +750,7 @@ FLOP_RATIOS: Registry[Callable[[FamilyPredictor, Sequence[Kernel]], Array]] = Re
 class CalibratedPredictor:
     """Predictor of kernel times: calibrated device time, and the host time to launch each kernel."""
 
-    device_predictor: FamilyPredictor
+    device_predictor: KernelFamilyPredictor
 
     @property
     def name(self) -> str:
@@ -770,7 +772,7 @@ class CalibratedPredictor:
         """Families in use whose parameters come from another architecture or from the formula's defaults."""
         return self.device_predictor.unmeasured_families
 
-    def flop_ratio(self, kernels: Sequence[Kernel]) -> Array:
+    def relative_algorithm_flops(self, kernels: Sequence[Kernel]) -> Array:
         """Return the FLOP that each kernel executes, relative to the direct algorithm.
 
         Parameters
@@ -784,10 +786,12 @@ class CalibratedPredictor:
             Ratio [-]; below 1 for convolutions by Winograd's algorithms or Fourier transforms.
         """
         shares = np.ones(len(kernels))
-        for name in FLOP_RATIOS:
+        for name in RELATIVE_ALGORITHM_FLOPS:
             places = [index for index, kernel in enumerate(kernels) if kernel.family == name]
             if places:
-                shares[places] = FLOP_RATIOS[name](self.device_predictor, [kernels[index] for index in places])
+                shares[places] = RELATIVE_ALGORITHM_FLOPS[name](
+                    self.device_predictor, [kernels[index] for index in places]
+                )
         return shares
 
     def times(self, kernels: Sequence[Kernel]) -> KernelTimes:
@@ -820,7 +824,9 @@ class CalibratedPredictor:
         moved = np.array([kernel.bytes for kernel in kernels]) / device.memory.bandwidth
         nothing = np.zeros(len(kernels))
         ahead, waited = (nothing, host) if software.host.blocking else (host, nothing)
-        selects = np.array([float(kernel.family == "memory" and kernel.kind.data_dependent_rows) for kernel in kernels])
+        selects = np.array(
+            [float(kernel.family == "memory" and kernel.kind.has_data_dependent_rows) for kernel in kernels]
+        )
         copied = [kernel.bytes * (kernel.family == "memory" and kernel.kind.copies_through_host) for kernel in kernels]
         copies = np.array(copied) / (software.host.feeds or np.inf)  # states, from one step to the next
         waited = waited + software.host.selection * selects + copies
@@ -856,4 +862,4 @@ def kernel_predictor(
     if constant is not None:
         return _ConstantRates(device, dtype, constant)
     named = user_calibration if user_calibration is not None or calibration == "auto" else load_calibration(calibration)
-    return CalibratedPredictor(FamilyPredictor(device, dtype, software, named))
+    return CalibratedPredictor(KernelFamilyPredictor(device, dtype, software, named))

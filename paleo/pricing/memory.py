@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.pricing.kernels import DeviceDatasheet, as_float_arrays
-from paleo.specs.calibration import parameter
+from paleo.specs.calibration import calibrated_parameter
 
 Array = npt.NDArray[np.float64]
 Sizes = Array | float
@@ -25,34 +25,36 @@ Mask = npt.NDArray[np.bool_] | bool
 #: Order of the norm that combines the throughput limits of one kernel.
 _STREAM_ORDER = 4.0
 #: Steepness of the step from cached to streamed data.
-CACHE_STEEPNESS = 4.0
+CACHE_MISS_STEEPNESS = 4.0
 #: Latency of an L2 hit relative to that of memory (about 250 of 500 cycles: Jia et al., 2018, arXiv:1804.06826).
 _CACHE_LATENCY = 0.5
 #: Resident threads of one multiprocessor, and its largest number of resident blocks.
-RESIDENT_THREADS, RESIDENT_BLOCKS = 2048.0, 32.0
+THREADS_PER_MULTIPROCESSOR, BLOCKS_PER_MULTIPROCESSOR = 2048.0, 32.0
 #: Largest number of threads of one block.
-_BLOCK_THREADS = RESIDENT_THREADS / 2
+_BLOCK_THREADS = THREADS_PER_MULTIPROCESSOR / 2
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryParameters:
     """Calibrated parameters of one kind of memory-bound kernel (such as softmax) on one device and software stack."""
 
-    launch_time: float = parameter("4 us", "0.2..120 us", "host issue of one call")
-    kernel_time: float = parameter("3 us", "0.1..100 us", "start and drain on the device")
-    host_overlap: float = parameter("8", "1..40", "order of the smooth maximum of host and device time")
-    bandwidth_fraction: float = parameter("0.88", "0.4..0.97", "achieved memory bandwidth")
-    l2_bytes_per_cycle: float = parameter("30 B/cycle", "4..120", "L2 traffic of one multiprocessor")
-    l2_survival_share: float = parameter(
+    launch_time: float = calibrated_parameter("4 us", "0.2..120 us", "host issue of one call")
+    kernel_time: float = calibrated_parameter("3 us", "0.1..100 us", "start and drain on the device")
+    host_overlap: float = calibrated_parameter("8", "1..40", "order of the smooth maximum of host and device time")
+    bandwidth_fraction: float = calibrated_parameter("0.88", "0.4..0.97", "achieved memory bandwidth")
+    l2_bytes_per_cycle: float = calibrated_parameter("30 B/cycle", "4..120", "L2 traffic of one multiprocessor")
+    l2_survival_share: float = calibrated_parameter(
         "0.6", "0.1..1.5", "share of L2 in which data survive until they are read again"
     )
-    elements_per_cycle: float = parameter("32 1/cycle", "0.3..128", "elements that one multiprocessor can issue")
-    cycles_per_row_step: float = parameter(
+    elements_per_cycle: float = calibrated_parameter(
+        "32 1/cycle", "0.3..128", "elements that one multiprocessor can issue"
+    )
+    cycles_per_row_step: float = calibrated_parameter(
         "500 cycle", "10..50000", "one step of a row's thread block: a latency and its work"
     )
 
 
-def memory_time(
+def memory_kernel_time(
     *,
     moved_bytes: Sizes,
     elements: Sizes,
@@ -109,8 +111,8 @@ def memory_time(
     p, rate = parameters, device.multiprocessors * device.clock_hz
     moved, reread, footprint, count = as_float_arrays(moved_bytes, reread_bytes, reread_footprint, rows)
     live = p.l2_survival_share * device.l2_bytes
-    missed = np.where(warm, miss_fraction(moved, live), 1.0)
-    streamed = moved * missed + reread * miss_fraction(footprint, live)
+    missed = np.where(warm, cache_miss_rate(moved, live), 1.0)
+    streamed = moved * missed + reread * cache_miss_rate(footprint, live)
     latency = 1.0 + (_CACHE_LATENCY - 1.0) * (1.0 - missed)
     residence = np.asarray(steps_per_row) * p.cycles_per_row_step * latency / device.clock_hz
     waves = np.ceil(count / (resident_blocks(threads_per_row) * device.multiprocessors))
@@ -142,10 +144,10 @@ def resident_blocks(threads: Sizes) -> Array:
     >>> [float(one) for one in resident_blocks(np.array([32.0, 256.0, 1024.0]))]
     [32.0, 8.0, 2.0]
     """
-    return np.asarray(np.minimum(RESIDENT_BLOCKS, np.floor(RESIDENT_THREADS / np.asarray(threads))))
+    return np.asarray(np.minimum(BLOCKS_PER_MULTIPROCESSOR, np.floor(THREADS_PER_MULTIPROCESSOR / np.asarray(threads))))
 
 
-def miss_fraction(footprint: Sizes, capacity: float) -> Array:
+def cache_miss_rate(footprint: Sizes, capacity: float) -> Array:
     """Compute the cache miss rate (0 to 1) of repeated reads of a footprint.
 
     Parameters
@@ -162,12 +164,12 @@ def miss_fraction(footprint: Sizes, capacity: float) -> Array:
 
     Examples
     --------
-    >>> [round(float(one), 3) for one in miss_fraction(np.array([0.0, 1.0, 2.0]), 1.0)]
+    >>> [round(float(one), 3) for one in cache_miss_rate(np.array([0.0, 1.0, 2.0]), 1.0)]
     [0.0, 0.5, 0.941]
     """
     (live,) = as_float_arrays(footprint)
     inverse = capacity / np.maximum(live, capacity * np.finfo(np.float32).eps)
-    return np.asarray(1.0 / (1.0 + inverse**CACHE_STEEPNESS))
+    return np.asarray(1.0 / (1.0 + inverse**CACHE_MISS_STEEPNESS))
 
 
 def smooth_maximum(first: Sizes, second: Sizes, order: float) -> Array:
@@ -196,7 +198,7 @@ def smooth_maximum(first: Sizes, second: Sizes, order: float) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class RowTraffic:
-    """Memory traffic of a row-wise kernel (softmax, norm) beyond its first read, as arguments of `memory_time`."""
+    """Memory traffic of a row-wise kernel (softmax, norm) beyond its first read (`memory_kernel_time` takes it)."""
 
     elements: Array
     reread_bytes: Array
@@ -207,7 +209,7 @@ class RowTraffic:
 
 #: Longest row of the one-warp softmax, and threads of a layer-norm block with vector loads and without (PyTorch's
 #: kernels).
-WARP_SOFTMAX, NORM_THREADS, MOMENT_THREADS = 32.0**2, 128.0, 512.0
+MAX_WARP_SOFTMAX_LENGTH, LAYER_NORM_THREADS, MOMENT_KERNEL_THREADS = 32.0**2, 128.0, 512.0
 #: Steps of a block softmax (four elements per thread and pass) to which its two reductions are equivalent.
 _REDUCTION_STEPS = 4.0
 
@@ -240,7 +242,7 @@ def softmax_row_traffic(*, rows: Sizes, length: Sizes, element_bytes: Sizes, dev
     (16384000.0, 256.0)
     """
     n, d, width = as_float_arrays(rows, length, element_bytes)
-    short = d <= WARP_SOFTMAX
+    short = d <= MAX_WARP_SOFTMAX_LENGTH
     power = 2.0 ** np.ceil(np.log2(np.maximum(d, 1.0)))
     threads = np.where(short, 32.0, np.clip(2.0 ** np.ceil(np.log2(np.maximum(d / 8, 1.0))), 32.0, _BLOCK_THREADS))
     live = device.multiprocessors * resident_blocks(threads) * d * width
@@ -272,7 +274,7 @@ def layer_norm_row_traffic(*, rows: Sizes, length: Sizes, element_bytes: Sizes, 
     """
     n, d, width = as_float_arrays(rows, length, element_bytes)
     vector = d % 4 == 0
-    threads = np.where(vector, NORM_THREADS, MOMENT_THREADS)
+    threads = np.where(vector, LAYER_NORM_THREADS, MOMENT_KERNEL_THREADS)
     live = np.where(vector, device.multiprocessors * resident_blocks(threads) * d * width, n * d * width)
     issued = n * d * np.where(vector, 1.0, 2.0)
     return RowTraffic(issued, n * d * width, np.minimum(live, n * d * width), threads, np.ones_like(d))

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paleo.operations.tensor import BYTES_PER_NUMBER, precision
+from paleo.operations.tensor import BYTES_PER_NUMBER, default_precision
 from paleo.pricing.kernels import DeviceDatasheet, as_float_arrays
-from paleo.specs.calibration import parameter, whole_step_constants
+from paleo.specs.calibration import calibrated_parameter, whole_step_constants
 from paleo.units import MILLISECOND, TERA
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def power_slowdown(
     return throttle_factor(power, np.maximum(left, MIN_ARITHMETIC_POWER_SHARE * device.power_watts))
 
 
-def throttled_share(busy: Numbers, sustained: Numbers, ramp: float = HALF_THROTTLE_TIME) -> Array:
+def slowdown_share(busy: Numbers, sustained: Numbers, ramp: float = HALF_THROTTLE_TIME) -> Array:
     """Return how much of the power limit's slow-down a kernel sees: all under sustained load, less in a short test.
 
     Parameters
@@ -134,14 +134,14 @@ def throttled_share(busy: Numbers, sustained: Numbers, ramp: float = HALF_THROTT
 
     Examples
     --------
-    >>> [round(float(share), 2) for share in throttled_share([HALF_THROTTLE_TIME] * 2, [0.0, 1.0])]
+    >>> [round(float(share), 2) for share in slowdown_share([HALF_THROTTLE_TIME] * 2, [0.0, 1.0])]
     [0.5, 1.0]
     """
     seconds, long = as_float_arrays(busy, sustained)
     return np.asarray(np.maximum(seconds / (seconds + ramp), long))
 
 
-def relative_operand_energy(dtype: str) -> float:
+def relative_flop_energy(dtype: str) -> float:
     """Return the energy per FLOP of tensor cores in a number format, relative to the calibrated 16-bit products.
 
     The energy is proportional to the bytes of operands. In fp8 ``training_energy_per_flop`` relative to that in 16 bits
@@ -160,10 +160,10 @@ def relative_operand_energy(dtype: str) -> float:
 
     Examples
     --------
-    >>> relative_operand_energy("tf32"), relative_operand_energy("bf16"), relative_operand_energy("fp8")
+    >>> relative_flop_energy("tf32"), relative_flop_energy("bf16"), relative_flop_energy("fp8")
     (2.0, 1.0, 1.0)
     """
-    formats = precision(dtype)
+    formats = default_precision(dtype)
     return 1.0 if formats.quantises_operands else formats.operand_bytes / BYTES_PER_NUMBER["fp16"]
 
 
@@ -180,10 +180,10 @@ class SustainedEnergyParameters:
     Valid for parts with HBM. Products in eight bits and convolutions need no factor; other architectures have 1.
     """
 
-    ampere: float = parameter("1", "0.6..2", "of Ampere's tensor cores")
-    hopper: float = parameter("1", "0.6..2", "of Hopper's tensor cores")
-    blackwell: float = parameter("1", "0.6..2", "of Blackwell's tensor cores")
-    blackwell_ultra: float = parameter("1", "0.6..2", "of Blackwell Ultra's tensor cores")
+    ampere: float = calibrated_parameter("1", "0.6..2", "of Ampere's tensor cores")
+    hopper: float = calibrated_parameter("1", "0.6..2", "of Hopper's tensor cores")
+    blackwell: float = calibrated_parameter("1", "0.6..2", "of Blackwell's tensor cores")
+    blackwell_ultra: float = calibrated_parameter("1", "0.6..2", "of Blackwell Ultra's tensor cores")
 
     def for_architecture(self, architecture: str) -> float:
         """Return the energy factor of a GPU architecture; dimensionless.
@@ -201,7 +201,7 @@ class SustainedEnergyParameters:
         return float(getattr(self, architecture.lower().replace(" ", "_"), 1.0))
 
 
-def switching_activity(
+def relative_training_energy(
     training_activity: float, dtype: str, device: DeviceDatasheet, calibration: Calibration | None = None
 ) -> float:
     """Return the energy per FLOP of a GEMM in sustained training, relative to that in the calibrating benchmark.
@@ -209,7 +209,7 @@ def switching_activity(
     Parameters
     ----------
     training_activity : float
-        Switching activity in training, from the calibration of GEMMs (``GemmParameters.training_activity``) [-].
+        Switching activity in training, from the calibration of GEMMs (``GemmParameters.training_energy_ratio``) [-].
     dtype : str
         Number format, such as ``bf16``.
     device : DeviceDatasheet
@@ -222,8 +222,8 @@ def switching_activity(
     float
         Factor on the energy [-].
     """
-    energy = training_activity * relative_operand_energy(dtype)
-    if precision(dtype).operand_bytes < BYTES_PER_NUMBER["bf16"] or not device.memory_kind.startswith("HBM"):
+    energy = training_activity * relative_flop_energy(dtype)
+    if default_precision(dtype).operand_bytes < BYTES_PER_NUMBER["bf16"] or not device.memory_kind.startswith("HBM"):
         return energy
     return energy * whole_step_constants(
         SustainedEnergyParameters, SUSTAINED_ENERGY_FAMILY, calibration
@@ -247,16 +247,22 @@ class PowerParameters:
     use half of the multiprocessors or fewer. Below ``least_voltage_clock`` the voltage does not fall further.
     """
 
-    idle_power_share: float = parameter(
+    idle_power_share: float = calibrated_parameter(
         "0.15", "0.02..0.5", "share of design power, clocks up, nothing running", fitted=False
     )
-    interface_energy_per_byte: float = parameter(
+    interface_energy_per_byte: float = calibrated_parameter(
         "60 pJ/B", "0..200", "GDDR interface's power per peak byte/s", fitted=False
     )
-    dram_energy_per_byte: float = parameter("40 pJ/B", "10..200", "energy of a byte from DRAM", fitted=False)
-    busy_power_share: float = parameter("0.45", "0.02..0.8", "share of the design power that any running kernel adds")
-    device_fill_time: float = parameter("15 us", "1..200 us", "time in which a kernel spreads over the device")
-    least_voltage_clock: float = parameter("0.8", "0.5..1", "share of boost clock of the least voltage", fitted=False)
+    dram_energy_per_byte: float = calibrated_parameter("40 pJ/B", "10..200", "energy of a byte from DRAM", fitted=False)
+    busy_power_share: float = calibrated_parameter(
+        "0.45", "0.02..0.8", "share of the design power that any running kernel adds"
+    )
+    device_fill_time: float = calibrated_parameter(
+        "15 us", "1..200 us", "time in which a kernel spreads over the device"
+    )
+    least_voltage_clock: float = calibrated_parameter(
+        "0.8", "0.5..1", "share of boost clock of the least voltage", fitted=False
+    )
 
     @property
     def arithmetic_energy_share(self) -> float:
@@ -289,7 +295,7 @@ class PowerParameters:
         return self.idle_power_share * design_power + interface
 
 
-def clock_under_limit(excess: Numbers, least_voltage_clock: float) -> Array:
+def power_limited_clock_share(excess: Numbers, least_voltage_clock: float) -> Array:
     """Compute the share of the boost clock at which a board's dynamic power equals its power limit.
 
     Dynamic power is proportional to clock x voltage². Down to ``least_voltage_clock`` the voltage falls with the clock
@@ -313,7 +319,7 @@ def clock_under_limit(excess: Numbers, least_voltage_clock: float) -> Array:
 
     Examples
     --------
-    >>> clock_under_limit([0.5, 1.5, 4.0], 0.8).round(3)
+    >>> power_limited_clock_share([0.5, 1.5, 4.0], 0.8).round(3)
     array([1.   , 0.874, 0.391])
     """
     over = np.maximum(np.asarray(excess, dtype=np.float64), 1.0)
@@ -365,7 +371,7 @@ _PROCESS: Mapping[str, tuple[str, str]] = {
 #: Architectures whose parts with HBM have an L2 of two partitions, each of which caches for its half of the device
 #: (NVIDIA A100 whitepaper, 2020), and shares of the nominal size in which data then survive; others keep nearly all.
 _SPLIT_L2 = frozenset({"Ampere", "Hopper", "Blackwell", "Blackwell Ultra"})
-SPLIT_SHARE, WHOLE_SHARE = 0.45, 0.9
+SPLIT_L2_SHARE, WHOLE_L2_SHARE = 0.45, 0.9
 
 
 def energy_per_flop(figures: DeviceDatasheet) -> EnergyPerFlop:
@@ -408,4 +414,4 @@ def l2_surviving_share(figures: DeviceDatasheet) -> float:
         Share, 0 to 1.
     """
     split = figures.architecture in _SPLIT_L2 and figures.memory_kind.startswith("HBM")
-    return SPLIT_SHARE if split else WHOLE_SHARE
+    return SPLIT_L2_SHARE if split else WHOLE_L2_SHARE

@@ -6,7 +6,7 @@ needs a grid-wide barrier instead. The filter gradient is one product (g h x bT)
 
 The library chooses the kernel of the product. From cuDNN 7 on that is the fastest kernel for plain products, so the
 device's calibration of plain GEMMs applies (`_plain_product_time`). Releases of 2016 and 2017 have separate kernels,
-and on Pascal they choose one by the batch only (`column_chosen_gemm_time`).
+and on Pascal they choose one by the batch only (`early_cudnn_recurrent_gemm_time`).
 
 References: Appleyard, Kocisky and Blunsom, arXiv:1604.01946 (cuDNN's RNN); Diamos et al., Persistent RNNs, ICML 2016.
 """
@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.convolution import L2_OVER_MEMORY, PRESENT, overlap_with_loss, wave_count
+from paleo.pricing.convolution import CURRENT_CUDNN_RELEASE, L2_BANDWIDTH_RATIO, lossy_overlap_time, wave_count
 from paleo.pricing.gemm import GemmParameters, gemm_time
-from paleo.specs.calibration import parameter
+from paleo.specs.calibration import calibrated_parameter
 
 if TYPE_CHECKING:
     from paleo.pricing.kernels import DeviceDatasheet
@@ -53,7 +53,7 @@ _PLAIN_RELEASE = 7.0
 _COLUMN_ARCHITECTURE = "Pascal"
 #: Of the kernel for few columns: its most columns, the columns of one pass over the weights, and the parts into which
 #: the sum is split.
-NARROW_COLUMNS, NARROW_PASS, NARROW_SPLIT = 16.0, 4.0, 4.0
+NARROW_GEMM_COLUMNS, NARROW_GEMM_PASS_COLUMNS, NARROW_GEMM_SPLIT_K = 16.0, 4.0, 4.0
 #: Most columns of the tile that never splits its sum, and the tiles of wider products.
 _MEDIUM_COLUMNS: float = 32.0
 _MEDIUM_TILES: Tiles = ((128, 32),)
@@ -78,29 +78,43 @@ class RnnDirection(IntEnum):
 class RnnParameters:
     """Calibrated parameters of a recurrent library on a device."""
 
-    launch_time: float = parameter("80 us", "20..130 us", "time of a call over no step")
-    step_launch_time: float = parameter("20 us", "2..100 us", "launches of one step")
-    early_step_time: float = parameter("20 us", "1..100 us", "extra time of an early step")
-    queue_fill_steps: float = parameter("100 step", "10..400", "steps until the queue is full", fitted=False)
-    gemm_efficiency: float = parameter("0.8", "0.2..1.3", "share of peak arithmetic of a large tile's inner loop")
-    balanced_tile_width: float = parameter(
+    launch_time: float = calibrated_parameter("80 us", "20..130 us", "time of a call over no step")
+    step_launch_time: float = calibrated_parameter("20 us", "2..100 us", "launches of one step")
+    early_step_time: float = calibrated_parameter("20 us", "1..100 us", "extra time of an early step")
+    queue_fill_steps: float = calibrated_parameter("100 step", "10..400", "steps until the queue is full", fitted=False)
+    gemm_efficiency: float = calibrated_parameter(
+        "0.8", "0.2..1.3", "share of peak arithmetic of a large tile's inner loop"
+    )
+    balanced_tile_width: float = calibrated_parameter(
         "16 element", "2..80", "tile width where operand loads cost as much as arithmetic"
     )
-    cycles_per_summed_element: float = parameter(
+    cycles_per_summed_element: float = calibrated_parameter(
         "40 cycle", "2..300", "least cycles of a block per element of the sum: latency"
     )
-    split_cycles: float = parameter("5000 cycle", "200..50000", "second phase that adds up the parts of a split sum")
-    bandwidth_fraction: float = parameter("0.7", "0.2..1", "share of memory bandwidth when weights stream in each step")
-    l2_survival_share: float = parameter("0.6", "0.1..1.5", "share of L2 that keeps weights from step to step")
-    data_gradient_factor: float = parameter("1", "0.5..2.5", "time of a backward step over the same product forward")
-    weight_gradient_factor: float = parameter("1", "0.5..2.5", "time of the filter gradient's product over a plain one")
-    concurrent_pass_rows: float = parameter(
+    split_cycles: float = calibrated_parameter(
+        "5000 cycle", "200..50000", "second phase that adds up the parts of a split sum"
+    )
+    bandwidth_fraction: float = calibrated_parameter(
+        "0.7", "0.2..1", "share of memory bandwidth when weights stream in each step"
+    )
+    l2_survival_share: float = calibrated_parameter(
+        "0.6", "0.1..1.5", "share of L2 that keeps weights from step to step"
+    )
+    data_gradient_factor: float = calibrated_parameter(
+        "1", "0.5..2.5", "time of a backward step over the same product forward"
+    )
+    weight_gradient_factor: float = calibrated_parameter(
+        "1", "0.5..2.5", "time of the filter gradient's product over a plain one"
+    )
+    concurrent_pass_rows: float = calibrated_parameter(
         "1200 row", "300..5000", "rows for which narrow passes over the weights run at once"
     )
-    barrier_time: float = parameter("2.5 us", "0.5..20 us", "grid-wide barrier of a persistent step", fitted=False)
+    barrier_time: float = calibrated_parameter(
+        "2.5 us", "0.5..20 us", "grid-wide barrier of a persistent step", fitted=False
+    )
 
 
-def fits_registers(*, weight_bytes: Number, device: DeviceDatasheet) -> Mask:
+def weights_fit_registers(*, weight_bytes: Number, device: DeviceDatasheet) -> Mask:
     """Return True if one layer's recurrent weights fit into the registers of all multiprocessors.
 
     Parameters
@@ -119,7 +133,7 @@ def fits_registers(*, weight_bytes: Number, device: DeviceDatasheet) -> Mask:
     --------
     >>> from paleo.pricing.kernels import DeviceDatasheet
     >>> titan_x = DeviceDatasheet("titan x", "Maxwell", "GDDR5", 24, 1.075e9, 6.6e12, 336e9, 3e6, 250, False)
-    >>> [bool(fits_registers(weight_bytes=4.0 * units**2, device=titan_x)) for units in (1152, 1216)]
+    >>> [bool(weights_fit_registers(weight_bytes=4.0 * units**2, device=titan_x)) for units in (1152, 1216)]
     [True, False]
     """
     return np.asarray(weight_bytes) <= _WEIGHT_REGISTER_SHARE * _REGISTER_FILE_BYTES * device.multiprocessors
@@ -148,7 +162,7 @@ def _product_time(
         for parts in splits:
             depth = np.ceil(k / (8.0 * parts)) * 8.0
             arithmetic = wave_count(blocks * parts, device.multiprocessors) * flops
-            cycles = overlap_with_loss(
+            cycles = lossy_overlap_time(
                 arithmetic / (p.gemm_efficiency * device.flops_per_clock), np.asarray(p.cycles_per_summed_element)
             )
             total = depth * cycles + (p.split_cycles if parts > 1 else 0.0)
@@ -156,7 +170,7 @@ def _product_time(
     return best / device.clock_hz
 
 
-def column_chosen_gemm_time(
+def early_cudnn_recurrent_gemm_time(
     m: Array,
     n: Array,
     k: Array,
@@ -195,14 +209,14 @@ def column_chosen_gemm_time(
         Time [s].
     """
     p = parameters
-    passes = np.clip(m / p.concurrent_pass_rows, 1.0, np.ceil(n / NARROW_PASS))
-    narrow = np.hypot(k * p.cycles_per_summed_element / (NARROW_SPLIT * device.clock_hz), stream * passes)
+    passes = np.clip(m / p.concurrent_pass_rows, 1.0, np.ceil(n / NARROW_GEMM_PASS_COLUMNS))
+    narrow = np.hypot(k * p.cycles_per_summed_element / (NARROW_GEMM_SPLIT_K * device.clock_hz), stream * passes)
     slower = 1.0 if backward else np.where(half, _HALF_PRECISION_CYCLE_RATIO, 1.0)
     medium = np.hypot(slower * _product_time(m, n, k, _MEDIUM_TILES, (1,), device, p), stream)
     split = _product_time(m, n, k, _WIDE_TILES, _STEP_SPLITS, device, p, most_blocks=device.multiprocessors)
     unsplit = _product_time(m, n, k, _WIDE_TILES, (1,), device, p)
     wide = np.hypot(np.where(half, unsplit, split), stream)
-    return np.where(n <= NARROW_COLUMNS, narrow, np.where(n <= _MEDIUM_COLUMNS, medium, wide))
+    return np.where(n <= NARROW_GEMM_COLUMNS, narrow, np.where(n <= _MEDIUM_COLUMNS, medium, wide))
 
 
 def _plain_product_time(
@@ -269,14 +283,14 @@ def weight_miss_rate(*, footprint: Number, l2_bytes: float, share: float) -> Arr
     return np.asarray(1.0 - 1.0 / (1.0 + (np.asarray(footprint) / (share * l2_bytes)) ** 4))
 
 
-def timestep_time(
+def rnn_timestep_time(
     *,
     gate_count: Array,
     hidden: Array,
     batch: Array,
     element_bytes: Array,
     backward: bool = False,
-    library: Number = PRESENT,
+    library: Number = CURRENT_CUDNN_RELEASE,
     device: DeviceDatasheet,
     parameters: RnnParameters,
     products: GemmParameters | None = None,
@@ -319,7 +333,7 @@ def timestep_time(
     product = np.hypot(_product_time(m, batch, k, _STEP_TILES, _STEP_SPLITS, device, p), stream)
     if device.architecture == _COLUMN_ARCHITECTURE:
         half = (element_bytes <= 2.0) & ~np.asarray(device.tensor_cores)
-        early = column_chosen_gemm_time(
+        early = early_cudnn_recurrent_gemm_time(
             m, batch, k, stream, half=half, backward=backward, device=device, parameters=parameters
         )
         product = np.where(np.asarray(library) < _PLAIN_RELEASE, early, product)
@@ -332,7 +346,7 @@ def timestep_time(
     return np.asarray(product + states * miss / bandwidth)
 
 
-def persistent_timestep_time(
+def persistent_rnn_timestep_time(
     *,
     gate_count: Array,
     hidden: Array,
@@ -368,14 +382,14 @@ def persistent_timestep_time(
     """
     p, products = parameters, gate_count * hidden**2
     arithmetic = 2.0 * products * batch / (p.gemm_efficiency * device.peak_flops_per_s)
-    states = hidden * batch * element_bytes * device.multiprocessors / (L2_OVER_MEMORY * device.memory_bandwidth)
-    fits = fits_registers(weight_bytes=products * element_bytes, device=device)
+    states = hidden * batch * element_bytes * device.multiprocessors / (L2_BANDWIDTH_RATIO * device.memory_bandwidth)
+    fits = weights_fit_registers(weight_bytes=products * element_bytes, device=device)
     return np.where(fits, p.barrier_time + arithmetic + states, np.inf)
 
 
-def weight_gradient_time(
+def rnn_weight_gradient_time(
     *, gate_count: Array, hidden: Array, batch: Array, timesteps: Array, element_bytes: Array,
-    library: Number = PRESENT, device: DeviceDatasheet, parameters: RnnParameters,
+    library: Number = CURRENT_CUDNN_RELEASE, device: DeviceDatasheet, parameters: RnnParameters,
     products: GemmParameters | None = None,
 ) -> Array:  # fmt: skip
     """Compute the time of the recurrent weight gradient: one GEMM (g h x bT)(bT x h) over all time steps.
@@ -413,7 +427,7 @@ def weight_gradient_time(
     arithmetic = _product_time(gate_count * hidden, hidden, depth, _FILTER_TILES, _FILTER_SPLITS, device, p)
     elements = gate_count * hidden**2 + (gate_count + 1.0) * hidden * depth
     memory = elements * element_bytes / (p.bandwidth_fraction * device.memory_bandwidth)
-    early = overlap_with_loss(arithmetic * p.weight_gradient_factor, memory)
+    early = lossy_overlap_time(arithmetic * p.weight_gradient_factor, memory)
     if products is None:
         return early
     plain = _plain_product_time(
@@ -435,7 +449,7 @@ def rnn_time(
     layers: Number = 1.0,
     bidirectional: Number = 0.0,
     persistent: bool = False,
-    library: Number = PRESENT,
+    library: Number = CURRENT_CUDNN_RELEASE,
     device: DeviceDatasheet,
     parameters: RnnParameters,
     products: GemmParameters | None = None,
@@ -484,12 +498,12 @@ def rnn_time(
     priced = {**shared, "library": library, "products": products}
     early = parameters.early_step_time * np.minimum(t, parameters.queue_fill_steps)
     forward, backward = (
-        t * (parameters.step_launch_time + timestep_time(**priced, backward=back)) + early for back in (False, True)
+        t * (parameters.step_launch_time + rnn_timestep_time(**priced, backward=back)) + early for back in (False, True)
     )
     if persistent:
-        persistent_time = t * persistent_timestep_time(**shared)
+        persistent_time = t * persistent_rnn_timestep_time(**shared)
         forward, backward = np.minimum(forward, persistent_time), np.minimum(backward, persistent_time)
-    weights = weight_gradient_time(**priced, timesteps=t)
+    weights = rnn_weight_gradient_time(**priced, timesteps=t)
     direction = np.asarray(direction)
     data = np.where(direction == RnnDirection.FILTER, 0.0, parameters.data_gradient_factor * backward)
     filters = np.where(direction >= RnnDirection.FILTER, weights, 0.0)

@@ -23,21 +23,21 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.pricing.engine_gemm import roofline_with_overlap_loss, time_with_host_launch
-from paleo.pricing.kernels import KERNEL_FAMILIES, shape_values
-from paleo.specs.calibration import parameter
+from paleo.pricing.kernels import KERNEL_FAMILIES, kernel_shape_values
+from paleo.specs.calibration import calibrated_parameter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paleo.operations.base import Kernel
     from paleo.pricing.calibration_lookup import SourcedParameters
-    from paleo.pricing.kernels import DeviceDatasheet, FamilyPredictor
+    from paleo.pricing.kernels import DeviceDatasheet, KernelFamilyPredictor
 
 Array = npt.NDArray[np.float64]
 #: Values of a state in one block, and blocks that a multiprocessor runs at once: in prefill, and in decode.
-LANE, LANES, TOKEN_LANES = 32.0, 2.0, 8.0
+STATE_BLOCK_VALUES, PREFILL_BLOCKS_PER_MULTIPROCESSOR, DECODE_BLOCKS_PER_MULTIPROCESSOR = 32.0, 2.0, 8.0
 #: Bytes of an element of tokens, of a sequence's state, and of the states between chunks, which are written and read.
-ELEMENT, STATE, BETWEEN = 2.0, 4.0, 4.0
+TOKEN_ELEMENT_BYTES, STATE_ELEMENT_BYTES, CHUNK_STATE_ELEMENT_BYTES = 2.0, 4.0, 4.0
 #: Positions of a chunk in the kernel of each family; Triton's delta rules have sub-chunks of 16.
 CHUNK_LENGTHS = {
     "chunk_gated_delta_rule": 16.0, "chunk_kda": 16.0, "flashkda_fwd": 64.0,
@@ -49,21 +49,29 @@ CHUNK_LENGTHS = {
 class ScanParameters:
     """Calibrated parameters of one linear-recurrence kernel (such as Mamba-2 or a delta rule) on one device."""
 
-    launch_time: float = parameter("8 us", "0.1..800 us", "launches of all kernels of a call")
-    host_time: float = parameter("1 us", "0.1..1000 us", "host time of a call, which the device's time hides")
-    flops_per_cycle: float = parameter("1000 FLOP/cycle", "20..500000", "FLOP of chunks per cycle and multiprocessor")
-    bandwidth_efficiency: float = parameter("0.7", "0.02..1.1", "share of the memory bandwidth that is reached")
-    chunk_step_cycles: float = parameter("1000 cycle", "1..1000000", "of a block from one chunk, or token, to the next")
-    block_start_cycles: float = parameter(
+    launch_time: float = calibrated_parameter("8 us", "0.1..800 us", "launches of all kernels of a call")
+    host_time: float = calibrated_parameter(
+        "1 us", "0.1..1000 us", "host time of a call, which the device's time hides"
+    )
+    flops_per_cycle: float = calibrated_parameter(
+        "1000 FLOP/cycle", "20..500000", "FLOP of chunks per cycle and multiprocessor"
+    )
+    bandwidth_efficiency: float = calibrated_parameter(
+        "0.7", "0.02..1.1", "share of the memory bandwidth that is reached"
+    )
+    chunk_step_cycles: float = calibrated_parameter(
+        "1000 cycle", "1..1000000", "of a block from one chunk, or token, to the next"
+    )
+    block_start_cycles: float = calibrated_parameter(
         "5 cycle", "0.001..10000", "start of a block of a convolution, on one multiprocessor"
     )
-    state_passes_per_sequence: float = parameter(
+    state_passes_per_sequence: float = calibrated_parameter(
         "1", "0.01..50", "passes over the state of a sequence, whatever its tokens"
     )
-    state_passes_per_token: float = parameter("1", "0.001..50", "passes over the state for a chunk or token")
+    state_passes_per_token: float = calibrated_parameter("1", "0.001..50", "passes over the state for a chunk or token")
 
 
-def chunk_flops(length: npt.ArrayLike, keys: npt.ArrayLike, values: npt.ArrayLike) -> Array:
+def scan_chunk_flops(length: npt.ArrayLike, keys: npt.ArrayLike, values: npt.ArrayLike) -> Array:
     """Count the FLOP of one chunk of a linear recurrence in one head.
 
     Counted are scores, outputs within and across chunks, and the update of the state.
@@ -122,9 +130,11 @@ def chunked_scan_time(
     chunks, states = np.ceil(length / chunk), batch * heads * keys * values
     occupied = batch * chunks * heads / device.multiprocessors
     waves = 0.5 * np.ceil(occupied) + 0.5 * np.maximum(occupied, 1.0)
-    compute = waves * chunk_flops(chunk, keys, values) / (p.flops_per_cycle * clock)
-    moved = batch * length * token_bytes + states * (2.0 * STATE + BETWEEN * chunks * p.state_passes_per_token)
-    lanes = batch * heads * values / LANE / (LANES * device.multiprocessors)
+    compute = waves * scan_chunk_flops(chunk, keys, values) / (p.flops_per_cycle * clock)
+    moved = batch * length * token_bytes + states * (
+        2.0 * STATE_ELEMENT_BYTES + CHUNK_STATE_ELEMENT_BYTES * chunks * p.state_passes_per_token
+    )
+    lanes = batch * heads * values / STATE_BLOCK_VALUES / (PREFILL_BLOCKS_PER_MULTIPROCESSOR * device.multiprocessors)
     chain = chunks * p.chunk_step_cycles / clock * np.maximum(lanes, 1.0)
     return (
         p.launch_time
@@ -164,9 +174,9 @@ def token_scan_time(
     ndarray
         Time [s].
     """
-    p, states = parameters, STATE * batch * heads * keys * values
+    p, states = parameters, STATE_ELEMENT_BYTES * batch * heads * keys * values
     moved = batch * tokens * token_bytes + states * (p.state_passes_per_sequence + tokens * p.state_passes_per_token)
-    lanes = batch * heads * values / LANE / (TOKEN_LANES * device.multiprocessors)
+    lanes = batch * heads * values / STATE_BLOCK_VALUES / (DECODE_BLOCKS_PER_MULTIPROCESSOR * device.multiprocessors)
     steps = np.maximum(lanes, 1.0) * p.chunk_step_cycles * tokens / device.clock_hz
     return p.launch_time + roofline_with_overlap_loss(moved / (p.bandwidth_efficiency * device.memory_bandwidth), steps)
 
@@ -193,7 +203,7 @@ def short_convolution_time(
         Time [s].
     """
     p, rows = parameters, batch * channels
-    moved = 2.0 * ELEMENT * rows * (length + (taps - 1.0) * p.state_passes_per_token)
+    moved = 2.0 * TOKEN_ELEMENT_BYTES * rows * (length + (taps - 1.0) * p.state_passes_per_token)
     blocks = rows / device.multiprocessors * p.block_start_cycles / device.clock_hz
     busy = p.launch_time + roofline_with_overlap_loss(
         moved / (p.bandwidth_efficiency * device.memory_bandwidth), blocks
@@ -203,7 +213,7 @@ def short_convolution_time(
 
 @KERNEL_FAMILIES.register("scan")
 def scan_times(
-    predictor: FamilyPredictor, group: str, kernels: Sequence[Kernel]
+    predictor: KernelFamilyPredictor, group: str, kernels: Sequence[Kernel]
 ) -> tuple[SourcedParameters[ScanParameters], Array]:
     """Compute the times of linear-recurrence kernels (such as Mamba-2) in a training step.
 
@@ -211,7 +221,7 @@ def scan_times(
 
     Parameters
     ----------
-    predictor : FamilyPredictor
+    predictor : KernelFamilyPredictor
         The device, format and software of the run.
     group : str
         Calibration family, such as ``scan.chunk_gated_delta_rule``.
@@ -224,11 +234,12 @@ def scan_times(
         Parameters with their source, and seconds of each kernel.
     """
     entry: SourcedParameters[ScanParameters] = predictor.parameters_of(ScanParameters, group)
-    batch, length, passes = (shape_values(kernels, name) for name in ("batch", "length", "passes"))
+    batch, length, passes = (kernel_shape_values(kernels, name) for name in ("batch", "length", "passes"))
     moved = np.array([kernel.bytes for kernel in kernels])
     times = chunked_scan_time(
-        batch=batch, length=length, heads=shape_values(kernels, "heads"), keys=shape_values(kernels, "keys"),
-        values=shape_values(kernels, "values"), token_bytes=moved / (batch * length * passes),
+        batch=batch, length=length, heads=kernel_shape_values(kernels, "heads"),
+        keys=kernel_shape_values(kernels, "keys"),
+        values=kernel_shape_values(kernels, "values"), token_bytes=moved / (batch * length * passes),
         chunk=CHUNK_LENGTHS[group.removeprefix("scan.")], device=predictor.datasheet(predictor.sixteen_bit_dtype),
         parameters=entry.parameters,
     )  # fmt: skip

@@ -42,7 +42,7 @@ Number = float | Array
 VECTOR_LANES = 128.0
 
 
-def rounded_up(extent: Number, step: float) -> Array:
+def round_up_to_multiple(extent: Number, step: float) -> Array:
     """Round an extent up to a multiple of a step, such as the width of a systolic array.
 
     Parameters
@@ -59,13 +59,13 @@ def rounded_up(extent: Number, step: float) -> Array:
 
     Examples
     --------
-    >>> rounded_up(np.array([32.0, 128.0, 129.0]), 128.0).tolist()
+    >>> round_up_to_multiple(np.array([32.0, 128.0, 129.0]), 128.0).tolist()
     [128.0, 128.0, 256.0]
     """
     return np.asarray(np.ceil(np.asarray(extent) / step) * step)
 
 
-def occupied_gemm_flops(m: Number, n: Number, k: Number, width: float) -> Array:
+def systolic_gemm_flops(m: Number, n: Number, k: Number, width: float) -> Array:
     """Compute the peak FLOP of the clock cycles for which a GEMM occupies one core's systolic array.
 
     Parameters
@@ -82,12 +82,12 @@ def occupied_gemm_flops(m: Number, n: Number, k: Number, width: float) -> Array:
 
     Examples
     --------
-    >>> [float(occupied_gemm_flops(m, 4096.0, 1024.0, 128.0)) / (2 * m * 4096 * 1024) for m in (8.0, 64.0, 4096.0)]
+    >>> [float(systolic_gemm_flops(m, 4096.0, 1024.0, 128.0)) / (2 * m * 4096 * 1024) for m in (8.0, 64.0, 4096.0)]
     [16.0, 2.0, 1.0]
     """
-    keeps_right = rounded_up(n, width) * np.maximum(m, width)
-    keeps_left = rounded_up(m, width) * np.maximum(n, width)
-    return np.asarray(2.0 * rounded_up(k, width) * np.minimum(keeps_right, keeps_left))
+    keeps_right = round_up_to_multiple(n, width) * np.maximum(m, width)
+    keeps_left = round_up_to_multiple(m, width) * np.maximum(n, width)
+    return np.asarray(2.0 * round_up_to_multiple(k, width) * np.minimum(keeps_right, keeps_left))
 
 
 def _gemm(kernel: Kernel, width: float, cores: float) -> float:
@@ -97,7 +97,7 @@ def _gemm(kernel: Kernel, width: float, cores: float) -> float:
     """
     shape = kernel.shape
     summed, rows = (cores, 1.0) if kernel.phase == "backward_weight" else (1.0, cores)
-    each = occupied_gemm_flops(shape["m"] / rows, shape["n"], shape["k"] / summed, width)
+    each = systolic_gemm_flops(shape["m"] / rows, shape["n"], shape["k"] / summed, width)
     return float(cores * shape.get("batch", 1.0) * each)
 
 
@@ -124,14 +124,14 @@ def _convolved(kernel: Kernel, width: float, cores: float, groups: float) -> flo
     side_by_side = shape["n"] > cores
 
     def with_taps(extent: float) -> float:
-        return taps * extent if side_by_side else taps * float(rounded_up(extent, width))
+        return taps * extent if side_by_side else taps * float(round_up_to_multiple(extent, width))
 
     if kernel.operation == "bwd_filter":
-        flops = occupied_gemm_flops(with_taps(channels), filters, positions, width)
+        flops = systolic_gemm_flops(with_taps(channels), filters, positions, width)
     elif kernel.operation == "bwd_data":
-        flops = occupied_gemm_flops(positions, channels, with_taps(filters), width)
+        flops = systolic_gemm_flops(positions, channels, with_taps(filters), width)
     else:
-        flops = occupied_gemm_flops(positions, filters, with_taps(channels), width)
+        flops = systolic_gemm_flops(positions, filters, with_taps(channels), width)
     return float(cores * flops)
 
 
@@ -143,16 +143,16 @@ def _recurrence(kernel: Kernel, width: float, cores: float) -> float:
     shape = kernel.shape
     rows, hidden, outputs = shape["batch"] / cores, shape["hidden"], shape["gates"] * shape["hidden"]
     if kernel.operation.endswith("bwd_filter"):
-        each = occupied_gemm_flops(hidden, outputs, rows * shape["timesteps"], width)
+        each = systolic_gemm_flops(hidden, outputs, rows * shape["timesteps"], width)
     else:
-        each = shape["timesteps"] * occupied_gemm_flops(rows, outputs, hidden, width)
+        each = shape["timesteps"] * systolic_gemm_flops(rows, outputs, hidden, width)
     return float(cores * shape["directions"] * each)
 
 
 def _attention(kernel: Kernel, width: float, cores: float) -> float:
     """Count the FLOP of attention on systolic arrays, with the head dimension padded to the width of the array."""
     head = kernel.shape["head_dim"]
-    return float(kernel.flops * rounded_up(head, width) / head)
+    return float(kernel.flops * round_up_to_multiple(head, width) / head)
 
 
 _WORK: Mapping[str, Callable[[Kernel, float, float], float]] = {
@@ -163,7 +163,7 @@ _WORK: Mapping[str, Callable[[Kernel, float, float], float]] = {
 }
 
 
-def occupied_flops(kernels: Sequence[Kernel], device: Device) -> Array:
+def systolic_array_flops(kernels: Sequence[Kernel], device: Device) -> Array:
     """Compute the peak FLOP of the clock cycles for which each kernel occupies a chip's systolic arrays.
 
     Parameters
@@ -185,7 +185,7 @@ def occupied_flops(kernels: Sequence[Kernel], device: Device) -> Array:
     return np.array([max(work, kernel.flops) for work, kernel in zip(works, kernels, strict=True)], dtype=np.float64)
 
 
-def padded_bytes(kernel: Kernel, device: Device) -> float:
+def lane_padded_bytes(kernel: Kernel, device: Device) -> float:
     """Compute the bytes that a kernel moves on a device with systolic arrays, with channels padded to the vector lanes.
 
     If a core has at most one sample, its channels lie along the vector lanes and are padded to a multiple of them.
@@ -209,7 +209,7 @@ def padded_bytes(kernel: Kernel, device: Device) -> float:
     >>> from paleo.specs.device import load_device
     >>> shape = {"rows": 1e6, "columns": 1.0, "channels": 32.0, "samples": 1.0}
     >>> relu = Kernel("relu", "memory", "elementwise", "forward", 0.0, 1e6, 2e6, 2e6, shape)
-    >>> padded_bytes(relu, load_device("tpu-v4")), padded_bytes(relu, load_device("a100-sxm4-80gb"))
+    >>> lane_padded_bytes(relu, load_device("tpu-v4")), lane_padded_bytes(relu, load_device("a100-sxm4-80gb"))
     (16000000.0, 4000000.0)
     """
     shape, samples = kernel.shape, kernel.shape.get("n" if kernel.family == "conv" else "samples")
@@ -225,4 +225,4 @@ def padded_bytes(kernel: Kernel, device: Device) -> float:
 
 def _lane_padding_factor(channels: float) -> float:
     """Return the factor by which padding of channels to the vector lanes enlarges a tensor."""
-    return float(rounded_up(channels, VECTOR_LANES)) / channels
+    return float(round_up_to_multiple(channels, VECTOR_LANES)) / channels

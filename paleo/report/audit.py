@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.report.columns import AnswerColumn, Document, empty_table, percent, row_json, rows_table, wrapped_text
-from paleo.studies.audit import ADVICE, CollectiveAudit, TrainingLogAudit
+from paleo.studies.audit import COLLECTIVE_FAULT_ADVICE, CollectiveAudit, TrainingLogAudit
 from paleo.units import format_duration, format_gibibytes, format_quantity
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _NAMES = {
 }
 
 
-def document(audit: TrainingLogAudit | CollectiveAudit) -> Document:
+def json_document(audit: TrainingLogAudit | CollectiveAudit) -> Document:
     """Return the answer of ``paleo audit`` as a JSON document.
 
     Parameters
@@ -43,22 +43,22 @@ def document(audit: TrainingLogAudit | CollectiveAudit) -> Document:
     if isinstance(audit, CollectiveAudit):
         return _collective_document(audit)
     fields: Document = {
-        "model": audit.expected.model.name,
-        "system": audit.expected.system.name,
-        "gpus": audit.expected.plan.gpus,
+        "model": audit.expected_prediction.model.name,
+        "system": audit.expected_prediction.system.name,
+        "gpus": audit.expected_prediction.plan.gpus,
         "log": audit.log.kind,
         "steps": len(audit.log.steps),
-        "verdict": verdict(audit),
-        "measured": dict(audit.measured),
-        "predicted": {name: audit.predicted[name] for name in audit.measured},
-        "step_time_s": audit.measured["step"],
+        "verdict": audit_verdict(audit),
+        "measured": dict(audit.measured_quantities),
+        "predicted": {name: audit.predicted_quantities[name] for name in audit.measured_quantities},
+        "step_time_s": audit.measured_quantities["step"],
         "step_time_interval_s": list(audit.interval),
         "faults": [
             {"name": fault.name, "factor": fault.factor, "step_time_s": fault.evidence["step"], "advice": fault.advice}
             for fault in audit.faults
         ],
         "unexplained": audit.measured_step_time_ratio,
-        "notes": list(audit.notes),
+        "notes": list(audit.assumptions),
         "measure_next": _next_measurement(audit),
     }
     if audit.step_time_on_more_ranks is None:
@@ -68,7 +68,7 @@ def document(audit: TrainingLogAudit | CollectiveAudit) -> Document:
     return {**fields, "beyond": beyond}
 
 
-def verdict(audit: TrainingLogAudit | CollectiveAudit) -> str:
+def audit_verdict(audit: TrainingLogAudit | CollectiveAudit) -> str:
     """Return the verdict of an audit in one sentence.
 
     Parameters
@@ -83,12 +83,12 @@ def verdict(audit: TrainingLogAudit | CollectiveAudit) -> str:
     """
     if isinstance(audit, CollectiveAudit):
         return audit.verdict
-    measured, predicted = audit.measured["step"], audit.predicted["step"]
+    measured, predicted = audit.measured_quantities["step"], audit.predicted_quantities["step"]
     seen = (
         f"A step takes {format_duration(measured)}, predicted {format_duration(predicted)} "
         f"({measured / predicted - 1:+.0%})"
     )
-    low, high = audit.expected.interval
+    low, high = audit.expected_prediction.interval
     if not audit.faults:
         return f"{seen}: {_without_faults(audit)}."
     doubt = " The step lies within the 90 % interval of the prediction, so this may be the model's error."
@@ -105,7 +105,8 @@ def _without_faults(audit: TrainingLogAudit) -> str:
     """Return a sentence on a log that no single fault explains, with the quantities that are not as predicted."""
     others = [name for name in audit.outlying_quantities if name != "step"]
     named = ", ".join(
-        f"{_NAMES[name]} ({_cell(name, audit.measured[name])}, predicted {_cell(name, audit.predicted[name])})"
+        f"{_NAMES[name]} ({_cell(name, audit.measured_quantities[name])}, predicted "
+        f"{_cell(name, audit.predicted_quantities[name])})"
         for name in others
     )
     if "step" in audit.outlying_quantities:
@@ -135,14 +136,18 @@ def table(audit: TrainingLogAudit | CollectiveAudit) -> RenderableType:
     """
     if isinstance(audit, CollectiveAudit):
         return _collective_table(audit)
-    explained = audit.faults[0].evidence if audit.faults else audit.predicted
+    explained = audit.faults[0].evidence if audit.faults else audit.predicted_quantities
     columns = ["measured", "predicted", "difference", *(["with the fault"] if audit.faults else [])]
     table = empty_table(f"{len(audit.log.steps)} steps of {audit.log.kind}", ["", *columns])
-    for name, value in audit.measured.items():
-        cells = [_cell(name, value), _cell(name, audit.predicted[name]), percent(value / audit.predicted[name] - 1.0)]
+    for name, value in audit.measured_quantities.items():
+        cells = [
+            _cell(name, value),
+            _cell(name, audit.predicted_quantities[name]),
+            percent(value / audit.predicted_quantities[name] - 1.0),
+        ]
         table.add_row(_NAMES[name], *cells, *([_cell(name, explained[name])] if audit.faults else []))
-    parts: list[RenderableType] = [wrapped_text(Text(verdict(audit), style="bold")), Text(), table]
-    parts += [part for note in audit.notes for part in (Text(), wrapped_text(f"{note[:1].upper()}{note[1:]}."))]
+    parts: list[RenderableType] = [wrapped_text(Text(audit_verdict(audit), style="bold")), Text(), table]
+    parts += [part for note in audit.assumptions for part in (Text(), wrapped_text(f"{note[:1].upper()}{note[1:]}."))]
     for fault in audit.faults:
         parts += [Text(), wrapped_text(f"{fault.text}: {fault.advice}.")]
     if words := _next_measurement(audit):
@@ -159,7 +164,7 @@ def _next_measurement(audit: TrainingLogAudit) -> str | None:
     """Return a sentence on what to measure next, if several faults explain the log; otherwise None."""
     if len(audit.faults) < 2:
         return None
-    name, faults = audit.quantity_to_log, audit.faults[:2]
+    name, faults = audit.most_informative_unlogged_quantity, audit.faults[:2]
     if name is None:
         return f"The log does not tell {' and '.join(fault.name for fault in faults)} apart: check both."
     values = " and ".join(f"{_cell(name, fault.evidence[name])} with {fault.name}" for fault in faults)
@@ -187,7 +192,7 @@ _PAYLOAD_COLUMNS = (
 
 
 def _payloads(audit: CollectiveAudit) -> Sequence[tuple[float, float, float]]:
-    return list(zip(audit.log.payloads, audit.log.seconds, audit.predicted, strict=True))
+    return list(zip(audit.log.payloads, audit.log.seconds, audit.predicted_times, strict=True))
 
 
 def _collective_document(audit: CollectiveAudit) -> Document:
@@ -200,23 +205,26 @@ def _collective_document(audit: CollectiveAudit) -> Document:
         "verdict": audit.verdict,
         "small_ratio": audit.small_payload_ratio,
         "large_ratio": audit.large_payload_ratio,
-        "faults": [{"name": name, "factor": factor, "advice": ADVICE[name]} for name, factor in audit.faults.items()],
+        "faults": [
+            {"name": name, "factor": factor, "advice": COLLECTIVE_FAULT_ADVICE[name]}
+            for name, factor in audit.fault_time_ratios.items()
+        ],
         "payloads": [row_json(_PAYLOAD_COLUMNS, row) for row in _payloads(audit)],
         "beyond": None
         if audit.time_on_more_ranks is None
         else {"gpus": audit.time_on_more_ranks[0], "time_s": audit.time_on_more_ranks[1]},
-        "calibration": study.calibration,
+        "calibration": study.calibration_text,
     }
 
 
 def _collective_table(audit: CollectiveAudit) -> RenderableType:
     rows = rows_table("nccl-tests", _PAYLOAD_COLUMNS, _payloads(audit))
     parts: list[RenderableType] = [wrapped_text(Text(audit.verdict, style="bold")), Text(), rows]
-    parts += [wrapped_text(f"\n{name}: {ADVICE[name]}.") for name in audit.faults]
+    parts += [wrapped_text(f"\n{name}: {COLLECTIVE_FAULT_ADVICE[name]}.") for name in audit.fault_time_ratios]
     if audit.time_on_more_ranks is not None:
         gpus, seconds = audit.time_on_more_ranks
         largest = format_quantity(audit.log.payloads[-1], "B")
         parts.append(
             wrapped_text(f"\n{largest} over {gpus:,} GPUs, with links as fast as measured: {format_duration(seconds)}.")
         )
-    return Group(*parts, wrapped_text(f"\nCalibration: {audit.study.calibration}"))
+    return Group(*parts, wrapped_text(f"\nCalibration: {audit.study.calibration_text}"))

@@ -9,36 +9,36 @@ from rich.console import Group, RenderableType
 from rich.constrain import Constrain
 from rich.text import Text
 
-from paleo.collectives.base import ALGORITHMS
+from paleo.collectives.base import COLLECTIVE_ALGORITHMS
 from paleo.errors import SpecError, suggest_names
 from paleo.layers.base import LAYERS
 from paleo.operations.base import OPTIMIZERS
-from paleo.parallel.placement import STRATEGIES
+from paleo.parallel.placement import STRATEGY_PRESETS
 from paleo.report.columns import TEXT_WIDTH, AnswerColumn, Document, empty_table, row_json, rows_table, wrapped_text
-from paleo.report.columns import facts_table as fact_table
+from paleo.report.columns import name_value_table as fact_table
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.calibration import Calibration, load_calibration
-from paleo.specs.catalog import entry_names, is_path, kind_of_spec_file, resolve_spelling
+from paleo.specs.catalog import entry_names, is_path, kind_of_spec_file, resolve_entry_name
 from paleo.specs.device import Device, HostLink, Link, Price, load_device, load_link
 from paleo.specs.loading import Spec
-from paleo.specs.model import ModelSpec, is_other_source, load_model
+from paleo.specs.model import ModelSpec, load_model, needs_importer
 from paleo.specs.prices import rent_quote
-from paleo.specs.run import Run, explicit_fields, load_run
+from paleo.specs.run import Run, load_run, user_set_fields
 from paleo.specs.schema_tables import FieldRow, field_table, format_value
 from paleo.specs.software import SoftwareProfile, load_software
 from paleo.specs.system import InterconnectLevel, System, load_system
 from paleo.specs.task import load_task
-from paleo.studies.network_summary import Summary, summarise
-from paleo.studies.sweep import load_study
+from paleo.studies.network_summary import NetworkSummary, summarise_network
+from paleo.studies.sweep import load_sweep_study
 from paleo.units import HOUR, format_duration, format_gibibytes, format_quantity, with_noun
 
 if TYPE_CHECKING:
     from paleo.tables.base import MeasuredTable
 
 #: A name and its value, as people read them.
-Fact = tuple[str, str]
+NamedFact = tuple[str, str]
 #: A field of a software profile: name, value, default, meaning.
-Setting = tuple[str, str, str, str]
+SoftwareSettingRow = tuple[str, str, str, str]
 
 
 def _first_line(entry: object) -> str:
@@ -86,24 +86,24 @@ def _task_line(name: str) -> str:
     return f"{task.title}: {task.target}"
 
 
-Lines = Callable[[], Mapping[str, str]]
+DescriptionsByName = Callable[[], Mapping[str, str]]
 
 
-def _cataloged(kind: str, line: Callable[[str], str]) -> Lines:
+def _cataloged(kind: str, line: Callable[[str], str]) -> DescriptionsByName:
     return lambda: {name: line(name) for name in entry_names(kind)}
 
 
 #: kind -> names with a line on each.
-DESCRIPTIONS_BY_KIND: dict[str, Lines] = {
+DESCRIPTIONS_BY_KIND: dict[str, DescriptionsByName] = {
     "models": _cataloged("models", _model_line),
     "devices": _cataloged("devices", _device_line),
     "links": _cataloged("links", _link_line),
     "systems": _cataloged("systems", _system_line),
-    "collectives": lambda: {name: algorithm.summary for name, algorithm in ALGORITHMS.items()},
+    "collectives": lambda: {name: algorithm.summary for name, algorithm in COLLECTIVE_ALGORITHMS.items()},
     "layers": lambda: {name: _first_line(layer) for name, layer in LAYERS.items()},
     "schedules": lambda: {name: schedule.reference for name, schedule in SCHEDULES.items()},
     "software": _cataloged("software", _software_line),
-    "strategies": lambda: {name: _first_line(preset) for name, preset in STRATEGIES.items()},
+    "strategies": lambda: {name: _first_line(preset) for name, preset in STRATEGY_PRESETS.items()},
     "optimizers": lambda: {name: rule.reference for name, rule in OPTIMIZERS.items()},
     "tasks": _cataloged("tasks", _task_line),
     "tables": lambda: _table_lines(),
@@ -123,7 +123,7 @@ def _table_line(table: MeasuredTable) -> str:
     return f"{meaning} Columns: {columns} -> {table.measured_column}"
 
 
-def catalog_lines(kind: str) -> Mapping[str, str]:
+def catalog_descriptions(kind: str) -> Mapping[str, str]:
     """List the catalog entries of one kind (such as ``devices``), each with a line of description.
 
     Parameters
@@ -166,7 +166,7 @@ def find_entries(name: str, kind: str | None = None) -> list[tuple[str, object]]
     SpecError
         If there is none; the message has the nearest names.
     """
-    if kind in (None, "model", "models") and is_other_source(name):
+    if kind in (None, "model", "models") and needs_importer(name):
         return [("model", load_model(name))]
     if is_path(name):
         return [_read(name, kind)]
@@ -179,7 +179,7 @@ def find_entries(name: str, kind: str | None = None) -> list[tuple[str, object]]
         loaders = {singular: loaders[singular]}
     entries = [(kind, load(folded)) for kind, (known, load) in loaders.items() if folded.partition("@")[0] in known()]
     if not entries:
-        meant = ((kind, load, resolve_spelling(f"{kind}s", folded)) for kind, (_, load) in loaders.items())
+        meant = ((kind, load, resolve_entry_name(f"{kind}s", folded)) for kind, (_, load) in loaders.items())
         entries = [(kind, load(entry)) for kind, load, entry in meant if entry is not None]
     if not entries:
         known_names = [name for known, _ in loaders.values() for name in known()]
@@ -193,11 +193,11 @@ def _loaders() -> dict[str, tuple[Callable[[], Any], Callable[[str], object]]]:
         "system": (lambda: entry_names("systems"), load_system),
         "device": (lambda: entry_names("devices"), load_device),
         "link": (lambda: entry_names("links"), load_link),
-        "collective": (lambda: ALGORITHMS, lambda name: ALGORITHMS[name]),
+        "collective": (lambda: COLLECTIVE_ALGORITHMS, lambda name: COLLECTIVE_ALGORITHMS[name]),
         "layer": (lambda: LAYERS, lambda name: LAYERS[name]),
         "schedule": (lambda: SCHEDULES, lambda name: SCHEDULES[name]),
         "software": (lambda: entry_names("software"), load_software),
-        "strategy": (lambda: STRATEGIES, lambda name: STRATEGIES[name]),
+        "strategy": (lambda: STRATEGY_PRESETS, lambda name: STRATEGY_PRESETS[name]),
         "optimizer": (lambda: OPTIMIZERS, lambda name: OPTIMIZERS[name]),
         "task": (lambda: entry_names("tasks"), load_task),
     }
@@ -209,14 +209,14 @@ def _read(path: str, kind: str | None = None) -> tuple[str, object]:
     Returns (kind, entry), where the kind is the named one or follows from the keys.
     """
     loaders: dict[str, Callable[[str], object]] = {name: load for name, (_, load) in _loaders().items()}
-    loaders |= {"calibration": load_calibration, "run": load_run, "study": load_study}
+    loaders |= {"calibration": load_calibration, "run": load_run, "study": load_sweep_study}
     kind_of_file = kind_of_spec_file(path) if kind is None else kind.strip().lower()
     if kind_of_file not in loaders:
         raise SpecError(f"unknown kind {kind!r}; {suggest_names(str(kind), loaders)}")
     return kind_of_file, loaders[kind_of_file](path)
 
 
-def entry_facts(entry: object) -> list[Fact]:
+def entry_facts(entry: object) -> list[NamedFact]:
     """List facts of a catalog entry as pairs of name and text, with units and sources, for ``paleo show``.
 
     Parameters
@@ -226,13 +226,13 @@ def entry_facts(entry: object) -> list[Fact]:
 
     Returns
     -------
-    list of Fact
+    list of NamedFact
         Pairs of name and text.
     """
     return next(describe(entry) for kind, describe in _FACTS.items() if isinstance(entry, kind))
 
 
-def document(entry: object) -> Document:
+def json_document(entry: object) -> Document:
     """Return an entry of the catalog as a JSON document, in SI units.
 
     Parameters
@@ -250,7 +250,7 @@ def document(entry: object) -> Document:
     return dict(entry_facts(entry))
 
 
-def _known(*rows: tuple[str, object]) -> list[Fact]:
+def _known(*rows: tuple[str, object]) -> list[NamedFact]:
     """Return those (name, value) rows that have a value, with the value as text."""
     return [(name, str(value)) for name, value in rows if value not in (None, "", ())]
 
@@ -269,7 +269,7 @@ def _market(system: System) -> str | None:
     return None if quote is None else _price(quote.price)
 
 
-def _device_facts(device: Device) -> list[Fact]:
+def _device_facts(device: Device) -> list[NamedFact]:
     memory = device.memory
     return _known(
         ("name", device.full_name),
@@ -308,7 +308,7 @@ def _device_links(device: Device) -> str:
     return f"{links.kind} {links.generation or ''}".strip() + f", {format_quantity(links.bandwidth, 'B/s')} each way"
 
 
-def _link_facts(link: Link) -> list[Fact]:
+def _link_facts(link: Link) -> list[NamedFact]:
     achieved, in_switch = link.achieved_fraction, link.in_switch_bandwidth
     return _known(
         ("kind", link.kind),
@@ -322,7 +322,7 @@ def _link_facts(link: Link) -> list[Fact]:
     )
 
 
-def _system_facts(system: System) -> list[Fact]:
+def _system_facts(system: System) -> list[NamedFact]:
     levels = [
         (
             f"level {index}: {level.name}",
@@ -357,8 +357,8 @@ def _topology(level: InterconnectLevel) -> str:
     return ", ".join([level.topology, *(word for word in words if word)])
 
 
-def _model_facts(model: ModelSpec) -> list[Fact]:
-    counts = summarise(model, Run())
+def _model_facts(model: ModelSpec) -> list[NamedFact]:
+    counts = summarise_network(model, Run())
     sizes = ", ".join(f"{key} {value}" for key, value in counts.graph.hyperparameters.items() if key != "batch")
     data = model.dataset
     flops = counts.total("flops_forward")
@@ -387,7 +387,7 @@ def _model_flops(forward: float, backward: float) -> str:
     return f"{format_quantity(forward, 'FLOP')} forward, {format_quantity(backward, 'FLOP')} back: {without}"
 
 
-def _software_facts(software: SoftwareProfile) -> list[Fact]:
+def _software_facts(software: SoftwareProfile) -> list[NamedFact]:
     """Return facts about a software profile as (name, text) pairs; `software_settings` lists the profile's fields."""
     return _known(
         ("title", software.title),
@@ -404,7 +404,7 @@ def _changes(changes: Mapping[str, object]) -> str:
     return ", ".join(f"{field}: {value}" for field, value in changes.items())
 
 
-def _calibration_facts(calibration: Calibration) -> list[Fact]:
+def _calibration_facts(calibration: Calibration) -> list[NamedFact]:
     """Return one line for each fitted entry of a calibration: what was fitted, to how many rows, and its test error."""
     rows = [("subject", calibration.subject)]
     for entry in calibration.entries:
@@ -413,7 +413,7 @@ def _calibration_facts(calibration: Calibration) -> list[Fact]:
     return _known(*rows)
 
 
-def software_settings(entry: object) -> list[Setting]:
+def software_settings(entry: object) -> list[SoftwareSettingRow]:
     """List the fields of a software profile with their values, defaults and meanings.
 
     Parameters
@@ -423,7 +423,7 @@ def software_settings(entry: object) -> list[Setting]:
 
     Returns
     -------
-    list of Setting
+    list of SoftwareSettingRow
         Name, value, default and meaning of each field; empty for other entries.
     """
     if not isinstance(entry, SoftwareProfile):
@@ -437,7 +437,7 @@ def _value(software: SoftwareProfile, row: FieldRow) -> str:
     return format_value(getattr(getattr(software, group), name), row.unit)
 
 
-def _registered(entry: object) -> list[Fact]:
+def _registered(entry: object) -> list[NamedFact]:
     attributes = {name: getattr(entry, name) for name in ("summary", "reference", "operations") if hasattr(entry, name)}
     described = _known(*((name, ", ".join(v) if isinstance(v, tuple) else v) for name, v in attributes.items()))
     if isinstance(entry, type) and hasattr(entry, "model_fields"):
@@ -452,19 +452,19 @@ def _field(field: Any) -> str:
     return f"{kind}, required" if field.is_required() else f"{kind}, {field.default!r} if left out"
 
 
-def _stated(entry: Spec) -> list[Fact]:
+def _stated(entry: Spec) -> list[NamedFact]:
     return _known(*((name, getattr(entry, name)) for name in sorted(entry.model_fields_set)))
 
 
 #: Class of an entry -> its facts, the most special class first.
-_FACTS: Mapping[type, Callable[[Any], list[Fact]]] = {
+_FACTS: Mapping[type, Callable[[Any], list[NamedFact]]] = {
     Device: _device_facts,
     Link: _link_facts,
     System: _system_facts,
     ModelSpec: _model_facts,
     SoftwareProfile: _software_facts,
     Calibration: _calibration_facts,
-    Run: lambda run: _known(*explicit_fields(run).items()),
+    Run: lambda run: _known(*user_set_fields(run).items()),
     Spec: _stated,
     object: _registered,
 }
@@ -473,7 +473,7 @@ _FACTS: Mapping[type, Callable[[Any], list[Fact]]] = {
 # tables
 
 
-def list_table(kind: str, entries: Mapping[str, str]) -> RenderableType:
+def catalog_list_table(kind: str, entries: Mapping[str, str]) -> RenderableType:
     """Return a table of catalog entries of one kind, each with a line of description.
 
     Parameters
@@ -550,12 +550,12 @@ _LAYER_COLUMNS = (
 )  # fmt: skip
 
 
-def summary_document(study: Summary) -> Document:
+def summary_document(study: NetworkSummary) -> Document:
     """Return the counts of a network's layers (parameters, FLOP, bytes) as a JSON document.
 
     Parameters
     ----------
-    study : Summary
+    study : NetworkSummary
         Counts of each layer (of one iteration if the layer repeats), and totals over all iterations.
 
     Returns
@@ -575,12 +575,12 @@ def summary_document(study: Summary) -> Document:
     }
 
 
-def summary_table(study: Summary) -> RenderableType:
+def summary_table(study: NetworkSummary) -> RenderableType:
     """Return the counts of a network's layers as tables.
 
     Parameters
     ----------
-    study : Summary
+    study : NetworkSummary
         Counts of the layers.
 
     Returns

@@ -20,20 +20,20 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from paleo.report.plots import BLACK, BLUE, COLOUR_CYCLE, STYLE, VERMILION
+from paleo.report.plots import BLACK, BLUE, COLOUR_CYCLE, PLOT_STYLE, VERMILION
 from paleo.units import KILO, format_quantity
 
 #: Width of every chart in points, room for numbers at its right end, and height of a row.
-WIDTH, RIGHT, ROW = 380.0, 92.0, 40.0
+CHART_WIDTH_POINTS, RIGHT_MARGIN_POINTS, ROW_HEIGHT_POINTS = 380.0, 92.0, 40.0
 #: Fraction from which a cell of a heat map is so dark that its number is white.
-DARK_CELL_FROM = 0.55
+DARK_CELL_THRESHOLD = 0.55
 #: Least distance of two ticks of a logarithmic axis, as a ratio.
 MIN_TICK_RATIO = 1.25
 _LINE = "#d9dce1"
 #: Colours of matplotlib -> those of the page.
 _PAGE = {"#000000": "currentColor", BLUE.lower(): "var(--bar)", _LINE: "var(--line)"}
 _STYLE = {
-    **STYLE,
+    **PLOT_STYLE,
     "font.size": 11,
     "grid.color": _LINE,
     "svg.fonttype": "none",
@@ -71,7 +71,7 @@ class Curve:
     colour: str
 
 
-def svg(figure: Figure, title: str) -> Markup:
+def figure_to_svg(figure: Figure, title: str) -> Markup:
     """Return a figure as an SVG element for a page.
 
     Parameters
@@ -108,11 +108,11 @@ def _font(size: str | None) -> str:
     return f"font-size: {size}" if size else ""
 
 
-def _bar_axes(count: int, right: float = RIGHT) -> tuple[Figure, Axes]:
+def _bar_axes(count: int, right: float = RIGHT_MARGIN_POINTS) -> tuple[Figure, Axes]:
     """Return a figure and axes with a row for each bar, the first on top, from zero, without ticks."""
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(WIDTH / 72.0, max(count, 1) * ROW / 72.0))
-        axes = figure.add_axes((0.0, 0.0, (WIDTH - right) / WIDTH, 1.0))
+        figure = Figure(figsize=(CHART_WIDTH_POINTS / 72.0, max(count, 1) * ROW_HEIGHT_POINTS / 72.0))
+        axes = figure.add_axes((0.0, 0.0, (CHART_WIDTH_POINTS - right) / CHART_WIDTH_POINTS, 1.0))
     axes.set_axis_off()
     axes.set_ylim(count - 0.4, -0.6)
     return figure, axes
@@ -124,7 +124,7 @@ def _label(axes: Axes, text: str, spot: tuple[float, float], right: float, up: f
     )
 
 
-def bars(rows: Sequence[Bar], title: str) -> Chart:
+def bar_chart(rows: Sequence[Bar], title: str) -> Chart:
     """Draw horizontal bars from zero with their intervals.
 
     Parameters
@@ -148,10 +148,10 @@ def bars(rows: Sequence[Bar], title: str) -> Chart:
         _label(axes, row.name, (0.0, y), 0, 14)
         _label(axes, row.text, (max(row.value, row.high or 0.0), y), 6, weight="bold")
     axes.set_xlim(0.0, max((row.high or row.value for row in rows), default=0.0) or 1.0)
-    return Chart(svg(figure, title))
+    return Chart(figure_to_svg(figure, title))
 
 
-def stacked_bars(
+def stacked_bar_chart(
     rows: Sequence[tuple[str, Mapping[str, float], str]], title: str, limits: Sequence[float] = ()
 ) -> Chart:
     """Draw horizontal stacks of named parts on one scale.
@@ -183,14 +183,16 @@ def stacked_bars(
                 end += value
         if limits:
             axes.plot([limits[y]] * 2, [y - 0.25, y + 0.25], "--", color=BLACK, linewidth=1, clip_on=False)
-            room = (limits[y] - end) / longest * (WIDTH - RIGHT)
-            end = end if room > RIGHT else max(end, limits[y])  # after its bar, where the limit is not in the way
+            room = (limits[y] - end) / longest * (CHART_WIDTH_POINTS - RIGHT_MARGIN_POINTS)
+            end = (
+                end if room > RIGHT_MARGIN_POINTS else max(end, limits[y])
+            )  # after its bar, where the limit is not in the way
         _label(axes, label, (0.0, y), 0, 14)
         _label(axes, text, (end, y), 6, weight="bold")
-    return Chart(svg(figure, title), tuple(colours.items()))
+    return Chart(figure_to_svg(figure, title), tuple(colours.items()))
 
 
-def deviation_bars(rows: Sequence[tuple[str, float, float]], title: str) -> Chart:
+def deviation_bar_chart(rows: Sequence[tuple[str, float, float]], title: str) -> Chart:
     """Draw how a change makes a quantity smaller or larger, as bars on both sides of the factor 1.
 
     Parameters
@@ -221,10 +223,10 @@ def deviation_bars(rows: Sequence[tuple[str, float, float]], title: str) -> Char
             side = 1 if change > 0 else -1
             text = f"{100 * change:+.1f} %"
             _label(axes, text, (change, y), 4 * side, weight="bold", ha="left" if side > 0 else "right")
-    return Chart(svg(figure, title))
+    return Chart(figure_to_svg(figure, title))
 
 
-def curves(lines: Sequence[Curve], *, title: str, x_label: str, y_label: str) -> Chart:
+def curve_chart(lines: Sequence[Curve], *, title: str, x_label: str, y_label: str) -> Chart:
     """Draw lines with interval bands on logarithmic axes, and proportional scaling from their first points, dotted.
 
     Parameters
@@ -243,7 +245,7 @@ def curves(lines: Sequence[Curve], *, title: str, x_label: str, y_label: str) ->
     """
     points = [point for line in lines for point in line.points]
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(WIDTH / 72.0, 300.0 / 72.0), layout="constrained")
+        figure = Figure(figsize=(CHART_WIDTH_POINTS / 72.0, 300.0 / 72.0), layout="constrained")
         axes = figure.subplots()
     for line in lines:
         if line.points:
@@ -259,7 +261,7 @@ def curves(lines: Sequence[Curve], *, title: str, x_label: str, y_label: str) ->
         axis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
         axis.set_minor_locator(NullLocator())
     axes.grid(axis="x", visible=False)
-    return Chart(svg(figure, title), tuple((line.name, line.colour) for line in lines))
+    return Chart(figure_to_svg(figure, title), tuple((line.name, line.colour) for line in lines))
 
 
 def heat_map(
@@ -287,14 +289,14 @@ def heat_map(
         The chart.
     """
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(WIDTH / 72.0, (24.0 * len(rows) + 90.0) / 72.0), layout="constrained")
+        figure = Figure(figsize=(CHART_WIDTH_POINTS / 72.0, (24.0 * len(rows) + 90.0) / 72.0), layout="constrained")
         axes = figure.subplots()
     for row, line in enumerate(shares):
         for column, share in enumerate(line):
             frame: dict[str, Any] = {"edgecolor": BLACK, "linewidth": 2, "zorder": 2} if (row, column) == framed else {}
             cell = Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, facecolor=(BLUE, max(share, 0.03)), **frame)
             axes.add_patch(cell)
-            colour = "white" if share > DARK_CELL_FROM else BLACK
+            colour = "white" if share > DARK_CELL_THRESHOLD else BLACK
             axes.text(column, row, f"{100 * share:.0f}", ha="center", va="center", color=colour, zorder=3)
     axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5), xlabel=x_label)
     axes.set_title(y_label, loc="left", size=11)
@@ -304,7 +306,7 @@ def heat_map(
     axes.grid(visible=False)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    return Chart(svg(figure, title))
+    return Chart(figure_to_svg(figure, title))
 
 
 def _separate_ticks(values: Iterable[float]) -> list[float]:

@@ -10,8 +10,8 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.cluster.nodes import POLICIES
-from paleo.report.columns import AnswerColumn, facts_table, format_usd, row_json, rows_table, wrapped_text
+from paleo.cluster.nodes import SCHEDULING_POLICIES
+from paleo.report.columns import AnswerColumn, format_usd, name_value_table, row_json, rows_table, wrapped_text
 from paleo.units import HOUR, format_duration, with_noun
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class _JobRow:
 
     @property
     def interval(self) -> list[float] | None:
-        ends = self.study.intervals
+        ends = self.study.finish_time_intervals
         return None if ends is None else [float(end) for end in ends[self.number]]
 
     @property
@@ -81,7 +81,9 @@ def _columns() -> list[AnswerColumn]:
         AnswerColumn("start", lambda row: row.of("start"), "start", "s", lambda row: _time(row.of("start"))),
         AnswerColumn("finish", lambda row: row.of("finish"), "finish", "s", lambda row: _time(row.of("finish"))),
         AnswerColumn("finish_interval", lambda row: row.interval),
-        AnswerColumn("waited", lambda row: row.of("waited"), "waited", "s", lambda row: _time(row.of("waited"))),
+        AnswerColumn(
+            "waited", lambda row: row.of("waiting_time"), "waited", "s", lambda row: _time(row.of("waiting_time"))
+        ),
         AnswerColumn("preemptions", lambda row: int(row.of("preemptions")), "stops", "count"),
         AnswerColumn("deadline", lambda row: None if row.met is None else row.job.deadline),
         AnswerColumn("met", lambda row: row.met, "in time", "yes or no", optional=True),
@@ -93,7 +95,7 @@ def _rows(study: FleetStudy) -> list[_JobRow]:
     return [_JobRow(study, number) for number in range(len(study.fleet.jobs))]
 
 
-def document(study: FleetStudy) -> dict[str, Any]:
+def json_document(study: FleetStudy) -> dict[str, Any]:
     """Return the answer of ``paleo fleet`` as a JSON document.
 
     Parameters
@@ -121,18 +123,18 @@ def document(study: FleetStudy) -> dict[str, Any]:
         "missed": study.late_jobs,
         "span_s": result.makespan,
         "wait_s": {
-            "mean": float(result.waited.mean()),
-            "p95": float(np.quantile(result.waited, 0.95)),
+            "mean": float(result.waiting_time.mean()),
+            "p95": float(np.quantile(result.waiting_time, 0.95)),
             "limit": study.requirements.max_wait,
         },
         "utilisation": result.utilisation,
         "lost_gpu_hours": study.lost_gpu_hours,
-        "usd": study.usd,
+        "usd": study.rent_usd,
         "node_more": None
         if larger is None
         else {
             "span_s": larger.makespan,
-            "wait_s": {"mean": float(larger.waited.mean()), "p95": float(np.quantile(larger.waited, 0.95))},
+            "wait_s": {"mean": float(larger.waiting_time.mean()), "p95": float(np.quantile(larger.waiting_time, 0.95))},
             "utilisation": larger.utilisation,
         },
         "jobs": [row_json(_columns(), row) for row in _rows(study)],
@@ -153,13 +155,13 @@ def table(study: FleetStudy) -> RenderableType:
     RenderableType
         Tables for the console.
     """
-    result, policy = study.result, POLICIES[study.fleet.policy]
+    result, policy = study.result, SCHEDULING_POLICIES[study.fleet.policy]
     total = result.gpus * result.makespan / HOUR
     rows = [
-        ("machines", f"{study.order_text}, {with_noun(result.gpus, 'GPU')}"),
+        ("machines", f"{study.machines_text}, {with_noun(result.gpus, 'GPU')}"),
         ("policy", f"{policy.title} ({policy.source})"),
-        ("mean wait", f"{_time(float(result.waited.mean()))}, longest {_time(float(result.waited.max()))}"),
-        ("cost", format_usd(study.usd)),
+        ("mean wait", f"{_time(float(result.waiting_time.mean()))}, longest {_time(float(result.waiting_time.max()))}"),
+        ("cost", format_usd(study.rent_usd)),
     ]
     lost = [
         ("work", float((result.work_gpu_seconds - result.failure_gpu_seconds).sum()) / HOUR),
@@ -177,7 +179,7 @@ def table(study: FleetStudy) -> RenderableType:
     return Group(
         wrapped_text(Text(study.verdict, style="bold")),
         Text(),
-        facts_table("The cluster", rows),
+        name_value_table("The cluster", rows),
         Text(),
         rows_table("Where GPU-hours go", parts, lost),
         Text(),
@@ -187,7 +189,7 @@ def table(study: FleetStudy) -> RenderableType:
     )
 
 
-def figure(study: FleetStudy) -> Figure:
+def plot_job_schedule(study: FleetStudy) -> Figure:
     """Plot which job runs on which GPUs over time, and the number of waiting jobs.
 
     Parameters
@@ -203,9 +205,9 @@ def figure(study: FleetStudy) -> Figure:
     import matplotlib
     from matplotlib.ticker import MaxNLocator
 
-    from paleo.report.plots import BLUE, STYLE, figure_with_axes
+    from paleo.report.plots import BLUE, PLOT_STYLE, figure_with_axes
 
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(PLOT_STYLE):
         result = study.result
         lengths = result.queue_history
         waiting = lengths[:, 1].max(initial=0.0)
@@ -220,8 +222,8 @@ def figure(study: FleetStudy) -> Figure:
             queue.set(ylabel="jobs waiting", ylim=(0, 1.1 * waiting))
             queue.yaxis.set_major_locator(MaxNLocator(integer=True))
         [chart, *panels][-1].set_xlabel("hours" if waiting else "hours; no job waits")
-        title = POLICIES[study.fleet.policy].title
-        picture.suptitle(f"{with_noun(len(study.fleet.jobs), 'job')} on {study.order_text}, {title}")
+        title = SCHEDULING_POLICIES[study.fleet.policy].title
+        picture.suptitle(f"{with_noun(len(study.fleet.jobs), 'job')} on {study.machines_text}, {title}")
     return picture
 
 
@@ -230,7 +232,7 @@ def _gantt(axes: Any, study: FleetStudy) -> None:
     import matplotlib
     from matplotlib.collections import PolyCollection
 
-    pools = study.fleet.pools(study.nodes)
+    pools = study.fleet.empty_node_pools(study.nodes)
     first = np.concatenate([[0], np.cumsum([pool.gpus for pool in pools])])
     lanes = [np.zeros(pool.gpus) for pool in pools]
     colours = matplotlib.colormaps["tab20"](np.arange(20))
@@ -274,7 +276,7 @@ def _name(axes: Any, study: FleetStudy, job: int, ends: tuple[float, float], hei
     if not inside and len(study.fleet.cluster_jobs) > _LISTED:
         return
     place, side = (sum(ends) / 2.0, "center") if inside else (ends[1] + 0.005 * span, "left")
-    step = 0.03 * sum(pool.gpus for pool in study.fleet.pools(study.nodes))
+    step = 0.03 * sum(pool.gpus for pool in study.fleet.empty_node_pools(study.nodes))
     written = [(*text.get_position(), max(len(text.get_text()), len(name))) for text in axes.texts]
     while any(abs(y - height) < step and abs(x - place) < 0.012 * longest * span for x, y, longest in written):
         height += step

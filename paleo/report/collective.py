@@ -15,9 +15,9 @@ from matplotlib.collections import LineCollection
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.pricing.links.topology import USUAL_LEAF, USUAL_NODES, dragonfly
+from paleo.pricing.links.topology import DEFAULT_MACHINE_NODES, DEFAULT_NODES_PER_LEAF, dragonfly_network
 from paleo.report.columns import AnswerColumn, Document, row_json, rows_table, wrapped_text
-from paleo.report.plots import BLACK, BLUE, COLOUR_CYCLE, STYLE, figure_with_axes
+from paleo.report.plots import BLACK, BLUE, COLOUR_CYCLE, PLOT_STYLE, figure_with_axes
 from paleo.specs.system import smallest_torus_box
 from paleo.units import GIGA, format_duration, format_quantity, with_noun
 
@@ -56,7 +56,7 @@ _LEVEL_COLUMNS = (
 )  # fmt: skip
 
 
-def document(study: CollectiveStudy) -> Document:
+def json_document(study: CollectiveStudy) -> Document:
     """Return the answer of ``paleo collective`` as a JSON document: a row per algorithm, fastest first.
 
     Parameters
@@ -74,11 +74,11 @@ def document(study: CollectiveStudy) -> Document:
         "system": study.system.name,
         "ranks": study.ranks,
         "payload_bytes": study.payload_bytes,
-        "levels": [row_json(_LEVEL_COLUMNS, span) for span in study.spans],
+        "levels": [row_json(_LEVEL_COLUMNS, span) for span in study.group_levels],
         "best": study.best.algorithm,
         "time_s": study.best.time,
         "lower_bound_s": study.lower_bound,
-        "calibration": study.calibration,
+        "calibration": study.calibration_text,
         "algorithms": [row_json(_ALGORITHM_COLUMNS, row) for row in study.rows],
         "crossovers": [asdict(crossover) for crossover in study.crossovers],
     }
@@ -115,7 +115,7 @@ def table(study: CollectiveStudy) -> RenderableType:
             f"{study.algorithm_selector} chooses {chosen}" if study.algorithm_selector else f"{chosen} is the fastest"
         )
         changes = f"{words} for every payload.\n"
-    levels = rows_table("Levels of the group, inner to outer", _LEVEL_COLUMNS, study.spans)
+    levels = rows_table("Levels of the group, inner to outer", _LEVEL_COLUMNS, study.group_levels)
     return Group(wrapped_text(_headline(study)), rows, Text(), wrapped_text(changes), levels)
 
 
@@ -132,11 +132,11 @@ def _headline(study: CollectiveStudy) -> Text:
     head.append(
         f"{chosen}, {format_duration(best.time)}; lower bound {reduction}: {format_duration(study.lower_bound)}\n"
     )
-    for row in study.faster_unchosen:
+    for row in study.faster_unchosen_algorithms:
         use = "uses it for other payloads or groups" if row.available_in_library else "does not have it"
         reason = f"{study.algorithm_selector} {use}"
         head.append(f"faster, but not chosen: {row.algorithm}, {format_duration(row.time)} ({reason})\n")
-    return head.append(f"Calibration: {study.calibration}\n", style="dim")
+    return head.append(f"Calibration: {study.calibration_text}\n", style="dim")
 
 
 def _break_even(row: Any) -> float | None:
@@ -145,12 +145,12 @@ def _break_even(row: Any) -> float | None:
 
 _METHOD_COLUMNS = (
     AnswerColumn("method", lambda row: row.method, "method"),
-    AnswerColumn("scheme", lambda row: row.scheme or None, "scheme"),
+    AnswerColumn("scheme", lambda row: row.collective_scheme or None, "scheme"),
     AnswerColumn("time_s", lambda row: row.time, "time", "words", _time),
-    AnswerColumn("wire_s", lambda row: row.wire_seconds, "on the wire", "words",
-              lambda row: format_duration(row.wire_seconds)),
-    AnswerColumn("coding_s", lambda row: row.coding_seconds, "coding", "words",
-              lambda row: format_duration(row.coding_seconds)),
+    AnswerColumn("wire_s", lambda row: row.communication_time, "on the wire", "words",
+              lambda row: format_duration(row.communication_time)),
+    AnswerColumn("coding_s", lambda row: row.compression_time, "coding", "words",
+              lambda row: format_duration(row.compression_time)),
     AnswerColumn("sent_bytes", lambda row: row.sent_bytes, "sent per rank", "words",
               lambda row: format_quantity(row.sent_bytes, "B")),
     AnswerColumn("break_even_bytes_per_s", _break_even, "pays below", "words",
@@ -158,7 +158,7 @@ _METHOD_COLUMNS = (
 )  # fmt: skip
 
 
-def compressed_document(study: AllReduceCompressionStudy) -> Document:
+def compression_json_document(study: AllReduceCompressionStudy) -> Document:
     """Return the times and sizes of an all-reduce under several gradient compressions as a JSON document.
 
     Parameters
@@ -172,15 +172,15 @@ def compressed_document(study: AllReduceCompressionStudy) -> Document:
         Dict of plain values, times in seconds, sizes in bytes.
     """
     return {
-        "dense_time_s": study.dense_time,
-        "dense_sent_bytes": study.dense_sent_bytes,
-        "rate_bytes_per_s": study.dense_rate,
-        "tensors": study.tensors,
+        "dense_time_s": study.uncompressed_time,
+        "dense_sent_bytes": study.uncompressed_sent_bytes,
+        "rate_bytes_per_s": study.uncompressed_bandwidth,
+        "tensors": study.matrix_count,
         "methods": [{**row_json(_METHOD_COLUMNS, row), "pays": study.saves_time(row)} for row in study.rows],
     }
 
 
-def compressed_table(study: AllReduceCompressionStudy) -> RenderableType:
+def compression_table(study: AllReduceCompressionStudy) -> RenderableType:
     """Return the times and sizes of an all-reduce under several gradient compressions as tables.
 
     Parameters
@@ -197,11 +197,11 @@ def compressed_table(study: AllReduceCompressionStudy) -> RenderableType:
         "Gradient compression", (*_METHOD_COLUMNS, AnswerColumn("", study.saves_time, "pays", "yes or no")), study.rows
     )
     uncompressed = (
-        f"Uncompressed: {study.dense.best.algorithm}, {format_duration(study.dense_time)}, "
-        f"{format_quantity(study.dense_sent_bytes, 'B')} "
+        f"Uncompressed: {study.uncompressed_study.best.algorithm}, {format_duration(study.uncompressed_time)}, "
+        f"{format_quantity(study.uncompressed_sent_bytes, 'B')} "
     )
-    uncompressed += f"per rank at {format_quantity(study.dense_rate, 'B/s')}. "
-    assumed = f"The gradient is assumed to consist of {with_noun(study.tensors, 'square tensor')} (--tensors)."
+    uncompressed += f"per rank at {format_quantity(study.uncompressed_bandwidth, 'B/s')}. "
+    assumed = f"The gradient is assumed to consist of {with_noun(study.matrix_count, 'square tensor')} (--tensors)."
     return Group(rows, Text(), wrapped_text(uncompressed + assumed))
 
 
@@ -209,10 +209,10 @@ def compressed_table(study: AllReduceCompressionStudy) -> RenderableType:
 # them.
 
 #: A unit of the level below by its number, or a switch by its name.
-Vertex = int | str
+LinkGraphVertex = int | str
 
 
-def level_sizes(system: System, level: InterconnectLevel) -> tuple[int, int]:
+def level_member_counts(system: System, level: InterconnectLevel) -> tuple[int, int]:
     """Count the devices in one member of a level, and the most members that the level joins.
 
     Parameters
@@ -231,14 +231,14 @@ def level_sizes(system: System, level: InterconnectLevel) -> tuple[int, int]:
     --------
     >>> from paleo.specs.system import load_system
     >>> node = load_system("dgx-a100-80gb")
-    >>> [level_sizes(node, level) for level in node.levels]
+    >>> [level_member_counts(node, level) for level in node.levels]
     [(1, 8), (8, 1024)]
     """
     below = max((each.ranks or 1 for each in system.levels[: system.levels.index(level)]), default=1)
-    return below, (system.max_nodes or USUAL_NODES) if level.ranks is None else level.ranks // below
+    return below, (system.max_nodes or DEFAULT_MACHINE_NODES) if level.ranks is None else level.ranks // below
 
 
-def level_graph(system: System, level: InterconnectLevel, units: int) -> nx.Graph[Vertex]:
+def interconnect_level_graph(system: System, level: InterconnectLevel, units: int) -> nx.Graph[LinkGraphVertex]:
     """Build the graph of the first members (devices, nodes, …) of one level of a system's interconnect.
 
     Parameters
@@ -259,11 +259,11 @@ def level_graph(system: System, level: InterconnectLevel, units: int) -> nx.Grap
     --------
     >>> from paleo.specs.system import load_system
     >>> node = load_system("dgx-a100-80gb")
-    >>> graph = level_graph(node, node.levels[0], 8)
+    >>> graph = interconnect_level_graph(node, node.levels[0], 8)
     >>> nx.maximum_flow_value(graph, 0, 7, capacity="rate") == node.levels[0].member_bandwidth
     True
     """
-    graph: nx.Graph[Vertex] = nx.Graph()
+    graph: nx.Graph[LinkGraphVertex] = nx.Graph()
     rate = level.member_bandwidth
     graph.add_nodes_from(range(units))
     if level.topology == "torus":
@@ -279,13 +279,13 @@ def level_graph(system: System, level: InterconnectLevel, units: int) -> nx.Grap
     return graph
 
 
-def _add_leaves(graph: nx.Graph[Vertex], system: System, level: InterconnectLevel, units: int) -> None:
+def _add_leaves(graph: nx.Graph[LinkGraphVertex], system: System, level: InterconnectLevel, units: int) -> None:
     """Add leaf switches with the units below them to a graph, joined by a spine or directly (a dragonfly).
 
     With rails, each port of a unit connects to a separate switch.
     """
-    machine = max(level_sizes(system, level)[1], units)
-    size = min(level.leaf or USUAL_LEAF, machine)
+    machine = max(level_member_counts(system, level)[1], units)
+    size = min(level.leaf or DEFAULT_NODES_PER_LEAF, machine)
     leaves, rate = math.ceil(units / size), level.member_bandwidth
     is_dragonfly = level.topology == "dragonfly"
     rails = level.ports if level.routing == "rail" else 1
@@ -298,17 +298,17 @@ def _add_leaves(graph: nx.Graph[Vertex], system: System, level: InterconnectLeve
     if is_dragonfly:
         groups = [f"group {leaf}" for leaf in range(leaves)]
         graph.add_edges_from(
-            combinations(groups, 2), rate=float(dragonfly(level, machine, size).pair_node_rates) * rate
+            combinations(groups, 2), rate=float(dragonfly_network(level, machine, size).group_pair_bandwidth) * rate
         )
 
 
-def _torus(level: InterconnectLevel, units: int) -> nx.Graph[Vertex]:
+def _torus(level: InterconnectLevel, units: int) -> nx.Graph[LinkGraphVertex]:
     """Return the graph of the chips in the torus that a job of ``units`` chips gets, with the chips' positions.
 
     In a dimension of two chips that closes, both links lead to the same chip.
     """
     assert level.shape is not None
-    graph: nx.Graph[Vertex] = nx.Graph()
+    graph: nx.Graph[LinkGraphVertex] = nx.Graph()
     box = smallest_torus_box(level.shape, units)
     places = list(product(*map(range, box)))
     number = {place: index for index, place in enumerate(places)}
@@ -328,7 +328,7 @@ def _torus(level: InterconnectLevel, units: int) -> nx.Graph[Vertex]:
 Position = tuple[float, float]
 
 
-def figure(system: System) -> Figure:
+def plot_interconnect(system: System) -> Figure:
     """Draw a system's interconnect, inner to outer: devices, nodes, switches and link rates.
 
     Parameters
@@ -341,7 +341,7 @@ def figure(system: System) -> Figure:
     Figure
         The plot.
     """
-    with matplotlib.rc_context({**STYLE, "axes.grid": False}):
+    with matplotlib.rc_context({**PLOT_STYLE, "axes.grid": False}):
         drawn, panels = figure_with_axes(9.0, 0.6 + 3.2 * len(system.levels), rows=max(len(system.levels), 1))
         drawn.suptitle(system.full_name)
         for axes, level in zip(panels, system.levels, strict=False):
@@ -354,10 +354,10 @@ def figure(system: System) -> Figure:
 
 def _panel(axes: Axes, system: System, level: InterconnectLevel) -> None:
     """Draw one level of an interconnect: lines are wider for higher rates, thinner where there are many."""
-    below, most = level_sizes(system, level)
+    below, most = level_member_counts(system, level)
     leaves = {"fabric": 2, "dragonfly": 6, "torus": 8}.get(level.topology, most)
-    units = min(most, leaves * min(level.leaf or USUAL_LEAF, most))
-    graph = level_graph(system, level, units)
+    units = min(most, leaves * min(level.leaf or DEFAULT_NODES_PER_LEAF, most))
+    graph = interconnect_level_graph(system, level, units)
     places, rates = _places(graph, level), nx.get_edge_attributes(graph, "rate")
     for colour, rate in zip(COLOUR_CYCLE[1:], sorted(set(rates.values())), strict=False):
         lines = [_line(places[a], places[b]) for (a, b), of_edge in rates.items() if of_edge == rate]
@@ -379,15 +379,15 @@ def _panel(axes: Axes, system: System, level: InterconnectLevel) -> None:
     axes.set_axis_off()
 
 
-def _places(graph: nx.Graph[Vertex], level: InterconnectLevel) -> Mapping[Vertex, Position]:
+def _places(graph: nx.Graph[LinkGraphVertex], level: InterconnectLevel) -> Mapping[LinkGraphVertex, Position]:
     """Return the position of each vertex in the plot.
 
     Units are in a row, switches above the middle of their units, and chips of a torus on a grid in perspective.
     """
-    chips: Mapping[Vertex, tuple[int, ...]] = nx.get_node_attributes(graph, "place")
+    chips: Mapping[LinkGraphVertex, tuple[int, ...]] = nx.get_node_attributes(graph, "place")
     if chips:
         return {chip: _seen(place) for chip, place in chips.items()}
-    places: dict[Vertex, Position] = {unit: (float(unit), 0.0) for unit in graph if not isinstance(unit, str)}
+    places: dict[LinkGraphVertex, Position] = {unit: (float(unit), 0.0) for unit in graph if not isinstance(unit, str)}
     for switch in (vertex for vertex in graph if isinstance(vertex, str)):
         hanging = [places[other] for other in graph[switch] if other in places and places[other][1] < 1.0]
         middle = float(np.mean([x for x, _ in hanging])) if hanging else (len(places) - 1) / 2.0

@@ -30,11 +30,11 @@ from rich.table import Column as TableColumn
 from rich.table import Table
 from rich.text import Text
 
-from paleo.units import format_duration, format_gibibytes, format_quantity, unit_reference_time
+from paleo.units import common_unit_time, format_duration, format_gibibytes, format_quantity
 
 Document = dict[str, Any]
 #: Characters per line where the output is no terminal: of the widest table, and of text.
-PLAIN_WIDTH, TEXT_WIDTH = 150, 118
+PIPE_LINE_WIDTH, TEXT_WIDTH = 150, 118
 #: Fewest characters of a line that COLUMNS may ask for.
 MIN_LINE_WIDTH = 40
 #: Part of a step -> its name in tables and plots.
@@ -52,7 +52,7 @@ STEP_PART_NAMES = {
 #: Cell without a value.
 EMPTY_CELL = "-"
 #: Characters to which columns of text may be folded, and characters between two columns.
-FOLDED, GAP = 26, 3
+FOLDED_COLUMN_WIDTH, COLUMN_GAP_WIDTH = 26, 3
 
 
 # numbers as text
@@ -221,23 +221,23 @@ class AnswerColumn:
     ----------
     key : str
         Key in JSON documents and data frames; empty for columns of tables only.
-    get : callable
+    row_value : callable
         Returns the value of a row, in SI units; None if it is not known.
     title : str
         Heading in tables; empty for keys that tables do not print.
     unit : str
         A key of `FORMATTERS_BY_UNIT`.
-    text : callable, optional
+    cell_text : callable, optional
         Returns the printed cell of a row; by default the unit decides how the value is printed.
     optional : bool
         Omit the column from tables in which no row has a value.
     """
 
     key: str
-    get: Callable[[Any], Any]
+    row_value: Callable[[Any], Any]
     title: str = ""
     unit: str = ""
-    text: Callable[[Any], str] | None = None
+    cell_text: Callable[[Any], str] | None = None
     optional: bool = False
 
     def cells(self, rows: Sequence[Any]) -> list[str]:
@@ -253,13 +253,13 @@ class AnswerColumn:
         list of str
             One text a row.
         """
-        if self.text is not None:
-            return [self.text(row) for row in rows]
-        values = [self.get(row) for row in rows]
+        if self.cell_text is not None:
+            return [self.cell_text(row) for row in rows]
+        values = [self.row_value(row) for row in rows]
         spoken = FORMATTERS_BY_UNIT[self.unit]
         if self.unit == "s":
             spoken = functools.partial(
-                format_duration, like=unit_reference_time(value for value in values if value is not None)
+                format_duration, like=common_unit_time(value for value in values if value is not None)
             )
         return [EMPTY_CELL if value is None else spoken(value) for value in values]
 
@@ -279,7 +279,7 @@ def row_json(columns: Iterable[AnswerColumn], row: Any) -> Document:
     Document
         The document.
     """
-    return {column.key: column.get(row) for column in columns if column.key}
+    return {column.key: column.row_value(row) for column in columns if column.key}
 
 
 def rows_table(title: str, columns: Iterable[AnswerColumn], rows: Sequence[Any]) -> Table:
@@ -302,7 +302,7 @@ def rows_table(title: str, columns: Iterable[AnswerColumn], rows: Sequence[Any])
     printed = [
         column
         for column in columns
-        if column.title and not (column.optional and all(column.get(row) is None for row in rows))
+        if column.title and not (column.optional and all(column.row_value(row) is None for row in rows))
     ]
     table = empty_table(title, [column.title for column in printed], left=[not column.unit for column in printed])
     for cells in zip(*(column.cells(rows) for column in printed), strict=True):
@@ -343,11 +343,11 @@ class SplittingTable(Table):
         first, *following = self.columns
         part, taken = [first], _width(first)
         for column in following:
-            if taken + GAP + _width(column) > width and len(part) > 1:
+            if taken + COLUMN_GAP_WIDTH + _width(column) > width and len(part) > 1:
                 yield part
                 part, taken = [first], _width(first)
             part.append(column)
-            taken += GAP + _width(column)
+            taken += COLUMN_GAP_WIDTH + _width(column)
         yield part
 
 
@@ -359,7 +359,7 @@ def _width(column: TableColumn) -> int:
     cells = [str(cell) for cell in (column.header, *column.cells)]
     widest = max(cell_len(line) for cell in cells for line in (cell.splitlines() or [""]))
     longest_word = max(cell_len(word) for cell in cells for word in (cell.split() or [""]))
-    return min(widest, max(FOLDED, longest_word)) if column.justify == "left" else widest
+    return min(widest, max(FOLDED_COLUMN_WIDTH, longest_word)) if column.justify == "left" else widest
 
 
 def _table(kind: type[Table], title: str) -> Table:
@@ -391,7 +391,7 @@ def empty_table(title: str, columns: Iterable[str], *, left: int | Sequence[bool
     return table
 
 
-def facts_table(title: str, rows: Iterable[tuple[str, str]]) -> Constrain:
+def name_value_table(title: str, rows: Iterable[tuple[str, str]]) -> Constrain:
     """Return names and values as a table without headings.
 
     Parameters
@@ -417,13 +417,13 @@ def facts_table(title: str, rows: Iterable[tuple[str, str]]) -> Constrain:
 
 
 def console() -> Console:
-    """Return a console for standard output, as wide as the terminal; in a pipe as COLUMNS, or else `PLAIN_WIDTH`.
+    """Return a console for standard output, as wide as the terminal; in a pipe as COLUMNS, or else `PIPE_LINE_WIDTH`.
 
     Square brackets in names are never read as markup.
     """
     probe = Console(highlight=False, markup=False, emoji=False)
     stated = os.environ.get("COLUMNS", "")
-    wide = int(stated) if stated.isdigit() and int(stated) >= MIN_LINE_WIDTH else PLAIN_WIDTH
+    wide = int(stated) if stated.isdigit() and int(stated) >= MIN_LINE_WIDTH else PIPE_LINE_WIDTH
     return probe if probe.is_terminal else Console(highlight=False, markup=False, emoji=False, width=wide)
 
 
@@ -432,7 +432,7 @@ def wrapped_text(text: str | Text) -> Constrain:
 
     Parameters
     ----------
-    text : str | Text
+    text : str | NonEmptyText
         The text.
 
     Returns
@@ -443,7 +443,7 @@ def wrapped_text(text: str | Text) -> Constrain:
     return Constrain(Text(text) if isinstance(text, str) else text, TEXT_WIDTH)
 
 
-def default_choices_line(choices: Mapping[str, str]) -> Iterator[Constrain]:
+def chosen_defaults_line(choices: Mapping[str, str]) -> Iterator[Constrain]:
     """Yield one line on options that the user left open, with the values chosen for them, if there are any.
 
     Parameters
@@ -469,11 +469,11 @@ class ShellCommandText:
     command: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for line in shell_lines(f"{self.label}: ", self.command, min(TEXT_WIDTH, options.max_width)):
+        for line in break_shell_command(f"{self.label}: ", self.command, min(TEXT_WIDTH, options.max_width)):
             yield Text(line, no_wrap=True, overflow="ignore")
 
 
-def shell_lines(before: str, command: str, width: int) -> list[str]:
+def break_shell_command(before: str, command: str, width: int) -> list[str]:
     r"""Break a command into lines, each but the last ending in a backslash.
 
     An option stays on the line of its value; what is longer than a line is not broken.
@@ -494,7 +494,7 @@ def shell_lines(before: str, command: str, width: int) -> list[str]:
 
     Examples
     --------
-    >>> shell_lines("Run: ", "paleo estimate gpt2 --gpus 8 --set 'cut=[6, 6]'", 26)
+    >>> break_shell_command("Run: ", "paleo estimate gpt2 --gpus 8 --set 'cut=[6, 6]'", 26)
     ['Run: paleo estimate gpt2 \\', '  --gpus 8 \\', "  --set 'cut=[6, 6]'"]
     """
     parts = [part.strip() for part in re.split(r"\s(?=--)", command)]
@@ -564,7 +564,7 @@ def _finite(value: object) -> object:
 MAX_NOWRAP_CHARACTERS = 60
 
 
-def html(output: RenderableType) -> str:
+def notebook_html(output: RenderableType) -> str:
     """Convert console output of a command (tables and paragraphs) to HTML for a notebook.
 
     Parameters
@@ -579,13 +579,13 @@ def html(output: RenderableType) -> str:
 
     Examples
     --------
-    >>> html("a < b")
+    >>> notebook_html("a < b")
     '<p style="white-space:pre-line;margin:.4em 0;max-width:70em">a &lt; b</p>'
     """
     if isinstance(output, Group):
-        return "\n".join(filter(None, (html(part) for part in output.renderables)))
+        return "\n".join(filter(None, (notebook_html(part) for part in output.renderables)))
     if isinstance(output, Constrain):
-        return html(output.renderable)
+        return notebook_html(output.renderable)
     if isinstance(output, Table):
         return _html_table(output)
     if isinstance(output, str | Text):
@@ -631,7 +631,7 @@ def _plain(output: RenderableType) -> str:
         return output.plain
     # in a notebook, a console displays whatever it prints unless told otherwise
     console = Console(
-        file=io.StringIO(), width=PLAIN_WIDTH, highlight=False, markup=False, emoji=False, force_jupyter=False
+        file=io.StringIO(), width=PIPE_LINE_WIDTH, highlight=False, markup=False, emoji=False, force_jupyter=False
     )
     with console.capture() as captured:
         console.print(output)

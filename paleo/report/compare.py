@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.launch.commands import estimate_command
-from paleo.parallel.placement import without_replicas
+from paleo.parallel.placement import without_data_parallel_degree
 from paleo.report.columns import (
     EMPTY_CELL,
     AnswerColumn,
@@ -24,12 +24,12 @@ from paleo.report.columns import (
 from paleo.report.estimate import OWNED_MACHINES_TEXT, consistency_model_json, prediction_document, training_document
 from paleo.report.scale import CONSISTENCY_COLUMNS
 from paleo.studies.defaults import RunWithDefaults
-from paleo.units import format_duration, format_gibibytes, unit_reference_time
+from paleo.units import common_unit_time, format_duration, format_gibibytes
 
 if TYPE_CHECKING:
-    from paleo.studies.purchase import Candidate, Comparison, Objective
+    from paleo.studies.purchase import ComparedSystem, Objective, SystemComparison
 
-    Winners: TypeAlias = Mapping[Objective, Candidate | None]
+    Winners: TypeAlias = Mapping[Objective, ComparedSystem | None]
 
 #: Objective -> what the best is called, and of which systems that is said where others have no value.
 _WINNERS: dict[Objective, tuple[str, str]] = {
@@ -39,7 +39,7 @@ _WINNERS: dict[Objective, tuple[str, str]] = {
 }
 
 
-def document(comparison: Comparison, choices: Mapping[str, RunWithDefaults] | None = None) -> Document:
+def json_document(comparison: SystemComparison, choices: Mapping[str, RunWithDefaults] | None = None) -> Document:
     """Return the answer of ``paleo compare`` as a JSON document.
 
     ``best`` names the best system that fits by each objective, ``not_certain`` the systems whose 90 % intervals overlap
@@ -47,7 +47,7 @@ def document(comparison: Comparison, choices: Mapping[str, RunWithDefaults] | No
 
     Parameters
     ----------
-    comparison : Comparison
+    comparison : SystemComparison
         The same run on several systems.
     choices : mapping of str to RunWithDefaults, optional
         Software and plan that were chosen for each system (``name:gpus``), with reasons.
@@ -62,7 +62,7 @@ def document(comparison: Comparison, choices: Mapping[str, RunWithDefaults] | No
     models = [each.prediction.model.name for each in comparison.candidates if each.prediction is not None]
     return {
         "model": models[0],
-        "amount": comparison.amount.text,
+        "amount": comparison.amount.description,
         "samples": comparison.amount.samples,
         "best": {objective: None if each is None else each.system.name for objective, each in best.items()},
         "not_certain": {
@@ -75,7 +75,7 @@ def document(comparison: Comparison, choices: Mapping[str, RunWithDefaults] | No
     }
 
 
-def _candidate(comparison: Comparison, candidate: Candidate, choice: RunWithDefaults | None) -> Document:
+def _candidate(comparison: SystemComparison, candidate: ComparedSystem, choice: RunWithDefaults | None) -> Document:
     if candidate.prediction is None or candidate.training is None:
         return {"system": candidate.system.name, "error": candidate.problem}
     cycle = {} if candidate.consistency is None else {"consistency": consistency_model_json(candidate.consistency)}
@@ -91,12 +91,12 @@ def _candidate(comparison: Comparison, candidate: Candidate, choice: RunWithDefa
     }
 
 
-def table(comparison: Comparison, choices: Mapping[str, RunWithDefaults] | None = None) -> RenderableType:
+def table(comparison: SystemComparison, choices: Mapping[str, RunWithDefaults] | None = None) -> RenderableType:
     """Return the answer of ``paleo compare`` as tables, the best of each kind with a star.
 
     Parameters
     ----------
-    comparison : Comparison
+    comparison : SystemComparison
         The same run on several systems.
     choices : mapping of str to RunWithDefaults, optional
         Software and plan that were chosen, with reasons.
@@ -113,17 +113,21 @@ def table(comparison: Comparison, choices: Mapping[str, RunWithDefaults] | None 
             title, known = _WINNERS[objective]
             title = f"{title} {known}" if _systems_without_value(comparison, objective) else title
             prediction = candidate.prediction
-            machines = candidate.system.machines_text(prediction.plan.gpus) if prediction else candidate.system.name
+            machines = (
+                candidate.system.gpus_and_nodes_text(prediction.plan.gpus) if prediction else candidate.system.name
+            )
             winners.append(f"{title}: {machines}")
     overlaps = {_WINNERS[objective][0]: comparison.overlapping_candidates(objective) for objective in _WINNERS}
     doubts = [
         f"{title} (with {', '.join(rival.name for rival in rivals)})" for title, rivals in overlaps.items() if rivals
     ]
     head = "; ".join(winners) or "it fits none of them"
-    head = f"{comparison.amount.text}. {head[:1].upper()}{head[1:]}."
+    head = f"{comparison.amount.description}. {head[:1].upper()}{head[1:]}."
     head += f" Not certain, as 90 % intervals overlap: {', '.join(doubts)}." if doubts else ""
     rows = rows_table("", _columns(comparison, best), comparison.candidates)
-    lines = list(dict.fromkeys(each.choices_text for each in (choices or {}).values() if each.choices_text))
+    lines = list(
+        dict.fromkeys(each.automatic_choices_text for each in (choices or {}).values() if each.automatic_choices_text)
+    )
     parts: list[RenderableType] = [*map(wrapped_text, lines), *([Text()] if lines else [])]
     parts += [wrapped_text(Text(f"{head}\n", style="bold")), rows, Text()]
     parts += [wrapped_text(sentence) for sentence in map(_remedy, comparison.candidates) if sentence]
@@ -131,10 +135,10 @@ def table(comparison: Comparison, choices: Mapping[str, RunWithDefaults] | None 
     return Group(*parts, *(_commands(comparison) if comparison.searched else ()))
 
 
-def _columns(comparison: Comparison, best: Winners) -> Iterator[AnswerColumn]:
+def _columns(comparison: SystemComparison, best: Winners) -> Iterator[AnswerColumn]:
     """Yield the columns of the table of systems; strategies have a column only if they differ between systems."""
     trained = [candidate for candidate in comparison.candidates if candidate.training is not None]
-    like = unit_reference_time(candidate.training.time for candidate in trained if candidate.training)
+    like = common_unit_time(candidate.training.time for candidate in trained if candidate.training)
 
     def column(title: str, unit: str, get: Any) -> AnswerColumn:
         return AnswerColumn("", lambda each: get(each, each.prediction) if each.training else None, title, unit)
@@ -167,14 +171,14 @@ def _columns(comparison: Comparison, best: Winners) -> Iterator[AnswerColumn]:
         yield AnswerColumn("", _strategy, "strategy", "words")
 
 
-def _strategy(candidate: Candidate) -> str:
+def _strategy(candidate: ComparedSystem) -> str:
     """Return the strategy of a system's plan without the data-parallel degree; an empty cell without a plan."""
     if candidate.prediction is None:
         return EMPTY_CELL
-    return without_replicas(candidate.prediction.plan.strategy_text)
+    return without_data_parallel_degree(candidate.prediction.plan.strategy_text)
 
 
-def _notes(comparison: Comparison) -> Iterator[str]:
+def _notes(comparison: SystemComparison) -> Iterator[str]:
     """Yield the sentences printed below the table: batches, intervals, prices, formats, warnings, failures."""
     candidates = comparison.candidates
     steps = {each.name: each.prediction for each in candidates if each.prediction is not None}
@@ -184,7 +188,7 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     else:
         yield f"Global batches differ: {', '.join(f'{name} {batch:,}' for name, batch in batches.items())}."
     trained = [(each, each.training) for each in candidates if each.fits and each.training is not None]
-    like = unit_reference_time(end for _, bill in trained for end in bill.interval)
+    like = common_unit_time(end for _, bill in trained for end in bill.interval)
     ends = [
         f"{each.name} {' to '.join(format_duration(end, like=like) for end in bill.interval)}" for each, bill in trained
     ]
@@ -217,18 +221,18 @@ def _notes(comparison: Comparison) -> Iterator[str]:
         yield f"Time, cost and energy include failures, checkpoints and restarts; goodput: {', '.join(shares)}."
 
 
-def _systems_without_value(comparison: Comparison, objective: Objective) -> list[str]:
+def _systems_without_value(comparison: SystemComparison, objective: Objective) -> list[str]:
     """Return the systems that run, but whose value for an objective is unknown."""
     runs = [candidate for candidate in comparison.candidates if candidate.fits]
     return [each.system.name for each in runs if getattr(each.training, objective) is None]
 
 
-def price_source_sentences(comparison: Comparison) -> list[str]:
+def price_source_sentences(comparison: SystemComparison) -> list[str]:
     """Return sentences that say where the rents of systems come from; systems with the same source share a sentence.
 
     Parameters
     ----------
-    comparison : Comparison
+    comparison : SystemComparison
         The same run on several systems.
 
     Returns
@@ -244,11 +248,11 @@ def price_source_sentences(comparison: Comparison) -> list[str]:
     return [f"Price of {', '.join(dict.fromkeys(names))}: {source}" for source, names in systems.items()]
 
 
-def _remedy(candidate: Candidate) -> str:
+def _remedy(candidate: ComparedSystem) -> str:
     """Return the fastest change that would make a system's run fit in memory; empty where none is known."""
     if not candidate.advice or candidate.prediction is None:
         return ""
-    machines, best = candidate.system.machines_text(candidate.prediction.plan.gpus), candidate.advice[0]
+    machines, best = candidate.system.gpus_and_nodes_text(candidate.prediction.plan.gpus), candidate.advice[0]
     step, size = format_duration(best.prediction.step_time), format_gibibytes(best.prediction.memory.total)
     if best.fits:
         return f"{machines}: with {best.change} it fits ({step} a step, {size})."
@@ -257,7 +261,7 @@ def _remedy(candidate: Candidate) -> str:
     )
 
 
-def _commands(comparison: Comparison) -> Iterator[RenderableType]:
+def _commands(comparison: SystemComparison) -> Iterator[RenderableType]:
     """Yield the `paleo estimate` command that reproduces the searched plan of each system."""
     for candidate in comparison.candidates:
         if candidate.prediction is not None:

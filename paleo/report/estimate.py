@@ -16,8 +16,8 @@ from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
-from paleo.learning.laws import RESNET32_STALENESS
-from paleo.network.fine_tuning import fine_tuning
+from paleo.learning.laws import RESNET32_STALENESS_LAW
+from paleo.network.fine_tuning import fine_tuning_of_run
 from paleo.parallel.plan import IMPLAUSIBLE_MFU
 from paleo.report.columns import (
     STEP_PART_NAMES,
@@ -25,38 +25,38 @@ from paleo.report.columns import (
     AnswerColumn,
     Document,
     empty_table,
-    facts_table,
     format_energy,
     format_percent_tenths,
     format_rate,
     format_usd,
+    name_value_table,
     percent,
     rows_table,
     wrapped_text,
 )
 from paleo.studies.gradient_exchange import CompressionStudy, ConsistencyStudy, compression_study, consistency_study
-from paleo.studies.scale import PlacementStudy, placement_study
+from paleo.studies.scale import NodePlacementStudy, node_placement_study
 from paleo.units import MICROSECOND, format_duration, format_gibibytes, format_quantity
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
-    from paleo.schedules.engine import Event
+    from paleo.schedules.pipeline_simulation import TaskEvent
     from paleo.studies.advice import Advice
     from paleo.studies.cost import TrainingEstimate
     from paleo.studies.goodput import LongRun
 
 #: Passes of a pipeline schedule.
-PASS_NAMES = {"F": "forward", "B": "backward", "W": "weight gradients"}
+PIPELINE_PASS_NAMES = {"F": "forward", "B": "backward", "W": "weight gradients"}
 #: Most changes that are printed where a run does not fit, and most rows of the tables of --verbose.
-MOST_ADVICE, MOST_ROWS = 8, 40
+MAX_ADVICE_ROWS, MAX_VERBOSE_ROWS = 8, 40
 #: Fraction of a step below which a difference of two of its parts is rounding.
-ROUNDING = 2.0**-30
+ROUNDING_SHARE_OF_STEP = 2.0**-30
 #: What a cost leaves out under --electricity without --price and --buy.
 OWNED_MACHINES_TEXT = "not counted: under --electricity the machines are yours; --price or --buy adds what they cost"
 UNKNOWN_PRICE_TEXT = "unknown for this system; give one with --price '2.5 USD/h' (per GPU)"
 LOSS_UNPREDICTED_TEXT = (
     "The effect of staleness on the loss is not predicted: no law of it holds across networks. One measurement, at "
-    f"the learning rate of one worker: {RESNET32_STALENESS.summary}."
+    f"the learning rate of one worker: {RESNET32_STALENESS_LAW.summary}."
 )
 
 
@@ -69,9 +69,9 @@ class RunStudies:
     def __init__(self, prediction: Prediction) -> None:
         self.consistency = consistency_study(prediction)
         self.compression = compression_study(prediction)
-        self.placement = placement_study(prediction)
+        self.placement = node_placement_study(prediction)
 
-    def document(self) -> Document:
+    def json_keys(self) -> Document:
         """Return the keys that these comparisons add to the JSON document of an estimate."""
         keys: Document = {}
         if self.consistency is not None:
@@ -167,7 +167,7 @@ def prediction_document(
         else {
             **{name: float(seconds) for name, seconds in asdict(pipeline).items()},
             "total": float(pipeline.batch_interval),
-            "slowest": pipeline.slowest,
+            "slowest": pipeline.slowest_stage,
         },
         "advice": [
             {
@@ -195,7 +195,7 @@ def _goodput_document(run: LongRun) -> Document:
         "restart_s": run.restart,
         "mtbf_s": run.mtbf,
         "failures": run.expected_failures,
-        "failures_source": run.source,
+        "failures_source": run.failure_rate_source,
         "spares": run.spares,
         "work_s": run.failure_free_time,
         "finish_s": run.wall_time,
@@ -219,7 +219,7 @@ def training_document(training: TrainingEstimate) -> Document:
     """
     price = training.price
     return {
-        "amount": training.amount.text,
+        "amount": training.amount.description,
         "samples": training.samples,
         "steps": training.steps,
         "code_ratio": training.code_over_predicted_step_time,
@@ -228,7 +228,7 @@ def training_document(training: TrainingEstimate) -> Document:
         "time_interval_s": list(training.interval),
         "cost_usd": training.cost,
         "price_usd_per_hour": training.price_per_hour,
-        "billed_gpus": training.billed.devices,
+        "billed_gpus": training.billed_devices.devices,
         "price_date": None if price is None else price.date,
         "price_source": None if price is None else price.source,
         "rent_usd": training.rent,
@@ -296,20 +296,20 @@ def _compression_document(study: CompressionStudy) -> Document:
         "method": study.prediction.run.exchange.compress,
         "summary": study.method.summary,
         "reference": study.method.reference,
-        "unbiased": study.method.unbiased,
+        "unbiased": study.method.is_unbiased,
         "wire_bytes": study.sent_bytes,
-        "dense_wire_bytes": study.dense_sent_bytes,
-        "coding_s": study.coding_seconds,
+        "dense_wire_bytes": study.uncompressed_sent_bytes,
+        "coding_s": study.compression_time,
         "dense_step_time_s": study.uncompressed_prediction.step_time,
-        "warm_up": study.warm_up,
-        "mean_step_time_s": study.mean_step,
-        "rate_bytes_per_s": study.dense_rate if math.isfinite(study.dense_rate) else None,
+        "warm_up": study.warm_up_share,
+        "mean_step_time_s": study.mean_step_time,
+        "rate_bytes_per_s": study.uncompressed_bandwidth if math.isfinite(study.uncompressed_bandwidth) else None,
         "break_even_bytes_per_s": study.break_even_bandwidth if math.isfinite(study.break_even_bandwidth) else None,
         "pays": study.saves_time,
     }
 
 
-def document(
+def json_document(
     prediction: Prediction,
     training: TrainingEstimate | None,
     advice: Sequence[Advice],
@@ -337,7 +337,7 @@ def document(
         The document.
     """
     synchronous = prediction_document(prediction, training, advice)
-    return {**synchronous, **_of_workers(studies.consistency, synchronous), **studies.document()}
+    return {**synchronous, **_of_workers(studies.consistency, synchronous), **studies.json_keys()}
 
 
 def _of_workers(study: ConsistencyStudy | None, synchronous: Document) -> Document:
@@ -400,15 +400,15 @@ def table(
             spoken = format_duration(seconds) if seconds >= MICROSECOND else "< 1 us"
             table.add_row(words, spoken, percent(seconds / prediction.step_time))
     hidden = max(0.0, prediction.breakdown.communication_total - prediction.breakdown.communication_exposed)
-    if hidden > ROUNDING * prediction.step_time:
+    if hidden > ROUNDING_SHARE_OF_STEP * prediction.step_time:
         table.add_row("(overlapped communication)", format_duration(hidden), "", style="dim")
     if (pipeline := prediction.input_pipeline) is not None:
-        arrival = f"(input pipeline, limited by {pipeline.slowest})"
+        arrival = f"(input pipeline, limited by {pipeline.slowest_stage})"
         table.add_row(arrival, format_duration(float(pipeline.batch_interval)), "", style="dim")
     parts: list[RenderableType] = [_headline(prediction), table, Text(), _memory_table(prediction), Text()]
     if advice:
         title = f"What would make it fit (global batch {advice[0].prediction.plan.global_batch})"
-        parts += [rows_table(title, _ADVICE_COLUMNS, advice[:MOST_ADVICE]), Text()]
+        parts += [rows_table(title, _ADVICE_COLUMNS, advice[:MAX_ADVICE_ROWS]), Text()]
     if training is not None:
         parts += [_training_table(training), Text()]
         parts += [] if training.long_run is None else [_goodput_table(training.long_run), Text()]
@@ -459,8 +459,8 @@ def _headline(prediction: Prediction) -> Text:
     batch = f"global batch {plan.global_batch} ({plan.local_batch} per data-parallel rank"
     batch += f", microbatches of {plan.microbatch})" if plan.microbatches > 1 else ")"
     text = Text()
-    text.append(f"{prediction.model.name} on {prediction.system.machines_text(plan.gpus)}\n", style="bold")
-    tuning = fine_tuning(prediction.run)
+    text.append(f"{prediction.model.name} on {prediction.system.gpus_and_nodes_text(plan.gpus)}\n", style="bold")
+    tuning = fine_tuning_of_run(prediction.run)
     text.append(f"{plan.strategy_text or 'dp'}, {plan.dtype}, {batch}{f', {tuning}' if tuning else ''}\n\n")
     style, study = "bold green" if prediction.memory.fits else "bold red", consistency_study(prediction)
     if study is not None:
@@ -524,7 +524,7 @@ def _memory_table(prediction: Prediction) -> Table:
 
 
 def _training_table(training: TrainingEstimate) -> RenderableType:
-    table = empty_table(f"Training: {training.amount.text}", ("quantity", "value"), left=2)
+    table = empty_table(f"Training: {training.amount.description}", ("quantity", "value"), left=2)
     table.add_row("steps", f"{training.steps:,}")
     if training.code_over_predicted_step_time != 1.0:
         table.add_row(
@@ -540,7 +540,7 @@ def _training_table(training: TrainingEstimate) -> RenderableType:
             "rent", OWNED_MACHINES_TEXT if training.electricity is not None else f"price {UNKNOWN_PRICE_TEXT}"
         )
     else:
-        whole = training.billed_words and f" for {training.billed_words}"
+        whole = training.billed_devices_text and f" for {training.billed_devices_text}"
         rent = f"{format_usd(training.price_per_hour)} an hour{whole}, {price.date}: {price.source}"
         table.add_row("rent", f"{format_usd(training.rent)}  ({rent})")
     if training.electricity is not None:
@@ -566,8 +566,9 @@ def _goodput_table(run: LongRun) -> Table:
         else f"one every {format_duration(run.mtbf)}, {run.expected_failures:,.0f} in all"
     )
     intervals = f"{format_duration(run.checkpoint_interval)}, {format_duration(run.save)} each"
-    if run.checkpoints.survival_share:
-        intervals += f"; to storage every {format_duration(run.checkpoints.storage_interval(run.checkpoint_interval))}"
+    if run.checkpoints.memory_survival_share:
+        to_storage = run.checkpoints.storage_checkpoint_interval(run.checkpoint_interval)
+        intervals += f"; to storage every {format_duration(to_storage)}"
     names = {"again": "repeated work"}
     table = empty_table("With failures", ("quantity", "value"), left=2)
     table.add_row("goodput", f"{format_percent_tenths(run.goodput)}{bounds}")
@@ -577,7 +578,7 @@ def _goodput_table(run: LongRun) -> Table:
             f"{names.get(name, name)} {format_percent_tenths(share)}" for name, share in run.lost_time_shares.items()
         ),
     )
-    table.add_row("failures", f"{often} ({run.source})")
+    table.add_row("failures", f"{often} ({run.failure_rate_source})")
     table.add_row("checkpoints", f"{format_quantity(run.checkpoint_bytes, 'B')} every {intervals}")
     table.add_row("restart", f"{format_duration(run.restart)}; spare nodes, paid for: {run.spares:,}")
     table.add_row(
@@ -592,7 +593,7 @@ def _section_table(prediction: Prediction) -> Table:
 
     With a pipeline, times are listed by pass and stage, summed over all microbatches.
     """
-    from paleo.step.timeline import COMPUTE
+    from paleo.step.timeline import COMPUTE_STREAM
 
     table = empty_table("Time of sections on their streams", ("section", "stream", "kind", "time"), left=3)
     spent: dict[tuple[str, str, str], float] = {}
@@ -600,11 +601,11 @@ def _section_table(prediction: Prediction) -> Table:
         task = event.task
         if task.resource.endswith(" communication"):
             continue  # of a stage: the table of collectives has them
-        name = "all microbatches" if task.kind in PASS_NAMES else task.name
-        stream = "compute" if task.resource == COMPUTE else task.resource
-        key = name, stream, PASS_NAMES.get(task.kind, task.kind)
+        name = "all microbatches" if task.kind in PIPELINE_PASS_NAMES else task.name
+        stream = "compute" if task.resource == COMPUTE_STREAM else task.resource
+        key = name, stream, PIPELINE_PASS_NAMES.get(task.kind, task.kind)
         spent[key] = spent.get(key, 0.0) + event.end - event.start
-    for key, seconds in sorted(spent.items(), key=lambda item: -item[1])[:MOST_ROWS]:
+    for key, seconds in sorted(spent.items(), key=lambda item: -item[1])[:MAX_VERBOSE_ROWS]:
         table.add_row(*key, format_duration(seconds))
     return table
 
@@ -613,7 +614,7 @@ def _collective_table(prediction: Prediction) -> Table:
     """Return a table of every collective of a device in a step, with where its time comes from."""
     from paleo.studies.collective import step_collectives
 
-    rows = step_collectives(prediction)[:MOST_ROWS]
+    rows = step_collectives(prediction)[:MAX_VERBOSE_ROWS]
     table = rows_table(
         "Collectives of a step on the busiest stage; times without other traffic", _COLLECTIVE_COLUMNS, rows
     )
@@ -623,7 +624,7 @@ def _collective_table(prediction: Prediction) -> Table:
 
 
 _COLLECTIVE_COLUMNS = (
-    AnswerColumn("", lambda each: each.content, "tensor"),
+    AnswerColumn("", lambda each: each.data_kind, "tensor"),
     AnswerColumn("", lambda each: each.operation, "collective"),
     AnswerColumn("", lambda each: f"{each.ranks} ranks of {'+'.join(each.axes)}", "group"),
     AnswerColumn("", lambda each: each.calls, "calls", "count"),
@@ -661,25 +662,29 @@ def _compression(study: CompressionStudy) -> RenderableType:
     table.add_row("method", f"{study.prediction.run.exchange.compress}: {study.method.summary}")
     table.add_row(
         "sent by a rank",
-        f"{format_gibibytes(study.sent_bytes)}, uncompressed {format_gibibytes(study.dense_sent_bytes)}",
+        f"{format_gibibytes(study.sent_bytes)}, uncompressed {format_gibibytes(study.uncompressed_sent_bytes)}",
     )
-    table.add_row("coding and decoding", format_duration(study.coding_seconds))
+    table.add_row("coding and decoding", format_duration(study.compression_time))
     step, dense = format_duration(study.prediction.step_time), format_duration(study.uncompressed_prediction.step_time)
     table.add_row("step time", f"{step}, uncompressed {dense}: it {'pays' if study.saves_time else 'does not pay'}")
-    if study.warm_up:
-        share = percent(study.warm_up)
-        table.add_row("mean step time", f"{format_duration(study.mean_step)}, the first {share} of steps uncompressed")
+    if study.warm_up_share:
+        share = percent(study.warm_up_share)
+        table.add_row(
+            "mean step time", f"{format_duration(study.mean_step_time)}, the first {share} of steps uncompressed"
+        )
     below = (
         "at any rate"
         if math.isinf(study.break_even_bandwidth)
         else f"below {format_quantity(study.break_even_bandwidth, 'B/s')}"
     )
-    sent = "nothing" if math.isinf(study.dense_rate) else format_quantity(study.dense_rate, "B/s")
+    sent = (
+        "nothing" if math.isinf(study.uncompressed_bandwidth) else format_quantity(study.uncompressed_bandwidth, "B/s")
+    )
     table.add_row("pays without overlap", f"{below}; ranks send {sent} here")
     return table
 
 
-def _placement(study: PlacementStudy) -> RenderableType:
+def _placement(study: NodePlacementStudy) -> RenderableType:
     share, background = study.port_share, study.placement.background_load_share
     nodes = f"{study.nodes}, {study.prediction.run.fabric.nodes}"
     nodes += f", other jobs use {percent(background)} of the uplinks" if background else ""
@@ -689,7 +694,7 @@ def _placement(study: PlacementStudy) -> RenderableType:
         f"{format_duration(study.prediction.step_time)}, packed and without other jobs "
         f"{format_duration(study.packed_prediction.step_time)}"
     )
-    table = facts_table("Placement", [
+    table = name_value_table("Placement", [
         ("nodes", nodes),
         (study.network_units, f"{share.leaves:.3g}; a ring in rank order crosses {share.crossings:.3g} times"),
         ("share of node bandwidth", f"sorted rings {ring}, all-to-all {exchange}, unsorted rings {unsorted}"),
@@ -731,13 +736,13 @@ def trace_events(prediction: Prediction) -> Document:
             "gpus": prediction.plan.gpus,
             "strategy": prediction.plan.strategy_text or "dp",
             "step_time_s": prediction.step_time,
-            "traced_s": prediction.timeline.end,
+            "traced_s": prediction.timeline.end_time,
             "calibration": prediction.calibration,
         },
     }
 
 
-def _stream(event: Event) -> tuple[str, str]:
+def _stream(event: TaskEvent) -> tuple[str, str]:
     """Return the (class of ranks, stream) of an event of the timeline."""
     resource, _, stream = event.task.resource.partition(" ")
     if not resource.startswith("stage"):
@@ -752,7 +757,7 @@ def _named(place: tuple[int, int], stream: tuple[str, str], ranks: int) -> Itera
     yield {"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "args": {"name": stream[1]}}
 
 
-def _complete(events: tuple[Event, ...], places: dict[tuple[str, str], tuple[int, int]]) -> Iterator[Document]:
+def _complete(events: tuple[TaskEvent, ...], places: dict[tuple[str, str], tuple[int, int]]) -> Iterator[Document]:
     for event in events:
         if event.end > event.start:
             process, thread = places[_stream(event)]

@@ -18,12 +18,12 @@ from paleo.report.columns import key_meanings
 from paleo.specs.calibration import Calibration
 from paleo.specs.device import Device, Link
 from paleo.specs.model import ModelSpec
-from paleo.specs.run import MAIN_FIELD_OF_GROUP, SHORT_NAMES, Run
+from paleo.specs.run import MAIN_FIELD_OF_GROUP, SHORT_FIELD_NAMES, Run
 from paleo.specs.software import SoftwareProfile
 from paleo.specs.system import System
 from paleo.studies.sweep import SweepStudy
 
-DRAFT = "https://json-schema.org/draft/2020-12/schema"
+JSON_SCHEMA_DRAFT_URL = "https://json-schema.org/draft/2020-12/schema"
 SPEC_BY_FILE_KIND: dict[str, type[BaseModel]] = {
     "device": Device,
     "link": Link,
@@ -36,16 +36,16 @@ SPEC_BY_FILE_KIND: dict[str, type[BaseModel]] = {
 }
 #: Kinds whose files may extend another; the entries that a key may name instead of holding them.
 EXTENDABLE_KINDS = frozenset(SPEC_BY_FILE_KIND) - {"run", "study"}
-REFERENCED_SPECS = {"system": ("Device", "Link")}
+SPECS_GIVEN_BY_NAME = {"system": ("Device", "Link")}
 _FOLDER = Path(__file__).parent / "schemas"
 
 
-def document_names() -> list[str]:
+def commands_with_json_document() -> list[str]:
     """Return the names of the commands that print JSON documents."""
     return sorted(path.stem for path in _FOLDER.glob("*.json"))
 
 
-def schema_of(kind: str) -> dict[str, Any]:
+def json_schema(kind: str) -> dict[str, Any]:
     """Return the JSON Schema of a kind of file, or of the document that a command prints.
 
     Parameters
@@ -65,7 +65,7 @@ def schema_of(kind: str) -> dict[str, Any]:
     """
     if kind in SPEC_BY_FILE_KIND:
         return _of_file(kind)
-    if kind in document_names():
+    if kind in commands_with_json_document():
         return _described(json.loads((_FOLDER / f"{kind}.json").read_text(encoding="utf-8")))
     if kind.startswith("table:"):
         from paleo.tables.columns import row_schema
@@ -75,7 +75,7 @@ def schema_of(kind: str) -> dict[str, Any]:
         if name not in table_kinds():
             raise SpecError(f"no kind of table is called {name!r:.80}; {suggest_names(name, table_kinds())}")
         return row_schema(name, table_kinds()[name].identifying_columns, table_kinds()[name].columns)
-    known = [*SPEC_BY_FILE_KIND, *document_names(), "table:KIND"]
+    known = [*SPEC_BY_FILE_KIND, *commands_with_json_document(), "table:KIND"]
     raise SpecError(f"no schema of {kind!r:.80}; {suggest_names(kind, known)} (all: {', '.join(sorted(known))})")
 
 
@@ -100,7 +100,7 @@ def _of_file(kind: str) -> dict[str, Any]:
     for name in ("path", "stated_latency"):  # where a model was read and what it extends, which no file states
         properties.pop(name, None)
     required = [key for key in schema.pop("required", []) if key not in ("name", "full_name")]
-    for name in REFERENCED_SPECS.get(kind, ()):
+    for name in SPECS_GIVEN_BY_NAME.get(kind, ()):
         schema["$defs"][name] = {"anyOf": [{"type": "string", "description": "a name, or a path"}, {"type": "object"}]}
     if kind == "run":
         _add_short_forms(schema)
@@ -109,7 +109,7 @@ def _of_file(kind: str) -> dict[str, Any]:
         schema |= {"if": {"required": ["extend"]}, "else": {"required": required}}
     else:
         schema["required"] = required
-    return {"$schema": DRAFT, "$id": f"paleo.{kind}-file/1", **schema}
+    return {"$schema": JSON_SCHEMA_DRAFT_URL, "$id": f"paleo.{kind}-file/1", **schema}
 
 
 def _add_short_forms(schema: dict[str, Any]) -> None:
@@ -117,7 +117,7 @@ def _add_short_forms(schema: dict[str, Any]) -> None:
     properties = schema["properties"]
     groups = {name: field["$ref"].rpartition("/")[2] for name, field in properties.items() if "$ref" in field}
     fields = {name: schema["$defs"][group]["properties"] for name, group in groups.items()}
-    for name, path in SHORT_NAMES.items():
+    for name, path in SHORT_FIELD_NAMES.items():
         group, _, field = path.partition(".")
         properties[name] = fields[group][field] if group in fields else {"type": "integer"}
     for group, field in MAIN_FIELD_OF_GROUP.items():

@@ -14,7 +14,7 @@ from paleo.report.columns import (
     AnswerColumn,
     Document,
     ShellCommandText,
-    default_choices_line,
+    chosen_defaults_line,
     empty_table,
     format_percent_tenths,
     format_rate,
@@ -25,9 +25,9 @@ from paleo.report.columns import (
     wrapped_text,
 )
 from paleo.report.estimate import OWNED_MACHINES_TEXT
-from paleo.search.tied_plans import tie_class_numbers
+from paleo.search.tied_plans import tie_group_numbers
 from paleo.studies.cost import JOULES_PER_KWH
-from paleo.units import DAY, format_duration, unit_reference_time, with_noun
+from paleo.units import DAY, common_unit_time, format_duration, with_noun
 
 if TYPE_CHECKING:
     from paleo.search.layer_splits import LayerSplits
@@ -74,7 +74,7 @@ def _columns(rows: Sequence[PlanRow], named: Sequence[PlanRow] = ()) -> Iterator
     several = len({row.gpus for row in rows}) > 1
     fits = "" if all(row.fits for row in rows) else "fits"
     dispatched = any(row.run.experts.dispatch is not None for row in rows)
-    numbers = tie_class_numbers(rows)
+    numbers = tie_group_numbers(rows)
     grouped = len(set(numbers)) < len(rows)
     yield AnswerColumn("", lambda row: named.index(row) + 1, "plan" if named else "", "count")
     yield AnswerColumn("class", lambda row: numbers[rows.index(row)], "class" if grouped else "", "count")
@@ -95,7 +95,7 @@ def _columns(rows: Sequence[PlanRow], named: Sequence[PlanRow] = ()) -> Iterator
                  "token dispatch" if dispatched else "", "words")  # fmt: skip
 
 
-def document(
+def json_document(
     model: ModelSpec,
     system: System,
     ranking: FoundPlans,
@@ -135,7 +135,7 @@ def document(
         "fitting": ranking.fitting_configurations,
         "seconds": ranking.search_duration,
         "plans": _records(ranking.plans),
-        "pareto": _records(ranking.front_plans),
+        "pareto": _records(ranking.pareto_plans),
         "skipped": [{"gpus": gpus, "reason": reason} for gpus, reason in ranking.skipped_gpu_counts],
     }
     if explanation is not None:
@@ -190,11 +190,11 @@ def table(
         f"{format_duration(ranking.search_duration)}, {by_bounds}{ranking.fitting_configurations:,} fit. Best by "
         f"{ranking.objective}:\n"
     )
-    count, few = len(ranking.front_plans), min(len(ranking.front_plans), _MOST_FRONT)
-    front = [ranking.front_plans[round(i * (count - 1) / max(few - 1, 1))] for i in range(few)]
+    count, few = len(ranking.pareto_plans), min(len(ranking.pareto_plans), _MOST_FRONT)
+    front = [ranking.pareto_plans[round(i * (count - 1) / max(few - 1, 1))] for i in range(few)]
     named = [*ranking.plans, *(row for row in front if row not in ranking.plans)]
     parts: list[RenderableType] = [
-        *default_choices_line(choices or {}),
+        *chosen_defaults_line(choices or {}),
         wrapped_text(Text(head + _first_plan(lead), style="bold")),
         rows_table("Best plans", _columns(ranking.plans, named), ranking.plans),
         *_measuring_advice(ranking.plans, lead.memory.capacity),
@@ -214,10 +214,10 @@ def table(
 
 def _measuring_advice(rows: Sequence[PlanRow], capacity: float) -> Iterator[RenderableType]:
     """Yield advice on which two plans to measure, if predictions cannot tell the best plans apart."""
-    numbers = tie_class_numbers(rows)
+    numbers = tie_group_numbers(rows)
     roomy = (1.0 - MEMORY_HEADROOM_SHARE) * capacity
     fitting = [number for number, row in enumerate(rows) if row.gpus == rows[0].gpus and row.memory <= roomy]
-    if not rows[0].class_step_time or len(fitting) < 2:
+    if not rows[0].tie_group_step_time or len(fitting) < 2:
         return
     equals = [number for number in fitting if numbers[number] == 1]
     second = min(equals[1:] or fitting[1:], key=lambda number: rows[number].step_time)
@@ -241,7 +241,7 @@ def _first_plan(lead: Prediction) -> str:
 def _days(plan: PlanWithCost) -> str | None:
     from paleo.studies.purchase import format_long_duration
 
-    return None if plan.seconds is None else format_long_duration(plan.seconds)
+    return None if plan.training_time is None else format_long_duration(plan.training_time)
 
 
 def _kwh(plan: PlanWithCost) -> float | None:
@@ -259,7 +259,9 @@ def _priced_columns(reply: PurchasePlans) -> Iterator[AnswerColumn]:
     tokens = any(plan.tokens_per_s is not None for plan in reply.plans)
     trained = reply.requirements.amount is not None
     rows = [plan.row for plan in reply.plans]
-    keys = [(plan.system.name, plan.row.gpus, plan.row.class_step_time or plan.row.step_time) for plan in reply.plans]
+    keys = [
+        (plan.system.name, plan.row.gpus, plan.row.tie_group_step_time or plan.row.step_time) for plan in reply.plans
+    ]
     known = list(dict.fromkeys(keys))
     numbers = dict(zip(map(id, reply.plans), [known.index(key) + 1 for key in keys], strict=True))
     grouped = len(set(numbers.values())) < len(rows)
@@ -276,7 +278,7 @@ def _priced_columns(reply: PurchasePlans) -> Iterator[AnswerColumn]:
     yield AnswerColumn("tokens_per_s", lambda plan: plan.tokens_per_s, "tokens/s" if tokens else "", "count")
     yield AnswerColumn("samples_per_s", lambda plan: plan.samples_per_s, "" if tokens else "samples/s", "count")
     yield AnswerColumn("", _days, "time", "words", optional=True)
-    yield AnswerColumn("days", lambda plan: None if plan.seconds is None else plan.seconds / DAY)
+    yield AnswerColumn("days", lambda plan: None if plan.training_time is None else plan.training_time / DAY)
     yield AnswerColumn("usd", lambda plan: plan.usd, "cost" if trained else "", "USD")
     yield AnswerColumn("kwh", _kwh, "energy" if trained else "", "kWh")
     yield AnswerColumn("", lambda plan: plan.goodput, "goodput", "fraction", optional=True)
@@ -291,7 +293,7 @@ def _priced_columns(reply: PurchasePlans) -> Iterator[AnswerColumn]:
     yield AnswerColumn("overlapped", lambda plan: plan.row.overlapped)
 
 
-def purchase_document(reply: PurchasePlans) -> Document:
+def purchase_json_document(reply: PurchasePlans) -> Document:
     """Return the answer to a purchase question as a JSON document: the verdict, and time, cost and energy of each plan.
 
     Parameters
@@ -329,8 +331,10 @@ def purchase_document(reply: PurchasePlans) -> Document:
             }
             for plan in reply.plans
         ],
-        "reasons": list(reply.reasons),
-        "skipped": [{"system": system.name, "gpus": gpus, "reason": reason} for system, gpus, reason in reply.skipped],
+        "reasons": list(reply.skip_reasons),
+        "skipped": [
+            {"system": system.name, "gpus": gpus, "reason": reason} for system, gpus, reason in reply.skipped_gpu_counts
+        ],
     }
 
 
@@ -350,7 +354,7 @@ def purchase_table(reply: PurchasePlans) -> RenderableType:
     from paleo.studies.purchase import verdict_without_remedies
 
     parts: list[RenderableType] = [
-        *default_choices_line(reply.choices),
+        *chosen_defaults_line(reply.choices),
         wrapped_text(Text(verdict_without_remedies(reply) + (";" if reply.remedies else "."), style="bold")),
     ]
     for number, remedy in enumerate(reply.remedies):
@@ -362,7 +366,7 @@ def purchase_table(reply: PurchasePlans) -> RenderableType:
         [plan.row for plan in reply.plans], reply.plans[0].system.device.memory.usable_bytes if len(names) == 1 else 0.0
     )
     parts += [wrapped_text(note) for note in _notes(reply)]
-    parts += [wrapped_text(f"Skipped: {reason}") for reason in reply.reasons[:_MOST_REASONS]]
+    parts += [wrapped_text(f"Skipped: {reason}") for reason in reply.skip_reasons[:_MOST_REASONS]]
     if reply.plans:
         words = "Reproduce it" if reply.best else "Reproduce the nearest"
         parts += [Text(), ShellCommandText(words, reply.plans[0].command)]
@@ -450,7 +454,7 @@ def layers_table(model: str, system: str, splits: LayerSplits) -> RenderableType
 # consistency models and compressions
 
 
-def exchange_document(model: str, system: str, searched: ExchangeSearch) -> Document:
+def exchange_search_json(model: str, system: str, searched: ExchangeSearch) -> Document:
     """Return plans over consistency models and compressions as a JSON document, best first.
 
     Parameters
@@ -471,7 +475,7 @@ def exchange_document(model: str, system: str, searched: ExchangeSearch) -> Docu
         "objective": "time",
         "global_batch_size": searched.global_batch,
         "configurations": searched.configurations,
-        "seconds": searched.seconds,
+        "seconds": searched.search_duration,
         "staleness_cost": searched.staleness_penalty.per_update,
         "noise_scale": searched.staleness_penalty.noise_scale,
         "plans": [
@@ -490,7 +494,7 @@ def exchange_document(model: str, system: str, searched: ExchangeSearch) -> Docu
     }
 
 
-def exchange_table(model: str, system: str, searched: ExchangeSearch) -> RenderableType:
+def exchange_search_table(model: str, system: str, searched: ExchangeSearch) -> RenderableType:
     """Return plans over consistency models and compression methods as tables.
 
     Parameters
@@ -513,10 +517,10 @@ def exchange_table(model: str, system: str, searched: ExchangeSearch) -> Rendera
     )
     head = (
         f"{model} on {system}, global batch {searched.global_batch}: "
-        f"{with_noun(searched.configurations, 'configuration')} in {format_duration(searched.seconds)}. "
+        f"{with_noun(searched.configurations, 'configuration')} in {format_duration(searched.search_duration)}. "
         f"Best by time, with a price of staleness ({cost}).\n"
     )
-    like = unit_reference_time(seconds for plan in rows for seconds in (plan.step_time, plan.effective_step_time))
+    like = common_unit_time(seconds for plan in rows for seconds in (plan.step_time, plan.effective_step_time))
     columns = (
         AnswerColumn("", lambda each: each.plan.strategy, "strategy"),
         AnswerColumn("", lambda each: each.consistency, "consistency"),

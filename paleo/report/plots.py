@@ -18,19 +18,19 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from paleo.files import write_atomically
 from paleo.report.columns import STEP_PART_NAMES
-from paleo.step.timeline import COMPUTE
+from paleo.step.timeline import COMPUTE_STREAM
 from paleo.studies.gradient_exchange import BandwidthCurve, bandwidth_curve
-from paleo.studies.network_summary import Summary, faster_than_roofline, layer_speeds
+from paleo.studies.network_summary import NetworkSummary, faster_than_roofline, layer_speeds
 from paleo.units import GIBIBYTE, GIGA, KILO, format_duration, format_quantity, time_unit, with_noun
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
-    from paleo.schedules.engine import Event
+    from paleo.schedules.pipeline_simulation import TaskEvent
     from paleo.search.plans import FoundPlans
     from paleo.specs.run import Run
     from paleo.specs.system import System
     from paleo.studies.collective import CollectiveStudy
-    from paleo.studies.purchase import Comparison
+    from paleo.studies.purchase import SystemComparison
     from paleo.studies.scale import ScaleCurve, ScalePoint
     from paleo.studies.target import TargetScaling
 
@@ -64,7 +64,7 @@ _KINDS = {
     "update": ("optimizer", BLACK),
     "wait": ("waiting for stragglers", GREY),
 }
-STYLE: Any = {
+PLOT_STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -77,7 +77,7 @@ STYLE: Any = {
 }
 
 
-def save(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
     """Write a plot to a file in the format of its suffix; equal plots give equal bytes.
 
     Parameters
@@ -89,7 +89,7 @@ def save(figure: Figure, path: Path) -> None:
     """
     kind = path.suffix.lower().removeprefix(".") or "png"
     dated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(PLOT_STYLE):
         write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=150, metadata=dated))
 
 
@@ -133,7 +133,7 @@ def _parts_legend(figure: Figure, *axes: Axes) -> None:
 _HIGHEST, _NAMED = 10.0, 60
 
 
-def estimate(prediction: Prediction) -> Figure:
+def plot_step_and_memory(prediction: Prediction) -> Figure:
     """Plot a predicted step as a timeline of its streams, and the memory of the fullest GPU by part.
 
     Parameters
@@ -148,9 +148,9 @@ def estimate(prediction: Prediction) -> Figure:
     """
     events = prediction.timeline.events
     lines = min(max(2.6, 0.17 * len({event.task.resource for event in events})), _HIGHEST)  # inches
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(PLOT_STYLE):
         figure, (line, memory) = figure_with_axes(9.0, lines + 2.0, rows=2, height_ratios=(lines, 1.3))
-        machines = prediction.system.machines_text(prediction.plan.gpus)
+        machines = prediction.system.gpus_and_nodes_text(prediction.plan.gpus)
         figure.suptitle(f"{prediction.model.name} on {machines}: {prediction.plan.strategy_text or 'dp'}")
         _timeline(line, events)
         # Draw stacked parts up to the total, or up to the capacity where that is not far away.
@@ -170,7 +170,7 @@ def estimate(prediction: Prediction) -> Figure:
     return figure
 
 
-def _timeline(axes: Axes, events: Sequence[Event]) -> None:
+def _timeline(axes: Axes, events: Sequence[TaskEvent]) -> None:
     streams = sorted({event.task.resource for event in events}, key=_stream_sort_key)
     kinds = dict.fromkeys(event.task.kind for event in events if event.end > event.start)
     looks = {kind: _KINDS.get(kind, (kind, GREY)) for kind in kinds}
@@ -197,10 +197,10 @@ def _stream_sort_key(stream: str) -> tuple[object, ...]:
     >>> sorted(["stage10", "stage2 communication", "stage2", "compute"], key=_stream_sort_key)
     ['compute', 'stage2', 'stage2 communication', 'stage10']
     """
-    return stream != COMPUTE, *(int(part) if part.isdigit() else part for part in re.split(r"(\d+)", stream))
+    return stream != COMPUTE_STREAM, *(int(part) if part.isdigit() else part for part in re.split(r"(\d+)", stream))
 
 
-def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> Figure:
+def plot_scaling(model: str, system: str, curves: Sequence[ScaleCurve]) -> Figure:
     """Plot the speed-up of scaling curves against the ideal, and the parts of a step over the GPU count.
 
     Parameters
@@ -217,7 +217,7 @@ def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> Figure:
     Figure
         The plot.
     """
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(PLOT_STYLE):
         figure, (speedup, *stacks) = figure_with_axes(4.5 * (1 + len(curves)), 4.4, columns=1 + len(curves))
         figure.suptitle(f"{model} on {system}")
         for curve, colour, mark in zip(curves, COLOUR_CYCLE, MARKERS, strict=False):
@@ -234,7 +234,7 @@ def scale(model: str, system: str, curves: Sequence[ScaleCurve]) -> Figure:
 
 
 def _speedup(axes: Axes, curve: ScaleCurve, colour: str, mark: str) -> None:
-    points = [point for point in curve.points if point.usable]
+    points = [point for point in curve.points if point.is_usable]
     gpus = [point.gpus for point in points]
     if not axes.lines:
         axes.plot(gpus, [count / curve.base_point.gpus for count in gpus], "--", color=GREY, label="ideal")
@@ -280,7 +280,7 @@ def _stacked(axes: Axes, curve: ScaleCurve) -> None:
 
     Bars of seconds would become too small to see.
     """
-    points = [point for point in curve.points if point.usable]
+    points = [point for point in curve.points if point.is_usable]
     spent = [asdict(point.required_prediction.breakdown) for point in points]
     steps = [point.required_prediction.step_time for point in points]
     rows = {key: [100 * parts.get(key, 0.0) / step for parts, step in zip(spent, steps, strict=True)] for key in _PARTS}
@@ -297,7 +297,7 @@ def _stacked(axes: Axes, curve: ScaleCurve) -> None:
 _SLOWEST = 5.0
 
 
-def plan(model: str, system: str, ranking: FoundPlans, capacity: float) -> Figure:
+def plot_plans(model: str, system: str, ranking: FoundPlans, capacity: float) -> Figure:
     """Plot plans by step time and memory: the best ones and the Pareto front.
 
     Parameters
@@ -316,9 +316,9 @@ def plan(model: str, system: str, ranking: FoundPlans, capacity: float) -> Figur
     Figure
         The plot.
     """
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(PLOT_STYLE):
         figure, (axes,) = figure_with_axes(7.5, 4.6, columns=1)
-        front = sorted(ranking.front_plans, key=lambda row: row.step_time)
+        front = sorted(ranking.pareto_plans, key=lambda row: row.step_time)
         front = [row for row in front if row.step_time <= _SLOWEST * front[0].step_time]
         times, sizes = [row.step_time for row in front], [row.memory / GIBIBYTE for row in front]
         axes.plot(times, sizes, "-o", color=COLOUR_CYCLE[0], label="Pareto front", drawstyle="steps-post")
@@ -366,12 +366,12 @@ def _stack(axes: Axes, names: Sequence[str], rows: Mapping[str, Sequence[float]]
     axes.grid(axis="y" if level else "x", visible=False)
 
 
-def compare(comparison: Comparison) -> Figure:
+def plot_systems(comparison: SystemComparison) -> Figure:
     """Plot throughput, parts of a step, and rent (if known) of systems.
 
     Parameters
     ----------
-    comparison : Comparison
+    comparison : SystemComparison
         The same run on several systems.
 
     Returns
@@ -383,9 +383,9 @@ def compare(comparison: Comparison) -> Figure:
     names = [each.name + ("" if each.fits else "\n(does not fit)") for each, _ in predicted]
     costs = [0.0 if each.training is None else each.training.cost or 0.0 for each, _ in predicted]
     columns = 3 if any(costs) else 2
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(PLOT_STYLE):
         figure, axes = figure_with_axes(1.5 + 3.5 * columns, 1.6 + 0.4 * len(names), columns=columns, sharey=True)
-        figure.suptitle(f"{predicted[0][1].model.name}, {comparison.amount.text}")
+        figure.suptitle(f"{predicted[0][1].model.name}, {comparison.amount.description}")
         unit_seconds, unit = time_unit(max(prediction.step_time for _, prediction in predicted))
         spent = [asdict(prediction.breakdown) for _, prediction in predicted]
         parts = {key: [each.get(key, 0.0) / unit_seconds for each in spent] for key in _PARTS}
@@ -410,12 +410,12 @@ def _bars(axes: Axes, values: Sequence[float], label: str, colour: str) -> None:
     axes.grid(axis="y", visible=False)
 
 
-def roofline(study: Summary, system: System, run: Run) -> Figure:
+def plot_roofline(study: NetworkSummary, system: System, run: Run) -> Figure:
     """Plot the forward kernels of every layer under the roofline of a device.
 
     Parameters
     ----------
-    study : Summary
+    study : NetworkSummary
         Counts of the layers.
     system : System
         Machine: its devices, nodes and links.
@@ -429,9 +429,9 @@ def roofline(study: Summary, system: System, run: Run) -> Figure:
     """
     device, points = system.device, layer_speeds(study, system, run)
     peak, bandwidth = device.peak_flops_per_s(study.dtype), device.memory.bandwidth
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(PLOT_STYLE):
         figure, (axes,) = figure_with_axes(8.0, 5.0)
-        intensities = [point.intensity for point in points] or [1.0]
+        intensities = [point.arithmetic_intensity for point in points] or [1.0]
         x = np.geomspace(min(intensities) / 3, max(*intensities, peak / bandwidth) * 3, 200)
         roof = (
             f"roof of {device.name}:\n{format_quantity(peak, 'FLOP/s')} in {study.dtype}, "
@@ -442,7 +442,8 @@ def roofline(study: Summary, system: System, run: Run) -> Figure:
             points_of_kind = [point for point in points if point.type == kind]
             colour, mark = COLOUR_CYCLE[index % len(COLOUR_CYCLE)], MARKERS[index % len(MARKERS)]
             axes.scatter(
-                [point.intensity for point in points_of_kind], [point.flops_per_s for point in points_of_kind],
+                [point.arithmetic_intensity for point in points_of_kind],
+                [point.flops_per_s for point in points_of_kind],
                 [20 + 600 * point.flops_share for point in points_of_kind], color=colour, marker=mark, alpha=0.7,
                 label=kind,
                 linewidths=0,
@@ -464,7 +465,7 @@ def roofline(study: Summary, system: System, run: Run) -> Figure:
     return figure
 
 
-def collective(study: CollectiveStudy) -> Figure:
+def plot_collective_times(study: CollectiveStudy) -> Figure:
     """Plot the time of every algorithm over the payload, with the points where the best one changes.
 
     Parameters
@@ -480,7 +481,7 @@ def collective(study: CollectiveStudy) -> Figure:
     sizes = np.geomspace(KILO, max(10 * GIGA, 10 * study.payload_bytes), 200)
     names = [row.algorithm for row in study.rows]
     table = study.times(sizes)
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(PLOT_STYLE):
         figure, (axes,) = figure_with_axes(8.0, 5.0)
         for (name, seconds), colour in zip(table.items(), COLOUR_CYCLE * 3, strict=False):
             style = "-" if name in names[: len(COLOUR_CYCLE)] else ":"
@@ -503,7 +504,7 @@ def collective(study: CollectiveStudy) -> Figure:
     return figure
 
 
-def target(system: str, curve: TargetScaling) -> Figure:
+def plot_time_to_target(system: str, curve: TargetScaling) -> Figure:
     """Plot the time to a target over GPU counts, with its 90 % interval.
 
     Parameters
@@ -518,15 +519,17 @@ def target(system: str, curve: TargetScaling) -> Figure:
     Figure
         The plot.
     """
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(PLOT_STYLE):
         picture, (axes,) = figure_with_axes(7.0, 4.4)
         gpus = [point.prediction.plan.gpus for point in curve.points]
         ends = [[end / _MINUTE for end in point.interval] for point in curve.points]
         low, high = zip(*ends, strict=True)
         axes.fill_between(gpus, low, high, alpha=0.2, color=BLUE, linewidth=0, label="90 % interval")
-        axes.plot(gpus, [point.seconds / _MINUTE for point in curve.points], "o-", color=BLUE, label="to the target")
+        axes.plot(
+            gpus, [point.time_to_target / _MINUTE for point in curve.points], "o-", color=BLUE, label="to the target"
+        )
         if any(point.total_evaluation_time for point in curve.points):
-            trained = [(point.seconds - point.total_evaluation_time) / _MINUTE for point in curve.points]
+            trained = [(point.time_to_target - point.total_evaluation_time) / _MINUTE for point in curve.points]
             axes.plot(gpus, trained, ":", color=VERMILION, label="without evaluation")
         axes.set(
             xscale="log",
@@ -539,7 +542,7 @@ def target(system: str, curve: TargetScaling) -> Figure:
         axes.xaxis.set_minor_locator(NullLocator())
         for formats in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
             formats(FuncFormatter(lambda value, _=None: f"{value:g}" if f"{value:e}"[0] in "125" else ""))
-        for count, words in ((curve.knee, "knee"), (curve.largest_useful, "largest useful")):
+        for count, words in ((curve.knee, "knee"), (curve.largest_useful_gpus, "largest useful")):
             if count is not None:
                 axes.axvline(count, linestyle="--", linewidth=0.8, color=GREY)
                 axes.text(count, 0.02, f" {words}", transform=axes.get_xaxis_transform(), color="#5b6068")
@@ -550,7 +553,7 @@ def target(system: str, curve: TargetScaling) -> Figure:
 # how workers exchange
 
 
-def compression(prediction: Prediction) -> Figure:
+def plot_compressed_step_time(prediction: Prediction) -> Figure:
     """Plot the step of a compressed run and of the dense one over the bandwidth of the links between nodes.
 
     The plot marks the bandwidth at which both step times are equal, and the bandwidth of the system.
@@ -566,7 +569,7 @@ def compression(prediction: Prediction) -> Figure:
         The plot.
     """
     curve = bandwidth_curve(prediction)
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(PLOT_STYLE):
         figure, (axes,) = figure_with_axes(7.0, 4.4, columns=1)
         rates = [rate / GIGA for rate in curve.bandwidths]
         unit_seconds, unit = time_unit(max(*curve.uncompressed_step_times, *curve.compressed_step_times))
@@ -600,7 +603,7 @@ def _mark_rates(axes: Axes, curve: BandwidthCurve) -> None:
         axes.axvline(rate / GIGA, color=colour, linestyle="--", linewidth=1.0, label=words)
 
 
-def exchange_scaling(curves: Sequence[ScaleCurve]) -> Figure | None:
+def plot_exchange_scaling(curves: Sequence[ScaleCurve]) -> Figure | None:
     """Plot scaling curves under consistency models or on scattered nodes.
 
     Parameters
@@ -614,11 +617,11 @@ def exchange_scaling(curves: Sequence[ScaleCurve]) -> Figure | None:
         The plot; None for other curves.
     """
     if any(point.consistency is not None for curve in curves for point in curve.points):
-        return consistency(curves)
-    return placement(curves) if any(curve.node_placement != "packed" for curve in curves) else None
+        return plot_consistency_models(curves)
+    return plot_node_placement(curves) if any(curve.node_placement != "packed" for curve in curves) else None
 
 
-def consistency(curves: Sequence[ScaleCurve], *, rows: int = 1) -> Figure:
+def plot_consistency_models(curves: Sequence[ScaleCurve], *, rows: int = 1) -> Figure:
     """Plot updates per second and staleness over workers for each consistency model, with the knees of servers.
 
     Parameters
@@ -633,10 +636,10 @@ def consistency(curves: Sequence[ScaleCurve], *, rows: int = 1) -> Figure:
     Figure
         The plot.
     """
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(PLOT_STYLE):
         figure, (updates, stale) = figure_with_axes(10.0, 4.2, columns=2 if rows == 1 else 1, rows=rows)
         for curve, colour, mark in zip(curves, COLOUR_CYCLE, MARKERS, strict=False):
-            points = [point for point in curve.points if point.usable]
+            points = [point for point in curve.points if point.is_usable]
             workers = [point.required_prediction.plan.dp for point in points]
             means, deviations = zip(*(point.staleness for point in points), strict=True)
             label = f"{curve.label}, bsp" if curve.consistency == "bsp" else curve.label
@@ -650,7 +653,7 @@ def consistency(curves: Sequence[ScaleCurve], *, rows: int = 1) -> Figure:
         updates.set(xscale="log", xlabel="workers", ylabel="updates of the model a second")
         stale.set(xscale="log", yscale="symlog", xlabel="workers", ylabel="staleness [updates]")
         counts = sorted(
-            {point.required_prediction.plan.dp for curve in curves for point in curve.points if point.usable}
+            {point.required_prediction.plan.dp for curve in curves for point in curve.points if point.is_usable}
         )
         for axes in (updates, stale):
             axes.set_ylim(bottom=0.0)
@@ -659,7 +662,7 @@ def consistency(curves: Sequence[ScaleCurve], *, rows: int = 1) -> Figure:
     return figure
 
 
-def placement(curves: Sequence[ScaleCurve]) -> Figure:
+def plot_node_placement(curves: Sequence[ScaleCurve]) -> Figure:
     """Plot the step time over GPU counts, on packed nodes and on scattered ones.
 
     Parameters
@@ -672,13 +675,13 @@ def placement(curves: Sequence[ScaleCurve]) -> Figure:
     Figure
         The plot.
     """
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(PLOT_STYLE):
         figure, (axes,) = figure_with_axes(7.0, 4.4, columns=1)
         unit_seconds, unit = time_unit(
-            max(point.step_time for curve in curves for point in curve.points if point.usable)
+            max(point.step_time for curve in curves for point in curve.points if point.is_usable)
         )
         for curve, mark in zip(curves, MARKERS, strict=False):
-            points = [point for point in curve.points if point.usable]
+            points = [point for point in curve.points if point.is_usable]
             colour, label = (GREEN, ", packed nodes") if curve.node_placement == "packed" else (VERMILION, "")
             gpus, steps = [point.gpus for point in points], [point.step_time / unit_seconds for point in points]
             axes.plot(gpus, steps, f"-{mark}", color=colour, label=f"{curve.label}{label}")

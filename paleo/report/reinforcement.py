@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAX_TABLE_ROWS = 8
 
 
-def document(study: ReinforcementStudy) -> dict[str, Any]:
+def json_document(study: ReinforcementStudy) -> dict[str, Any]:
     """Return the answer of ``paleo rl`` as a JSON document.
 
     Parameters
@@ -46,7 +46,7 @@ def document(study: ReinforcementStudy) -> dict[str, Any]:
         if best is None
         else [factor * best.step_time for factor in STEP_TIME_INTERVAL_FACTORS],
         "parts": None if best is None else dict(best.parts),
-        "plans": [row_json(STEP_COLUMNS, step) for step in study.steps],
+        "plans": [row_json(LAYOUT_COLUMNS, step) for step in study.steps],
         "steps": study.step_count,
         "days": study.days,
         "usd": study.usd,
@@ -56,7 +56,7 @@ def document(study: ReinforcementStudy) -> dict[str, Any]:
 
 
 #: Columns of layouts, whose rows are steps.
-STEP_COLUMNS = (
+LAYOUT_COLUMNS = (
     AnswerColumn("engine", lambda step: step.layout, "engine"),
     AnswerColumn("strategy", lambda step: step.strategy, "trainer"),
     AnswerColumn("generators", lambda step: step.generator_gpus, "generate", "count"),
@@ -83,7 +83,7 @@ def nonzero_step_parts(step: ReinforcementStep) -> dict[str, float]:
     return {name.replace("_", " "): seconds for name, seconds in step.parts.items() if seconds > 0.0}
 
 
-def assumptions(study: ReinforcementStudy) -> list[str]:
+def accuracy_notes(study: ReinforcementStudy) -> list[str]:
     """Return notes on overlap and accuracy of a reinforcement-learning prediction, one sentence each.
 
     Parameters
@@ -121,6 +121,6 @@ def table(study: ReinforcementStudy) -> RenderableType:
     parts = empty_table("A step by part", ["part", "time", "share"])
     for name, seconds in nonzero_step_parts(best).items():
         parts.add_row(name, format_duration(seconds), percent(seconds / best.step_time))
-    plans = rows_table("Layouts", STEP_COLUMNS, study.steps[:MAX_TABLE_ROWS])
-    notes = [*assumptions(study), f"Not modelled: {'; '.join(UNMODELLED)}."]
+    plans = rows_table("Layouts", LAYOUT_COLUMNS, study.steps[:MAX_TABLE_ROWS])
+    notes = [*accuracy_notes(study), f"Not modelled: {'; '.join(UNMODELLED)}."]
     return Group(head, Text(), parts, Text(), plans, Text(), *(wrapped_text(note) for note in notes))

@@ -11,7 +11,13 @@ from rich.text import Text
 
 from paleo.report.columns import AnswerColumn, Document, rows_table, wrapped_text
 from paleo.report.estimate import consistency_cycle_json, training_document
-from paleo.studies.scale import cost_verdict, curve_warnings, failure_limit_sentence, placement_advice, scaling_verdict
+from paleo.studies.scale import (
+    cost_verdict,
+    curve_warnings,
+    failure_limit_sentence,
+    node_placement_advice,
+    scaling_verdict,
+)
 from paleo.units import format_gibibytes, with_noun
 
 if TYPE_CHECKING:
@@ -22,7 +28,7 @@ if TYPE_CHECKING:
     from paleo.studies.scale import ScaleCurve, ScalePoint
 
 
-def document(
+def json_document(
     model: ModelSpec, system: System, curves: Sequence[ScaleCurve], choice: RunWithDefaults | None = None
 ) -> Document:
     """Return the answer of ``paleo scale`` as a JSON document; each point names its curve (``scaling``).
@@ -61,14 +67,14 @@ def document(
             }
             for curve in curves
         ],
-        "points": [_point(curve, point) for curve in curves for point in curve.points if point.usable],
+        "points": [_point(curve, point) for curve in curves for point in curve.points if point.is_usable],
         "unusable": [
             {**_of_curve(curve, None), "gpus": point.gpus, "reason": point.problem}
             for curve in curves
             for point in curve.points
-            if not point.usable
+            if not point.is_usable
         ],
-        "placement_advice": list(placement_advice(curves)),
+        "placement_advice": list(node_placement_advice(curves)),
         "warnings": curve_warnings(curves),
     }
 
@@ -90,7 +96,9 @@ def _turnover(curve: ScaleCurve) -> Document:
     """
     if all(point.goodput is None for point in curve.points):
         return {}
-    return {"turnover_gpus": None if curve.fastest_with_failures is None else curve.fastest_with_failures.gpus}
+    return {
+        "turnover_gpus": None if curve.fastest_point_with_failures is None else curve.fastest_point_with_failures.gpus
+    }
 
 
 def _point(curve: ScaleCurve, point: ScalePoint) -> Document:
@@ -136,8 +144,8 @@ def table(
         Tables for the console.
     """
     parts: list[RenderableType] = []
-    if choice is not None and choice.choices_text:
-        parts.append(wrapped_text(f"{choice.choices_text} The plan is {choice.run.strategy}.\n"))
+    if choice is not None and choice.automatic_choices_text:
+        parts.append(wrapped_text(f"{choice.automatic_choices_text} The plan is {choice.run.strategy}.\n"))
     for curve in curves:
         batch = "global batch" if curve.scaling == "strong" else "batch per data-parallel rank"
         heading = f"{model.name} on {system.name}, {curve.label}: {batch} of {with_noun(curve.fixed_batch, 'sample')}"
@@ -145,7 +153,7 @@ def table(
         sentences = scaling_verdict(curve).text, failure_limit_sentence(curve), cost_verdict(curve)
         parts += [wrapped_text(sentence) for sentence in sentences if sentence]
         parts += [Text(), rows_table("", _columns(curve), curve.points), Text(), *map(wrapped_text, _remarks(curve))]
-    parts += [wrapped_text(sentence) for sentence in placement_advice(curves)]
+    parts += [wrapped_text(sentence) for sentence in node_placement_advice(curves)]
     parts += [wrapped_text(Text(f"Warning: {warning}", style="yellow")) for warning in curve_warnings(curves)]
     return Group(*parts)
 
@@ -214,7 +222,7 @@ CONSISTENCY_COLUMNS = (
 def _remarks(curve: ScaleCurve) -> Iterator[str]:
     """Yield a sentence for each GPU count without a step, and one for counts that do not fit in memory."""
     yield from (f"{with_noun(point.gpus, 'GPU')}: {point.problem}" for point in curve.points if point.problem)
-    planned = [(point.gpus, point.prediction) for point in curve.points if point.usable and point.prediction]
+    planned = [(point.gpus, point.prediction) for point in curve.points if point.is_usable and point.prediction]
     large = [
         f"{with_noun(gpus, 'GPU')} ({format_gibibytes(step.memory.total)})"
         for gpus, step in planned

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import matplotlib
 
 from paleo import __version__
-from paleo.report.charts import Bar, Chart, bars, svg
+from paleo.report.charts import Bar, Chart, bar_chart, figure_to_svg
 from paleo.report.columns import AnswerColumn
-from paleo.report.page import rendered_page, sortable_table
-from paleo.report.plots import BLUE, GREY, STYLE, figure_with_axes
+from paleo.report.html_pages import rendered_page, sortable_table
+from paleo.report.plots import BLUE, GREY, PLOT_STYLE, figure_with_axes
 from paleo.units import format_duration, format_gibibytes
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ def _latency_table(service: Service) -> Any:
 
     columns = [AnswerColumn("", lambda row: row[0], "time")]
     columns += [AnswerColumn("", _quantile(key), key, "s") for key in serving.LATENCY_STATISTICS]
-    return sortable_table(columns, [(name, service.latencies(part)) for part, name in serving.LATENCIES.items()])
+    return sortable_table(
+        columns, [(name, service.latencies(part)) for part, name in serving.LATENCY_ROW_NAMES.items()]
+    )
 
 
 def _quantile(key: str) -> Callable[[Any], Any]:
@@ -80,20 +82,20 @@ def service_page(service: Service, systems: Sequence[Service] = (), *, date: str
         charts=charts,
         tables=tables,
         command=service.launch_command,
-        assumptions=serving.assumptions(service),
+        assumptions=serving.accuracy_notes(service),
         unmodelled=list(UNMODELLED),
         refusals=list(dict.fromkeys(service.result.refusals)),
     )
 
 
 def _picture(title: str, picture: Callable[[Axes, Service], None], service: Service) -> Chart:
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(PLOT_STYLE):
         drawn, (axes,) = figure_with_axes(*CHART_SIZE)
         picture(axes, service)
-    return Chart(svg(drawn, title))
+    return Chart(figure_to_svg(drawn, title))
 
 
-def learning_page(study: ReinforcementStudy, *, date: str) -> str:
+def reinforcement_page(study: ReinforcementStudy, *, date: str) -> str:
     """Return the HTML page with the verdict, step time by part and layouts of reinforcement learning.
 
     Parameters
@@ -118,7 +120,7 @@ def learning_page(study: ReinforcementStudy, *, date: str) -> str:
             Bar(name, seconds, None, None, format_duration(seconds), GREY if name == "idle" else BLUE)
             for name, seconds in reinforcement.nonzero_step_parts(best).items()
         ]
-        charts = [("A step by part", bars(parts, "A step by part"))]
+        charts = [("A step by part", bar_chart(parts, "A step by part"))]
     question = study.question
     rollouts, machine = question.rollouts, f"{question.gpus} x {question.system.device.name}"
     return rendered_page(
@@ -128,18 +130,18 @@ def learning_page(study: ReinforcementStudy, *, date: str) -> str:
         date=date,
         question=(
             f"{rollouts.count:,} answers a step; on average {rollouts.mean_prompt_tokens:,.0f} tokens a prompt and "
-            f"{rollouts.answer_tokens:,.0f} an answer, at most {rollouts.max_answer_tokens:,.0f}; "
+            f"{rollouts.mean_answer_tokens:,.0f} an answer, at most {rollouts.max_answer_tokens:,.0f}; "
             f"{study.step_count:,} steps."
         ),
         verdict=study.verdict,
         possible=best is not None and best.trainer_fits,
         warnings=[],
         charts=charts,
-        tables=[("Layouts", sortable_table(reinforcement.STEP_COLUMNS, study.steps), "Click a heading to sort.")]
+        tables=[("Layouts", sortable_table(reinforcement.LAYOUT_COLUMNS, study.steps), "Click a heading to sort.")]
         if best
         else [],
         command="",
-        assumptions=reinforcement.assumptions(study),
+        assumptions=reinforcement.accuracy_notes(study),
         unmodelled=list(NOT_LEARNED),
         refusals=list(dict.fromkeys(study.refusals)),
     )

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.report.columns import AnswerColumn, empty_table, percent, row_json, rows_table, wrapped_text
-from paleo.serving.plans import ServingPlan, iteration_parts, max_request_rate, rate_curve
+from paleo.serving.plans import ServingPlan, iteration_time_breakdown, max_request_rate, states_over_request_rates
 from paleo.serving.service import THROUGHPUT_INTERVAL_FACTORS, UNMODELLED
 from paleo.units import format_duration, format_gibibytes
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from paleo.serving.service import Service
 
 #: Plans that a table shows.
-MAX_ROWS = 8
+MAX_TABLE_PLANS = 8
 #: Latencies of a service by the names of their rows, and the quantities of each.
-LATENCIES = {"ttft": "to the first token", "tpot": "a further token", "latency": "the answer"}
+LATENCY_ROW_NAMES = {"ttft": "to the first token", "tpot": "a further token", "latency": "the answer"}
 LATENCY_STATISTICS = ("mean", "p50", "p90", "p99")
 
 
-def document(service: Service, systems: Sequence[Service] = ()) -> dict[str, Any]:
+def json_document(service: Service, systems: Sequence[Service] = ()) -> dict[str, Any]:
     """Return the answer of ``paleo serve`` as a JSON document.
 
     Parameters
@@ -53,7 +53,7 @@ def document(service: Service, systems: Sequence[Service] = ()) -> dict[str, Any
         "gpus": service.gpus,
         "engine": {"name": service.engine.name, "release": service.engine.release},
         "load": _load_document(service),
-        "limits": dict(service.limits.bounds) | {"percentile": service.limits.percentile},
+        "limits": dict(service.limits.limits_by_name) | {"percentile": service.limits.percentile},
         "possible": plan is not None,
         "unmodelled": list(UNMODELLED),
         "refusals": list(service.result.refusals),
@@ -126,14 +126,14 @@ PLAN_COLUMNS = (
 def _load_document(service: Service) -> dict[str, Any]:
     load = service.load
     return {
-        "kind": load.kind,
+        "kind": load.arrival_kind,
         "input_tokens": float(np.asarray(load.lengths.input)),
         "output_tokens": float(np.asarray(load.lengths.output)),
         "length_variation": [load.lengths.input_variation, load.lengths.output_variation],
         "prefix_hit": float(np.asarray(load.lengths.prefix_hit_share)),
         "rate": load.rate or None,
         "users": load.users or None,
-        "think_s": load.think,
+        "think_s": load.think_time,
     }
 
 
@@ -143,7 +143,7 @@ def _refused(service: Service) -> dict[str, Any]:
         "kv_cache",
         "usd_per_million_tokens", "joules_per_token", "limited_by", "strategy", "steady", "calibration",
     )  # fmt: skip
-    capacities = [max_request_rate(each, service.load) for each in service.fitting]
+    capacities = [max_request_rate(each, service.load) for each in service.fitting_layouts]
     empty: dict[str, Any] = dict.fromkeys(keys)
     return empty | {"capacity_requests_per_s": max(capacities, default=None), "plans": [], "curve": []}
 
@@ -163,7 +163,7 @@ def _answered(service: Service, plan: ServingPlan) -> dict[str, Any]:
         "latency_s": service.latencies("latency"),
         "batch": plan.layout.replicas * float(plan.state.decoding_sequences),
         "kv_cache": {
-            "bytes": memory.cache,
+            "bytes": memory.kv_cache,
             "sequences": float(memory.max_cached_sequences(length)),
             "tokens": memory.max_cached_tokens(length),
             "bytes_per_token": float(memory.sequence_bytes(memory.tokens_per_page)) / memory.tokens_per_page,
@@ -172,7 +172,7 @@ def _answered(service: Service, plan: ServingPlan) -> dict[str, Any]:
             "weights": memory.weights,
             "activations": memory.activations,
             "reserve": memory.engine_reserve,
-            "cache": memory.cache,
+            "cache": memory.kv_cache,
             "capacity": memory.capacity,
         },
         "usd_per_million_tokens": service.usd_per_million,
@@ -180,7 +180,7 @@ def _answered(service: Service, plan: ServingPlan) -> dict[str, Any]:
         "limited_by": service.limited_by,
         "strategy": plan.strategy,
         "capacity_requests_per_s": max_request_rate(plan.layout, service.load),
-        "breakdown_s": iteration_parts(plan.layout, plan.state),
+        "breakdown_s": iteration_time_breakdown(plan.layout, plan.state),
         "steady": {
             "iteration_s": float(state.iteration_time),
             "utilisation": float(state.utilisation),
@@ -202,7 +202,7 @@ def _finite(value: Any) -> float | None:
 
 
 def _curve(service: Service, plan: ServingPlan) -> list[dict[str, Any]]:
-    rates, state = rate_curve(plan, service.load)
+    rates, state = states_over_request_rates(plan, service.load)
     p99 = {part: state.percentile(part, 99) for part in ("ttft", "tpot", "latency")}
     return [
         {
@@ -238,12 +238,12 @@ def table(service: Service, systems: Sequence[Service] = ()) -> RenderableType:
         reasons: list[RenderableType] = [
             wrapped_text(Text(f"- {each}")) for each in dict.fromkeys(service.result.refusals[1:])
         ]
-        return Group(head, Text(), *reasons[:MAX_ROWS])
-    notes = [*assumptions(service), f"Not modelled: {'; '.join(UNMODELLED)}."]
+        return Group(head, Text(), *reasons[:MAX_TABLE_PLANS])
+    notes = [*accuracy_notes(service), f"Not modelled: {'; '.join(UNMODELLED)}."]
     launch: list[RenderableType] = (
         [Text(), Text(service.launch_command, no_wrap=True, overflow="ignore")] if service.launch_command else []
     )
-    plans = rows_table("Plans", PLAN_COLUMNS, service.result.plans[:MAX_ROWS])
+    plans = rows_table("Plans", PLAN_COLUMNS, service.result.plans[:MAX_TABLE_PLANS])
     memory = plan.layout.memory
     facts = empty_table("Memory of a GPU", ["part", "size", "share"])
     for name, size in (*memory_parts(plan).items(), ("engine", memory.engine_reserve)):
@@ -255,7 +255,7 @@ def table(service: Service, systems: Sequence[Service] = ()) -> RenderableType:
     return Group(head, Text(), *tables, *launch, Text(), *remarks)
 
 
-def assumptions(service: Service) -> list[str]:
+def accuracy_notes(service: Service) -> list[str]:
     """Return notes on the source, accuracy and calibration of a serving prediction, one sentence each.
 
     Parameters
@@ -273,7 +273,7 @@ def assumptions(service: Service) -> list[str]:
         "Times are those of a simulation; the fixed point has them in --json (steady).",
         f"Published throughputs: 84 % lie between {low:g} and {high:g} times the prediction.",
     ]
-    if service.load.kind == "most" and not service.limits.bounds:
+    if service.load.arrival_kind == "most" and not service.limits.limits_by_name:
         texts.append(
             "All requests are there at once, so that first tokens wait in the queue; --rate or --ttft bound it."
         )
@@ -299,17 +299,17 @@ def load_description(service: Service) -> str:
     kinds = {
         "most": "As many requests as are served",
         "at once": f"{load.request_count:,} requests at once",
-        "closed": f"{load.users:,} users who ask {format_duration(load.think)} after an answer",
+        "closed": f"{load.users:,} users who ask {format_duration(load.think_time)} after an answer",
         "trace": "The requests of a trace",
     }
-    arrival = kinds.get(load.kind, f"{load.rate:.3g} requests/s, {load.kind} arrivals")
+    arrival = kinds.get(load.arrival_kind, f"{load.rate:.3g} requests/s, {load.arrival_kind} arrivals")
     lengths = (float(np.asarray(each)) for each in (load.lengths.input, load.lengths.output))
     return "{}; prompts of {:,.0f} tokens, answers of {:,.0f}.".format(arrival, *lengths)
 
 
 def _latency_table(service: Service) -> RenderableType:
     facts = empty_table("Latency", ["time", *LATENCY_STATISTICS])
-    for part, name in LATENCIES.items():
+    for part, name in LATENCY_ROW_NAMES.items():
         times = service.latencies(part)
         facts.add_row(name, *(format_duration(times[key]) for key in LATENCY_STATISTICS))
     return facts
@@ -329,10 +329,10 @@ def memory_parts(plan: ServingPlan) -> dict[str, float]:
         Bytes by the name of the part.
     """
     memory = plan.layout.memory
-    return {"weights": memory.weights, "KV cache": memory.cache, "activations": memory.activations}
+    return {"weights": memory.weights, "KV cache": memory.kv_cache, "activations": memory.activations}
 
 
-def audit_document(audit: ServiceAudit) -> dict[str, Any]:
+def audit_json_document(audit: ServiceAudit) -> dict[str, Any]:
     """Return the audit of an engine's benchmark as a JSON document.
 
     Parameters
@@ -352,9 +352,9 @@ def audit_document(audit: ServiceAudit) -> dict[str, Any]:
         "gpus": service.gpus,
         "log": "benchmark of a serving engine",
         "verdict": audit.verdict,
-        "measured": dict(audit.benchmark.measured),
-        "predicted": audit.predicted,
-        "faults": [{"name": name, "factor": factor} for name, factor in audit.faults.items()],
+        "measured": dict(audit.benchmark.measured_performance),
+        "predicted": audit.predicted_performance,
+        "faults": [{"name": name, "factor": factor} for name, factor in audit.latency_ratios_by_fault.items()],
         "beyond": None,
     }
 
@@ -374,14 +374,14 @@ def audit_table(audit: ServiceAudit) -> RenderableType:
     """
     facts = empty_table("Benchmark", ["quantity", "measured", "predicted", "ratio"])
     names = {"ttft": "first token", "ttft_p99": "first token, p99", "tpot": "a token", "tpot_p99": "a token, p99"}
-    for key, predicted in audit.predicted.items():
-        measured = audit.benchmark.measured[key]
+    for key, predicted in audit.predicted_performance.items():
+        measured = audit.benchmark.measured_performance[key]
         texts = (format_duration(each) if key in names else f"{each:,.0f}" for each in (measured, predicted))
         facts.add_row(names.get(key, "output tokens/s"), *texts, f"{measured / predicted:.2f}")
     return Group(wrapped_text(Text(audit.verdict, style="bold")), Text(), facts)
 
 
-def figure(service: Service) -> Figure:
+def plot_service(service: Service) -> Figure:
     """Plot throughput per user against throughput per GPU [tokens/s] for every plan, and latency against request rate.
 
     Parameters
@@ -396,9 +396,9 @@ def figure(service: Service) -> Figure:
     """
     import matplotlib
 
-    from paleo.report.plots import STYLE, figure_with_axes
+    from paleo.report.plots import PLOT_STYLE, figure_with_axes
 
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(PLOT_STYLE):
         drawn, axes = figure_with_axes(12.0, 3.6, len(PLOTS_BY_TITLE))
         for each, (title, picture) in zip(axes, PLOTS_BY_TITLE.items(), strict=True):
             picture(each, service)
@@ -412,8 +412,8 @@ def _draw_speeds(axes: Axes, service: Service) -> None:
     from paleo.report.plots import BLUE, GREY
 
     assert service.best is not None
-    for each in reversed(service.result.plans[:MAX_ROWS]):
-        rates, state = rate_curve(each, service.load)
+    for each in reversed(service.result.plans[:MAX_TABLE_PLANS]):
+        rates, state = states_over_request_rates(each, service.load)
         color, width = (BLUE, 2.0) if each is service.best else (GREY, 1.0)
         axes.plot(1.0 / state.tpot, rates * state.answer_tokens / each.gpus, color=color, lw=width)
     axes.plot([], [], color=BLUE, lw=2.0, label=service.best.strategy)
@@ -428,7 +428,7 @@ def _draw_latencies(axes: Axes, service: Service) -> None:
     from paleo.report.plots import BLUE, VERMILION
 
     assert service.best is not None
-    rates, state = rate_curve(service.best, service.load, 40)
+    rates, state = states_over_request_rates(service.best, service.load, 40)
     for part, color, label in (("ttft", VERMILION, "first token"), ("latency", BLUE, "answer")):
         axes.plot(rates, getattr(state, part), color=color, label=f"{label}, mean")
         axes.plot(rates, state.percentile(part, 99), ":", color=color, label=f"{label}, p99")
@@ -443,7 +443,7 @@ def _draw_latencies(axes: Axes, service: Service) -> None:
 QUEUE_TIME_BINS = 100
 
 
-def queue_lengths(queue: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], ...]:
+def mean_and_longest_queue(queue: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], ...]:
     """Summarise the length of a simulated request queue: mean and maximum in equal time intervals.
 
     Parameters
@@ -473,7 +473,7 @@ def _draw_queue(axes: Axes, service: Service) -> None:
     from paleo.report.plots import BLUE
 
     assert service.simulation is not None
-    times, mean, longest = queue_lengths(service.simulation.queue_history)
+    times, mean, longest = mean_and_longest_queue(service.simulation.queue_history)
     axes.fill_between(times, longest, color=BLUE, alpha=0.3, lw=0.0, step="pre", label="longest")
     axes.plot(times, mean, color=BLUE, drawstyle="steps-pre", label="mean")
     axes.set(xlabel="seconds", ylabel="requests that wait")

@@ -11,7 +11,7 @@ from rich.text import Text
 from paleo.report.columns import (
     AnswerColumn,
     Document,
-    default_choices_line,
+    chosen_defaults_line,
     format_usd,
     row_json,
     rows_table,
@@ -41,7 +41,11 @@ def _columns(tariff: Tariff) -> Iterator[AnswerColumn]:
     )
     yield AnswerColumn("evaluation_s", lambda point: point.total_evaluation_time, "evaluation", "words", _evaluation)
     yield AnswerColumn(
-        "minutes", lambda point: point.seconds / MINUTE, "time", "words", lambda p: format_duration(p.seconds)
+        "minutes",
+        lambda point: point.time_to_target / MINUTE,
+        "time",
+        "words",
+        lambda p: format_duration(p.time_to_target),
     )
     yield AnswerColumn("minutes_interval", _minutes, "90 % interval", "words", _interval)
     yield AnswerColumn("usd", lambda point: point.usd(tariff), "cost", "USD")
@@ -71,7 +75,7 @@ def _evaluation(point: TargetTime) -> str:
     return "not timed" if point.task.evaluation.beside else "in the steps"
 
 
-def document(
+def json_document(
     task: TrainingTask, system: System, curve: TargetScaling, tariff: Tariff, choices: Mapping[str, str]
 ) -> Document:
     """Return the answer of ``paleo target`` as a JSON document.
@@ -104,7 +108,7 @@ def document(
         "law": first.law.source,
         "verdict": curve.verdict,
         "knee": curve.knee,
-        "largest_useful": curve.largest_useful,
+        "largest_useful": curve.largest_useful_gpus,
         "points": [row_json(_columns(tariff), point) for point in curve.points],
         "skipped": [{"gpus": gpus, "reason": reason} for gpus, reason in curve.skipped.items()],
         "warnings": list(dict.fromkeys(warning for point in curve.points for warning in point.warnings)),
@@ -134,16 +138,16 @@ def table(
     RenderableType
         Tables for the console.
     """
-    best = min(curve.points, key=lambda point: point.seconds)
+    best = min(curve.points, key=lambda point: point.time_to_target)
     low, high = map(format_duration, best.interval)
     fastest = "fastest on " if len(curve.points) > 1 else ""
     count, cost = with_noun(best.prediction.plan.gpus, "GPU"), best.usd(tariff)
-    time = f"{format_duration(best.seconds)} (90 %: {low} to {high})" + (
+    time = f"{format_duration(best.time_to_target)} (90 %: {low} to {high})" + (
         "" if cost is None else f", {format_usd(cost)}"
     )
     head = f"{best.task.title} on {system.name}: {fastest}{count}, {'; '.join([time, *curve.limit_texts])}."
     law = f"Samples by {curve.points[0].task.law.source}."
     points = rows_table("", _columns(tariff), curve.points)
     skipped = [wrapped_text(f"Skipped {with_noun(gpus, 'GPU')}: {reason}") for gpus, reason in curve.skipped.items()]
-    lead = [*default_choices_line(choices), wrapped_text(Text(head, style="bold"))]
+    lead = [*chosen_defaults_line(choices), wrapped_text(Text(head, style="bold"))]
     return Group(*lead, Text(), points, *skipped, Text(), wrapped_text(law))

@@ -8,7 +8,14 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.report.columns import AnswerColumn, facts_table, format_percent_tenths, row_json, rows_table, wrapped_text
+from paleo.report.columns import (
+    AnswerColumn,
+    format_percent_tenths,
+    name_value_table,
+    row_json,
+    rows_table,
+    wrapped_text,
+)
 from paleo.units import HOUR, format_duration, format_quantity
 
 if TYPE_CHECKING:
@@ -39,7 +46,7 @@ def _columns(study: TuningStudy) -> list[AnswerColumn]:
 
 def _rungs(study: TuningStudy) -> list[dict[str, Any]]:
     """Return samples, tokens and number of trials of each rung of the search (a round after which poor trials stop)."""
-    best = study.best
+    best = study.fastest_search
     tokens = best.trial_estimate.predictions[0].graph.tokens_per_sample
     reached = best.timeline.trials_by_rung
     return [
@@ -48,7 +55,7 @@ def _rungs(study: TuningStudy) -> list[dict[str, Any]]:
     ]
 
 
-def document(study: TuningStudy) -> dict[str, Any]:
+def json_document(study: TuningStudy) -> dict[str, Any]:
     """Return the answer of ``paleo tune`` as a JSON document.
 
     Parameters
@@ -61,7 +68,7 @@ def document(study: TuningStudy) -> dict[str, Any]:
     dict of str to Any
         The document.
     """
-    best, tuning, margin, regret = study.best, study.tuning, study.deadline_margin, study.regret
+    best, tuning, margin, regret = study.fastest_search, study.tuning, study.deadline_margin, study.regret
     return {
         "verdict": study.verdict,
         "model": study.model.name,
@@ -77,7 +84,7 @@ def document(study: TuningStudy) -> dict[str, Any]:
         "hours_interval": [end / HOUR for end in best.interval],
         "first_full_hours": best.timeline.first_full_trial_time / HOUR,
         "gpu_hours": best.gpu_hours,
-        "busy_gpu_hours": best.timeline.busy_seconds * best.trial_estimate.gpus / HOUR,
+        "busy_gpu_hours": best.timeline.busy_worker_time * best.trial_estimate.gpus / HOUR,
         "usd": best.usd(study.tariff),
         "kwh": best.kwh(study.tariff),
         "utilisation": best.timeline.utilisation,
@@ -89,7 +96,7 @@ def document(study: TuningStudy) -> dict[str, Any]:
             "save": best.trial_estimate.trial_times.save[0],
             "evaluation": best.trial_estimate.trial_times.evaluation[0],
         },
-        "cheapest": row_json(_columns(study), study.cheapest),
+        "cheapest": row_json(_columns(study), study.cheapest_search),
         "deadline": None
         if margin is None
         else {
@@ -120,7 +127,7 @@ def table(study: TuningStudy) -> RenderableType:
     RenderableType
         Tables for the console.
     """
-    best, tuning = study.best, study.tuning
+    best, tuning = study.fastest_search, study.tuning
     low, high = best.interval
     kwh = best.kwh(study.tariff)
     rows = [
@@ -162,7 +169,7 @@ def table(study: TuningStudy) -> RenderableType:
     return Group(
         wrapped_text(Text(study.verdict, style="bold")),
         Text(),
-        facts_table("The search", rows),
+        name_value_table("The search", rows),
         Text(),
         rows_table("Trials by rung", rungs, _shortened(_rungs(study))),
         Text(),
@@ -177,7 +184,7 @@ def _shortened(rungs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rungs if len(rungs) <= _LISTED else [*rungs[: _LISTED // 2], *rungs[-_LISTED // 2 :]]
 
 
-def figure(study: TuningStudy) -> Figure:
+def plot_trials(study: TuningStudy) -> Figure:
     """Plot the trials of each rung over time, and wall time over the GPUs of a trial.
 
     Parameters
@@ -192,15 +199,15 @@ def figure(study: TuningStudy) -> Figure:
     """
     import matplotlib
 
-    from paleo.report.plots import BLUE, STYLE, VERMILION, figure_with_axes
+    from paleo.report.plots import BLUE, PLOT_STYLE, VERMILION, figure_with_axes
 
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(PLOT_STYLE):
         picture, (over_time, by_width) = figure_with_axes(9.0, 3.8, 2, width_ratios=[3, 2])
-        _busy_workers(over_time, study.best)
+        _busy_workers(over_time, study.fastest_search)
         whole = [point for point in study.searches if point.gpus == study.gpus]
         widths = [point.trial_estimate.gpus for point in whole]
         by_width.plot(widths, [point.seconds / HOUR for point in whole], "o-", color=BLUE)
-        best = study.best
+        best = study.fastest_search
         by_width.plot(best.trial_estimate.gpus, best.seconds / HOUR, "o", color=VERMILION, label="fastest")
         by_width.set_xscale("log", base=2)
         by_width.set_xticks(widths, [str(width) for width in widths])
@@ -218,7 +225,7 @@ def _busy_workers(axes: Any, point: TuningSearch) -> None:
     from matplotlib.ticker import MaxNLocator
 
     timeline = point.timeline
-    times = np.linspace(0.0, timeline.seconds, 400)
+    times = np.linspace(0.0, timeline.wall_time, 400)
     rungs = np.array([job.rung for job in timeline.jobs])
     begins, ends = np.array(timeline.begins), np.array(timeline.ends)
     groups = np.array_split(np.arange(len(timeline.rungs)), min(len(timeline.rungs), 6))

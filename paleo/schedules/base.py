@@ -59,16 +59,16 @@ class SchedulePass(NamedTuple):
     chunk: int = 0
 
 
-OrderFunction = Callable[[int, int, int, int], list[SchedulePass]]
+PassOrderFunction = Callable[[int, int, int, int], list[SchedulePass]]
 #: How many passes of a stage's order run as one, for each group in order: (stage, stages, microbatches, chunks).
-GroupSizesFunction = Callable[[int, int, int, int], list[int]]
+PassGroupSizesFunction = Callable[[int, int, int, int], list[int]]
 #: Location of a piece of the network: (stage, chunk of that stage).
 ChunkLocation = tuple[int, int]
 #: (stages, chunks) -> for each replica the places of its pieces, from input to output.
 ChunkPathsFunction = Callable[[int, int], tuple[tuple[ChunkLocation, ...], ...]]
 
 
-def round_robin(stages: int, chunks: int) -> tuple[tuple[ChunkLocation, ...], ...]:
+def round_robin_chunk_paths(stages: int, chunks: int) -> tuple[tuple[ChunkLocation, ...], ...]:
     """Assign model chunks to pipeline stages round robin, as interleaved 1F1B does.
 
     Parameters
@@ -85,7 +85,7 @@ def round_robin(stages: int, chunks: int) -> tuple[tuple[ChunkLocation, ...], ..
 
     Examples
     --------
-    >>> round_robin(2, 2)
+    >>> round_robin_chunk_paths(2, 2)
     (((0, 0), (1, 0), (0, 1), (1, 1)),)
     """
     return (tuple((stage, chunk) for chunk in range(chunks) for stage in range(stages)),)
@@ -112,18 +112,18 @@ ChunkActivationsFunction = Callable[[Numeric, int, Numeric, int, int], Numeric]
 
 #: Passes that a stage still runs after the last gradient of one of its chunks: (stage, stages, chunk, chunks) ->
 #: (backward passes of inputs, of weights).
-RemainingPassesFunction = Callable[[Numeric, int, int, int], tuple[Numeric, Numeric]]
+PassesAfterGradientFunction = Callable[[Numeric, int, int, int], tuple[Numeric, Numeric]]
 #: End of the last pass of each stage [s]: (span, passes, microbatches, chunks).
 StageEndsFunction = Callable[[Array, PassTimes, Numeric, int], Array]
 
 
-def no_remaining_passes(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
+def no_passes_after_gradient(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
     """Return (0, 0): with one model chunk per stage, no passes follow the last gradient of the chunk.
 
     Parameters
     ----------
     stage, stages, chunk, chunks
-        Arguments of a `RemainingPassesFunction`, unused.
+        Arguments of a `PassesAfterGradientFunction`, unused.
 
     Returns
     -------
@@ -153,10 +153,10 @@ def _drained(span: Array, passes: PassTimes, microbatches: Numeric, chunks: int)
         End of each stage, shape (stages, ...) [s].
     """
     back = passes.backward + passes.weight_gradients
-    return np.asarray(span - (running_sum(back) - back) / chunks)
+    return np.asarray(span - (cumulative_sum(back) - back) / chunks)
 
 
-def equal_stage_ends(span: Array, passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
+def simultaneous_stage_ends(span: Array, passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
     """Return the time at which each stage ends for schedules whose stages all work until the end of the pipeline.
 
     Parameters
@@ -176,7 +176,7 @@ def equal_stage_ends(span: Array, passes: PassTimes, microbatches: Numeric, chun
     return np.asarray(span + 0.0 * passes.forward)
 
 
-def running_sum(values: Array) -> Array:
+def cumulative_sum(values: Array) -> Array:
     """Return the cumulative sum over the first axis, like `np.cumsum`.
 
     Parameters
@@ -196,7 +196,7 @@ def running_sum(values: Array) -> Array:
     return _running(np.add, values)
 
 
-def running_max(values: Array) -> Array:
+def cumulative_max(values: Array) -> Array:
     """Return the cumulative maximum over the first axis.
 
     Parameters
@@ -231,7 +231,7 @@ class ClosedForms:
         Largest number of activations alive at once on a stage. None: they are counted from the order.
     stage_ends : callable
         End of each stage's last pass [s], from the makespan.
-    remaining_passes : callable, optional
+    passes_after_last_gradient : callable, optional
         Passes that a stage still runs after the last gradient of one of its chunks. None: counted from the order.
     exact_for_stages : {'any', 'equal'}
         Condition under which ``makespan`` equals the simulated time: any stages, or only pieces of the network that all
@@ -245,7 +245,7 @@ class ClosedForms:
     makespan: MakespanFunction | None = None
     peak_activations: PeakActivationsFunction | None = None
     stage_ends: StageEndsFunction = _drained
-    remaining_passes: RemainingPassesFunction | None = None
+    passes_after_last_gradient: PassesAfterGradientFunction | None = None
     exact_for_stages: Literal["any", "equal"] = "equal"
     min_microbatches_per_stage: float = 0.0
     chunk_activations: ChunkActivationsFunction | None = None
@@ -261,11 +261,11 @@ class Schedule:
         Name under which it is registered.
     reference : str
         Paper or source code that describes it.
-    order : callable
+    pass_order : callable
         (stage, stages, microbatches, chunks) -> the passes of a stage, a list of `SchedulePass`.
     closed_forms : ClosedForms
         Formulas that replace the evaluation of the order.
-    chunks : int, optional
+    chunks_per_stage : int, optional
         Model chunks of each replica on a stage; a bidirectional schedule (Chimera, DualPipe) holds a replica for each
         direction. None: as many as the strategy says.
     splits_backward : bool
@@ -285,22 +285,22 @@ class Schedule:
 
     name: str
     reference: str
-    order: OrderFunction
+    pass_order: PassOrderFunction
     closed_forms: ClosedForms = ClosedForms()
-    chunks: int | None = 1
+    chunks_per_stage: int | None = 1
     splits_backward: bool = False
     needs_microbatch_multiple: bool = False
     min_microbatches_per_stage: int = 0
     needs_even_stages: bool = False
-    chunk_paths: ChunkPathsFunction = round_robin
-    pass_group_sizes: GroupSizesFunction | None = None
+    chunk_paths: ChunkPathsFunction = round_robin_chunk_paths
+    pass_group_sizes: PassGroupSizesFunction | None = None
 
     @property
     def replicas(self) -> int:
         """Replicas of the network in one pipeline: 2 for bidirectional schedules (Chimera, DualPipe), else 1."""
         return len(self.chunk_paths(2, 1))
 
-    def model_chunks(self, stages: int, chunks: int) -> tuple[tuple[int, ...], ...]:
+    def stage_chunks(self, stages: int, chunks: int) -> tuple[tuple[int, ...], ...]:
         """List the model chunks (numbered in forward order) that each stage holds.
 
         Parameters
@@ -317,7 +317,7 @@ class Schedule:
 
         Examples
         --------
-        >>> SCHEDULES["interleaved"].model_chunks(2, 2)
+        >>> SCHEDULES["interleaved"].stage_chunks(2, 2)
         ((0, 2), (1, 3))
         """
         piece_of: list[dict[int, int]] = [{} for _ in range(stages)]
@@ -326,7 +326,7 @@ class Schedule:
                 piece_of[stage][chunk] = piece
         return tuple(tuple(pieces[chunk] for chunk in range(len(pieces))) for pieces in piece_of)
 
-    def stages_of(self, stages: int, chunks: int) -> tuple[int, ...]:
+    def chunk_stages(self, stages: int, chunks: int) -> tuple[int, ...]:
         """Return the stage of each model chunk, in forward order; for several replicas, the lowest of their stages.
 
         Parameters
@@ -344,12 +344,12 @@ class Schedule:
 
         Examples
         --------
-        >>> SCHEDULES["interleaved"].stages_of(2, 2)
+        >>> SCHEDULES["interleaved"].chunk_stages(2, 2)
         (0, 1, 0, 1)
-        >>> SCHEDULES["zb-v"].stages_of(2, 2)
+        >>> SCHEDULES["zb-v"].chunk_stages(2, 2)
         (0, 1, 1, 0)
         """
-        places = list(enumerate(self.model_chunks(stages, chunks)))
+        places = list(enumerate(self.stage_chunks(stages, chunks)))
         stage_of = {piece: stage for stage, pieces in reversed(places) for piece in pieces}
         return tuple(stage_of.get(piece, piece % stages) for piece in range(stages * chunks))
 
@@ -389,7 +389,7 @@ class Schedule:
         bool
             True if the number is allowed.
         """
-        return chunks > 1 if self.chunks is None else chunks == self.chunks
+        return chunks > 1 if self.chunks_per_stage is None else chunks == self.chunks_per_stage
 
     def allows_microbatches(self, stages: int, microbatches: Numeric) -> npt.NDArray[np.bool_]:
         """Return True for numbers of microbatches that the schedule can run.
@@ -469,7 +469,9 @@ class Schedule:
         most = [_in_flight(self, place, stages, count, chunks) for place, count in pairs]
         return np.array(most, dtype=np.float64).reshape(*places.shape, chunks * self.replicas)
 
-    def remaining_passes(self, stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[Numeric, Numeric]:
+    def passes_after_last_gradient(
+        self, stage: Numeric, stages: int, chunk: int, chunks: int
+    ) -> tuple[Numeric, Numeric]:
         """Count the passes that a stage still runs after the last gradient of one of its chunks.
 
         Parameters
@@ -488,8 +490,8 @@ class Schedule:
         inputs, weights : float or ndarray
             Backward passes of inputs and of weights.
         """
-        if self.closed_forms.remaining_passes is not None:
-            return self.closed_forms.remaining_passes(stage, stages, chunk, chunks)
+        if self.closed_forms.passes_after_last_gradient is not None:
+            return self.closed_forms.passes_after_last_gradient(stage, stages, chunk, chunks)
         places = np.asarray(stage, dtype=int)
         counts = [_passes_remaining(self, place, stages, chunk, chunks) for place in places.ravel().tolist()]
         inputs, weights = (
@@ -516,7 +518,7 @@ class Schedule:
         list of tuple of SchedulePass
             Groups in the order in which they run.
         """
-        order = self.order(stage, stages, microbatches, chunks)
+        order = self.pass_order(stage, stages, microbatches, chunks)
         sizes = (
             [1] * len(order)
             if self.pass_group_sizes is None
@@ -525,7 +527,7 @@ class Schedule:
         return [tuple(itertools.islice(actions, size)) for actions in [iter(order)] for size in sizes]
 
     @property
-    def pairs_passes(self) -> bool:
+    def pairs_forward_with_backward(self) -> bool:
         """True if forward passes run as one with backward passes of other microbatches (DualPipe)."""
         return self.pass_group_sizes is not None
 
@@ -555,11 +557,11 @@ class Schedule:
         """
         return (
             _unpaired_passes(self, stages, chunks)
-            if self.pairs_passes
+            if self.pairs_forward_with_backward
             else self.peak_activations(0, stages, microbatches, chunks)
         )
 
-    def counted_peak_activations(self, stage: int, stages: int, microbatches: int, chunks: int) -> tuple[int, ...]:
+    def replayed_peak_activations(self, stage: int, stages: int, microbatches: int, chunks: int) -> tuple[int, ...]:
         """Count the live activations of each model chunk at a stage's first peak, by replaying the order of passes.
 
         Parameters
@@ -581,7 +583,7 @@ class Schedule:
         ends: PassKind = "W" if self.splits_backward else "B"
         alive = [0] * (chunks * self.replicas)
         most = tuple(alive)
-        for action in self.order(stage, stages, microbatches, chunks):
+        for action in self.pass_order(stage, stages, microbatches, chunks):
             alive[action.chunk] += (action.kind == "F") - (action.kind == ends)
             most = tuple(alive) if sum(alive) > sum(most) else most
         return most
@@ -590,10 +592,12 @@ class Schedule:
 @lru_cache(maxsize=65536)
 def _in_flight(schedule: Schedule, stage: int, stages: int, microbatches: int, chunks: int) -> tuple[int, ...]:
     """Return `Schedule.counted_peak_activations`, extrapolated from fewer microbatches if there are many."""
-    most = evaluated_microbatch_count(stages, chunks) + microbatches % stages
+    most = simulated_microbatch_count(stages, chunks) + microbatches % stages
     if microbatches <= most:
-        return schedule.counted_peak_activations(stage, stages, microbatches, chunks)
-    first, second = (schedule.counted_peak_activations(stage, stages, count, chunks) for count in (most - stages, most))
+        return schedule.replayed_peak_activations(stage, stages, microbatches, chunks)
+    first, second = (
+        schedule.replayed_peak_activations(stage, stages, count, chunks) for count in (most - stages, most)
+    )
     rounds = (microbatches - most) // stages
     return tuple(after + (after - before) * rounds for before, after in zip(first, second, strict=True))
 
@@ -601,7 +605,7 @@ def _in_flight(schedule: Schedule, stage: int, stages: int, microbatches: int, c
 @lru_cache(maxsize=65536)
 def _passes_remaining(schedule: Schedule, stage: int, stages: int, chunk: int, chunks: int) -> tuple[int, int]:
     """Count the passes (of inputs, of weights) that a stage runs after the last gradient of a chunk."""
-    order = schedule.order(stage, stages, evaluated_microbatch_count(stages, chunks), chunks)
+    order = schedule.pass_order(stage, stages, simulated_microbatch_count(stages, chunks), chunks)
     last: PassKind = "W" if schedule.splits_backward else "B"
     end = max(k for k, action in enumerate(order) if action.kind == last and action.chunk == chunk)
     later = [action.kind for action in order[end + 1 :]]
@@ -611,16 +615,16 @@ def _passes_remaining(schedule: Schedule, stage: int, stages: int, chunk: int, c
 @lru_cache(maxsize=4096)
 def _unpaired_passes(schedule: Schedule, stages: int, chunks: int) -> float:
     """Count forward passes that are not paired, averaged over the stages; more microbatches only add pairs."""
-    count = evaluated_microbatch_count(stages, chunks)
+    count = simulated_microbatch_count(stages, chunks)
     groups = [group for stage in range(stages) for group in schedule.pass_groups(stage, stages, count, chunks)]
     return sum(len(group) == 1 and group[0].kind == "F" for group in groups) / stages
 
 
 #: Largest number of forward passes, over all chunks and stages, for which every microbatch is evaluated.
-MAX_UNROLLED_PASSES = 2**14
+MAX_SIMULATED_PASSES = 2**14
 
 
-def evaluated_microbatch_count(stages: int, chunks: int) -> int:
+def simulated_microbatch_count(stages: int, chunks: int) -> int:
     """Return the number of microbatches that are simulated pass by pass.
 
     Further microbatches repeat the steady state, so that their time is extrapolated.
@@ -640,7 +644,7 @@ def evaluated_microbatch_count(stages: int, chunks: int) -> int:
     return stages * (4 if chunks == 1 else 4 + chunks)
 
 
-def evaluates_every_microbatch(stages: int, chunks: int, microbatches: int) -> bool:
+def simulates_every_microbatch(stages: int, chunks: int, microbatches: int) -> bool:
     """Return True if all microbatches are simulated pass by pass, False if later ones are extrapolated.
 
     Parameters
@@ -658,15 +662,15 @@ def evaluates_every_microbatch(stages: int, chunks: int, microbatches: int) -> b
         True if every microbatch is simulated.
     """
     return (
-        microbatches <= evaluated_microbatch_count(stages, chunks) + stages
-        or stages * chunks * microbatches <= MAX_UNROLLED_PASSES
+        microbatches <= simulated_microbatch_count(stages, chunks) + stages
+        or stages * chunks * microbatches <= MAX_SIMULATED_PASSES
     )
 
 
 SCHEDULES: Registry[Schedule] = Registry("pipeline schedule", "paleo.schedules")
 
 
-def add_schedule(schedule: Schedule) -> Schedule:
+def register_schedule(schedule: Schedule) -> Schedule:
     """Register a pipeline schedule under its name, after checking that its order contains every pass.
 
     Parameters
@@ -685,7 +689,7 @@ def add_schedule(schedule: Schedule) -> Schedule:
         If the name is taken, or a pass is missing, repeated or on a wrong stage. Every microbatch needs one forward
         pass, one backward pass and, if those are separate, one weight pass through every chunk of its copy.
     """
-    chunks = 2 if schedule.chunks is None else schedule.chunks
+    chunks = 2 if schedule.chunks_per_stage is None else schedule.chunks_per_stage
     for stages, rounds in ((2, 1), (3, 2), (4, 2)):
         microbatches = max(schedule.min_microbatches_per_stage, 1) * stages * rounds
         if schedule.allows_microbatches(stages, microbatches):
@@ -699,7 +703,7 @@ _WORDS: dict[PassKind, str] = {"F": "forward pass", "B": "backward pass", "W": "
 def _check_complete(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> None:
     """Raise SpecError if the order of a schedule lacks a pass, repeats a pass, or has a pass on a wrong stage."""
     kinds: tuple[PassKind, ...] = ("F", "B", "W") if schedule.splits_backward else ("F", "B")
-    remaining = [Counter(schedule.order(stage, stages, microbatches, chunks)) for stage in range(stages)]
+    remaining = [Counter(schedule.pass_order(stage, stages, microbatches, chunks)) for stage in range(stages)]
     paths = schedule.chunk_paths(stages, chunks)
     for microbatch in range(microbatches):
         copies = [path for path in paths if remaining[path[0][0]][SchedulePass("F", microbatch, path[0][1])]]
@@ -740,9 +744,9 @@ def check_schedule(name: str, stages: int, chunks: int, microbatches: int) -> No
         If one of the numbers is not supported.
     """
     chosen = SCHEDULES[name]
-    if chosen.chunks not in (None, chunks):
-        count = "one chunk" if chosen.chunks == 1 else f"{chosen.chunks} chunks"
-        other = "; use interleaved" if chosen.chunks == 1 else ""
+    if chosen.chunks_per_stage not in (None, chunks):
+        count = "one chunk" if chosen.chunks_per_stage == 1 else f"{chosen.chunks_per_stage} chunks"
+        other = "; use interleaved" if chosen.chunks_per_stage == 1 else ""
         raise PlanError(f"schedule {name!r} holds {count} a stage, not {chunks}{other}")
     if chosen.needs_even_stages and stages % 2:
         raise PlanError(f"schedule {name!r} needs an even number of stages, not {stages}")

@@ -29,10 +29,10 @@ from paleo.schedules.base import (
     PassTimes,
     Schedule,
     SchedulePass,
-    add_schedule,
-    equal_stage_ends,
+    register_schedule,
+    simultaneous_stage_ends,
 )
-from paleo.schedules.one_f_one_b import v_paths
+from paleo.schedules.one_f_one_b import v_shaped_chunk_paths
 
 
 def _two_way_paths(stages: int, chunks: int) -> tuple[tuple[ChunkLocation, ...], ...]:
@@ -165,7 +165,7 @@ def _dualpipev_fused(stage: int, stages: int, microbatches: int, chunks: int) ->
     return [len(group) for group in _steps(stage, stages, microbatches)]
 
 
-def dualpipe_idle_time(forward: Array, backward: Array, weights: Array, half: float) -> Array:
+def dualpipe_bubble_time(forward: Array, backward: Array, weights: Array, half: float) -> Array:
     """Return the pipeline bubble (idle time) of a stage of DualPipe [s].
 
     Parameters
@@ -194,7 +194,7 @@ def _filling(forward: Array, backward: Array, half: float) -> Array:
 
 
 def _dualpipe_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
-    """Return DualPipe's makespan: m · (F + B + W) and the bubble of `dualpipe_idle_time` [s].
+    """Return DualPipe's makespan: m · (F + B + W) and the bubble of `dualpipe_bubble_time` [s].
 
     The result is up to 3 % too long if the last piece takes up to half as much again.
     """
@@ -216,7 +216,7 @@ def _paced_span(passes: PassTimes, microbatches: Numeric, chunks: int, half: flo
     mean, most = work.mean(axis=0), work.max(axis=0)
     later = _filling(f, b, half) - (2.0 * half - 1.0) * (most - mean) * 2.0 / chunks
     idle = (half - 1.0) * np.maximum(b - w, 0.0) + np.maximum(later, 0.0)
-    return np.asarray(np.maximum(microbatches * mean + dualpipe_idle_time(f, b, w, half), microbatches * most + idle))
+    return np.asarray(np.maximum(microbatches * mean + dualpipe_bubble_time(f, b, w, half), microbatches * most + idle))
 
 
 def _dualpipe_alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
@@ -263,13 +263,17 @@ def _dualpipev_alive_of(stage: Numeric, stages: int, microbatches: Numeric, chun
     return second if chunk else 2.0 * stages - np.asarray(stage)
 
 
-add_schedule(
+register_schedule(
     Schedule(
         "chimera",
         "Li and Hoefler, Chimera, SC 2021",
         _chimera_order,
         ClosedForms(
-            _chimera_span, _chimera_alive, equal_stage_ends, _chimera_remaining, chunk_activations=_chimera_alive_of
+            _chimera_span,
+            _chimera_alive,
+            simultaneous_stage_ends,
+            _chimera_remaining,
+            chunk_activations=_chimera_alive_of,
         ),
         needs_microbatch_multiple=True,
         needs_even_stages=True,
@@ -277,13 +281,17 @@ add_schedule(
     )
 )
 _PAPER = "DeepSeek-AI, DeepSeek-V3 technical report, 2024 (section 3.2.1)"
-add_schedule(
+register_schedule(
     Schedule(
         "dualpipe",
         _PAPER,
         _dualpipe_order,
         ClosedForms(
-            _dualpipe_span, _dualpipe_alive, equal_stage_ends, _dualpipe_remaining, chunk_activations=_dualpipe_alive_of
+            _dualpipe_span,
+            _dualpipe_alive,
+            simultaneous_stage_ends,
+            _dualpipe_remaining,
+            chunk_activations=_dualpipe_alive_of,
         ),
         splits_backward=True,
         min_microbatches_per_stage=2,
@@ -292,7 +300,7 @@ add_schedule(
         pass_group_sizes=_dualpipe_fused,
     )
 )
-add_schedule(
+register_schedule(
     Schedule(
         "dualpipev",
         "DeepSeek-AI, github.com/deepseek-ai/DualPipe, 2025 (half of dualpipe)",
@@ -300,14 +308,14 @@ add_schedule(
         ClosedForms(
             _dualpipev_span,
             _dualpipev_alive,
-            equal_stage_ends,
+            simultaneous_stage_ends,
             _dualpipev_remaining,
             chunk_activations=_dualpipev_alive_of,
         ),
-        chunks=2,
+        chunks_per_stage=2,
         splits_backward=True,
         min_microbatches_per_stage=2,
-        chunk_paths=v_paths,
+        chunk_paths=v_shaped_chunk_paths,
         pass_group_sizes=_dualpipev_fused,
     )
 )

@@ -29,11 +29,11 @@ from paleo.schedules.base import (
     PassTimes,
     Schedule,
     SchedulePass,
-    add_schedule,
-    equal_stage_ends,
-    no_remaining_passes,
-    running_max,
-    running_sum,
+    cumulative_max,
+    cumulative_sum,
+    no_passes_after_gradient,
+    register_schedule,
+    simultaneous_stage_ends,
 )
 
 
@@ -74,10 +74,10 @@ def _one_f_one_b_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> 
     """
     front, back = passes.forward, passes.backward + passes.weight_gradients
     most = np.asarray(microbatches) - 1.0
-    ahead = np.minimum(len(front) - 1.0 - stage_numbers(passes), most)
+    ahead = np.minimum(len(front) - 1.0 - stage_indices(passes), most)
     fill, drain = first_backward_start(front, back, ahead), first_backward_start(back, front, ahead)
-    all_back = fill + running_sum(back) + most * running_max(back)
-    all_front = drain + running_sum(front) + most * running_max(front)
+    all_back = fill + cumulative_sum(back) + most * cumulative_max(back)
+    all_front = drain + cumulative_sum(front) + most * cumulative_max(front)
     pairs = fill + (most - ahead) * (front + back) + drain
     return np.asarray(np.where(ahead < most, pairs, np.maximum(all_back, all_front)).max(axis=0))
 
@@ -103,11 +103,11 @@ def first_backward_start(forward: Array, backward: Array, waiting: Array) -> Arr
     the slowest stage above d, and back up: max over d >= s of (sum of forward to d) + waiting[d] · (largest forward to
     d) + (sum of backward from d to s + 1).
     """
-    down, up = running_sum(forward) + waiting * running_max(forward), running_sum(backward)
-    return np.asarray(running_max((down + up)[::-1])[::-1] - up)
+    down, up = cumulative_sum(forward) + waiting * cumulative_max(forward), cumulative_sum(backward)
+    return np.asarray(cumulative_max((down + up)[::-1])[::-1] - up)
 
 
-def stage_numbers(passes: PassTimes) -> Array:
+def stage_indices(passes: PassTimes) -> Array:
     """Return the stage indices 0, 1, … as an array that broadcasts with pass times.
 
     Parameters
@@ -188,25 +188,30 @@ def _interleaved_remaining(stage: Numeric, stages: int, chunk: int, chunks: int)
     return float(chunk * stages), float(chunk * stages)
 
 
-add_schedule(
+register_schedule(
     Schedule(
         "gpipe",
         "Huang et al., GPipe, NeurIPS 2019",
         _gpipe_order,
-        ClosedForms(_gpipe_span, _gpipe_alive, remaining_passes=no_remaining_passes, exact_for_stages="any"),
+        ClosedForms(
+            _gpipe_span, _gpipe_alive, passes_after_last_gradient=no_passes_after_gradient, exact_for_stages="any"
+        ),
     )
 )
-add_schedule(
+register_schedule(
     Schedule(
         "1f1b",
         "Narayanan et al., PipeDream-Flush, ICML 2021",
         _one_f_one_b_order,
         ClosedForms(
-            _one_f_one_b_span, _one_f_one_b_alive, remaining_passes=no_remaining_passes, exact_for_stages="any"
+            _one_f_one_b_span,
+            _one_f_one_b_alive,
+            passes_after_last_gradient=no_passes_after_gradient,
+            exact_for_stages="any",
         ),
     )
 )
-add_schedule(
+register_schedule(
     Schedule(
         "interleaved",
         "Narayanan et al., SC 2021",
@@ -214,10 +219,10 @@ add_schedule(
         ClosedForms(
             _interleaved_span,
             _interleaved_alive,
-            remaining_passes=_interleaved_remaining,
+            passes_after_last_gradient=_interleaved_remaining,
             chunk_activations=_interleaved_alive_of,
         ),
-        chunks=None,
+        chunks_per_stage=None,
         needs_microbatch_multiple=True,
     )
 )
@@ -251,12 +256,12 @@ def _h1_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
     the first and last stage differ by half. Paths that change stages in between are not considered.
     """
     front, back, weights = passes
-    stage, most = stage_numbers(passes), np.asarray(microbatches) - 1.0
+    stage, most = stage_indices(passes), np.asarray(microbatches) - 1.0
     ahead = np.minimum(len(front) - 1.0 - stage, most)
     fill, drain = first_backward_start(front, back, ahead), first_backward_start(back, front, ahead)
     begun = fill + (most - ahead) * front
     alone = begun + (most + 1.0) * (back + weights)
-    above, last = running_sum(back) - back, weights[:1]
+    above, last = cumulative_sum(back) - back, weights[:1]
     upwards = begun + (most + 1.0) * back + np.maximum(0.0, most - stage) * weights + above + last
     paired = begun + (most - ahead) * back + np.maximum(0.0, most - ahead - stage) * weights + drain + last
     return np.asarray(np.maximum(np.maximum(alone, upwards), np.where(ahead < most, paired, 0.0)).max(axis=0))
@@ -269,8 +274,8 @@ def _h1_alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -
 
 def _h1_ends(span: Array, passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
     """Return the time at which each stage ends in zb-h1 [s]: after its last B a stage runs its deferred W passes."""
-    above = running_sum(passes.backward) - passes.backward
-    deferred = np.minimum(stage_numbers(passes), np.asarray(microbatches) - 1.0) + 1.0
+    above = cumulative_sum(passes.backward) - passes.backward
+    deferred = np.minimum(stage_indices(passes), np.asarray(microbatches) - 1.0) + 1.0
     return np.minimum(span, span - passes.weight_gradients[:1] - above + deferred * passes.weight_gradients)
 
 
@@ -284,7 +289,7 @@ _B1: _Kind = ("B", 1)
 _W1: _Kind = ("W", 1)
 
 
-def v_paths(stages: int, chunks: int) -> tuple[tuple[ChunkLocation, ...], ...]:
+def v_shaped_chunk_paths(stages: int, chunks: int) -> tuple[tuple[ChunkLocation, ...], ...]:
     """Assign two model chunks to each stage in a V (zb-v, DualPipeV): chunk 0 runs down the stages, chunk 1 back up.
 
     Parameters
@@ -369,24 +374,24 @@ def _v_remaining(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[
 
 
 _PAPER = "Qi et al., Zero bubble pipeline parallelism, ICLR 2024"
-add_schedule(
+register_schedule(
     Schedule(
         "zb-h1",
         _PAPER,
         _h1_order,
-        ClosedForms(_h1_span, _h1_alive, _h1_ends, no_remaining_passes, min_microbatches_per_stage=1.0),
+        ClosedForms(_h1_span, _h1_alive, _h1_ends, no_passes_after_gradient, min_microbatches_per_stage=1.0),
         splits_backward=True,
     )
 )
-add_schedule(
+register_schedule(
     Schedule(
         "zb-v",
         "Qi et al., Zero bubble pipeline parallelism, ICLR 2024 (section 6)",
         _v_order,
-        ClosedForms(_v_span, _v_alive, equal_stage_ends, _v_remaining, chunk_activations=_v_alive_of),
-        chunks=2,
+        ClosedForms(_v_span, _v_alive, simultaneous_stage_ends, _v_remaining, chunk_activations=_v_alive_of),
+        chunks_per_stage=2,
         splits_backward=True,
         min_microbatches_per_stage=2,
-        chunk_paths=v_paths,
+        chunk_paths=v_shaped_chunk_paths,
     )
 )

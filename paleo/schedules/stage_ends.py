@@ -9,7 +9,7 @@ that depend on one of them wait for all of them.
 
 A *wave* consists of passes with equally many passes before them on the longest path. The passes of a wave run on
 different stages and are computed together over all configurations. The result equals that of
-`paleo.schedules.engine.pipeline_time` without sends, which simulates one configuration.
+`paleo.schedules.pipeline_simulation.pipeline_time` without sends, which simulates one configuration.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from paleo.schedules.base import (
     PassTimes,
     Schedule,
     distinct_values,
-    evaluated_microbatch_count,
-    evaluates_every_microbatch,
+    simulated_microbatch_count,
+    simulates_every_microbatch,
 )
 
 Array = npt.NDArray[np.float64]
@@ -39,7 +39,7 @@ Mask = npt.NDArray[np.bool_]
 _ROUNDING = 1e-13
 
 
-def stage_ends(
+def pipeline_stage_end_times(
     schedule: Schedule, passes: PassTimes, microbatches: Numeric, chunks: int, pieces: PassTimes | None = None
 ) -> Array:
     """Return the time at which each pipeline stage ends its last pass, over many configurations.
@@ -173,9 +173,9 @@ def _longest_path_ends(schedule: Schedule, pieces: PassTimes, microbatches: npt.
 def _ends_by_window(schedule: Schedule, seconds: Array, microbatches: int) -> Array:
     """Return the time at which each stage ends [s]; many microbatches are extrapolated from a window."""
     stages, chunks = seconds.shape[1], seconds.shape[2] // schedule.replicas
-    if evaluates_every_microbatch(stages, chunks, microbatches):
+    if simulates_every_microbatch(stages, chunks, microbatches):
         return _ends(schedule, seconds, microbatches)
-    most = evaluated_microbatch_count(stages, chunks) + microbatches % stages
+    most = simulated_microbatch_count(stages, chunks) + microbatches % stages
     first, second = (_ends(schedule, seconds, count) for count in (most - stages, most))
     return np.asarray(second + (second - first) * ((microbatches - most) // stages))
 
@@ -247,7 +247,7 @@ def _dependencies(
     width, source_rows = chunks * schedule.replicas, _source_rows(schedule, stages, chunks)
     rows, codes, sources = [], [], []
     for stage in range(stages):
-        order = schedule.order(stage, stages, microbatches, chunks)
+        order = schedule.pass_order(stage, stages, microbatches, chunks)
         kinds, *numbers = zip(*order, strict=True) if order else ((), (), ())
         microbatch_of, chunk_of = (np.array(column, dtype=np.intp) for column in numbers)
         row = (np.array([_KINDS[kind] for kind in kinds], dtype=np.intp) * stages + stage) * width + chunk_of

@@ -29,7 +29,7 @@ from paleo.step.streams import layer_gradient_exchange_times, section_gather_tim
 if TYPE_CHECKING:
     from paleo.schedules.base import Schedule
     from paleo.search.pipeline_cuts import PipelineCuts
-    from paleo.step.configuration_batch import LayoutCases
+    from paleo.step.configuration_batch import LayoutConfigurations
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -67,7 +67,7 @@ class SearchLimits:
         Longest step time of the plans to return [s].
     memory_capacity : float
         Memory of a device [bytes].
-    known_front : tuple of ndarray
+    known_pareto_front : tuple of ndarray
         Pareto front of the plans known so far: step times [s] in rising order, memory [byte] in falling order.
     are_estimates : bool
         True if the limits are estimates for evenly cut pipelines rather than step times of evaluated plans. The bounds
@@ -76,10 +76,10 @@ class SearchLimits:
 
     max_step_time: float
     memory_capacity: float
-    known_front: tuple[Array, Array] = field(default_factory=lambda: (np.zeros(0), np.zeros(0)))
+    known_pareto_front: tuple[Array, Array] = field(default_factory=lambda: (np.zeros(0), np.zeros(0)))
     are_estimates: bool = False
 
-    def may_qualify(self, seconds: Array, bytes_: Array, *, exact: bool) -> Mask:
+    def may_be_optimal(self, seconds: Array, bytes_: Array, *, exact: bool) -> Mask:
         """Return True for configurations whose lower bounds do not yet rule them out of the answers of a search.
 
         An answer is one of the best plans, or a plan on the Pareto front of step time and memory.
@@ -99,7 +99,7 @@ class SearchLimits:
         """
         possible = seconds <= self.max_step_time
         if exact:
-            times, least = self.known_front
+            times, least = self.known_pareto_front
             before = np.searchsorted(times, seconds, side="right")
             possible = possible | (bytes_ < np.concatenate([[np.inf], least])[before])
         return np.asarray(possible & (bytes_ <= self.memory_capacity))
@@ -110,7 +110,7 @@ class ConfigurationBounds:
 
     Parameters
     ----------
-    cases : LayoutCases
+    cases : LayoutConfigurations
         Layouts at a microbatch under a recompute policy.
     cuts : PipelineCuts
         Ways to cut the network for these cases.
@@ -118,7 +118,7 @@ class ConfigurationBounds:
         Stages of the pipeline.
     """
 
-    def __init__(self, cases: LayoutCases, cuts: PipelineCuts, stages: int) -> None:
+    def __init__(self, cases: LayoutConfigurations, cuts: PipelineCuts, stages: int) -> None:
         self.cases, self.cuts, self.stages = cases, cuts, stages
         self.microbatches, times = cases.microbatches, cases.layer_times
         self.repeat, rows = cuts.repeat.astype(np.float64), np.arange(len(cuts.repeat))[:, None]
@@ -145,7 +145,7 @@ class ConfigurationBounds:
             sent[inside] = self.cases.send_time(block)[inside]
         return sent
 
-    def is_cut_evenly(self, schedule: Schedule, chunks: int) -> Mask:
+    def has_only_even_cut(self, schedule: Schedule, chunks: int) -> Mask:
         """Return True for cases whose only pipeline cut gives every piece equally many layers.
 
         The result is cached for each assignment of pieces to stages; see `PipelineCuts.is_cut_evenly`.
@@ -162,12 +162,12 @@ class ConfigurationBounds:
         Mask, shape (cases,)
             True where the cut is certainly even.
         """
-        stages = schedule.stages_of(self.stages, chunks)
+        stages = schedule.chunk_stages(self.stages, chunks)
         if stages not in self._even:
-            self._even[stages] = self.cuts.is_cut_evenly(stages)
+            self._even[stages] = self.cuts.has_only_even_cut(stages)
         return self._even[stages]
 
-    def bounds_for_any_schedule(self, zero: int, *, expected: bool = False) -> tuple[Array, Array]:
+    def schedule_independent_bounds(self, zero: int, *, expected: bool = False) -> tuple[Array, Array]:
         """Return lower bounds of step time [s] and memory [byte] that hold whatever the pipeline schedule is.
 
         Parameters
@@ -191,7 +191,7 @@ class ConfigurationBounds:
             memory += self.cases.layer_times.recompute_bytes[self.cuts.heaviest, columns]
         return self.microbatches * self.work / self.stages * (1.0 - _ROUNDING), memory * (1.0 - _ROUNDING)
 
-    def step_time_bound(self, schedule: Schedule, chunks: int, zero: int, *, expected: bool = False) -> Array:
+    def step_time_lower_bound(self, schedule: Schedule, chunks: int, zero: int, *, expected: bool = False) -> Array:
         """Return a lower bound of the step time of each case under one schedule [s].
 
         Parameters
@@ -224,7 +224,9 @@ class ConfigurationBounds:
         Used as a lower bound of the step. The time is 0 unless the software scatters gradients after every pass.
         """
         layouts = self.cases.layouts
-        if layouts.regathers or not (zero > 1 and layouts.backend.scatters_every_pass(zero, self.stages)):
+        if layouts.has_separate_backward_gathers or not (
+            zero > 1 and layouts.backend.scatters_every_pass(zero, self.stages)
+        ):
             return np.zeros(len(self.cases))
         if zero not in self._travels:
             seconds = layer_gradient_exchange_times(layouts, zero)
@@ -257,7 +259,7 @@ class ConfigurationBounds:
         if from_the_front and not schedule.splits_backward:
             filling = self.block * (stages - 1) / (stages * chunks)
             slowest = np.maximum(slowest, filling + count * (busy + ends[-1]))
-        even = self.is_cut_evenly(schedule, chunks) | expected
+        even = self.has_only_even_cut(schedule, chunks) | expected
         return np.asarray(np.where(even, np.maximum(least, slowest), least) * (1.0 - _ROUNDING))
 
     def memory_lower_bound(self, schedule: Schedule, chunks: int, zero: int, *, expected: bool = False) -> Array:
@@ -293,7 +295,7 @@ class ConfigurationBounds:
         fullest = times.saved_bytes[block, columns] * most * layers / chunks
         moment = times.workspace_bytes[block, columns] + times.recompute_bytes[block, columns]
         known = states[block, columns] * copies * layers + fullest + moment
-        even = self.is_cut_evenly(schedule, chunks) | expected
+        even = self.has_only_even_cut(schedule, chunks) | expected
         return np.asarray((np.where(even, np.maximum(known, least), least) + self.reserved) * (1.0 - _ROUNDING))
 
     def _living(self, schedule: Schedule, chunks: int) -> tuple[Array, Array]:

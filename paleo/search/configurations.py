@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.policies import RECOMPUTE_POLICIES
+from paleo.lowering.stages_and_recompute import RECOMPUTE_POLICIES
 from paleo.schedules.base import SCHEDULES, distinct_values
 from paleo.search.space import Layout, SearchSpace, microbatch_sizes
 from paleo.step.layouts import ResultCache
@@ -25,20 +25,20 @@ IntegerArray = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True, slots=True)
-class CaseGroup:
+class EqualDepthCases:
     """Cases of a search with the same number of pipeline stages. A case is a layout, microbatch and recompute policy.
 
-    The arrays have one entry for each case: the index of its layout, of its layer times (``point_index``) and of its
-    recompute policy. ``case_offset`` is the number of cases in earlier groups. ``case_of_layout`` is the index of the
-    first case of each layout.
+    The arrays have one entry for each case: the index of its layout, of its layer times (``layer_times_index``) and of
+    its recompute policy. ``case_offset`` is the number of cases in earlier groups. ``first_case_of_layout`` is the
+    index of the first case of each layout.
     """
 
     stages: int
     case_offset: int
     layouts: tuple[int, ...]
-    case_of_layout: IndexArray
+    first_case_of_layout: IndexArray
     layout_index: IndexArray
-    point_index: IndexArray
+    layer_times_index: IndexArray
     microbatch: Array
     microbatch_count: Array
     recompute_index: IndexArray
@@ -46,7 +46,7 @@ class CaseGroup:
     def __len__(self) -> int:
         return len(self.layout_index)
 
-    def select_cases(self, cases: IndexArray, before: int) -> CaseGroup:
+    def select_cases(self, cases: IndexArray, before: int) -> EqualDepthCases:
         """Select some of the cases, together with their layouts.
 
         Parameters
@@ -58,7 +58,7 @@ class CaseGroup:
 
         Returns
         -------
-        CaseGroup
+        EqualDepthCases
             Group of the selected cases alone.
         """
         position = np.full(len(self.layouts), -1)
@@ -68,11 +68,13 @@ class CaseGroup:
         first = np.unique(layout, return_index=True)[1]
         layouts = tuple(self.layouts[member] for member in members.tolist())
         sizes, counts = self.microbatch[cases], self.microbatch_count[cases]
-        point, recompute = self.point_index[cases], self.recompute_index[cases]
-        return CaseGroup(self.stages, before, layouts, first, layout, point, sizes, counts, recompute)
+        point, recompute = self.layer_times_index[cases], self.recompute_index[cases]
+        return EqualDepthCases(self.stages, before, layouts, first, layout, point, sizes, counts, recompute)
 
 
-def group_cases_by_stages(points: LayoutTimes, layouts: Sequence[Layout], space: SearchSpace) -> Iterator[CaseGroup]:
+def cases_by_pipeline_depth(
+    points: LayoutTimes, layouts: Sequence[Layout], space: SearchSpace
+) -> Iterator[EqualDepthCases]:
     """Combine layouts, microbatches and recompute policies into cases, grouped by number of pipeline stages.
 
     Parameters
@@ -86,7 +88,7 @@ def group_cases_by_stages(points: LayoutTimes, layouts: Sequence[Layout], space:
 
     Yields
     ------
-    CaseGroup
+    EqualDepthCases
         Cases with equal numbers of stages, in ascending order of stages.
     """
     of_stages: dict[int, list[int]] = {}
@@ -99,7 +101,7 @@ def group_cases_by_stages(points: LayoutTimes, layouts: Sequence[Layout], space:
         rows: list[tuple[int, int, int, int]] = []
         for index in indices:
             local, key = layouts[index].local_batch, points.key_of_layout(layouts[index])
-            known = [(points.position_of_layout.get((key, size)), size) for size in sizes[local]]
+            known = [(points.index_by_layout.get((key, size)), size) for size in sizes[local]]
             priced = [(len(members), point, size, local // size) for point, size in known if point is not None]
             members += [index] if priced else []
             rows += priced
@@ -108,7 +110,7 @@ def group_cases_by_stages(points: LayoutTimes, layouts: Sequence[Layout], space:
             layout_of, point_of, size, count = (np.tile(row, len(policies)) for row in np.array(rows, np.intp).T)
             first = np.flatnonzero(np.diff(layout_of[: len(rows)], prepend=-1))
             counts = size.astype(np.float64), count.astype(np.float64), np.repeat(policies, len(rows))
-            yield CaseGroup(stages, before, tuple(members), first, layout_of, point_of, *counts)
+            yield EqualDepthCases(stages, before, tuple(members), first, layout_of, point_of, *counts)
             before += len(layout_of)
 
 
@@ -118,7 +120,7 @@ class ExecutionChoice(NamedTuple):
     schedule: int
     chunks: int
     zero: int
-    overlapped: bool
+    overlaps_gradient_exchange: bool
 
     @classmethod
     def from_schedule_name(cls, schedule: str, chunks: int, zero: int, *, overlapped: bool) -> ExecutionChoice:
@@ -181,10 +183,10 @@ class ConfigurationResults:
     `exact_step_times` is exact.
     """
 
-    case_columns: tuple[IntegerArray, IntegerArray, IntegerArray]
+    layout_microbatch_policy: tuple[IntegerArray, IntegerArray, IntegerArray]
     batches: tuple[ConfigurationBatch, ...]
     layers_per_piece_by_batch: tuple[tuple[int, ...] | None, ...]
-    choices: tuple[ExecutionChoice, ...]
+    execution_choice_by_batch: tuple[ExecutionChoice, ...]
     batch_case_offsets: IntegerArray
     case_index: IntegerArray
     batch_index: IntegerArray
@@ -195,12 +197,12 @@ class ConfigurationResults:
         return len(self.step_time)
 
     @classmethod
-    def join_parts(cls, groups: Sequence[CaseGroup], solved: Sequence[EvaluatedCases]) -> ConfigurationResults:
+    def from_groups(cls, groups: Sequence[EqualDepthCases], solved: Sequence[EvaluatedCases]) -> ConfigurationResults:
         """Concatenate the evaluated configurations of all groups into one result.
 
         Parameters
         ----------
-        groups : sequence of CaseGroup
+        groups : sequence of EqualDepthCases
             Cases, grouped by number of pipeline stages.
         solved : sequence of EvaluatedCases
             Evaluated configurations, one part for each schedule, ZeRO stage and other choices.
@@ -222,7 +224,7 @@ class ConfigurationResults:
         before = np.array([part.case_offset for part in solved], dtype=np.int32)
         return cls(cases, batches, cuts, choices, before, case, choice, step, memory)  # type: ignore[arg-type]
 
-    def indices_and_choice(self, index: int) -> tuple[int, int, int, ExecutionChoice]:
+    def configuration_at(self, index: int) -> tuple[int, int, int, ExecutionChoice]:
         """Return layout, microbatch, recompute policy and execution choice of one configuration.
 
         Parameters
@@ -235,10 +237,12 @@ class ConfigurationResults:
         tuple[int, int, int, ExecutionChoice]
             Index of the layout, microbatch [samples], index of the recompute policy, and the choice.
         """
-        layout, microbatch, recompute = (int(column[self.case_index[index]]) for column in self.case_columns)
-        return layout, microbatch, recompute, self.choices[self.batch_index[index]]
+        layout, microbatch, recompute = (
+            int(column[self.case_index[index]]) for column in self.layout_microbatch_policy
+        )
+        return layout, microbatch, recompute, self.execution_choice_by_batch[self.batch_index[index]]
 
-    def find(
+    def find_configurations(
         self, layout: int, microbatch: int, recompute: int, choice: ExecutionChoice, cut: tuple[int, ...] | None
     ) -> IndexArray:
         """Find the configurations with a given layout, microbatch, recompute policy, execution choice and pipeline cut.
@@ -262,17 +266,17 @@ class ConfigurationResults:
             Indices of the configurations found.
         """
         case = (
-            (self.case_columns[0] == layout)
-            & (self.case_columns[1] == microbatch)
-            & (self.case_columns[2] == recompute)
+            (self.layout_microbatch_policy[0] == layout)
+            & (self.layout_microbatch_policy[1] == microbatch)
+            & (self.layout_microbatch_policy[2] == recompute)
         )
         chosen = [
             each == choice and other == cut
-            for each, other in zip(self.choices, self.layers_per_piece_by_batch, strict=True)
+            for each, other in zip(self.execution_choice_by_batch, self.layers_per_piece_by_batch, strict=True)
         ]
         return np.flatnonzero(case[self.case_index] & np.array(chosen, dtype=bool)[self.batch_index])
 
-    def rows_in_batch(self, indices: IndexArray) -> IndexArray:
+    def indices_in_batch(self, indices: IndexArray) -> IndexArray:
         """Return the index of each configuration within the arrays of its batch (cases evaluated at once).
 
         Parameters
@@ -303,7 +307,7 @@ class ConfigurationResults:
         return self.layers_per_piece_by_batch[int(self.batch_index[index])]
 
     @property
-    def is_exact(self) -> npt.NDArray[np.bool_]:
+    def has_exact_step_time(self) -> npt.NDArray[np.bool_]:
         """True for configurations whose step time is exact, shape (configurations,).
 
         The time is exact if it was simulated pass by pass, or if the schedule's closed form also holds for unequal
@@ -330,7 +334,7 @@ class ConfigurationResults:
         seconds = self.step_time[indices]
         for choice in distinct_values(self.batch_index[indices]):
             batch, places = self.batches[choice], np.flatnonzero(self.batch_index[indices] == choice)
-            cases = self.rows_in_batch(indices[places])
+            cases = self.indices_in_batch(indices[places])
             arrival = (
                 batch.input_arrival_time[cases]
                 if isinstance(batch.input_arrival_time, np.ndarray)
@@ -349,17 +353,17 @@ class ConfigurationResults:
     @property
     def layout_index(self) -> IntegerArray:
         """Index of the layout of each configuration, shape (configurations,)."""
-        return self.case_columns[0][self.case_index]
+        return self.layout_microbatch_policy[0][self.case_index]
 
     @property
     def microbatch(self) -> IntegerArray:
         """Microbatch of each configuration [samples], shape (configurations,)."""
-        return self.case_columns[1][self.case_index]
+        return self.layout_microbatch_policy[1][self.case_index]
 
     @property
     def recompute_index(self) -> IntegerArray:
         """Index of the recompute policy of each configuration in `RECOMPUTE_POLICIES`, shape (configurations,)."""
-        return self.case_columns[2][self.case_index]
+        return self.layout_microbatch_policy[2][self.case_index]
 
     def choice_field(self, name: str) -> IntegerArray:
         """Return one field of `ExecutionChoice`, such as the ZeRO stage, for every configuration.
@@ -374,4 +378,4 @@ class ConfigurationResults:
         IntegerArray, shape (configurations,)
             Values of the field.
         """
-        return np.array([getattr(choice, name) for choice in self.choices])[self.batch_index]
+        return np.array([getattr(choice, name) for choice in self.execution_choice_by_batch])[self.batch_index]

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.policies import RECOMPUTE_POLICIES, RecomputePolicies
+from paleo.lowering.stages_and_recompute import RECOMPUTE_POLICIES, RecomputePolicies
 from paleo.parallel.placement import has_shard_groups
 from paleo.schedules.base import SCHEDULES, Schedule
 from paleo.search.bounds import ConfigurationBounds, SearchLimits, pareto_front
-from paleo.search.configurations import CaseGroup, ConfigurationResults, EvaluatedCases, group_cases_by_stages
-from paleo.search.partial_recompute import full_recompute_cases
-from paleo.search.pipeline_cuts import PipelineCuts, chunk_counts
-from paleo.step.configuration_batch import ConfigurationBatch, LayoutCases
+from paleo.search.configurations import ConfigurationResults, EqualDepthCases, EvaluatedCases, cases_by_pipeline_depth
+from paleo.search.partial_recompute import full_recompute_counterparts
+from paleo.search.pipeline_cuts import PipelineCuts, candidate_chunk_counts
+from paleo.step.configuration_batch import ConfigurationBatch, LayoutConfigurations
 from paleo.step.layouts import Layouts, ResultCache
-from paleo.step.memory import Assignment, DistinctStages, DistinctStagesAndChunks
-from paleo.step.pipeline import iteration_seconds, stage_end_times
+from paleo.step.memory import DistinctStages, DistinctStagesAndChunks, StageAssignment
+from paleo.step.pipeline import layer_iteration_times, stage_end_times
 from paleo.step.section_times import layer_times
-from paleo.step.step import StepArrays, fullest_stage_memory, predict_steps
+from paleo.step.step import StepPredictions, fullest_stage_memory, predict_steps
 from paleo.step.streams import layout_times_after_backward
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ IndexArray = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
-class SearchCases:
+class ConfigurationEvaluator:
     """Cases of a plan search (layout, microbatch, recompute policy), with methods to evaluate, bound and count them.
 
     Attributes
@@ -66,7 +66,7 @@ class SearchCases:
         each = (self.layout_times, self.layouts, self.space, self.backend)
         return tuple(
             _Members.from_group(*each, group)
-            for group in group_cases_by_stages(self.layout_times, self.layouts, self.space)
+            for group in cases_by_pipeline_depth(self.layout_times, self.layouts, self.space)
         )
 
     def evaluate(self, limits: SearchLimits | None = None) -> ConfigurationResults:
@@ -83,7 +83,7 @@ class SearchCases:
             One entry for each configuration.
         """
         solved: list[EvaluatedCases] = []
-        case_groups: list[CaseGroup] = []
+        case_groups: list[EqualDepthCases] = []
         for members in self._members:
             for part in (
                 [members] if limits is None else members.narrow_to_limits(self.layout_times, self.layouts, limits)
@@ -100,9 +100,9 @@ class SearchCases:
                 case_groups.append(part.group)
                 part.cases.cache.clear()
                 part.cases.layouts.cache.clear()
-        return ConfigurationResults.join_parts(case_groups, solved)
+        return ConfigurationResults.from_groups(case_groups, solved)
 
-    def best_bounds(self, capacity: float, count: int) -> BestBounds:
+    def smallest_lower_bounds(self, capacity: float, count: int) -> SmallestLowerBounds:
         """Return the smallest lower bounds of step time, and lower bounds of the Pareto front of time and memory.
 
         The search evaluates the configurations with these bounds first, to learn which others it can leave out.
@@ -116,7 +116,7 @@ class SearchCases:
 
         Returns
         -------
-        BestBounds
+        SmallestLowerBounds
             Lower bounds of step times [s] and of memory [byte].
         """
         candidates = []
@@ -126,7 +126,7 @@ class SearchCases:
                 chosen = members.group.select_cases(promising, 0)
                 part = _Members.from_group(self.layout_times, self.layouts, self.space, self.backend, chosen)
                 candidates.append(part.best_bounds(capacity, count))
-        return BestBounds.join(candidates, count)
+        return SmallestLowerBounds.join(candidates, count)
 
     @property
     def configuration_count(self) -> int:
@@ -134,26 +134,26 @@ class SearchCases:
         return sum(members.configuration_count for members in self._members)
 
 
-class BestBounds(NamedTuple):
+class SmallestLowerBounds(NamedTuple):
     """Smallest lower bounds of step time of plans that may fit in memory [s], and the Pareto front of bounds."""
 
     step_time_bounds: Array
     pareto_bounds: tuple[Array, Array]
 
     @classmethod
-    def join(cls, parts: Sequence[BestBounds], count: int) -> BestBounds:
+    def join(cls, parts: Sequence[SmallestLowerBounds], count: int) -> SmallestLowerBounds:
         """Merge the bounds of several groups of cases.
 
         Parameters
         ----------
-        parts : sequence of BestBounds
+        parts : sequence of SmallestLowerBounds
             Bounds of each group.
         count : int
             Number of shortest steps to return.
 
         Returns
         -------
-        BestBounds
+        SmallestLowerBounds
             Shortest step times and Pareto front of all groups together.
         """
         seconds = np.sort(np.concatenate([np.zeros(0), *(part.step_time_bounds for part in parts)]))[:count]
@@ -173,7 +173,7 @@ class _Cut:
     cases: IndexArray
     has_sharded_parameters: bool
     schedules: list[Schedule]
-    assignment: Assignment
+    assignment: StageAssignment
     layers_per_piece: tuple[int, ...] | None
 
 
@@ -186,19 +186,24 @@ class _Members:
     ``full_recompute_case`` is the index of the otherwise equal case that recomputes every layer.
     """
 
-    group: CaseGroup
+    group: EqualDepthCases
     space: SearchSpace
     backend: Backend
     programs: tuple[Program, ...]
     program_of_case: IndexArray
-    cases: LayoutCases
+    cases: LayoutConfigurations
     input_arrival_times: Array
     has_spread_experts: npt.NDArray[np.bool_]
     full_recompute_case: IndexArray
 
     @classmethod
     def from_group(
-        cls, points: LayoutTimes, layouts: Sequence[Layout], space: SearchSpace, backend: Backend, group: CaseGroup
+        cls,
+        points: LayoutTimes,
+        layouts: Sequence[Layout],
+        space: SearchSpace,
+        backend: Backend,
+        group: EqualDepthCases,
     ) -> _Members:
         """Build the evaluator of a group of cases: collect their programs, layer times and input arrival times.
 
@@ -212,7 +217,7 @@ class _Members:
             What the search varies.
         backend : Backend
             Backend that times kernels and collectives.
-        group : CaseGroup
+        group : EqualDepthCases
             Cases with the same number of pipeline stages.
 
         Returns
@@ -221,21 +226,23 @@ class _Members:
             Cases of the group, in its order.
         """
         members = [layouts[index] for index in group.layouts]
-        block_of = points.program_of_point[group.point_index]
-        programs = tuple(points.programs[block] for block in block_of[group.case_of_layout])
+        block_of = points.program_index[group.layer_times_index]
+        programs = tuple(points.programs[block] for block in block_of[group.first_case_of_layout])
         meshes, sequence = tuple(each.mesh for each in members), tuple(each.sequence_parallel for each in members)
         repeat = points.times_by_section.repeat
         hows = group.recompute_index if not backend.run.forward_only else np.zeros_like(group.recompute_index)
         times = layer_times(
-            points.times_by_section.select_configurations(group.point_index),
+            points.times_by_section.select_configurations(group.layer_times_index),
             RecomputePolicies.for_configurations(repeat, hows),
         )
         local_batches = tuple(each.local_batch for each in members)
-        group_layouts = Layouts(backend, meshes, programs, sequence, local_batches, by_program=points.by_program)
-        cases = LayoutCases(group_layouts, group.layout_index, group.microbatch_count, times)
+        group_layouts = Layouts(backend, meshes, programs, sequence, local_batches, program_cache=points.program_cache)
+        cases = LayoutConfigurations(group_layouts, group.layout_index, group.microbatch_count, times)
         arrival = _arrival(points, members, backend)[group.layout_index]
         spread = np.array([each.expert_ranks > 1 for each in members])[group.layout_index]
-        twin = full_recompute_cases((group.layout_index, group.microbatch.astype(np.intp), group.recompute_index))
+        twin = full_recompute_counterparts(
+            (group.layout_index, group.microbatch.astype(np.intp), group.recompute_index)
+        )
         return cls(group, space, backend, points.programs, block_of, cases, arrival, spread, twin)
 
     @property
@@ -271,7 +278,7 @@ class _Members:
         """
         schedule, sections = SCHEDULES["1f1b"], self.programs[0].sections
         whole = [tuple((index, section.repeat) for index, section in enumerate(sections))]
-        assignment = Assignment.from_schedule(
+        assignment = StageAssignment.from_schedule(
             whole,
             schedule,
             1,
@@ -281,7 +288,7 @@ class _Members:
         )
         chosen = {zero: self._chosen_whole(schedule, zero, limits) for zero in self.allowed_zero_stages}
         kept = {index.tobytes(): (self.cases.select(index), ResultCache()) for index in chosen.values()}
-        for overlapped in exchange_overlaps(self.space, self.backend):
+        for overlapped in gradient_overlap_options(self.space, self.backend):
             for zero, index in chosen.items():
                 if len(index):
                     cases, shared = kept[index.tobytes()]
@@ -294,7 +301,7 @@ class _Members:
         if limits is not None:
             bounds = self._bounds(sharded=False)
             seconds, memory = (
-                bound(schedule, 1, zero) for bound in (bounds.step_time_bound, bounds.memory_lower_bound)
+                bound(schedule, 1, zero) for bound in (bounds.step_time_lower_bound, bounds.memory_lower_bound)
             )
             inside = inside & self._reached(limits, seconds, memory, exact=True)
         return np.flatnonzero(inside)
@@ -335,14 +342,14 @@ class _Members:
                 yield from self._chosen(cut, schedule, zeros, cut.cases[inside], cases.select(inside), ResultCache())
 
     def _reached_when_cut(
-        self, cut: _Cut, schedule: Schedule, cases: LayoutCases, shared: ResultCache, limits: SearchLimits
+        self, cut: _Cut, schedule: Schedule, cases: LayoutConfigurations, shared: ResultCache, limits: SearchLimits
     ) -> dict[int, npt.NDArray[np.bool_]]:
         """Return, for each ZeRO stage, True for the cases of a cut that may still reach the search limits.
 
         The bounds are the end of the last pass and the memory of the fullest stage, which are known once the cut is.
         """
         # gradients that are exchanged during the backward pass take less memory
-        least = any(exchange_overlaps(self.space, self.backend))
+        least = any(gradient_overlap_options(self.space, self.backend))
         batch = self._batch(cut.cases, cases, cut.assignment, schedule, shared, zero=0, overlapped=least)
         (seconds, memory), reached = np.full((2, len(self.cases)), np.inf), dict[int, npt.NDArray[np.bool_]]()
         seconds[cut.cases] = 0.0 if limits.are_estimates else stage_end_times(batch).max(axis=0)
@@ -357,7 +364,7 @@ class _Members:
         schedule: Schedule,
         zeros: Sequence[int],
         index: IndexArray,
-        cases: LayoutCases,
+        cases: LayoutConfigurations,
         shared: ResultCache,
     ) -> Iterator[EvaluatedCases]:
         """Evaluate some cases of a cut under each ZeRO stage and each way to exchange gradients (overlapped or not)."""
@@ -370,10 +377,16 @@ class _Members:
                 yield from self._exchanged(cut, schedule, zero, index, cases, shared)
 
     def _exchanged(
-        self, cut: _Cut, schedule: Schedule, zero: int, index: IndexArray, cases: LayoutCases, shared: ResultCache
+        self,
+        cut: _Cut,
+        schedule: Schedule,
+        zero: int,
+        index: IndexArray,
+        cases: LayoutConfigurations,
+        shared: ResultCache,
     ) -> Iterator[EvaluatedCases]:
         """Evaluate some cases of a cut under one ZeRO stage and each way to exchange gradients (overlapped or not)."""
-        choices, several = exchange_overlaps(self.space, self.backend), self.has_several_shards[index]
+        choices, several = gradient_overlap_options(self.space, self.backend), self.has_several_shards[index]
         for overlapped in choices:
             chosen = several if zero else np.ones_like(several)
             if overlapped and len(choices) > 1 and not cut.has_sharded_parameters:
@@ -386,22 +399,22 @@ class _Members:
     def _steps(
         self,
         index: IndexArray,
-        cases: LayoutCases,
-        assignment: Assignment,
+        cases: LayoutConfigurations,
+        assignment: StageAssignment,
         schedule: Schedule,
         shared: ResultCache,
         *,
         zero: int,
         overlapped: bool,
-    ) -> StepArrays:
+    ) -> StepPredictions:
         """Predict the steps of the cases at positions ``index``, by closed forms of the schedule where these exist."""
         return predict_steps(self._batch(index, cases, assignment, schedule, shared, zero=zero, overlapped=overlapped))
 
     def _batch(
         self,
         index: IndexArray,
-        cases: LayoutCases,
-        assignment: Assignment,
+        cases: LayoutConfigurations,
+        assignment: StageAssignment,
         schedule: Schedule,
         shared: ResultCache,
         *,
@@ -422,7 +435,7 @@ class _Members:
     def _solved(
         self,
         index: IndexArray,
-        steps: StepArrays,
+        steps: StepPredictions,
         chosen: npt.NDArray[np.bool_] | None = None,
         stated: tuple[int, ...] | None = None,
     ) -> EvaluatedCases:
@@ -443,7 +456,7 @@ class _Members:
 
     def _uncached_bounds(self, sharded: bool) -> ConfigurationBounds:
         times, layouts = self.cases.layer_times, self.cases.layouts
-        seconds = iteration_seconds(times, layouts, self.cases.layout_index, sharded=sharded)
+        seconds = layer_iteration_times(times, layouts, self.cases.layout_index, sharded=sharded)
         return ConfigurationBounds(
             self.cases, PipelineCuts(self.programs, self.program_of_case, seconds, self.backend), self.group.stages
         )
@@ -452,16 +465,20 @@ class _Members:
         """Yield every pipeline cut that the search tries, with the cases that may reach the limits."""
         stages, ties = self.group.stages, self.programs[0].tied_parameters
         kinds = DistinctStagesAndChunks(DistinctStages(), DistinctStages())
-        for sharded in (False, True) if self.space.sharded_pipelines else (False,):
+        for sharded in (False, True) if self.space.zero3_pipelines else (False,):
             bounds = self._bounds(sharded=sharded)
-            for chunks in chunk_counts(self.programs[0], stages, self.space, self.backend):
+            for chunks in candidate_chunk_counts(self.programs[0], stages, self.space, self.backend):
                 for schedules in self._schedules_by_assignment(chunks):
                     mask = self._wanted(bounds, chunks, schedules, limits, sharded)
                     if not mask.any():
                         continue
-                    for pieces, cases, stated in bounds.cuts.partitions(schedules[0].stages_of(stages, chunks), mask):
+                    for pieces, cases, stated in bounds.cuts.candidate_partitions(
+                        schedules[0].chunk_stages(stages, chunks), mask
+                    ):
                         if mask[cases].any():
-                            assignment = Assignment.from_schedule(pieces, schedules[0], stages, chunks, ties, kinds)
+                            assignment = StageAssignment.from_schedule(
+                                pieces, schedules[0], stages, chunks, ties, kinds
+                            )
                             yield _Cut(cases[mask[cases]], sharded, schedules, assignment, stated)
 
     def _wanted(
@@ -482,7 +499,7 @@ class _Members:
         for schedule in schedules:
             runnable = self._runnable(schedule, sharded)
             for zero in self._zeros(sharded):
-                seconds = bounds.step_time_bound(schedule, chunks, zero, expected=limits.are_estimates)
+                seconds = bounds.step_time_lower_bound(schedule, chunks, zero, expected=limits.are_estimates)
                 memory = bounds.memory_lower_bound(schedule, chunks, zero, expected=limits.are_estimates)
                 mask |= runnable & self._reached(limits, seconds, memory, exact=self._exact(schedule))
         return mask
@@ -497,7 +514,7 @@ class _Members:
         A case that fits only if some layers are recomputed counts too, together with the otherwise equal case that
         recomputes every layer.
         """
-        reached = limits.may_qualify(seconds, memory, exact=exact)
+        reached = limits.may_be_optimal(seconds, memory, exact=exact)
         twin, plain = self.full_recompute_case, self.group.recompute_index == RECOMPUTE_POLICIES.index("none")
         partly = np.flatnonzero(plain & (twin >= 0) & (seconds <= limits.max_step_time))
         partly = partly[memory[twin[partly]] <= limits.memory_capacity]
@@ -525,7 +542,7 @@ class _Members:
         _Members
             Cases of this group under some of its schedules; groups without cases are left out.
         """
-        seconds, memory = self._bounds(sharded=False).bounds_for_any_schedule(self._most_shared)
+        seconds, memory = self._bounds(sharded=False).schedule_independent_bounds(self._most_shared)
         names = self.space.schedules if self.group.stages > 1 else ("1f1b",)
         for exact in (True, False):
             chosen = [
@@ -559,7 +576,7 @@ class _Members:
         ndarray of int, shape (chosen,)
             Positions of the cases, ascending.
         """
-        seconds, memory = self._bounds(sharded=False).bounds_for_any_schedule(self._most_shared, expected=True)
+        seconds, memory = self._bounds(sharded=False).schedule_independent_bounds(self._most_shared, expected=True)
         inside = np.flatnonzero(memory <= capacity)
         shortest = inside[np.argsort(seconds[inside], kind="stable")[:count]]
         front, _ = pareto_front(seconds[inside], memory[inside])
@@ -571,7 +588,7 @@ class _Members:
     @property
     def configuration_count(self) -> int:
         """Number of configurations of these cases, counting one pipeline cut for each."""
-        ways, several = len(exchange_overlaps(self.space, self.backend)), self.has_several_shards
+        ways, several = len(gradient_overlap_options(self.space, self.backend)), self.has_several_shards
         return ways * sum(
             int((runnable & several).sum() if zero else runnable.sum())
             for _, _, schedules, sharded in self._choices()
@@ -597,7 +614,7 @@ class _Members:
             reaching |= self._wanted(bounds, chunks, schedules, limits, sharded)
         return reaching
 
-    def best_bounds(self, capacity: float, count: int) -> BestBounds:
+    def best_bounds(self, capacity: float, count: int) -> SmallestLowerBounds:
         """Return the smallest lower bounds of step time of plans that may fit, and bounds of the Pareto front.
 
         Parameters
@@ -609,7 +626,7 @@ class _Members:
 
         Returns
         -------
-        BestBounds
+        SmallestLowerBounds
             Lower bounds of step times [s] and of memory [byte].
         """
         parts = []
@@ -617,7 +634,7 @@ class _Members:
             for schedule in schedules:
                 runnable = self._runnable(schedule, sharded)
                 for zero in self._zeros(sharded):
-                    seconds = bounds.step_time_bound(schedule, chunks, zero, expected=True)
+                    seconds = bounds.step_time_lower_bound(schedule, chunks, zero, expected=True)
                     memory = bounds.memory_lower_bound(schedule, chunks, zero, expected=True)
                     inside = np.flatnonzero(runnable & (memory <= capacity))
                     shortest, least = seconds[inside], memory[inside]
@@ -628,17 +645,17 @@ class _Members:
                         shortest = np.partition(shortest, count)[:count]
                     nothing = np.zeros(0), np.zeros(0)
                     front = pareto_front(seconds[inside], least) if self._exact(schedule) else nothing
-                    parts.append(BestBounds(shortest, front))
-        return BestBounds.join(parts, count)
+                    parts.append(SmallestLowerBounds(shortest, front))
+        return SmallestLowerBounds.join(parts, count)
 
     def _choices(self) -> Iterator[tuple[ConfigurationBounds, int, list[Schedule], bool]]:
         """Yield (lower bounds, chunks per stage, schedules, True for ZeRO-3) of each choice that the search tries."""
         if self.group.stages == 1:
             yield self._bounds(sharded=False), 1, [SCHEDULES["1f1b"]], False
             return
-        for sharded in (False, True) if self.space.sharded_pipelines else (False,):
+        for sharded in (False, True) if self.space.zero3_pipelines else (False,):
             bounds = self._bounds(sharded=sharded)
-            for chunks in chunk_counts(self.programs[0], self.group.stages, self.space, self.backend):
+            for chunks in candidate_chunk_counts(self.programs[0], self.group.stages, self.space, self.backend):
                 yield bounds, chunks, [each for ways in self._schedules_by_assignment(chunks) for each in ways], sharded
 
     def _zeros(self, sharded: bool) -> tuple[int, ...]:
@@ -655,7 +672,7 @@ class _Members:
     @property
     def _most_shared(self) -> int:
         """Highest ZeRO stage that the search tries."""
-        return max((*self._zeros(sharded=False), *self._zeros(sharded=self.space.sharded_pipelines)))
+        return max((*self._zeros(sharded=False), *self._zeros(sharded=self.space.zero3_pipelines)))
 
     def _runnable(self, schedule: Schedule, sharded: bool) -> npt.NDArray[np.bool_]:
         """Return True for cases that a pipeline schedule can run, shape (cases,); ``sharded`` means ZeRO-3."""
@@ -664,7 +681,7 @@ class _Members:
         runnable = schedule.allows_microbatches(self.group.stages, self.cases.microbatches)
         if sharded:
             runnable = runnable & self.has_several_shards
-        if schedule.pairs_passes and overlap_needs_pairs(self.backend):
+        if schedule.pairs_forward_with_backward and overlap_needs_paired_passes(self.backend):
             runnable = runnable & ~self.has_spread_experts
         return runnable
 
@@ -674,12 +691,12 @@ class _Members:
         stages = self.group.stages
         for schedule in (SCHEDULES[name] for name in self.space.schedules):
             if schedule.allows_chunks(chunks):
-                places = schedule.model_chunks(stages, chunks), schedule.sends_output(stages, chunks)
+                places = schedule.stage_chunks(stages, chunks), schedule.sends_output(stages, chunks)
                 shared.setdefault((*places, schedule.replicas), []).append(schedule)
         return list(shared.values())
 
 
-def overlap_needs_pairs(backend: Backend) -> bool:
+def overlap_needs_paired_passes(backend: Backend) -> bool:
     """Return True if expert exchange overlaps with computation only under schedules that pair two microbatches' passes.
 
     Layers then have different times under such schedules (`Schedule.pairs_passes`).
@@ -697,7 +714,7 @@ def overlap_needs_pairs(backend: Backend) -> bool:
     return backend.software.overlap.experts is None
 
 
-def exchange_overlaps(space: SearchSpace, backend: Backend) -> tuple[bool, ...]:
+def gradient_overlap_options(space: SearchSpace, backend: Backend) -> tuple[bool, ...]:
     """Return the settings of gradient overlap that a search tries: the one that the user fixed, or both.
 
     Parameters
@@ -712,8 +729,8 @@ def exchange_overlaps(space: SearchSpace, backend: Backend) -> tuple[bool, ...]:
     tuple of bool
         True for overlap, False for exchange after the pass.
     """
-    if space.overlapped is not None:
-        return (space.overlapped,)
+    if space.overlaps_gradient_exchange is not None:
+        return (space.overlaps_gradient_exchange,)
     return (False, True) if backend.run.exchange.when is None else (backend.overlaps_gradient_exchange,)
 
 

@@ -12,37 +12,37 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paleo.lowering.policies import RECOMPUTE_POLICIES
-from paleo.parallel.abilities import network_quantities, run_quantities, violated_refusals
+from paleo.lowering.stages_and_recompute import RECOMPUTE_POLICIES
+from paleo.parallel.framework_checks import network_quantities, run_quantities, violated_restrictions
 from paleo.parallel.placement import AXES
 from paleo.schedules.base import SCHEDULES
-from paleo.specs.abilities import FrameworkAbilities, load_framework
+from paleo.specs.framework_capabilities import FrameworkAbilities, load_framework
 
 if TYPE_CHECKING:
     from paleo.network.graph import Graph
     from paleo.search.configurations import ConfigurationResults
     from paleo.search.space import Layout, SearchSpace
-    from paleo.specs.abilities import FrameworkRestriction
+    from paleo.specs.framework_capabilities import FrameworkRestriction
     from paleo.specs.run import Run
     from paleo.specs.software import SoftwareProfile
     from paleo.specs.system import System
 
 
 @dataclass(frozen=True, slots=True)
-class FrameworkSupport:
+class FrameworkFilter:
     """Filter of a search that drops configurations which the chosen framework cannot run.
 
     ``exclusion_counts`` counts the configurations that each documented limit of the framework excludes.
     """
 
     framework: FrameworkAbilities | None
-    fixed_quantities: dict[str, Any]
+    run_and_network_quantities: dict[str, Any]
     exclusion_counts: Counter[str] = field(default_factory=Counter)
 
     @classmethod
-    def of(
+    def for_search(
         cls, space: SearchSpace, graph: Graph, run: Run, system: System, software: SoftwareProfile, dtype: str
-    ) -> FrameworkSupport:
+    ) -> FrameworkFilter:
         """Load the framework's documented limits, and the quantities of network and run that these limits refer to.
 
         Parameters
@@ -62,7 +62,7 @@ class FrameworkSupport:
 
         Returns
         -------
-        FrameworkSupport
+        FrameworkFilter
             Object that filters configurations by what the framework can run.
         """
         if space.framework is None:
@@ -86,7 +86,7 @@ class FrameworkSupport:
         if self.framework is None or not layouts:
             return list(layouts)
         allowed = self._allowed(
-            {**self.fixed_quantities, **_of_layouts(layouts)}, len(layouts), self.framework.restrictions
+            {**self.run_and_network_quantities, **_of_layouts(layouts)}, len(layouts), self.framework.restrictions
         )
         return [layout for layout, runs in zip(layouts, allowed, strict=True) if runs]
 
@@ -111,14 +111,14 @@ class FrameworkSupport:
         left = [
             refusal
             for refusal in self.framework.restrictions
-            if not refusal.condition.quantity_names <= by_layout.keys()
+            if not refusal.condition.variable_names <= by_layout.keys()
         ]
-        named = {"pp"}.union(*(refusal.condition.quantity_names for refusal in left))
+        named = {"pp"}.union(*(refusal.condition.variable_names for refusal in left))
         degrees = {name: column[results.layout_index] for name, column in by_layout.items() if name in named}
         local = np.array([layout.local_batch for layout in layouts])[results.layout_index]
         orders = np.where(degrees["pp"] == 1, -1, results.choice_field("schedule"))
         known = {
-            **self.fixed_quantities,
+            **self.run_and_network_quantities,
             **degrees,
             "microbatch": results.microbatch,
             "microbatches": local // results.microbatch,
@@ -127,7 +127,7 @@ class FrameworkSupport:
             "schedule": np.array([*SCHEDULES, "none"])[orders],
             "vp": results.choice_field("chunks"),
             "zero": results.choice_field("zero"),
-            "overlapped": results.choice_field("overlapped").astype(np.intp),
+            "overlapped": results.choice_field("overlaps_gradient_exchange").astype(np.intp),
             "cut": np.array([int(cut is not None) for cut in results.layers_per_piece_by_batch])[results.batch_index],
         }
         allowed = self._allowed(known, len(results), left)
@@ -147,12 +147,12 @@ class FrameworkSupport:
         return allowed
 
     @property
-    def exclusion_text(self) -> str:
+    def exclusion_message(self) -> str:
         """Error text on why no configuration is left: the two limits of the framework that exclude most."""
         facts = [fact for fact, count in self.exclusion_counts.most_common(2) if count]
         if self.framework is None or not facts:
             return ""
-        runs = f"none of the remaining configurations is run by {self.framework.title_and_release}"
+        runs = f"none of the remaining configurations is run by {self.framework.name_and_release}"
         return f": {runs}: {'; '.join(facts)}; --software any lifts this limit"
 
 
@@ -169,7 +169,7 @@ def can_recompute_some_layers(space: SearchSpace) -> bool:
     bool
         True if it can, or if no framework is named.
     """
-    return space.framework is None or not any(violated_refusals(load_framework(space.framework), {"partial": 1}))
+    return space.framework is None or not any(violated_restrictions(load_framework(space.framework), {"partial": 1}))
 
 
 def _of_layouts(layouts: Sequence[Layout]) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def _of_layouts(layouts: Sequence[Layout]) -> dict[str, Any]:
             **{axis: layout.mesh.degree(axis) for axis in AXES},
             "dp": layout.mesh.replicas,
             "sp": int(layout.sequence_parallel),
-            "ulysses": int(layout.context == "all_to_all" and layout.mesh.degree("cp") > 1),
+            "ulysses": int(layout.context_parallel_method == "all_to_all" and layout.mesh.degree("cp") > 1),
             "ep": layout.expert_ranks,
             "etp": (layout.etp or 0) if layout.expert_ranks > 1 else 0,
         }

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from paleo.errors import PlanError
 from paleo.predict import MEMORY_HEADROOM_SHARE, Prediction, predict
-from paleo.search.plans import FIRST, FoundPlans, check_objective, pareto_plans, search, search_with_headroom
+from paleo.search.plans import (
+    DEFAULT_PLAN_COUNT,
+    FoundPlans,
+    check_objective,
+    pareto_plans,
+    prefer_memory_headroom,
+    search,
+)
 from paleo.search.ranking import Ranking
 from paleo.search.space import search_global_batch
 from paleo.search.tied_plans import group_tied_plans
@@ -23,7 +30,7 @@ if TYPE_CHECKING:
     from paleo.specs.system import System
 
 
-def join_searches(results: Sequence[FoundPlans], system: System, objective: str) -> FoundPlans:
+def merge_search_results(results: Sequence[FoundPlans], system: System, objective: str) -> FoundPlans:
     """Merge plan searches on one system, such as one for each GPU count, into one result.
 
     Numbers of configurations are added; the Pareto front is that of all plans.
@@ -42,17 +49,18 @@ def join_searches(results: Sequence[FoundPlans], system: System, objective: str)
     FoundPlans
         Merged result; its ``plans`` are still those of the first search.
     """
-    ranking = Ranking.join([each.ranking for each in results if each.ranking is not None], system, objective)
-    front = pareto_plans([row for result in results for row in result.front_plans])
+    ranking = Ranking.merge([each.ranking for each in results if each.ranking is not None], system, objective)
+    front = pareto_plans([row for result in results for row in result.pareto_plans])
     sums = {name: sum(getattr(each, name) for each in results) for name in _SUMS}
-    return replace(results[0], front_plans=front, ranking=ranking, objective=objective, **sums)
+    return replace(results[0], pareto_plans=front, ranking=ranking, objective=objective, **sums)
 
 
 _SUMS = ("covered_configurations", "fitting_configurations", "evaluated_configurations", "search_duration")
 
 
 def search_gpu_counts(
-    model: ModelSpec, system: System, run: Run, counts: Sequence[int], *, objective: str = "time", top: int = FIRST,
+    model: ModelSpec, system: System, run: Run, counts: Sequence[int], *, objective: str = "time",
+    top: int = DEFAULT_PLAN_COUNT,
     **options: Any,
 ) -> FoundPlans:  # fmt: skip
     """Search plans for each GPU count separately, so that each count gets its best plan or a reason why it has none.
@@ -87,13 +95,13 @@ def search_gpu_counts(
                 update={"gpus": gpus, "global_batch": batch_of_all, "batch": None, "microbatch": None, "strategy": "dp"}
             )
             result = search(model, system, sized, objective="time", top=top, **options)
-            results.append(group_tied_plans(model, system, search_with_headroom(result, system, top), top))
+            results.append(group_tied_plans(model, system, prefer_memory_headroom(result, system, top), top))
         except PlanError as error:
             skipped.append((gpus, str(error)))
             problem = error
     if not results:
         raise problem
-    whole = join_searches(results, system, objective) if len(results) > 1 or objective != "time" else results[0]
+    whole = merge_search_results(results, system, objective) if len(results) > 1 or objective != "time" else results[0]
     rates = {} if whole.ranking is None else whole.ranking.rates
     roomy = (1.0 - MEMORY_HEADROOM_SHARE) * system.device.memory.usable_bytes
 
@@ -101,7 +109,7 @@ def search_gpu_counts(
         score = (
             float(row.gpus)
             if objective == "gpus"
-            else rates.get(row.gpus, 1.0) * (row.class_step_time or row.step_time)
+            else rates.get(row.gpus, 1.0) * (row.tie_group_step_time or row.step_time)
         )
         return not row.fits, row.memory > roomy, score
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paleo.errors import PlanError
-from paleo.lowering.policies import has_mixed_recompute
+from paleo.lowering.stages_and_recompute import has_mixed_recompute
 from paleo.parallel.placement import Mesh, Placement, PlacementRule, SplitAxes
 from paleo.parallel.plan import plan
-from paleo.parallel.propagation import PlacedNode, propagate
+from paleo.parallel.propagation import LocalLayer, propagate_placement
 from paleo.step.backend import Backend, build_backend
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def search_layer_splits(model: ModelSpec, system: System, run: Run) -> LayerSpli
     backend = build_backend(system, run, chosen.dtype, strategy=chosen.strategy)
     graph = backend.graph(model, chosen.microbatch * chosen.dp)
     chain = _chain(graph)
-    mesh = Mesh.of({"dp": run.gpus})
+    mesh = Mesh.from_degrees({"dp": run.gpus})
     search = _Chain(graph, chain, mesh, backend)
     options = search.layer_options()
     best = search.fastest_options(options)
@@ -155,7 +155,7 @@ class _Chain:
             for operation in placed.operations
             for kernel in (*operation.forward_kernels(formats), *operation.backward_kernels(formats))
         ]
-        seconds = float(self.backend.predictor.times(kernels).synchronous_times.sum())
+        seconds = float(self.backend.predictor.times(kernels).host_synchronous_times.sum())
         sums = [
             float(tensor.elements) * formats.accumulated_gradient_bytes
             for tensor, axes in placed.parameters
@@ -189,7 +189,7 @@ class _Chain:
             )
         return self._known[key]
 
-    def _placed(self, index: int, before: SplitAxes, after: SplitAxes) -> PlacedNode:
+    def _placed(self, index: int, before: SplitAxes, after: SplitAxes) -> LocalLayer:
         """Place one layer under split ``after``, behind a layer under split ``before``; return one rank's share.
 
         The share has local operations and the collectives for the change of layout. The first layer follows the inputs
@@ -203,10 +203,10 @@ class _Chain:
         graph = replace(self.graph, nodes=tuple(part), inputs=outside)
         rules = [
             PlacementRule(_BATCH),
-            *([PlacementRule(before, name=part[0].name)] if index else []),
-            PlacementRule(after, name=node.name),
+            *([PlacementRule(before, name_pattern=part[0].name)] if index else []),
+            PlacementRule(after, name_pattern=node.name),
         ]
-        return propagate(graph, Placement(tuple(rules)), self.mesh)[-1]
+        return propagate_placement(graph, Placement(tuple(rules)), self.mesh)[-1]
 
     def _collectives(self, owed: Sequence[tuple[str, float]]) -> float:
         ranks, seconds = np.array([self.mesh.size]), 0.0

@@ -22,25 +22,25 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import PlanError
-from paleo.lowering.program import count_sections_through_tables, with_dispatch
+from paleo.lowering.program import count_sections_through_embeddings, with_token_dispatch
 from paleo.operations.base import Kernel
-from paleo.operations.contraction import UNEVEN_DIMS
+from paleo.operations.contraction import UNEVENLY_SPLITTABLE_DIMS
 from paleo.parallel.placement import BATCH_AXES, ContextParallelMethod, Mesh, Placement, Strategy
-from paleo.parallel.propagation import check_divisions
+from paleo.parallel.propagation import check_divisibility
 from paleo.pricing.kernels import KernelTimes
-from paleo.search.space import SEARCHED_AXES, Layout, SearchSpace, expert_strategy
+from paleo.search.space import SEARCHED_AXES, Layout, SearchSpace, expert_folding_strategy
 from paleo.step.layouts import ResultCache
 from paleo.step.section_times import (
     ARRAY_FIELDS,
-    BYTE_FIELDS,
-    SectionSums,
+    MEMORY_FIELDS,
+    SectionSumMatrices,
     SectionTimes,
     collective_times,
     section_times,
 )
 
 if TYPE_CHECKING:
-    from paleo.lowering.launches import TokenDispatch
+    from paleo.lowering.kernel_launches import TokenDispatch
     from paleo.lowering.program import Program, Section
     from paleo.network.graph import Graph
     from paleo.operations.tensor import DimSize
@@ -51,12 +51,12 @@ Array = npt.NDArray[np.float64]
 #: Products of shares, of which counts are sums; with more digits than counts, because weights come from small
 #: differences.
 LongDoubleArray = npt.NDArray[np.longdouble]
-ShareFunction = Callable[[int], float]
+ShardFractionFunction = Callable[[int], float]
 #: Counts of one section: those of its kernels, payloads of its collectives [bytes], workspaces of its operations
 #: [bytes], and the byte counts that `SECTION_BYTE_FIELDS` names.
 SectionCounts = tuple[Array, Array, Array, Array]
 #: Byte counts of a section that `SectionTimes` holds, except the workspace, which depends on single operations.
-SECTION_BYTE_FIELDS = tuple(name for name in BYTE_FIELDS if name != "workspace_bytes")
+SECTION_BYTE_FIELDS = tuple(name for name in MEMORY_FIELDS if name != "workspace_bytes")
 #: Each kernel has four counts (matrix FLOP, vector FLOP, bytes read, bytes written); the sizes of its shape follow.
 _COUNTS = 4
 #: Largest relative difference between an interpolated and a lowered count that are taken to be equal.
@@ -80,7 +80,7 @@ class LayoutKey(NamedTuple):
     ep: int
     dp: int
     sequence_parallel: bool
-    context: ContextParallelMethod = "ring"
+    context_parallel_method: ContextParallelMethod = "ring"
     fixed_degrees: tuple[tuple[str, int], ...] = ()
     etp: int | None = None
 
@@ -97,14 +97,14 @@ class LayoutKey(NamedTuple):
 class LayoutCounts:
     """FLOP, bytes and other counts of all layers of one layout, at several microbatches.
 
-    ``count_values`` has the shape (microbatches, counts): all counts of the program's sections, one after another.
-    ``program`` has the structure and the parameters of this layout; its counts may be those of another layout.
+    ``values_by_microbatch`` has the shape (microbatches, counts): all counts of the program's sections, one after
+    another. ``program`` has the structure and the parameters of this layout; its counts may be those of another layout.
     """
 
     key: LayoutKey
     program: Program
     microbatches: tuple[int, ...]
-    count_values: Array
+    values_by_microbatch: Array
 
     @property
     def counts_by_type(self) -> tuple[Array, Array, Array, Array]:
@@ -117,13 +117,13 @@ class LayoutCounts:
         numbers = sum(_COUNTS + len(counted.kernel.shape) for section in sections for counted in section.kernels)
         lengths = (
             numbers,
-            sum(len(counted.transfers) for counted in sections),
+            sum(len(counted.collectives) for counted in sections),
             sum(len(counted.operation_workspace_bytes) for counted in sections),
         )
-        kernels, payloads, outputs, sizes = np.split(self.count_values.T, np.cumsum(lengths))
+        kernels, payloads, outputs, sizes = np.split(self.values_by_microbatch.T, np.cumsum(lengths))
         return kernels, payloads, outputs, sizes
 
-    def at_microbatches(self, sizes: Sequence[int]) -> LayoutCounts:
+    def select_microbatches(self, sizes: Sequence[int]) -> LayoutCounts:
         """Select the counts at some of the microbatches.
 
         Parameters
@@ -137,7 +137,7 @@ class LayoutCounts:
             Counts of the same layout at these microbatches.
         """
         rows = [self.microbatches.index(size) for size in sizes]
-        return replace(self, microbatches=tuple(sizes), count_values=self.count_values[rows])
+        return replace(self, microbatches=tuple(sizes), values_by_microbatch=self.values_by_microbatch[rows])
 
     @property
     def mesh(self) -> Mesh:
@@ -149,20 +149,20 @@ class LayoutCounts:
 class LayoutTimes:
     """Times and bytes of the layers for every layout and microbatch of a search, shape (sections, points).
 
-    A point is a layout at a microbatch; ``position_of_layout`` gives the index of each. A section is a run of
-    consecutive operations of one layer. ``by_program`` caches what depends on one program and its mesh.
+    A point is a layout at a microbatch; ``index_by_layout`` gives the index of each. A section is a run of
+    consecutive operations of one layer. ``program_cache`` caches what depends on one program and its mesh.
     """
 
     times_by_section: SectionTimes
     programs: tuple[Program, ...]
-    program_of_point: npt.NDArray[np.intp]
-    position_of_layout: dict[tuple[LayoutKey, int], int]
+    program_index: npt.NDArray[np.intp]
+    index_by_layout: dict[tuple[LayoutKey, int], int]
     key_of_layout: Callable[[Layout], LayoutKey]
     graph: Graph
-    by_program: ResultCache = field(default_factory=ResultCache, compare=False)
+    program_cache: ResultCache = field(default_factory=ResultCache, compare=False)
 
 
-def layout_times(
+def layer_times_of_layouts(
     graphs: GraphsByBatch,
     backend: Backend,
     layouts: Sequence[Layout],
@@ -232,7 +232,7 @@ class GraphsByBatch:
         self.blocks: dict[LayoutKey, LayoutCounts] = {}
         self._dispatched: dict[tuple[int, TokenDispatch], tuple[Program, Program]] = {}
 
-    def with_dispatcher(self, program: Program, dispatch: TokenDispatch) -> Program:
+    def program_with_dispatcher(self, program: Program, dispatch: TokenDispatch) -> Program:
         """Return a copy of a program whose tokens reach their experts by another dispatcher, such as DeepEP.
 
         Parameters
@@ -249,7 +249,7 @@ class GraphsByBatch:
         """
         key = id(program), dispatch
         if key not in self._dispatched:
-            self._dispatched[key] = with_dispatch(program, dispatch), program
+            self._dispatched[key] = with_token_dispatch(program, dispatch), program
         return self._dispatched[key][0]
 
     def section_counts(self, section: Section) -> SectionCounts:
@@ -318,7 +318,9 @@ class _Blocks:
             stated = [pair for pair in layout.mesh.degrees if pair[0] not in (*SEARCHED_AXES, "dp") and pair[1] > 1]
             if not self.counts_dp:
                 dp, stated = 2, [(axis, 2 if axis in BATCH_AXES else degree) for axis, degree in stated]
-            return LayoutKey(tp, cp, ep, dp, layout.sequence_parallel, layout.context, tuple(stated), layout.etp)
+            return LayoutKey(
+                tp, cp, ep, dp, layout.sequence_parallel, layout.context_parallel_method, tuple(stated), layout.etp
+            )
 
         return key
 
@@ -377,7 +379,7 @@ class _Blocks:
         """Return True if the layers can be divided over a layout; otherwise store the reason in ``problem``."""
         graph = self.graphs.graph_at_batch(_mesh(key).replicas)
         try:
-            check_divisions(graph, self._placement(graph, key), _mesh(key))
+            check_divisibility(graph, self._placement(graph, key), _mesh(key))
         except PlanError as error:
             self.problem = str(error)
             return False
@@ -388,7 +390,7 @@ class _Blocks:
         known = self.graphs.blocks
         if not all(key in known and {*sizes} <= {*known[key].microbatches} for key, sizes in family.items()):
             return None
-        return [known[key].at_microbatches(sizes) for key, sizes in family.items()]
+        return [known[key].select_microbatches(sizes) for key, sizes in family.items()]
 
     def _surface(self, family: Mapping[LayoutKey, Sequence[int]]) -> list[LayoutCounts] | None:
         """Interpolate the counts of all layouts between a few lowered ones; None if that is inexact or no faster.
@@ -410,7 +412,7 @@ class _Blocks:
         lowered = dict.fromkeys([*((key, family[key][0]) for key in owners.values()), *small, *checked])
         if len({**lowered, **dict.fromkeys(full)}) >= sum(map(len, family.values())):
             return None
-        tables = count_sections_through_tables(self.graphs.graph_at_batch(1), self.backend.fused_chains)
+        tables = count_sections_through_embeddings(self.graphs.graph_at_batch(1), self.backend.fused_chains)
         tried = (self._interpolated(family, sizes, ends, lowered, sections) for sections in (tables, None))
         values = next((each for each in tried if each is not None), None)
         if values is None:
@@ -468,20 +470,20 @@ class _Blocks:
                 return values
         return None
 
-    def _shares(self, tps: Collection[int]) -> list[ShareFunction]:
+    def _shares(self, tps: Collection[int]) -> list[ShardFractionFunction]:
         """Return functions of tp in which a count may be affine: 1/tp, or the padded shard size of an uneven dim."""
         graph = self.graphs.graph_at_batch(1)
         laid = self._placement(graph, LayoutKey(1, 1, 1, 1, False))
         padded = {
             tensor.size(dim)
             for node in graph.nodes
-            for dim, axes in laid.split_of(node).items()
-            if dim in UNEVEN_DIMS and "tp" in axes
+            for dim, axes in laid.split_axes_of(node).items()
+            if dim in UNEVENLY_SPLITTABLE_DIMS and "tp" in axes
             for operation in node.operations
             for tensor in (*operation.read_tensors, operation.out)
             if dim in tensor.dims
         }
-        shares: list[ShareFunction] = [_even_share, *(partial(_padded_share, size) for size in sorted(padded))]
+        shares: list[ShardFractionFunction] = [_even_share, *(partial(_padded_share, size) for size in sorted(padded))]
         return [share for share in shares if len({share(tp) for tp in tps}) == len(tps)]
 
     def _lower(self, key: LayoutKey, microbatch: int, sections: int | None = None) -> Program:
@@ -490,7 +492,9 @@ class _Blocks:
         if point not in known:
             mesh = _mesh(key)
             graph = self.graphs.graph_at_batch(microbatch * mesh.replicas)
-            known[point] = self.backend.lower_without_deduplication(graph, self._placement(graph, key), mesh, sections)
+            known[point] = self.backend.lower_without_token_deduplication(
+                graph, self._placement(graph, key), mesh, sections
+            )
         return known[point]
 
     def with_backend_dispatch(self, block: LayoutCounts) -> LayoutCounts:
@@ -508,15 +512,19 @@ class _Blocks:
         """
         placement = self._placement(self.graphs.graph_at_batch(block.mesh.replicas), block.key)
         dispatch = self.backend.token_dispatch(placement, block.mesh)
-        values = block.count_values if dispatch.target_count is None else _sent_once(block, dispatch)
-        return replace(block, program=self.graphs.with_dispatcher(block.program, dispatch), count_values=values)
+        values = (
+            block.values_by_microbatch if dispatch.deduplication_target_count is None else _sent_once(block, dispatch)
+        )
+        return replace(
+            block, program=self.graphs.program_with_dispatcher(block.program, dispatch), values_by_microbatch=values
+        )
 
     def _placement(self, graph: Graph, key: LayoutKey) -> Placement:
         known, chosen = self._placements, (graph.batch, *key[4:])
         if chosen not in known:
-            experts = expert_strategy(key.etp)
+            experts = expert_folding_strategy(key.etp)
             degrees = {**experts.degrees, **dict(key.fixed_degrees)}
-            strategy = Strategy(self.preset, degrees, 0, key.sequence_parallel, 1, key.context, key.etp)
+            strategy = Strategy(self.preset, degrees, 0, key.sequence_parallel, 1, key.context_parallel_method, key.etp)
             known[chosen] = self.backend.placement(graph, strategy)
         return known[chosen]
 
@@ -526,13 +534,13 @@ def _sent_once(block: LayoutCounts, dispatch: TokenDispatch) -> Array:
     sections = block.program.sections
     kernels = [counted for section in sections for counted in section.kernels]
     sorts = np.repeat([each.sorts_tokens for each in kernels], [_COUNTS + len(each.kernel.shape) for each in kernels])
-    shares = [transfer.deduplicated_payload_share(dispatch) for section in sections for transfer in section.transfers]
-    counts, payloads, others = np.split(block.count_values, [len(sorts), len(sorts) + len(shares)], axis=1)
+    shares = [transfer.deduplicated_payload_share(dispatch) for section in sections for transfer in section.collectives]
+    counts, payloads, others = np.split(block.values_by_microbatch, [len(sorts), len(sorts) + len(shares)], axis=1)
     return np.concatenate([counts[:, ~sorts], payloads * shares, others], axis=1)
 
 
 def _mesh(key: LayoutKey) -> Mesh:
-    return Mesh.of({"tp": key.tp, "cp": key.cp, "ep": key.ep, "dp": key.dp, **dict(key.fixed_degrees)})
+    return Mesh.from_degrees({"tp": key.tp, "cp": key.cp, "ep": key.ep, "dp": key.dp, **dict(key.fixed_degrees)})
 
 
 def _shares_of(key: LayoutKey) -> tuple[int, int]:
@@ -556,7 +564,9 @@ def _full_first(key: LayoutKey) -> tuple[int, int, int]:
     return -key.tp, key.cp, key.ep
 
 
-def _terms(keys: Sequence[LayoutKey], share: ShareFunction, share_of_ep: ShareFunction) -> LongDoubleArray:
+def _terms(
+    keys: Sequence[LayoutKey], share: ShardFractionFunction, share_of_ep: ShardFractionFunction
+) -> LongDoubleArray:
     """Return the basis of the interpolation over tp, cp and ep: all products of the three shares, shape (layouts, 8).
 
     A count is a weighted sum of these products. ``share_of_ep`` is 1/ep, or ep for the tokens of an expert, which come
@@ -606,7 +616,7 @@ def _even_share(shards: int) -> float:
 
 
 #: Shares of ep in counts: that of experts on a rank, and the ranks from which the tokens of an expert come.
-_SHARES_OF_EP: tuple[ShareFunction, ShareFunction] = _even_share, float
+_SHARES_OF_EP: tuple[ShardFractionFunction, ShardFractionFunction] = _even_share, float
 
 
 def _padded_share(size: DimSize, shards: int) -> float:
@@ -670,7 +680,7 @@ def _section_values(section: Section) -> SectionCounts:
     for counted in section.kernels:
         kernel = counted.kernel
         kernels += kernel.flops, kernel.vector_flops, kernel.bytes_read, kernel.bytes_written, *kernel.shape.values()
-    payloads = [transfer.payload_bytes for transfer in section.transfers]
+    payloads = [transfer.payload_bytes for transfer in section.collectives]
     sizes = [getattr(section, name) for name in SECTION_BYTE_FIELDS]
     return tuple(
         np.array(each, dtype=np.float64) for each in (kernels, payloads, section.operation_workspace_bytes, sizes)
@@ -685,14 +695,14 @@ def _costs(blocks: Sequence[LayoutCounts], backend: Backend) -> SectionTimes:
     counts, payloads, outputs, sizes = zip(*(block.counts_by_type for block in blocks), strict=True)
     kernels = _kernel_seconds(blocks, counts, backend)
     transfers = collective_times(backend.fabric, [(block.mesh, block.program) for block in blocks], payloads)
-    known: dict[Hashable, SectionSums] = {}
+    known: dict[Hashable, SectionSumMatrices] = {}
     structures: dict[int, Hashable] = {}
     tables = []
     for block, times, waited, *moved in zip(blocks, kernels, transfers, outputs, sizes, strict=True):
         by_name, structure = _sizes(block.program, *moved), _of_sections(block.program, _structure, structures)
         if structure not in known:
-            known[structure] = SectionSums.from_program(block.program)
-        figures = [by_name[name] for name in BYTE_FIELDS]
+            known[structure] = SectionSumMatrices.from_program(block.program)
+        figures = [by_name[name] for name in MEMORY_FIELDS]
         tables.append(
             section_times(
                 block.program,
@@ -709,7 +719,7 @@ def _costs(blocks: Sequence[LayoutCounts], backend: Backend) -> SectionTimes:
 
 
 def _sizes(program: Program, outputs: Array, sizes: Array) -> dict[str, Array]:
-    """Return the byte counts of one layout by name (see `BYTE_FIELDS`), each of shape (sections, microbatches)."""
+    """Return the byte counts of one layout by name (see `MEMORY_FIELDS`), each of shape (sections, microbatches)."""
     by_name = dict(zip(SECTION_BYTE_FIELDS, np.split(sizes, len(SECTION_BYTE_FIELDS)), strict=True))
     lengths = [len(section.operation_workspace_bytes) for section in program.sections]
     by_section = np.split(outputs, np.cumsum(lengths)[:-1])
@@ -726,7 +736,7 @@ def _of_sections(program: Program, description: Callable[[Section], Hashable], k
 
 
 def _structure(section: Section) -> Hashable:
-    """Return a key of the properties of a section that decide how its kernel times are summed (`SectionSums`)."""
+    """Return a key of the properties of a section on which its sums of kernel times depend (`SectionSumMatrices`)."""
     kernels = [
         (
             c.repetitions,
@@ -743,12 +753,12 @@ def _structure(section: Section) -> Hashable:
         (
             owed.calls_per_iteration,
             owed.phase,
-            owed.overlaps_with,
+            owed.overlapped_computation,
             owed.overlap_chunks,
             owed.recomputed,
             owed.selectively_recomputed,
         )
-        for owed in section.transfers
+        for owed in section.collectives
     ]
     return tuple(kernels), tuple(owed)
 

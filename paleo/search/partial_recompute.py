@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.policies import RECOMPUTE_POLICIES, most_recomputable_layers, recompute_summary
+from paleo.lowering.stages_and_recompute import RECOMPUTE_POLICIES, max_recomputable_layers, recompute_description
 from paleo.predict import Prediction, predict
 from paleo.schedules.base import distinct_values
 from paleo.specs.run import replace_fields
@@ -33,7 +33,7 @@ IndexArray = npt.NDArray[np.intp]
 _TRIES, _NEAR = 8, 3
 
 
-def fit_with_fewest_layers(
+def fit_by_partial_recompute(
     prediction: Prediction,
     software: SoftwareProfile | None = None,
     calibration: Calibration | None = None,
@@ -67,7 +67,7 @@ def fit_with_fewest_layers(
 
     # recomputation may change the cut of a pipeline: keep the pieces of the run that recomputes every layer
     whole = prediction if prediction.run.recompute.policy == "full" else tried(None)
-    most = most_recomputable_layers(whole.program, whole.model_chunks)
+    most = max_recomputable_layers(whole.program, whole.model_chunks)
     return _fewest_that_fit(tried, most, None if share is None else min(max(1, math.ceil(share * most)), most))
 
 
@@ -124,7 +124,7 @@ def partial_recompute_plans(model: ModelSpec, system: System, ranking: Ranking, 
         if candidate.expected_score >= best:
             break
         row = ranking.plan_row(candidate.configuration_index)
-        prediction = fit_with_fewest_layers(predict(model, system, row.run), share=candidate.recomputed_fraction)
+        prediction = fit_by_partial_recompute(predict(model, system, row.run), share=candidate.recomputed_fraction)
         if prediction is None or prediction.run.recompute.layers is None:
             continue
         score = ranking.rates[row.gpus] * prediction.step_time
@@ -137,7 +137,7 @@ def partial_recompute_plans(model: ModelSpec, system: System, ranking: Ranking, 
 def _row(row: PlanRow, prediction: Prediction) -> PlanRow:
     return replace(
         row,
-        recompute=recompute_summary(prediction.run),
+        recompute=recompute_description(prediction.run),
         step_time=prediction.step_time,
         memory=prediction.memory.total,
         fits=True,
@@ -189,13 +189,13 @@ def _fitting_pairs(ranking: Ranking, number: int, better: npt.NDArray[np.bool_])
     plain = np.flatnonzero(
         better[rows] & ~ranking.fits[rows] & (results.recompute_index == RECOMPUTE_POLICIES.index("none"))
     )
-    cases = len(results.case_columns[0])
+    cases = len(results.layout_microbatch_policy[0])
     keys = results.batch_index.astype(np.int64) * cases + results.case_index  # sorted by choice, then by case
-    layout, *others = results.case_columns
+    layout, *others = results.layout_microbatch_policy
     # a case may belong to several groups
     group = np.searchsorted(distinct_values(results.batch_case_offsets), np.arange(cases), side="right")
     grouped = layout.astype(np.int64) * (len(results.batch_case_offsets) + 1) + group
-    twin = full_recompute_cases((grouped, *others))[results.case_index[plain]]
+    twin = full_recompute_counterparts((grouped, *others))[results.case_index[plain]]
     twin_keys = results.batch_index[plain].astype(np.int64) * cases + twin
     places = np.minimum(np.searchsorted(keys, twin_keys), max(len(keys) - 1, 0))
     has_twin = (twin >= 0) & (keys[places] == twin_keys) if len(plain) else np.zeros(0, dtype=bool)
@@ -204,7 +204,7 @@ def _fitting_pairs(ranking: Ranking, number: int, better: npt.NDArray[np.bool_])
     return plain[fitting], places[fitting]
 
 
-def full_recompute_cases(cases: tuple[npt.NDArray[np.integer], ...]) -> npt.NDArray[np.int64]:
+def full_recompute_counterparts(cases: tuple[npt.NDArray[np.integer], ...]) -> npt.NDArray[np.int64]:
     """Return the index of the otherwise equal case that recomputes every layer, for each case of a search.
 
     Parameters

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.policies import ModelChunk, balanced_cut, cut_into_stages, cuttable_layer_counts, slowest_stage_time
+from paleo.lowering.stages_and_recompute import (
+    ModelChunk,
+    balanced_chunk_layers,
+    cut_into_stages,
+    layer_counts_for_cut,
+    slowest_stage_time,
+)
 from paleo.schedules.base import distinct_values
 from paleo.search.space import SearchSpace, divisors
 
@@ -34,21 +40,21 @@ _TWO, _FEW = (2,), (2, 3, 4)
 #: messages.
 _MOST_EVEN, _MOST_UNEVEN = 64, 32
 
-PipelinePieces = tuple[ModelChunk, ...]
+PipelineChunks = tuple[ModelChunk, ...]
 
 
-class Partition(NamedTuple):
+class PipelinePartition(NamedTuple):
     """Network cut into pipeline pieces, and the indices of the cases (layout, microbatch, policy) that use this cut.
 
     ``layers_per_chunk`` is set if the cut differs from the framework's default, so that a run has to name the layers.
     """
 
-    pieces: PipelinePieces
+    pieces: PipelineChunks
     case_indices: IndexArray
     layers_per_chunk: tuple[int, ...] | None = None
 
 
-def chunk_counts(program: Program, stages: int, space: SearchSpace, backend: Backend) -> tuple[int, ...]:
+def candidate_chunk_counts(program: Program, stages: int, space: SearchSpace, backend: Backend) -> tuple[int, ...]:
     """Return the numbers of chunks per stage (virtual pipeline sizes) that a search tries.
 
     Parameters
@@ -73,7 +79,7 @@ def chunk_counts(program: Program, stages: int, space: SearchSpace, backend: Bac
         return tuple(n for n in chunks if space.chunks is None or n in space.chunks)
     repeats = {s.repeat for s in program.sections if s.repeat > 1 and s.repeat % stages == 0}
     even = {chunks for repeat in repeats for chunks in divisors(repeat // stages)}
-    layers = sum(cuttable_layer_counts(program))
+    layers = sum(layer_counts_for_cut(program))
     most = (layers + 2) // stages
     if not any(section.repeat > 1 for section in program.sections) or backend.run.pipeline.cut == "uniform":
         tried = even | {1}
@@ -102,7 +108,7 @@ class PipelineCuts:
         self.relative = np.rint(seconds / seconds[self.heaviest, columns] / _WEIGHT_ROUNDING) * _WEIGHT_ROUNDING
         self._profiles: list[tuple[list[float], IndexArray]] | None = None
 
-    def is_cut_evenly(self, stages: Sequence[int]) -> npt.NDArray[np.bool_]:
+    def has_only_even_cut(self, stages: Sequence[int]) -> npt.NDArray[np.bool_]:
         """Return True for cases with a single pipeline cut to try: equally many repeated layers in each piece.
 
         Parameters
@@ -128,7 +134,7 @@ class PipelineCuts:
         most = 1.0 + (1.0 - _MAX_BALANCED_RATIO) * self.repeat[self.heaviest] / len(set(stages))
         return np.asarray(divides & (_heavier(*ends, stages) <= most * (1.0 - 2.0**-30)))
 
-    def partitions(self, stages: Sequence[int], inside: npt.NDArray[np.bool_]) -> Iterator[Partition]:
+    def candidate_partitions(self, stages: Sequence[int], inside: npt.NDArray[np.bool_]) -> Iterator[PipelinePartition]:
         """Yield the pipeline cuts that a search tries, each with the cases (layout, microbatch, policy) that use it.
 
         Parameters
@@ -140,13 +146,13 @@ class PipelineCuts:
 
         Yields
         ------
-        Partition
+        PipelinePartition
             A cut of the network into pieces, with the cases for which it is used.
         """
         run, program = self.backend.run, self.programs[0]
         if isinstance(run.pipeline.cut, tuple):
             stated = cut_into_stages(program, self.seconds[:, 0].tolist(), stages, run.pipeline.cut)
-            yield Partition(tuple(stated), np.arange(self.seconds.shape[1]))
+            yield PipelinePartition(tuple(stated), np.arange(self.seconds.shape[1]))
         elif self.backend.offload.parts:  # offload to the host adds time that depends on the ZeRO stage
             yield from self._balanced(stages, inside)
         elif self.backend.software.parallelism.stages == "work" and run.pipeline.cut is None:
@@ -158,26 +164,26 @@ class PipelineCuts:
         else:
             yield from self._each_case(stages, inside)
 
-    def _even(self, stages: Sequence[int]) -> Iterator[Partition]:
+    def _even(self, stages: Sequence[int]) -> Iterator[PipelinePartition]:
         """Yield cuts with equally many whole layers in each piece, one for all cases with the same heaviest block."""
         for block in distinct_values(self.heaviest):
             if self.repeat[block] % len(stages) == 0:
                 cases = np.flatnonzero(self.heaviest == block)
                 weights = self.seconds[:, cases[0]].tolist()
-                yield Partition(tuple(cut_into_stages(self.programs[0], weights, stages)), cases)
+                yield PipelinePartition(tuple(cut_into_stages(self.programs[0], weights, stages)), cases)
 
-    def _balanced(self, stages: Sequence[int], inside: npt.NDArray[np.bool_]) -> Iterator[Partition]:
+    def _balanced(self, stages: Sequence[int], inside: npt.NDArray[np.bool_]) -> Iterator[PipelinePartition]:
         """Yield cuts that minimise the time of the slowest stage, for cases where this beats an even cut."""
         by_layers: dict[tuple[int, ...], list[IndexArray]] = {}
         program = self.programs[0]
-        for weights, cases in self.weight_profiles:
+        for weights, cases in self.section_time_profiles:
             if not inside[cases].any():
                 continue
             block = int(np.argmax(np.array(weights) * self.repeat))
             even = self.repeat[block] % len(stages) == 0 and not self.backend.offload.parts
             if even and self._light_ends(weights, block, stages):
                 continue
-            layers = balanced_cut(program, weights, stages)
+            layers = balanced_chunk_layers(program, weights, stages)
             if not layers:
                 continue
             if even:
@@ -190,7 +196,7 @@ class PipelineCuts:
             by_layers.setdefault(layers, []).append(cases)
         for layers, cases_of in by_layers.items():
             chunks = cut_into_stages(program, self.seconds[:, 0].tolist(), stages, layers)
-            yield Partition(tuple(chunks), np.sort(np.concatenate(cases_of)), layers)
+            yield PipelinePartition(tuple(chunks), np.sort(np.concatenate(cases_of)), layers)
 
     def _light_ends(self, weights: Sequence[float], block: int, stages: Sequence[int]) -> bool:
         """Return True if the layers around a block are too light for an uneven cut of the block to be faster."""
@@ -202,7 +208,7 @@ class PipelineCuts:
         return bool(_heavier(np.array(ends[0]), np.array(ends[1]), stages) <= most)
 
     @property
-    def weight_profiles(self) -> list[tuple[list[float], IndexArray]]:
+    def section_time_profiles(self) -> list[tuple[list[float], IndexArray]]:
         """Pairs of relative section times and the indices of the cases that share them after rounding.
 
         Times are relative to one layer of the heaviest block.
@@ -213,28 +219,28 @@ class PipelineCuts:
             self._profiles = [(kinds[:, kind].tolist(), each) for kind, each in enumerate(cases)]
         return self._profiles
 
-    def _by_work(self, stages: Sequence[int]) -> Iterator[Partition]:
+    def _by_work(self, stages: Sequence[int]) -> Iterator[PipelinePartition]:
         """Yield cuts that balance the FLOP of matrix products over stages, one for all microbatches of a layout."""
         if len(stages) > self.repeat.sum():
             return
-        known: dict[PipelinePieces, list[IndexArray]] = {}
+        known: dict[PipelineChunks, list[IndexArray]] = {}
         for number in distinct_values(self.program_of):
             cases = np.flatnonzero(self.program_of == number)
             chunks = self.backend.cut_into_stages(self.programs[number], self.seconds[:, cases[0]], stages)
             known.setdefault(tuple(chunks), []).append(cases)
-        yield from (Partition(chunks, np.sort(np.concatenate(cases))) for chunks, cases in known.items())
+        yield from (PipelinePartition(chunks, np.sort(np.concatenate(cases))) for chunks, cases in known.items())
 
-    def _each_case(self, stages: Sequence[int], inside: npt.NDArray[np.bool_]) -> Iterator[Partition]:
+    def _each_case(self, stages: Sequence[int], inside: npt.NDArray[np.bool_]) -> Iterator[PipelinePartition]:
         """Yield a pipeline cut for each case (layout, microbatch, policy), for networks without repeated layers."""
         if len(stages) > len(self.repeat):
             return
-        known: dict[PipelinePieces, list[int]] = {}
+        known: dict[PipelineChunks, list[int]] = {}
         for case in np.flatnonzero(inside).tolist():
             chunks = self.backend.cut_into_stages(
                 self.programs[int(self.program_of[case])], self.seconds[:, case], stages
             )
             known.setdefault(tuple(chunks), []).append(case)
-        yield from (Partition(chunks, np.array(cases, dtype=np.intp)) for chunks, cases in known.items())
+        yield from (PipelinePartition(chunks, np.array(cases, dtype=np.intp)) for chunks, cases in known.items())
 
 
 def _heavier(before: Array, behind: Array, stages: Sequence[int]) -> Array:

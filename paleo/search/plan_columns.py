@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.policies import RECOMPUTE_POLICIES
+from paleo.lowering.stages_and_recompute import RECOMPUTE_POLICIES
 from paleo.schedules.base import SCHEDULES
 from paleo.search.ranking import EvaluatedGroup, Ranking, strategy_text
 from paleo.specs.run import replace_fields
@@ -25,9 +25,9 @@ class PlanColumns:
     """Best configurations of a plan search as arrays, one entry for each configuration.
 
     ``step_time`` is in seconds, ``memory`` that of the fullest device [byte], ``microbatch`` in samples. ``strategy``,
-    ``policy``, ``schedule`` and ``run`` are indices in the tuples ``strategies``, ``policies`` (recomputation),
-    ``schedules`` and ``runs``. A run holds all options that have no column. Step times follow the closed form of a
-    schedule where it has one. ``evaluated`` is the number of all evaluated configurations.
+    ``recompute_policy``, ``schedule`` and ``run`` are indices in the tuples ``strategies``, ``recompute_policies``
+    (recomputation), ``schedules`` and ``runs``. A run holds all options that have no column. Step times follow the
+    closed form of a schedule where it has one. ``evaluated_count`` is the number of all evaluated configurations.
     """
 
     step_time: Array
@@ -35,15 +35,15 @@ class PlanColumns:
     gpus: IndexArray
     microbatch: IndexArray
     strategy: IndexArray
-    policy: IndexArray
+    recompute_policy: IndexArray
     schedule: IndexArray
-    overlapped: npt.NDArray[np.bool_]
+    overlaps_gradient_exchange: npt.NDArray[np.bool_]
     run: IndexArray
     strategies: tuple[str, ...]
-    policies: tuple[str, ...]
+    recompute_policies: tuple[str, ...]
     schedules: tuple[str, ...]
     runs: tuple[Run, ...]
-    evaluated: int
+    evaluated_count: int
 
     def __len__(self) -> int:
         return len(self.step_time)
@@ -64,7 +64,7 @@ def plan_columns(ranking: Ranking, most: int) -> PlanColumns:
     PlanColumns
         Arrays with one entry for each configuration.
     """
-    best = np.argsort(ranking.score_including_unfitting, kind="stable")[:most]
+    best = np.argsort(ranking.ordering_scores, kind="stable")[:most]
     gpus, microbatch, strategy, policy, schedule, overlapped, run = np.zeros((7, len(best)), dtype=np.intp)
     strategies: dict[str, int] = {}
     runs: list[Run] = []
@@ -76,7 +76,7 @@ def plan_columns(ranking: Ranking, most: int) -> PlanColumns:
         microbatch[places], policy[places] = results.microbatch[rows], results.recompute_index[rows]
         schedule[places], overlapped[places] = (
             results.choice_field("schedule")[rows],
-            results.choice_field("overlapped")[rows],
+            results.choice_field("overlaps_gradient_exchange")[rows],
         )
         strategy[places] = _strategies(part, rows, strategies)
         cuts = list(dict.fromkeys(results.layers_per_piece_by_batch))
@@ -89,15 +89,15 @@ def plan_columns(ranking: Ranking, most: int) -> PlanColumns:
         gpus=gpus,
         microbatch=microbatch,
         strategy=strategy,
-        policy=policy,
+        recompute_policy=policy,
         schedule=schedule,
-        overlapped=overlapped > 0,
+        overlaps_gradient_exchange=overlapped > 0,
         run=run,
         strategies=tuple(strategies),
-        policies=tuple(RECOMPUTE_POLICIES),
+        recompute_policies=tuple(RECOMPUTE_POLICIES),
         schedules=tuple(SCHEDULES),
         runs=tuple(runs),
-        evaluated=len(ranking.step),
+        evaluated_count=len(ranking.step),
     )
 
 

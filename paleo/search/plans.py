@@ -23,15 +23,15 @@ from paleo.parallel.plan import plan
 from paleo.predict import MEMORY_HEADROOM_SHARE, Prediction, predict
 from paleo.schedules.base import SCHEDULES
 from paleo.search.bounds import SearchLimits, pareto_front
-from paleo.search.evaluate import BestBounds, SearchCases, overlap_needs_pairs
-from paleo.search.framework_support import FrameworkSupport, can_recompute_some_layers
-from paleo.search.layout_costs import GraphsByBatch, layout_times
+from paleo.search.evaluate import ConfigurationEvaluator, SmallestLowerBounds, overlap_needs_paired_passes
+from paleo.search.framework_support import FrameworkFilter, can_recompute_some_layers
+from paleo.search.layout_costs import GraphsByBatch, layer_times_of_layouts
 from paleo.search.partial_recompute import partial_recompute_plans
-from paleo.search.ranking import MAX_VARIED_PLANS, EvaluatedGroup, PlanRow, Ranking
+from paleo.search.ranking import MAX_COMPARED_STRATEGIES, EvaluatedGroup, PlanRow, Ranking
 from paleo.search.space import (
     Layout,
     SearchSpace,
-    check_searchable,
+    check_search_options,
     divisors,
     list_layouts,
     microbatch_sizes,
@@ -40,7 +40,7 @@ from paleo.search.space import (
 from paleo.specs.run import replace_fields
 from paleo.specs.software import TokenDispatcher, load_software
 from paleo.step.backend import Backend, build_backend
-from paleo.step.exchange import NEEDS_ZERO3_MESSAGE
+from paleo.step.gradient_exchange import COMPRESSION_NEEDS_ZERO3_MESSAGE
 
 if TYPE_CHECKING:
     from paleo.compression.base import Compression
@@ -49,7 +49,11 @@ if TYPE_CHECKING:
     from paleo.specs.system import System
 
 #: Names of the token dispatchers as they are printed.
-DISPATCHER_NAMES: dict[TokenDispatcher, str] = {"nccl": "NCCL's all-to-all", "deepep": "DeepEP", "hybridep": "HybridEP"}
+TOKEN_DISPATCHER_TITLES: dict[TokenDispatcher, str] = {
+    "nccl": "NCCL's all-to-all",
+    "deepep": "DeepEP",
+    "hybridep": "HybridEP",
+}
 #: Most microbatches at which the two dispatchers are compared.
 _TRIED = 8
 
@@ -79,7 +83,7 @@ def _dispatch_words(winner: Prediction) -> str:
     other: TokenDispatcher = "deepep" if used == "nccl" else "nccl"
     gap = _step(winner, other, winner.plan.microbatch) / winner.step_time - 1.0
     slower = f"{100 * abs(gap):.1f} % {'slower' if gap >= 0 else 'faster'}"
-    chosen, alternative = DISPATCHER_NAMES[used], DISPATCHER_NAMES[other]
+    chosen, alternative = TOKEN_DISPATCHER_TITLES[used], TOKEN_DISPATCHER_TITLES[other]
     text = f"Tokens are dispatched to experts by {chosen}; with {alternative} the step would be {slower}."
     return f"{text} {_crossover(winner, used, other)}"
 
@@ -91,9 +95,9 @@ def _crossover(winner: Prediction, used: TokenDispatcher, other: TokenDispatcher
     crossing = next((size for before, size in pairwise(sizes) if wins[before] != wins[size]), None)
     if crossing is None:
         first = other if wins[sizes[0]] else used
-        return f"At microbatches of {sizes[0]} to {sizes[-1]} {DISPATCHER_NAMES[first]} is the faster one."
+        return f"At microbatches of {sizes[0]} to {sizes[-1]} {TOKEN_DISPATCHER_TITLES[first]} is the faster one."
     below, above = (other, used) if wins[sizes[0]] else (used, other)
-    smaller, larger = DISPATCHER_NAMES[below], DISPATCHER_NAMES[above]
+    smaller, larger = TOKEN_DISPATCHER_TITLES[below], TOKEN_DISPATCHER_TITLES[above]
     return f"Below a microbatch of {crossing} {smaller} is faster, from there on {larger}."
 
 
@@ -128,7 +132,7 @@ def check_objective(objective: str) -> None:
 
 #: Number of plans that are examined, and the number among which plans with free memory are sought if the first have
 #: none.
-FIRST, LOOKED_AT = 10, 100
+DEFAULT_PLAN_COUNT, HEADROOM_CANDIDATES = 10, 100
 #: Up to this number of cases all configurations are evaluated. The second number says how many configurations with the
 #: best bounds are evaluated first, to find the step time and memory that all others must reach.
 _FEW_CASES, _FIRST_BOUNDS = 50_000, 24
@@ -156,7 +160,7 @@ class FoundPlans:
         Samples of one optimizer step.
     plans : tuple of PlanRow
         Best plans, the best first. Each uses the way to exchange gradients that is better for it.
-    front_plans : tuple of PlanRow
+    pareto_plans : tuple of PlanRow
         Pareto front: plans that no other beats in both step time and memory.
     runner_up : PlanRow, optional
         Best plan that fits with another strategy than the first plan.
@@ -170,7 +174,7 @@ class FoundPlans:
     objective: str
     global_batch: int
     plans: tuple[PlanRow, ...]
-    front_plans: tuple[PlanRow, ...]
+    pareto_plans: tuple[PlanRow, ...]
     runner_up: PlanRow | None = None
     ranking: Ranking | None = field(default=None, repr=False, compare=False)
     evaluated_configurations: int = 0
@@ -222,7 +226,7 @@ def search(
         If no configuration shares the batch and the layers evenly.
     """
     check_objective(objective)
-    check_searchable(run)
+    check_search_options(run)
     started = time.perf_counter()
     chosen, tried = space or SearchSpace(), dict.fromkeys(counts or (run.gpus,))
     global_batch = search_global_batch(model, run)
@@ -237,7 +241,7 @@ def search(
         ordered = " under schedule " + " or ".join(chosen.schedules) if chosen.schedules else " without pipelines"
         ordered = "" if chosen.schedules == tuple(SCHEDULES) else ordered
         gpus, left = ", ".join(map(str, tried)), f"shares {global_batch} samples and the layers evenly{ordered}"
-        reasons = next((source.support.exclusion_text for source in sources if source.support.exclusion_text), "")
+        reasons = next((source.support.exclusion_message for source in sources if source.support.exclusion_message), "")
         raise PlanError(f"no configuration of {gpus} gpus {left}{reasons}")
     plans = ranking.best_plans(top)
     partial = _partial(model, system, ranking, plans[0]) if can_recompute_some_layers(chosen) else ()
@@ -256,7 +260,7 @@ def search(
         objective=objective,
         global_batch=global_batch,
         plans=plans,
-        front_plans=front,
+        pareto_plans=front,
         runner_up=runner_up,
         ranking=ranking,
         evaluated_configurations=evaluated,
@@ -271,8 +275,8 @@ def _bounded(sources: Sequence[_Source], system: System, objective: str, count: 
     configurations are evaluated.
     """
     capacity = system.device.memory.usable_bytes
-    first = BestBounds.join(
-        [source.covered_cases.best_bounds(capacity, _FIRST_BOUNDS) for source in sources], _FIRST_BOUNDS
+    first = SmallestLowerBounds.join(
+        [source.covered_cases.smallest_lower_bounds(capacity, _FIRST_BOUNDS) for source in sources], _FIRST_BOUNDS
     )
     limits = SearchLimits(
         float(first.step_time_bounds.max(initial=0.0)), capacity, first.pareto_bounds, are_estimates=True
@@ -282,8 +286,8 @@ def _bounded(sources: Sequence[_Source], system: System, objective: str, count: 
     front = pareto_front(tried.step[exact], tried.memory[exact])
     known = tried.fitting[np.argsort(tried.step[tried.fitting], kind="stable")]
     tight = bool((tried.memory[known[:count]] > (1.0 - MEMORY_HEADROOM_SHARE) * capacity).all())
-    within = float(tried.step[known[: 2 * (LOOKED_AT if tight else count)]].max(initial=0.0)) or math.inf
-    varied = tried.varied_step_time_limit(MAX_VARIED_PLANS)
+    within = float(tried.step[known[: 2 * (HEADROOM_CANDIDATES if tight else count)]].max(initial=0.0)) or math.inf
+    varied = tried.strategies_step_time_bound(MAX_COMPARED_STRATEGIES)
     within = max(within, varied) if math.isfinite(varied) else within
 
     def widen(seconds: float) -> list[EvaluatedGroup]:
@@ -334,17 +338,17 @@ class _Source:
     layouts: tuple[Layout, ...]
     space: SearchSpace
     backend: Backend
-    support: FrameworkSupport
+    support: FrameworkFilter
     pairs_passes: bool = False
 
     @cached_property
-    def covered_cases(self) -> SearchCases:
+    def covered_cases(self) -> ConfigurationEvaluator:
         """All cases of the search (layout, microbatch, recompute policy), with the predicted times of their layers."""
         space, backend = self.space, self.backend
-        points = layout_times(
+        points = layer_times_of_layouts(
             self.graphs, backend, self.layouts, lambda layout: microbatch_sizes(layout.local_batch, space), space
         )
-        return SearchCases(points, self.layouts, space, backend)
+        return ConfigurationEvaluator(points, self.layouts, space, backend)
 
     @property
     def bounds_are_valid(self) -> bool:
@@ -379,7 +383,7 @@ class _Source:
             self.layouts,
             self.support.supported_results(results, self.layouts),
             preset=self.space.preset,
-            pairs_passes=self.pairs_passes,
+            uses_paired_passes=self.pairs_passes,
         )
 
 
@@ -395,7 +399,7 @@ def _sources(model: ModelSpec, system: System, run: Run, space: SearchSpace) -> 
     if space.etp is None and backend.software.parallelism.expert_tensor == "none":
         space = replace(space, etp=(None, 1))
     graphs = GraphsByBatch(model, backend)
-    support = FrameworkSupport.of(space, graphs.graph_at_batch(1), run, system, backend.software, dtype)
+    support = FrameworkFilter.for_search(space, graphs.graph_at_batch(1), run, system, backend.software, dtype)
     chosen = support.supported_layouts(
         list_layouts(graphs.graph_at_batch(1), run.gpus, run.global_batch or 1, space, system.devices_per_node)
     )
@@ -403,10 +407,12 @@ def _sources(model: ModelSpec, system: System, run: Run, space: SearchSpace) -> 
         stated = ",".join(f"{axis}={degree}" for axis, degree in space.degrees.items())
         under = f" with {stated}" if stated else ""
         raise PlanError(
-            f"{run.gpus} gpus: no layout{under} shares {run.global_batch} samples evenly{support.exclusion_text}"
+            f"{run.gpus} gpus: no layout{under} shares {run.global_batch} samples evenly{support.exclusion_message}"
         )
     spread = [layout for layout in chosen if layout.expert_ranks > 1]
-    paired = replace(space, schedules=tuple([name for name in space.schedules if SCHEDULES[name].pairs_passes]))
+    paired = replace(
+        space, schedules=tuple([name for name in space.schedules if SCHEDULES[name].pairs_forward_with_backward])
+    )
     piped = [layout for layout in spread if _runs(layout, paired)]
     parts = [(backend, chosen)]
     other = _other_dispatcher(backend)
@@ -414,7 +420,7 @@ def _sources(model: ModelSpec, system: System, run: Run, space: SearchSpace) -> 
         parts.append((build_backend(system, replace_fields(run, {"experts.dispatch": other}), dtype), spread))
     for each, laid_out in parts:
         yield _Source(graphs, tuple(laid_out), space, each, support)
-        if overlap_needs_pairs(each) and piped:
+        if overlap_needs_paired_passes(each) and piped:
             software = each.software.with_fields({"overlap.experts": True})
             backend_with_pairs = build_backend(system, each.run, dtype, software)
             yield _Source(graphs, tuple(piped), paired, backend_with_pairs, support, pairs_passes=True)
@@ -434,11 +440,11 @@ def _compressible(space: SearchSpace, method: Compression | None) -> SearchSpace
     """
     if method is not None and method.replaces_zero3_collectives:
         if 3 not in space.zero:
-            raise PlanError(f"compress zeropp: {NEEDS_ZERO3_MESSAGE}")
+            raise PlanError(f"compress zeropp: {COMPRESSION_NEEDS_ZERO3_MESSAGE}")
         return replace(space, zero=(3,))
-    if method is None or method.linear:
+    if method is None or method.sums_without_decoding:
         return space
-    return replace(space, zero=tuple(stage for stage in space.zero if stage < 3), sharded_pipelines=False)
+    return replace(space, zero=tuple(stage for stage in space.zero if stage < 3), zero3_pipelines=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,7 +459,7 @@ class Explanation:
     text: str
 
 
-def explain(model: ModelSpec, system: System, result: FoundPlans) -> Explanation:
+def explain_best_plan(model: ModelSpec, system: System, result: FoundPlans) -> Explanation:
     """Explain why the first plan of a search beats the best plan with another strategy.
 
     Parameters
@@ -486,7 +492,7 @@ def explain(model: ModelSpec, system: System, result: FoundPlans) -> Explanation
 
 
 #: Plans whose step times differ by a smaller fraction are equally fast at the number of digits that are printed.
-PRINTED_TIE_FRACTION = 0.0005
+EQUAL_STEP_TIME_TOLERANCE = 0.0005
 
 
 def _words(winner: Prediction, other: Prediction | None) -> str:
@@ -498,7 +504,7 @@ def _words(winner: Prediction, other: Prediction | None) -> str:
     losses = {name: getattr(other.breakdown, name) - getattr(winner.breakdown, name) for name in _PARTS}
     worst = max(losses, key=lambda name: losses[name])
     gap = other.step_time / winner.step_time - 1.0
-    slower = f"{100 * gap:.1f} % slower" if gap >= PRINTED_TIE_FRACTION else "just as fast"
+    slower = f"{100 * gap:.1f} % slower" if gap >= EQUAL_STEP_TIME_TOLERANCE else "just as fast"
     more = f"{100 * losses[worst] / winner.step_time:.1f} % more {_PARTS[worst]}"
     text += f". Next is {other.plan.strategy_text or 'dp'}, {slower}: {more}"
     low, high = winner.interval
@@ -518,7 +524,9 @@ _PARTS = {
 }
 
 
-def plans_with_headroom(result: FoundPlans, system: System, top: int = FIRST) -> tuple[PlanRow, ...]:
+def plans_with_memory_headroom(
+    result: FoundPlans, system: System, top: int = DEFAULT_PLAN_COUNT
+) -> tuple[PlanRow, ...]:
     """Return the first plans of a search, plans with free memory (`MEMORY_HEADROOM_SHARE`) before all others.
 
     If none of the first plans has that much free memory, more plans of the ranking are considered.
@@ -540,11 +548,11 @@ def plans_with_headroom(result: FoundPlans, system: System, top: int = FIRST) ->
     roomy = (1.0 - MEMORY_HEADROOM_SHARE) * system.device.memory.usable_bytes
     rows = result.plans
     if result.ranking is not None and rows[0].fits and all(row.memory > roomy for row in rows):
-        rows = result.ranking.best_plans(LOOKED_AT)
+        rows = result.ranking.best_plans(HEADROOM_CANDIDATES)
     return tuple(sorted(rows, key=lambda row: row.memory > roomy)[:top])
 
 
-def search_with_headroom(result: FoundPlans, system: System, top: int = FIRST) -> FoundPlans:
+def prefer_memory_headroom(result: FoundPlans, system: System, top: int = DEFAULT_PLAN_COUNT) -> FoundPlans:
     """Reorder the plans of a search so that plans which leave `MEMORY_HEADROOM_SHARE` of the memory free come first.
 
     The runner-up is chosen again in the same way.
@@ -563,12 +571,12 @@ def search_with_headroom(result: FoundPlans, system: System, top: int = FIRST) -
     FoundPlans
         Result with the reordered plans; the same object if nothing changes.
     """
-    rows = plans_with_headroom(result, system, top)
+    rows = plans_with_memory_headroom(result, system, top)
     if rows[0] == result.plans[0] or result.ranking is None:
         return result
     roomy = (1.0 - MEMORY_HEADROOM_SHARE) * system.device.memory.usable_bytes
     # the first plans mostly have room
-    for among in (lambda: rows, lambda ranking=result.ranking: ranking.best_plans(LOOKED_AT)):
+    for among in (lambda: rows, lambda ranking=result.ranking: ranking.best_plans(HEADROOM_CANDIDATES)):
         others = (row for row in among() if row.strategy != rows[0].strategy and row.memory <= roomy)
         if (runner_up := next(others, None)) is not None:
             break

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError
-from paleo.lowering.policies import RECOMPUTE_POLICIES
+from paleo.lowering.stages_and_recompute import RECOMPUTE_POLICIES
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.prices import machine_rent
 from paleo.specs.run import replace_fields
@@ -31,7 +31,7 @@ IndexArray = npt.NDArray[np.intp]
 #: Number of the best plans among which another strategy is sought first.
 _NEAR = 1000
 #: Most plans of different strategies that are grouped into classes.
-MAX_VARIED_PLANS = 40
+MAX_COMPARED_STRATEGIES = 40
 #: Number of batches whose best configuration is computed pass by pass, and number of rounds in which configurations
 #: that now lead the ranking are.
 _BATCHES, _ROUNDS = 6, 6
@@ -45,8 +45,8 @@ _MARGIN = 0.002
 class PlanRow:
     """One plan of a search: strategy and other options, step time [s], and memory of the fullest device [byte].
 
-    ``class_step_time`` is the shortest step time among plans that are equally fast within the prediction's error [s]; 0
-    if not computed.
+    ``tie_group_step_time`` is the shortest step time among plans that are equally fast within the prediction's error
+    [s]; 0 if not computed.
     """
 
     gpus: int
@@ -59,25 +59,25 @@ class PlanRow:
     memory: float
     fits: bool
     run: Run
-    class_step_time: float = 0.0
+    tie_group_step_time: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedGroup:
     """Evaluated configurations of one GPU count and token dispatcher.
 
-    ``pairs_passes`` is True if their schedules pair the passes of two microbatches, which changes layer times.
+    ``uses_paired_passes`` is True if their schedules pair the passes of two microbatches, which changes layer times.
     """
 
     run: Run
     layouts: tuple[Layout, ...]
     results: ConfigurationResults
     preset: str = "dp"
-    pairs_passes: bool = False
+    uses_paired_passes: bool = False
 
 
 #: Function that returns the parts of a search, with all configurations whose step takes at most the given time [s].
-EvaluateWithin = Callable[[float], Sequence[EvaluatedGroup]]
+EvaluateUpToStepTime = Callable[[float], Sequence[EvaluatedGroup]]
 
 
 class Ranking:
@@ -108,7 +108,7 @@ class Ranking:
         system: System,
         objective: str,
         within: float = np.inf,
-        widen: EvaluateWithin | None = None,
+        widen: EvaluateUpToStepTime | None = None,
     ) -> None:
         self.capacity, self.timed = system.device.memory.usable_bytes, objective != "gpus"
         self._rate_of = partial(_weight_of_second, system, objective=objective)
@@ -125,7 +125,7 @@ class Ranking:
         self.first = np.concatenate([[0], np.cumsum([len(part.results) for part in parts])]).astype(np.intp)
         self.fits = self.memory <= self.capacity
         self.fitting = np.flatnonzero(self.fits)
-        self.exact = np.concatenate([part.results.is_exact for part in parts] or [np.zeros(0, dtype=bool)])
+        self.exact = np.concatenate([part.results.has_exact_step_time for part in parts] or [np.zeros(0, dtype=bool)])
         self._played = np.zeros(len(self.step), dtype=bool)
         self.rates = {part.run.gpus: self._rate_of(part.run.gpus) for part in parts}
         rates = [self.rates[part.run.gpus] for part in parts]
@@ -149,15 +149,17 @@ class Ranking:
         self._within = seconds * (1.0 + _MARGIN)
         self._load(self._widen(self._within))
         for (part, layout, microbatch, policy, choice), cut, step in played:
-            alike = (part.run is other.run and part.pairs_passes == other.pairs_passes for other in self.parts)
+            alike = (
+                part.run is other.run and part.uses_paired_passes == other.uses_paired_passes for other in self.parts
+            )
             number = next(number for number, same in enumerate(alike) if same)
-            configurations = self.parts[number].results.find(layout, microbatch, policy, choice, cut)
+            configurations = self.parts[number].results.find_configurations(layout, microbatch, policy, choice, cut)
             rows = self.first[number] + configurations
             self.step[rows], self.exact[rows], self._played[rows] = step, True, True
         return True
 
     @classmethod
-    def join(cls, rankings: Sequence[Ranking], system: System, objective: str) -> Ranking:
+    def merge(cls, rankings: Sequence[Ranking], system: System, objective: str) -> Ranking:
         """Merge several rankings of one system, such as those of several GPU counts.
 
         Parameters
@@ -186,7 +188,7 @@ class Ranking:
         return self._rates * self.step if self.timed else self._rates
 
     @property
-    def score_including_unfitting(self) -> Array:
+    def ordering_scores(self) -> Array:
         """Score by which all configurations are ordered, shape (configurations,).
 
         Configurations that do not fit in memory come after those that do, ordered by memory.
@@ -233,7 +235,7 @@ class Ranking:
         """
         candidates, score = self.fitting, self.scores[self.fitting]
         if len(candidates) < count:
-            candidates, score = np.arange(len(self.step)), self.score_including_unfitting
+            candidates, score = np.arange(len(self.step)), self.ordering_scores
         score, step = _rounded(score), _rounded(self.step[candidates])
         if count < len(candidates):
             leaders = np.flatnonzero(score <= np.partition(score, count - 1)[count - 1])
@@ -314,7 +316,7 @@ class Ranking:
         self._compute_pass_by_pass(np.array(first, dtype=np.intp))
         return tuple(self.plan_row(index) for index in first)
 
-    def varied_step_time_limit(self, count: int) -> float:
+    def strategies_step_time_bound(self, count: int) -> float:
         """Return an upper bound of the step times of `best_of_each_strategy` [s], before exact times are computed.
 
         Parameters
@@ -384,7 +386,7 @@ class Ranking:
         """Return the (group, layout, microbatch, recompute policy, choice) of the configuration with an index."""
         number = self._part(index)
         part = self.parts[number]
-        return part, *part.results.indices_and_choice(index - int(self.first[number]))
+        return part, *part.results.configuration_at(index - int(self.first[number]))
 
     def _cut(self, index: int) -> tuple[int, ...] | None:
         """Return the layers of each pipeline piece of a configuration; None for the framework's default cut."""
@@ -418,14 +420,14 @@ class Ranking:
         if cut is not None:
             changed["pipeline.cut"] = cut
         if part.run.exchange.when is None:
-            changed["exchange"] = "overlapped" if choice.overlapped else "after"
+            changed["exchange"] = "overlapped" if choice.overlaps_gradient_exchange else "after"
         return PlanRow(
             part.run.gpus,
             strategy,
             microbatch=microbatch,
             recompute=recompute,
             schedule="none" if layout.mesh.degree("pp") == 1 else schedule,
-            overlapped=choice.overlapped,
+            overlapped=choice.overlaps_gradient_exchange,
             step_time=float(self.step[index]),
             memory=float(self.memory[index]),
             fits=bool(self.fits[index]),
@@ -480,5 +482,5 @@ def strategy_text(layout: Layout, zero: int, chunks: int, preset: str = "dp") ->
     parts += [f"vp={chunks}"] if chunks > 1 else []
     parts += [] if layout.etp is None else [f"etp={layout.etp}"]
     parts += [f"zero={zero}"] if zero else []
-    flags = ["sp"] * layout.sequence_parallel + ["ulysses"] * (layout.context == "all_to_all")
+    flags = ["sp"] * layout.sequence_parallel + ["ulysses"] * (layout.context_parallel_method == "all_to_all")
     return ",".join([*([] if preset == "dp" and parts else [preset]), *parts, *flags])

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paleo.errors import PlanError, SpecError
-from paleo.lowering.policies import RECOMPUTE_POLICIES, has_mixed_recompute
+from paleo.lowering.stages_and_recompute import RECOMPUTE_POLICIES, has_mixed_recompute
 from paleo.parallel.placement import (
     AXES,
     BATCH_AXES,
-    STRATEGIES,
-    ZERO_STAGES,
+    STRATEGY_PRESETS,
+    ZERO_STAGE_BY_NAME,
     ContextParallelMethod,
     Mesh,
     Strategy,
-    node_shard_degree,
     parse_strategy,
+    shard_degree_within_node,
 )
 from paleo.parallel.plan import DEFAULT_BATCH, DEFAULT_SEQUENCES
 from paleo.schedules.base import SCHEDULES
@@ -41,15 +41,15 @@ class SearchSpace:
     """Choices that a plan search tries. All values of an option are tried unless the user fixes some.
 
     ``degrees`` fixes degrees of mesh axes. ``microbatches`` and ``chunks`` list the values that are tried.
-    ``sequence_parallel`` and ``overlapped`` fix a choice. Pipelines with ZeRO-3 are tried only with
-    ``sharded_pipelines``. Axes other than dp and `SEARCHED_AXES`, such as shard groups and spatial splits, are used
+    ``sequence_parallel`` and ``overlaps_gradient_exchange`` fix a choice. Pipelines with ZeRO-3 are tried only with
+    ``zero3_pipelines``. Axes other than dp and `SEARCHED_AXES`, such as shard groups and spatial splits, are used
     only if ``degrees`` has them.
 
-    ``contexts`` lists how attention splits a sequence over cp; None tries rings and, for sequences of
-    `LONG_SEQUENCE_TOKENS` tokens or more, all-to-alls. ``preset`` is the preset of the strategy. With ``within_nodes``
-    shard groups are nodes. ``etp`` lists tensor degrees of experts that are folded over tp and cp (None: not folded);
-    without it the degrees that the software's users choose are tried. ``framework`` limits the configurations to its
-    abilities (`paleo.specs.abilities`); None sets no limit.
+    ``context_parallel_methods`` lists how attention splits a sequence over cp; None tries rings and, for sequences of
+    `LONG_SEQUENCE_TOKENS` tokens or more, all-to-alls. ``preset`` is the preset of the strategy. With
+    ``shards_within_nodes`` shard groups are nodes. ``etp`` lists tensor degrees of experts that are folded over tp and
+    cp (None: not folded); without it the degrees that the software's users choose are tried. ``framework`` limits the
+    configurations to its abilities (`paleo.specs.framework_capabilities`); None sets no limit.
     """
 
     degrees: Mapping[str, int] = field(default_factory=dict)
@@ -59,11 +59,11 @@ class SearchSpace:
     zero: tuple[int, ...] = (0, 1, 2, 3)
     schedules: tuple[str, ...] = tuple(SCHEDULES)
     sequence_parallel: bool | None = None
-    overlapped: bool | None = None
-    sharded_pipelines: bool = False
-    contexts: tuple[ContextParallelMethod, ...] | None = None
+    overlaps_gradient_exchange: bool | None = None
+    zero3_pipelines: bool = False
+    context_parallel_methods: tuple[ContextParallelMethod, ...] | None = None
     preset: str = "dp"
-    within_nodes: bool = False
+    shards_within_nodes: bool = False
     etp: tuple[int | None, ...] | None = None
     framework: str | None = None
 
@@ -72,7 +72,7 @@ class SearchSpace:
 LONG_SEQUENCE_TOKENS = 16384
 
 
-def narrowed_space(strategy: str | None, **stated: object) -> SearchSpace:
+def search_space_from_options(strategy: str | None, **stated: object) -> SearchSpace:
     """Return a search space in which a strategy text and single values fix some choices.
 
     Parameters
@@ -89,7 +89,7 @@ def narrowed_space(strategy: str | None, **stated: object) -> SearchSpace:
 
     Examples
     --------
-    >>> narrowed_space("tp=8,zero=1", recompute="full").degrees
+    >>> search_space_from_options("tp=8,zero=1", recompute="full").degrees
     {'tp': 8}
     """
     fixed: dict[str, object] = {name: (value,) for name, value in stated.items() if value is not None}
@@ -98,13 +98,15 @@ def narrowed_space(strategy: str | None, **stated: object) -> SearchSpace:
         fixed |= {"preset": parsed.preset} | (
             {} if parsed.expert_tensor_degree is None else {"etp": (parsed.expert_tensor_degree,)}
         )
-        fixed |= {"contexts": (parsed.context_parallel_method,)} if "ulysses" in parsed.flags else {}
+        fixed |= {"context_parallel_methods": (parsed.context_parallel_method,)} if "ulysses" in parsed.flags else {}
         words = {part.partition("=")[0].strip() for part in strategy.split(",")}
         fixed["degrees"] = dict(parsed.degrees)
         fixed |= (
-            {"zero": (parsed.zero,), "sharded_pipelines": parsed.zero == 3} if words & {"zero", *ZERO_STAGES} else {}
+            {"zero": (parsed.zero,), "zero3_pipelines": parsed.zero == 3}
+            if words & {"zero", *ZERO_STAGE_BY_NAME}
+            else {}
         )
-        fixed["within_nodes"] = parsed.shards_within_nodes
+        fixed["shards_within_nodes"] = parsed.shards_within_nodes
         fixed |= {"chunks": (parsed.chunks,)} if "vp" in words else {}
         fixed |= {"sequence_parallel": True} if "sp" in words else {}
     if stated.get("schedules") is not None:
@@ -114,7 +116,7 @@ def narrowed_space(strategy: str | None, **stated: object) -> SearchSpace:
     return SearchSpace(**fixed)  # type: ignore[arg-type]
 
 
-def check_searchable(run: Run) -> None:
+def check_search_options(run: Run) -> None:
     """Raise PlanError if a run has options that a plan search does not support.
 
     Parameters
@@ -149,13 +151,13 @@ class Layout:
     mesh: Mesh
     sequence_parallel: bool
     local_batch: int
-    context: ContextParallelMethod = "ring"
+    context_parallel_method: ContextParallelMethod = "ring"
     etp: int | None = None
 
     @property
     def expert_ranks(self) -> int:
         """Number of ranks over which the experts are spread."""
-        axes = expert_strategy(self.etp).expert_axes
+        axes = expert_folding_strategy(self.etp).expert_axes
         return self.mesh.group_size(axes)
 
 
@@ -192,7 +194,9 @@ def list_layouts(
         degrees = {**stated, "tp": tp, "cp": cp, "ep": ep, "pp": pp}
         model_ranks = math.prod([degrees[axis] for axis in AXES if axis not in BATCH_AXES])
         replicas = gpus // model_ranks
-        degrees |= node_shard_degree(devices_per_node, replicas, model_ranks // pp) if space.within_nodes else {}
+        degrees |= (
+            shard_degree_within_node(devices_per_node, replicas, model_ranks // pp) if space.shards_within_nodes else {}
+        )
         ranks = math.prod(degrees.values())
         if (
             gpus % ranks
@@ -200,7 +204,7 @@ def list_layouts(
             or not _shares_batch_evenly(global_batch, replicas)
         ):
             continue
-        mesh, local = Mesh.of(degrees | {"dp": gpus // ranks}), math.ceil(global_batch / replicas)
+        mesh, local = Mesh.from_degrees(degrees | {"dp": gpus // ranks}), math.ceil(global_batch / replicas)
         for context in _contexts(graph, cp, space):
             laid_out += [Layout(mesh, sp, local, context, etp) for sp in _sequence_parallel(tp, space)]
     return laid_out
@@ -218,7 +222,7 @@ def _data_ranks(tp: int, cp: int, experts: int, etp: int | None, *, unfolded: bo
     return experts // inner if folds and etp in (1, tp) and experts % inner == 0 else None
 
 
-def expert_strategy(etp: int | None) -> Strategy:
+def expert_folding_strategy(etp: int | None) -> Strategy:
     """Return a strategy with nothing but the tensor degree of experts, which decides the axes that spread the experts.
 
     Parameters
@@ -236,8 +240,8 @@ def expert_strategy(etp: int | None) -> Strategy:
 
 def _contexts(graph: Graph, cp: int, space: SearchSpace) -> tuple[ContextParallelMethod, ...]:
     """Return the methods of context parallelism (ring, all-to-all) that the search tries at a degree cp."""
-    if cp == 1 or space.contexts is not None:
-        return space.contexts or ("ring",)
+    if cp == 1 or space.context_parallel_methods is not None:
+        return space.context_parallel_methods or ("ring",)
     return ("ring", "all_to_all") if (graph.tokens_per_sample or 0) >= LONG_SEQUENCE_TOKENS else ("ring",)
 
 
@@ -269,13 +273,13 @@ def _has_enough_layers(graph: Graph, stages: int) -> bool:
 
 def _useful(graph: Graph, space: SearchSpace) -> frozenset[str]:
     """Return the mesh axes that split a dim other than the batch in at least one layer."""
-    placement = STRATEGIES[space.preset](graph, Strategy(space.preset))
+    placement = STRATEGY_PRESETS[space.preset](graph, Strategy(space.preset))
     used: set[str] = set()
     for node in graph.nodes:
         dims = {dim for op in node.operations for tensor in (*op.read_tensors, op.out) for dim in tensor.dims} - {
             "batch"
         }
-        used.update(axis for dim, axes in placement.split_of(node).items() if dim in dims for axis in axes)
+        used.update(axis for dim, axes in placement.split_axes_of(node).items() if dim in dims for axis in axes)
     return frozenset(used)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from paleo.parallel.placement import parse_strategy
 from paleo.predict import MEMORY_HEADROOM_SHARE, predict
-from paleo.search.ranking import MAX_VARIED_PLANS
+from paleo.search.ranking import MAX_COMPARED_STRATEGIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -82,7 +82,7 @@ def group_tied_plans(model: ModelSpec, system: System, result: FoundPlans, top: 
     """
     first = predict(model, system, result.plans[0].run)
     width = (first.interval[1] / first.step_time) ** TIE_INTERVAL_FRACTION
-    varied = () if result.ranking is None else result.ranking.best_of_each_strategy(MAX_VARIED_PLANS)
+    varied = () if result.ranking is None else result.ranking.best_of_each_strategy(MAX_COMPARED_STRATEGIES)
     rows = list(result.plans) + [row for row in varied if row not in result.plans]
     capacity = system.device.memory.usable_bytes
     roomy = (1.0 - MEMORY_HEADROOM_SHARE) * capacity
@@ -121,21 +121,25 @@ def _grouped(rows: Iterable[PlanRow], width: float, capacity: float) -> Iterable
     lead, classes = 0.0, list["PlanRow"]()
     for row in rows:
         lead = lead if row.step_time <= lead * width else row.step_time
-        classes.append(replace(row, class_step_time=lead))
-    return sorted(classes, key=lambda row: (row.class_step_time, *(simplicity_key(row, capacity) if row.fits else ())))
+        classes.append(replace(row, tie_group_step_time=lead))
+    return sorted(
+        classes, key=lambda row: (row.tie_group_step_time, *(simplicity_key(row, capacity) if row.fits else ()))
+    )
 
 
 def _selected(rows: Sequence[PlanRow], top: int) -> Iterable[PlanRow]:
     """Return the simplest and the fastest plan of each group, then others up to ``top`` plans, in the given order."""
     first = list[int]()
-    for _, members in groupby(range(len(rows)), key=lambda number: (rows[number].fits, rows[number].class_step_time)):
+    for _, members in groupby(
+        range(len(rows)), key=lambda number: (rows[number].fits, rows[number].tie_group_step_time)
+    ):
         simplest, *others = members
         first += dict.fromkeys((simplest, min((simplest, *others), key=lambda number: rows[number].step_time)))
     others_of_all = (number for number in range(len(rows)) if number not in first)
     return [rows[number] for number in sorted([*first, *others_of_all][:top])]
 
 
-def tie_class_numbers(rows: Sequence[PlanRow]) -> list[int]:
+def tie_group_numbers(rows: Sequence[PlanRow]) -> list[int]:
     """Return the group of each plan (plans with about the same step time), numbered from 1 in the order of the plans.
 
     Parameters
@@ -148,6 +152,6 @@ def tie_class_numbers(rows: Sequence[PlanRow]) -> list[int]:
     list of int
         Number of the class of each plan.
     """
-    keys = [(row.gpus, row.fits, row.class_step_time or row.step_time) for row in rows]
+    keys = [(row.gpus, row.fits, row.tie_group_step_time or row.step_time) for row in rows]
     known = list(dict.fromkeys(keys))
     return [known.index(key) + 1 for key in keys]

@@ -62,7 +62,7 @@ class EngineBenchmark:
         return {**lengths, "arrivals": "at once"}
 
     @property
-    def measured(self) -> dict[str, float]:
+    def measured_performance(self) -> dict[str, float]:
         """Measured output tokens per second and latencies [s], by name, for comparison with a prediction."""
         names = ("ttft", "ttft_p99", "tpot", "tpot_p99")
         times = {name: self.values[name] * MILLISECOND for name in names if name in self.values}
@@ -140,7 +140,7 @@ class ServiceAudit:
     service: Service
 
     @property
-    def predicted(self) -> dict[str, float]:
+    def predicted_performance(self) -> dict[str, float]:
         """Prediction of each measured quantity by name: output tokens per second, and latencies [s]."""
         plan, result = self.service.best, self.service.simulation
         if plan is None or result is None:
@@ -149,14 +149,17 @@ class ServiceAudit:
         rate = plan.layout.replicas * result.tokens_per_s
         values = {"tokens_per_s": rate, "ttft": first["mean"], "ttft_p99": first["p99"]}
         values |= {"tpot": further["mean"], "tpot_p99": further["p99"]}
-        return {name: values[name] for name in self.benchmark.measured}
+        return {name: values[name] for name in self.benchmark.measured_performance}
 
     @property
-    def faults(self) -> dict[str, float]:
+    def latency_ratios_by_fault(self) -> dict[str, float]:
         """Ratios of measured to predicted latency that are out of range, by the part of the service at fault."""
-        if not self.predicted:
+        if not self.predicted_performance:
             return {}
-        ratios = {name: self.benchmark.measured[name] / self.predicted[name] for name in ("ttft", "tpot")}
+        ratios = {
+            name: self.benchmark.measured_performance[name] / self.predicted_performance[name]
+            for name in ("ttft", "tpot")
+        }
         names = {"tpot": "iterations of the engine", "ttft": "server, queue and prompts"}
         low, high = _NEAR
         return {names[part]: ratio for part, ratio in ratios.items() if not low < ratio < high}
@@ -164,14 +167,20 @@ class ServiceAudit:
     @property
     def verdict(self) -> str:
         """Sentences that compare the measured with the predicted throughput and latencies."""
-        if not self.predicted:
+        if not self.predicted_performance:
             return self.service.verdict
-        ratio = self.benchmark.measured["tokens_per_s"] / self.predicted["tokens_per_s"]
-        texts = [f"Measured {ratio:.2f} times the predicted {self.predicted['tokens_per_s']:,.0f} output tokens/s."]
-        if not self.faults:
+        ratio = self.benchmark.measured_performance["tokens_per_s"] / self.predicted_performance["tokens_per_s"]
+        texts = [
+            f"Measured {ratio:.2f} times the predicted {self.predicted_performance['tokens_per_s']:,.0f} output "
+            f"tokens/s."
+        ]
+        if not self.latency_ratios_by_fault:
             texts.append("Times to the first and to a further token are as predicted.")
-        for name, factor in self.faults.items():
+        for name, factor in self.latency_ratios_by_fault.items():
             part = "tpot" if name.startswith("iterations") else "ttft"
-            pair = (format_duration(each[part]) for each in (self.benchmark.measured, self.predicted))
+            pair = (
+                format_duration(each[part])
+                for each in (self.benchmark.measured_performance, self.predicted_performance)
+            )
             texts.append(f"Off: {name}, {factor:.2g} times the prediction ({' for '.join(pair)}).")
         return " ".join(texts)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from paleo.errors import SpecError
 from paleo.serving.formats import Formats, parse_formats
 from paleo.serving.forward_lowering import Sharding
-from paleo.specs.catalog import SIXTEEN_BIT_FORMAT, converted_weights_folder, parse_weight_format
+from paleo.specs.catalog import DEFAULT_WEIGHT_FORMAT, converted_weights_folder, parse_weight_format
 
 if TYPE_CHECKING:
     from paleo.serving.plans import ServingPlan
@@ -83,13 +83,13 @@ class EngineCommand:
         return parse_formats(self.weight_format or model.released, self.cache_format)
 
     @property
-    def speculation(self) -> dict[str, float]:
+    def speculation_settings(self) -> dict[str, float]:
         """Speculative-decoding settings of the launch command, by the field names of `ServingEngine`."""
         names = ("drafted", "branches", "verified", "draft_vocabulary")
         return {name: getattr(self, name) for name in names} if self.drafted else {"drafted": 0}
 
 
-def read_command(text: str) -> EngineCommand:
+def parse_engine_command(text: str) -> EngineCommand:
     """Parse the command line that launches vLLM, SGLang or TensorRT-LLM.
 
     Parameters
@@ -109,7 +109,9 @@ def read_command(text: str) -> EngineCommand:
 
     Examples
     --------
-    >>> read_command("vllm serve meta-llama/Llama-3.1-8B -tp 2 --kv-cache-dtype fp8 --max-num-seqs=64").max_sequences
+    >>> parse_engine_command(
+    ...     "vllm serve meta-llama/Llama-3.1-8B -tp 2 --kv-cache-dtype fp8 --max-num-seqs=64"
+    ... ).max_sequences
     64
     """
     words = _words(text)
@@ -186,7 +188,7 @@ def _drafted(words: list[str]) -> int:
     return int(_number("drafted", value) or 0)
 
 
-def quantises_at_start(engine: str, weights: str, released: str) -> bool:
+def is_quantised_at_start(engine: str, weights: str, released: str) -> bool:
     """Return True if a serving engine quantises the published weights to a format by itself when it starts.
 
     vLLM and SGLang quantise 16-bit weights to fp8 (``--quantization fp8``); other formats need weights converted
@@ -204,10 +206,10 @@ def quantises_at_start(engine: str, weights: str, released: str) -> bool:
     bool
         True if no conversion is needed before the start.
     """
-    return (weights, released) == ("fp8", SIXTEEN_BIT_FORMAT) and engine.startswith(("vllm", "sglang"))
+    return (weights, released) == ("fp8", DEFAULT_WEIGHT_FORMAT) and engine.startswith(("vllm", "sglang"))
 
 
-def weights_to_load(engine: str, model: ModelSpec, weights: str) -> str:
+def weights_id_or_folder(engine: str, model: ModelSpec, weights: str) -> str:
     """Return the hub id of the weights that an engine loads, or the name of a folder with converted weights.
 
     Parameters
@@ -225,7 +227,7 @@ def weights_to_load(engine: str, model: ModelSpec, weights: str) -> str:
         Hugging Face hub id, or name of a folder.
     """
     name = model.weights_hub_id or model.name
-    published = weights == model.released or quantises_at_start(engine, weights, model.released)
+    published = weights == model.released or is_quantised_at_start(engine, weights, model.released)
     return name if published else converted_weights_folder(name, weights)
 
 
@@ -252,7 +254,7 @@ def engine_command_line(engine: str, model: ModelSpec, plan: ServingPlan) -> str
     if kind < 0:
         return ""
     limits = {"tokens": plan.batching.max_tokens, "sequences": plan.batching.max_sequences}
-    loaded = weights_to_load(engine, model, formats.text)
+    loaded = weights_id_or_folder(engine, model, formats.text)
     start = (f"vllm serve {loaded}", f"python -m sglang.launch_server --model-path {loaded}", f"trtllm-serve {loaded}")
     ranks, replicas = sharding.attention_dp, plan.layout.replicas if kind < 2 else 1
     tp = sharding.expert_group_size if kind == 1 else sharding.tp
@@ -265,7 +267,7 @@ def engine_command_line(engine: str, model: ModelSpec, plan: ServingPlan) -> str
         flags.append("--enable-expert-parallel")
     if ranks > 1 and kind == 1:
         flags.append("--enable-dp-attention")
-    if quantises_at_start(engine, formats.text, model.released):
+    if is_quantised_at_start(engine, formats.text, model.released):
         flags.append("--quantization fp8")
     if formats.cache_format == "fp8" and kind < 2:
         flags.append("--kv-cache-dtype " + ("fp8", "fp8_e4m3")[kind])

@@ -13,7 +13,7 @@ from pydantic import Field
 from paleo.errors import SpecError
 from paleo.serving.iteration_times import EngineKernels
 from paleo.specs.catalog import entry_names, read_entry
-from paleo.specs.loading import PositiveCount, Spec, StrictBool, Text, build_validated
+from paleo.specs.loading import NonEmptyText, PositiveCount, Spec, StrictBool, validate_mapping
 from paleo.units import MEBIBYTE, Bytes, Seconds
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ class BatchLimit(Spec):
     """Largest number of tokens and sequences per iteration of a serving engine, on devices with a minimum memory."""
 
     memory: Bytes = Field(0.0, description="least memory of the device")
-    exceptions: tuple[Text, ...] = Field((), alias="except", description="beginnings of names of devices left out")
+    exceptions: tuple[NonEmptyText, ...] = Field(
+        (), alias="except", description="beginnings of names of devices left out"
+    )
     tokens: PositiveCount = Field(description="tokens of an iteration")
     offline_tokens: PositiveCount | None = Field(None, description="the same where no server is in front")
     sequences: PositiveCount = Field(description="sequences of an iteration")
@@ -35,10 +37,10 @@ class BatchLimit(Spec):
 class ServingEngine(Spec):
     """Behaviour of one serving engine (vLLM, SGLang, TensorRT-LLM) at one release."""
 
-    name: Text = ""
-    title: Text
-    release: Text
-    since: Text = Field("0", description="the first release that it describes")
+    name: NonEmptyText = ""
+    title: NonEmptyText
+    release: NonEmptyText
+    since: NonEmptyText = Field("0", description="the first release that it describes")
     batching: Literal["mixed", "prefill first"] = Field(
         description="whether chunks of prompts join the iterations of decode, or run alone before these"
     )
@@ -77,7 +79,7 @@ class ServingEngine(Spec):
     beam: Seconds = Field(0.0, description="seconds that a search adds for each token of a beam: scores and choice")
     all_reduce: Seconds = Field(0.0, description="shortest sum over peers by its own kernel; 0: by the library alone")
     all_reduce_most: Bytes = Field(8.0 * MEBIBYTE, description="bytes of a sum from which on it is left to the library")
-    attention: dict[Text, Text] = Field(
+    attention: dict[NonEmptyText, NonEmptyText] = Field(
         default_factory=dict, description="attention kernels by architecture, where they are not the usual ones"
     )
     latent: Literal["vllm", "sglang", "trtllm"] = Field(
@@ -89,10 +91,10 @@ class ServingEngine(Spec):
     converts: StrictBool = Field(
         False, description="whether a kernel of its own brings activations to the narrow format of the weights"
     )
-    experts: dict[Text, Text] = Field(
+    experts: dict[NonEmptyText, NonEmptyText] = Field(
         default_factory=dict, description="kernels of experts by architecture; CUTLASS's grouped products elsewhere"
     )
-    packed_experts: dict[Text, Text] = Field(
+    packed_experts: dict[NonEmptyText, NonEmptyText] = Field(
         default_factory=dict, description="the same where their weights only are narrow, multiplied in sixteen bits"
     )
     issue: Seconds = Field(
@@ -118,14 +120,14 @@ class ServingEngine(Spec):
         0.0, description="tokens that the head chooses from; 0: all that the network has"
     )
     drafted_sequences: PositiveCount | None = Field(None, description="most sequences of an iteration with such a head")
-    suggested: dict[Text, dict[Text, Seconds]] = Field(
+    suggested: dict[NonEmptyText, dict[NonEmptyText, Seconds]] = Field(
         default_factory=dict, description="values that sources of rows suggest of a fact, by its name and theirs"
     )
     overlapped_scheduler: StrictBool = Field(True, description="whether it schedules an iteration while another runs")
-    source: Text
-    notes: Text | None = None
+    source: NonEmptyText
+    notes: NonEmptyText | None = None
 
-    def limit(self, device: Device) -> BatchLimit:
+    def batch_limit(self, device: Device) -> BatchLimit:
         """Return the engine's default limits of an iteration on a device.
 
         Parameters
@@ -146,7 +148,7 @@ class ServingEngine(Spec):
         Examples
         --------
         >>> from paleo.specs.device import load_device
-        >>> [load_engine("vllm").limit(load_device(name)).tokens for name in ("h100-sxm5-80gb", "a100-sxm4-80gb")]
+        >>> [load_engine("vllm").batch_limit(load_device(name)).tokens for name in ("h100-sxm5-80gb", "a100-sxm4-80gb")]
         [8192, 2048]
         """
         for rule in self.limits:
@@ -222,14 +224,14 @@ class ServingEngine(Spec):
     def kernels(self) -> EngineKernels:
         """Properties of the engine that determine kernel times, such as fusion, attention kernels and drafting."""
         return EngineKernels(
-            all_reduce_latency=self.all_reduce, attention=tuple(self.attention.items()),
-            experts=tuple(self.experts.items()), packed_experts=tuple(self.packed_experts.items()),
+            all_reduce_latency=self.all_reduce, attention_kernels=tuple(self.attention.items()),
+            expert_kernels=tuple(self.experts.items()), weight_only_expert_kernels=tuple(self.packed_experts.items()),
             mla_library=self.latent, joint_attention=self.joint_attention,
             has_quantisation_kernel=self.converts, drafted_tokens=self.drafted, acceptance=self.acceptance,
             branches=self.branches,
             verified_tokens=self.verified, draft_vocabulary=self.draft_vocabulary,
             all_reduce_max_bytes=self.all_reduce_most,
-            issue=self.issue, largest_graph=self.largest_graph, wide_graph=self.wide_graph,
+            kernel_launch_time=self.issue, largest_graph=self.largest_graph, wide_graph=self.wide_graph,
         )  # fmt: skip
 
 
@@ -252,7 +254,7 @@ def load_engine(name_or_path: str | Path) -> ServingEngine:
         If there is no such entry or the file is not valid.
     """
     path, data = read_entry("engines", name_or_path)
-    return build_validated(ServingEngine, {"name": path.stem, **data}, path)
+    return validate_mapping(ServingEngine, {"name": path.stem, **data}, path)
 
 
 def engine_of_release(name: str, release: str) -> ServingEngine:

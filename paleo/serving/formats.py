@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paleo.errors import SpecError, suggest_names
-from paleo.specs.catalog import hub_id, join_weight_formats
+from paleo.specs.catalog import join_weight_formats, model_hub_id
 
 if TYPE_CHECKING:
     from paleo.specs.device import Device
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: Bytes of a weight with its scales: fp8 and int8 by channel or blocks of 128 x 128; NVFP4 a byte for 16 numbers, MXFP4
 #: for 32 (OCP Microscaling specification 1.0); int4 two bytes and a zero point for 128 (AWQ, GPTQ). ``int4-g32`` is
 #: int4 with two bytes for each group of 32 and no zero points (symmetric groups of compressed-tensors).
-WEIGHT_BYTES = {
+WEIGHT_ELEMENT_BYTES = {
     "fp32": 4.0,
     "bf16": 2.0,
     "fp16": 2.0,
@@ -33,9 +33,17 @@ WEIGHT_BYTES = {
     "int4": 0.5 + 2.5 / 128.0,
 }
 #: Bytes of a number in the KV cache.
-CACHE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5 + 1.0 / 16.0}
+KV_CACHE_ELEMENT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5 + 1.0 / 16.0}
 #: Other names of formats.
-ALIASES = {"nvfp4": "fp4", "awq": "int4", "gptq": "int4", "w4a16": "int4", "w8a8": "fp8", "float8": "fp8", "auto": ""}
+FORMAT_ALIASES = {
+    "nvfp4": "fp4",
+    "awq": "int4",
+    "gptq": "int4",
+    "w4a16": "int4",
+    "w8a8": "fp8",
+    "float8": "fp8",
+    "auto": "",
+}
 #: The format whose arithmetic a narrow one uses where a device has it.
 ARITHMETIC_FORMATS = {"fp8": "fp8", "int8": "fp8", "fp4": "fp4"}
 #: Publishers of networks whose fp8 weights have a scale for each block of 128 x 128 (``weight_block_size`` of all 17
@@ -51,7 +59,7 @@ def weight_bytes(name: str) -> float:
     Parameters
     ----------
     name : str
-        A format of `WEIGHT_BYTES`, or int4 with the size of its groups, such as ``int4-g32``.
+        A format of `WEIGHT_ELEMENT_BYTES`, or int4 with the size of its groups, such as ``int4-g32``.
 
     Returns
     -------
@@ -64,7 +72,7 @@ def weight_bytes(name: str) -> float:
     (0.51953125, 0.5625)
     """
     grouped = _GROUPED.match(name)
-    return 0.5 + 2.0 / int(grouped[1]) if grouped else WEIGHT_BYTES[name]
+    return 0.5 + 2.0 / int(grouped[1]) if grouped else WEIGHT_ELEMENT_BYTES[name]
 
 
 def has_block_scales(model: ModelSpec, weights: str) -> bool:
@@ -91,7 +99,7 @@ def has_block_scales(model: ModelSpec, weights: str) -> bool:
     """
     published = model.released.partition("+")[0] == weights == "fp8"
     owner, _, name = model.weights_hub_id.partition("/")
-    return published and (owner if name else hub_id(model.name).partition("/")[0]) in BLOCK_SCALED_PUBLISHERS
+    return published and (owner if name else model_hub_id(model.name).partition("/")[0]) in BLOCK_SCALED_PUBLISHERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +142,9 @@ class Formats:
     @property
     def cache_bytes(self) -> float:
         """Bytes per element of the KV cache."""
-        return CACHE_BYTES[self.cache_format]
+        return KV_CACHE_ELEMENT_BYTES[self.cache_format]
 
-    def arithmetic(self, device: Device) -> str:
+    def arithmetic_format(self, device: Device) -> str:
         """Return the number format in which a device multiplies the quantised weights.
 
         Parameters
@@ -152,7 +160,7 @@ class Formats:
         Examples
         --------
         >>> from paleo.specs.device import load_device
-        >>> [Formats("fp8").arithmetic(load_device(name)) for name in ("h100-sxm5-80gb", "a100-sxm4-80gb")]
+        >>> [Formats("fp8").arithmetic_format(load_device(name)) for name in ("h100-sxm5-80gb", "a100-sxm4-80gb")]
         ['fp8', 'bf16']
         """
         narrow = ARITHMETIC_FORMATS.get(self.weight_format)
@@ -200,8 +208,11 @@ def parse_formats(weights: str | None, cache: str | None = None) -> Formats:
     Formats(weight_format='fp4', cache_format='fp8', expert_format=None)
     """
     dense, _, experts = str(weights or "bf16").lower().partition("+")
-    first, second = _known("weights", dense, WEIGHT_BYTES), _known("cache", str(cache or "bf16").lower(), CACHE_BYTES)
-    narrow = _known("weights", experts, WEIGHT_BYTES) if experts else first
+    first, second = (
+        _known("weights", dense, WEIGHT_ELEMENT_BYTES),
+        _known("cache", str(cache or "bf16").lower(), KV_CACHE_ELEMENT_BYTES),
+    )
+    narrow = _known("weights", experts, WEIGHT_ELEMENT_BYTES) if experts else first
     first = "bf16" if first == "mxfp4" else first
     return Formats(first, second, None if narrow == first else narrow)
 
@@ -211,7 +222,7 @@ def _known(option: str, name: str, known: Mapping[str, float]) -> str:
 
     SpecError, which names the ``option``, is raised for an unknown name.
     """
-    value = ALIASES.get(name, name) or "bf16"
-    if value not in known and not (known is WEIGHT_BYTES and _GROUPED.match(value)):
-        raise SpecError(f"--{option} {value!r}: unknown format; {suggest_names(value, [*known, *ALIASES])}")
+    value = FORMAT_ALIASES.get(name, name) or "bf16"
+    if value not in known and not (known is WEIGHT_ELEMENT_BYTES and _GROUPED.match(value)):
+        raise SpecError(f"--{option} {value!r}: unknown format; {suggest_names(value, [*known, *FORMAT_ALIASES])}")
     return value

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from paleo.step.backend import Backend
 
 #: Tokens of the two lowerings: above any sliding window.
-SHORT, LONG = 2**15, 2**16
+FEW_TOKENS, MANY_TOKENS = 2**15, 2**16
 #: Products of one input that every engine computes as one: the latents of queries and of keys (``fused_qkv_a_proj`` in
 #: vLLM and SGLang, ``kv_a_proj_with_mqa`` in TensorRT-LLM 1.0).
 _JOINED = (".q_down", ".kv_down")
@@ -110,7 +110,7 @@ class TokenScaledKernel:
         Kernel
             Kernel with the FLOP, bytes and shape at that number of tokens.
         """
-        share = (tokens - SHORT) / (LONG - SHORT)
+        share = (tokens - FEW_TOKENS) / (MANY_TOKENS - FEW_TOKENS)
         values: dict[str, Any] = {
             name: _affine(getattr(self.kernel_at_few_tokens, name), getattr(self.kernel_at_many_tokens, name), share)
             for name in _FIELDS
@@ -137,7 +137,7 @@ class TokenScaledKernel:
         """
         return ".shared." in self.kernel_at_few_tokens.name
 
-    def joined(self, other: TokenScaledKernel) -> TokenScaledKernel:
+    def fused_with(self, other: TokenScaledKernel) -> TokenScaledKernel:
         """Fuse two GEMMs that read the same input (such as latent projections of queries and keys) into one.
 
         Parameters
@@ -156,7 +156,7 @@ class TokenScaledKernel:
             kernel_at_many_tokens=_wider(self.kernel_at_many_tokens, other.kernel_at_many_tokens),
         )
 
-    def in_sixteen_bits(self) -> TokenScaledKernel:
+    def with_sixteen_bit_arithmetic(self) -> TokenScaledKernel:
         """Return the GEMM with 16-bit weights and arithmetic, as for layers that engines leave unquantised.
 
         Returns
@@ -229,10 +229,10 @@ class LoweredForward:
 
     Attributes
     ----------
-    layers, head : tuple of TokenScaledKernel
+    layers, head_kernels : tuple of TokenScaledKernel
         Kernels that run on all tokens of an iteration, and kernels that run only on tokens that sample (final norm,
         output head).
-    layer_collectives, head_exchanges : tuple of TokenCollective
+    layer_collectives, head_collectives : tuple of TokenCollective
         Collectives over the tensor-parallel ranks, of layers and head.
     attention : tuple of AttentionLayers
         Fused attention, by shape.
@@ -247,9 +247,9 @@ class LoweredForward:
     """
 
     layers: tuple[TokenScaledKernel, ...]
-    head: tuple[TokenScaledKernel, ...]
+    head_kernels: tuple[TokenScaledKernel, ...]
     layer_collectives: tuple[TokenCollective, ...]
-    head_exchanges: tuple[TokenCollective, ...]
+    head_collectives: tuple[TokenCollective, ...]
     attention: tuple[AttentionLayers, ...]
     state_elements: float
     parameters: float
@@ -264,10 +264,12 @@ class LoweredForward:
     @property
     def local_vocabulary_size(self) -> float:
         """Columns of the output head on a rank (its part of the vocabulary); 0 without a head."""
-        return max((each.kernel_at_few_tokens.shape["n"] for each in self.head if each.weight_elements), default=0.0)
+        return max(
+            (each.kernel_at_few_tokens.shape["n"] for each in self.head_kernels if each.weight_elements), default=0.0
+        )
 
     @property
-    def mixture_layers(self) -> float:
+    def mixture_layer_count(self) -> float:
         """Number of mixture-of-experts layers."""
         names = {each.kernel_at_few_tokens.name.rpartition(".expert")[0] for each in self.layers if each.is_expert_gemm}
         counts = {
@@ -285,7 +287,7 @@ def lower_forward(model: ModelSpec, system: System, sharding: Sharding, dtype: s
     ----------
     model, system : ModelSpec, System
         Network and machine.
-    sharding : Sharding
+    sharding : ZeroSharding
         Parallel degrees; only ``tp`` is used here, the caller applies pipeline stages and ``attention_dp``.
     dtype : str
         Number format of GEMMs with weights.
@@ -301,8 +303,8 @@ def lower_forward(model: ModelSpec, system: System, sharding: Sharding, dtype: s
         If the network cannot be divided over ``tp`` ranks.
     """
     software = _engine_software()
-    short, backend = _program(model, system, sharding.tp, dtype, SHORT, software)
-    long, _ = _program(model, system, sharding.tp, dtype, LONG, software)
+    short, backend = _program(model, system, sharding.tp, dtype, FEW_TOKENS, software)
+    long, _ = _program(model, system, sharding.tp, dtype, MANY_TOKENS, software)
     # The index of the last section before the final norm and head, which all prompt tokens need.
     mixing = [
         index
@@ -328,7 +330,7 @@ def lower_forward(model: ModelSpec, system: System, sharding: Sharding, dtype: s
         attention,
         state_elements=states,
         parameters=short.parameter_count,
-        hidden_size=short.sections[last].output_bytes / SHORT / backend.formats.activation_bytes,
+        hidden_size=short.sections[last].output_bytes / FEW_TOKENS / backend.formats.activation_bytes,
         generates_tokens=_generates(short),
     )
     return result, backend
@@ -400,11 +402,16 @@ def _of_engines(kernels: list[TokenScaledKernel]) -> list[TokenScaledKernel]:
     pairs = {name: name.removesuffix(first) + second for name in named if name.endswith(first)}
     pairs = {name: other for name, other in pairs.items() if other in named}
     whole = [
-        each.joined(named[pairs[each.kernel_at_few_tokens.name]]) if each.kernel_at_few_tokens.name in pairs else each
+        each.fused_with(named[pairs[each.kernel_at_few_tokens.name]])
+        if each.kernel_at_few_tokens.name in pairs
+        else each
         for each in kernels
         if each.kernel_at_few_tokens.name not in pairs.values()
     ]
-    return [each.in_sixteen_bits() if each.kernel_at_few_tokens.name.endswith(_UNQUANTISED) else each for each in whole]
+    return [
+        each.with_sixteen_bit_arithmetic() if each.kernel_at_few_tokens.name.endswith(_UNQUANTISED) else each
+        for each in whole
+    ]
 
 
 def _exchanges(short: Section, long: Section) -> Iterator[TokenCollective]:
@@ -413,11 +420,13 @@ def _exchanges(short: Section, long: Section) -> Iterator[TokenCollective]:
     ``short`` and ``long`` are the section at `SHORT` and `LONG` tokens. A collective on the output of another section
     runs once, not in each repetition of the layer.
     """
-    for first, second in zip(short.transfers, long.transfers, strict=True):
+    for first, second in zip(short.collectives, long.collectives, strict=True):
         _, arrow, source = first.name.partition("<")
         foreign = bool(arrow) and not source.startswith(short.name.partition(".")[0])
         count = first.calls_per_iteration * (1.0 if foreign else float(short.repeat))
-        yield TokenCollective(first.operation, (second.payload_bytes - first.payload_bytes) / (LONG - SHORT), count)
+        yield TokenCollective(
+            first.operation, (second.payload_bytes - first.payload_bytes) / (MANY_TOKENS - FEW_TOKENS), count
+        )
 
 
 def _attending(program: Program) -> Iterator[AttentionLayers]:

@@ -17,24 +17,29 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError
-from paleo.operations.tensor import precision
+from paleo.operations.tensor import default_precision
 from paleo.pricing.attention import (
     DecodeParameters,
     PrefillParameters,
     attention_decode_time,
     attention_prefill_time,
-    default_kernel,
+    default_attention_kernel,
 )
 from paleo.pricing.engine_gemm import EngineGemmParameters, low_precision_gemm_time
-from paleo.pricing.experts import TUNED_BLOCK_TILES, expert_tiles, experts_time
+from paleo.pricing.experts import TUNED_BLOCK_SCALED_TILES, expert_ffn_time, expert_gemm_tiles
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.kernels import CalibratedPredictor, device_datasheet
-from paleo.pricing.latent_kernels import CACHED as LATENT_CACHED
-from paleo.pricing.latent_kernels import TOKEN_ROWS, TRITON_ROWS, LatentAttentionParameters, latent_attention_time
-from paleo.pricing.power import power_slowdown, switching_activity
+from paleo.pricing.latent_attention import CACHED_LATENT_DIM as LATENT_CACHED
+from paleo.pricing.latent_attention import (
+    DECODE_BLOCK_ROWS,
+    TRITON_DECODE_BLOCK_ROWS,
+    LatentAttentionParameters,
+    latent_attention_time,
+)
+from paleo.pricing.power import power_slowdown, relative_training_energy
 from paleo.serving.formats import has_block_scales
 from paleo.serving.forward_lowering import (
-    LONG,
+    MANY_TOKENS,
     AttentionLayers,
     LoweredForward,
     Sharding,
@@ -45,7 +50,7 @@ from paleo.units import MEBIBYTE, MICROSECOND
 
 if TYPE_CHECKING:
     from paleo.operations.base import Kernel
-    from paleo.pricing.kernels import FamilyPredictor
+    from paleo.pricing.kernels import KernelFamilyPredictor
     from paleo.serving.formats import Formats
     from paleo.specs.device import Device
     from paleo.specs.model import ModelSpec
@@ -74,27 +79,27 @@ PREFILL_BATCH_TOKENS = 8192.0
 #: Share of an NVLink's rate that a kernel reaches which reads its peers' memory, and the latency of a second
 #: synchronisation between the halves of a two-step all-reduce over that of the whole call (vLLM's, SGLang's and
 #: TensorRT-LLM's kernels on A100 and H100, 64 KiB to 8 MiB).
-PEER_SHARE, SECOND_STEP = 0.6, 0.3
+NVLINK_PEER_READ_SHARE, TWO_SHOT_EXTRA_LATENCY = 0.6, 0.3
 #: Bytes that a dynamic conversion to a narrow format moves for each number: two reads in sixteen bits, a write.
-CONVERSION_BYTES = 5.0
+QUANTISATION_BYTES_PER_ELEMENT = 5.0
 #: Share of it that is the search for the largest activation, which scales of tokens and blocks do not need: one of two
 #: kernels, and one of the reads.
 AMAX_PASS_SHARE = 0.5
 #: Seconds of a norm that is fused with the sum before it beside its bytes.
-FUSED_NORM_SECONDS = 1.0 * MICROSECOND
+FUSED_NORM_FIXED_TIME = 1.0 * MICROSECOND
 #: Share of the memory bandwidth that a kernel reaches which streams states or short sequences.
-STREAMED_SHARE = 0.8
+STREAMING_BANDWIDTH_SHARE = 0.8
 #: Exponent of the popularity of experts: between equal loads and the least uneven ones (1.01) of the timed kernels.
 EXPERT_POPULARITY_EXPONENT = 0.5
 #: Kernels of a layer's experts (order of the tokens, conversion, two products, activation, sum of the visits),
 #: and of its attention (write of the cache, attention, combination of its parts).
-EXPERT_KERNELS, ATTENTION_KERNELS = 6, 3
+KERNELS_PER_MIXTURE_LAYER, KERNELS_PER_ATTENTION_LAYER = 6, 3
 #: Passes that all engines join with the next one: residual sums with norms, the rotation of keys with that of queries.
-JOINED = (".add", ".key.rotated")
+FUSED_PASS_SUFFIXES = (".add", ".key.rotated")
 #: Ranks from which on an engine captures graphs of more sequences.
-WIDE = 4
+WIDE_GRAPH_MIN_RANKS = 4
 #: Products of sixteen bits behind weight-only kernels: share of their rate where arithmetic limits them.
-DEQUANTISED_SHARE = 0.85
+WEIGHT_ONLY_RATE_SHARE = 0.85
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +112,11 @@ class EngineKernels:
         Latency of the engine's own all-reduce kernel over NVLink [s]; 0 if it has none.
     all_reduce_max_bytes : float
         Payload from which on the engine leaves all-reduces to NCCL [byte].
-    attention : tuple
+    attention_kernels : tuple
         (architecture, attention kernel) pairs, for architectures with another kernel than the usual one.
-    experts : tuple
+    expert_kernels : tuple
         (architecture, grouped-GEMM kernel of experts) pairs; the first that matches counts.
-    packed_experts : tuple
+    weight_only_expert_kernels : tuple
         The same for experts with narrow weights and 16-bit activations.
     mla_library : str
         Library of the kernels of latent attention (MLA) and of products whose weights have scales per block.
@@ -137,7 +142,7 @@ class EngineKernels:
         Tokens of each sequence that an iteration verifies, including its last token; 0: those of a chain.
     draft_vocabulary : float
         Size of the draft head's vocabulary [tokens]; 0: that of the network.
-    issue : float
+    kernel_launch_time : float
         Host time to launch one kernel of an iteration without CUDA graph [s].
     largest_graph, wide_graph : int
         Largest number of sequences of a captured CUDA graph of decode, and the same with tp of 4 or more (0: equal).
@@ -145,9 +150,9 @@ class EngineKernels:
 
     all_reduce_latency: float = 4.6 * MICROSECOND
     all_reduce_max_bytes: float = 8.0 * MEBIBYTE
-    attention: tuple[tuple[str, str], ...] = ()
-    experts: tuple[tuple[str, str], ...] = ()
-    packed_experts: tuple[tuple[str, str], ...] = ()
+    attention_kernels: tuple[tuple[str, str], ...] = ()
+    expert_kernels: tuple[tuple[str, str], ...] = ()
+    weight_only_expert_kernels: tuple[tuple[str, str], ...] = ()
     mla_library: str = "trtllm"
     joint_attention: bool = False
     fused_norm: bool = True
@@ -158,7 +163,7 @@ class EngineKernels:
     branches: int = 1
     verified_tokens: int = 0
     draft_vocabulary: float = 0.0
-    issue: float = 0.0
+    kernel_launch_time: float = 0.0
     largest_graph: int = 0
     wide_graph: int = 0
 
@@ -177,10 +182,10 @@ class IterationTables:
 
     Attributes
     ----------
-    layer_times, head : numpy.ndarray
+    layer_times, head_times : numpy.ndarray
         Time of all layers, and of output head and sampling, at each number of tokens in ``TOKEN_GRID`` [s], shape
         (34,).
-    communication : numpy.ndarray
+    collective_times : numpy.ndarray
         Part of ``layer_times`` that is collectives [s], shape (34,).
     decode_attention_times : numpy.ndarray
         Attention time of decoding one token per sequence, all layers [s], shape (sequences, cached tokens).
@@ -188,7 +193,7 @@ class IterationTables:
         Attention time as in ``decode_attention_times``, in iterations that also have prompts [s].
     prefill_attention_times : numpy.ndarray
         Attention time that a prefill chunk adds [s], shape (chunk lengths, cached tokens before it).
-    prefill_launch : float
+    prefill_fixed_time : float
         Time of launching attention of chunks in all layers [s].
     state_time_per_sequence : float
         Time that each decoding sequence adds for recurrent states [s].
@@ -196,7 +201,7 @@ class IterationTables:
         Pipeline stages.
     stage_transfer_time : float
         Time in which a token's features pass to the next pipeline stage [s].
-    issue : float
+    launch_time : float
         Time in which the host launches all kernels of an iteration without CUDA graph [s].
     lowered : LoweredForward
         Kernels and collectives of one rank.
@@ -207,16 +212,16 @@ class IterationTables:
     """
 
     layer_times: Array
-    head: Array
-    communication: Array
+    head_times: Array
+    collective_times: Array
     decode_attention_times: Array
     joint_attention_times: Array
     prefill_attention_times: Array
-    prefill_launch: float
+    prefill_fixed_time: float
     state_time_per_sequence: float
     stages: int
     stage_transfer_time: float
-    issue: float
+    launch_time: float
     lowered: LoweredForward
     sharding: Sharding
     calibration: str
@@ -225,7 +230,7 @@ class IterationTables:
     @property
     def largest_graph(self) -> int:
         """Largest number of sequences of a rank that decode in a captured CUDA graph."""
-        wide = self.sharding.expert_group_size >= WIDE and self.kernels.wide_graph
+        wide = self.sharding.expert_group_size >= WIDE_GRAPH_MIN_RANKS and self.kernels.wide_graph
         return wide or self.kernels.largest_graph
 
     @property
@@ -296,7 +301,7 @@ class IterationTables:
             Time [s].
         """
         number = np.asarray(sequences, dtype=np.float64)
-        return np.where(number > 0, _extended(np.maximum(number, 1.0), TOKEN_GRID, self.head), 0.0)
+        return np.where(number > 0, _extended(np.maximum(number, 1.0), TOKEN_GRID, self.head_times), 0.0)
 
     def decode_attention_time(self, sequences: Numbers, cached: Numbers, *, joint: bool = False) -> Array:
         """Return the attention time of one decode token per sequence, over all layers.
@@ -319,7 +324,7 @@ class IterationTables:
             np.asarray(sequences, dtype=np.float64), np.asarray(cached, dtype=np.float64)
         )
         share = np.minimum(number, 1.0)  # a fraction of a sequence is there for a share of the time
-        each = bilinear(
+        each = interpolate_bilinearly(
             np.maximum(number, 1.0),
             length,
             SEQUENCE_GRID,
@@ -348,14 +353,14 @@ class IterationTables:
         number, tokens, before = np.broadcast_arrays(
             *(np.asarray(each, dtype=np.float64) for each in (chunks, length, cached))
         )
-        each = bilinear(
+        each = interpolate_bilinearly(
             np.maximum(tokens, 1.0),
             before,
             CHUNK_LENGTH_GRID,
             np.append(0.0, CACHED_TOKEN_GRID[1:]),
             self.prefill_attention_times,
         )
-        return np.asarray(number * each + np.minimum(number, 1.0) * self.prefill_launch)
+        return np.asarray(number * each + np.minimum(number, 1.0) * self.prefill_fixed_time)
 
     def iteration_time(
         self, *, decoded: Numbers, cached: Numbers, chunks: Numbers = 0.0, length: Numbers = 1.0, before: Numbers = 0.0,
@@ -393,7 +398,7 @@ class IterationTables:
             seconds = seconds + np.minimum(np.asarray(chunks, dtype=np.float64), 1.0) * added
         seconds = seconds + self.speculation_time(share) + (self.stages - 1) * self.stage_transfer_time * tokens
         captured = (pieces == 0.0) & (share <= self.largest_graph)
-        return np.asarray(np.where(captured, seconds, np.maximum(seconds, self.issue)))
+        return np.asarray(np.where(captured, seconds, np.maximum(seconds, self.launch_time)))
 
 
 def _extended(points: Array, grid: Array, values: Array) -> Array:
@@ -402,7 +407,7 @@ def _extended(points: Array, grid: Array, values: Array) -> Array:
     return np.asarray(np.where(points > grid[-1], values[-1] * points / grid[-1], inside))
 
 
-def bilinear(x: Array, y: Array, xs: Array, ys: Array, table: Array) -> Array:
+def interpolate_bilinearly(x: Array, y: Array, xs: Array, ys: Array, table: Array) -> Array:
     """Interpolate a two-dimensional table bilinearly; beyond its ends the last slopes continue.
 
     Parameters
@@ -426,7 +431,7 @@ def bilinear(x: Array, y: Array, xs: Array, ys: Array, table: Array) -> Array:
     Examples
     --------
     >>> table = np.array([[1.0, 3.0], [2.0, 4.0]])
-    >>> float(bilinear(np.array(1.5), np.array(3.0), np.array([1.0, 2.0]), np.array([2.0, 4.0]), table))
+    >>> float(interpolate_bilinearly(np.array(1.5), np.array(3.0), np.array([1.0, 2.0]), np.array([2.0, 4.0]), table))
     2.5
     """
     i = np.clip(np.searchsorted(xs, x, side="right") - 1, 0, len(xs) - 2)
@@ -446,7 +451,7 @@ def iteration_tables(
     ----------
     model, system : ModelSpec, System
         Network and machine.
-    sharding : Sharding
+    sharding : ZeroSharding
         Parallel degrees of a replica.
     formats : Formats
         Number formats of weights and KV cache.
@@ -464,22 +469,24 @@ def iteration_tables(
         If the network cannot be divided by the sharding, or the device lacks a format.
     """
     engine = kernels or EngineKernels()
-    work, backend = lower_forward(model, system, sharding, formats.arithmetic(system.device))
+    work, backend = lower_forward(model, system, sharding, formats.arithmetic_format(system.device))
     pricing = _TableBuilder(work, backend, sharding, formats, engine, has_block_scales(model, formats.weight_format))
-    body, exchanges = pricing.products(work.layers), pricing.exchanges()
-    head, decode = pricing.products(work.head), pricing.decode()
+    body, exchanges = pricing.kernel_times(work.layers), pricing.layer_collective_times()
+    head, decode = pricing.kernel_times(work.head_kernels), pricing.decode_attention_times()
     return IterationTables(
         layer_times=body + exchanges,
-        head=head + pricing.tensor_collective_times(work.head_exchanges),
-        communication=exchanges,
+        head_times=head + pricing.tensor_collective_times(work.head_collectives),
+        collective_times=exchanges,
         decode_attention_times=decode,
-        joint_attention_times=pricing.joint() if engine.joint_attention and pricing.unpacked else decode,
-        prefill_attention_times=pricing.prefill(),
-        prefill_launch=pricing.prefill_launch(),
-        state_time_per_sequence=pricing.state(),
+        joint_attention_times=pricing.joint_attention_times()
+        if engine.joint_attention and pricing.reads_cache_per_query_head
+        else decode,
+        prefill_attention_times=pricing.prefill_attention_times(),
+        prefill_fixed_time=pricing.prefill_fixed_time(),
+        state_time_per_sequence=pricing.recurrent_state_time(),
         stages=sharding.pp,
-        stage_transfer_time=pricing.hop(),
-        issue=engine.issue * pricing.launches(),
+        stage_transfer_time=pricing.stage_transfer_time(),
+        launch_time=engine.kernel_launch_time * pricing.launch_count(),
         lowered=work,
         sharding=sharding,
         calibration=backend.predictor.name,
@@ -518,7 +525,7 @@ class _TableBuilder:
     engine: EngineKernels
     block_scales: bool = False
 
-    def products(self, kernels: tuple[TokenScaledKernel, ...]) -> Array:
+    def kernel_times(self, kernels: tuple[TokenScaledKernel, ...]) -> Array:
         """Compute the summed times of kernels at each number of tokens in `TOKEN_GRID`.
 
         Parameters
@@ -562,7 +569,7 @@ class _TableBuilder:
         weights = (
             np.array([each.weight_elements * each.is_shared_expert for each in kernels]) * self.formats.weight_bytes
         )
-        bandwidth = STREAMED_SHARE * self.backend.system.device.memory.bandwidth
+        bandwidth = STREAMING_BANDWIDTH_SHARE * self.backend.system.device.memory.bandwidth
         saved = np.maximum(seconds[:, 0] - weights / bandwidth, 0.0)
         return np.asarray(seconds - (saved * [each.is_shared_expert for each in kernels])[:, None])
 
@@ -577,8 +584,8 @@ class _TableBuilder:
         slices, places = (1.0, group) if self.sharding.expert_parallel else (group, 1.0)
         for up, down in zip(chosen[::2], chosen[1::2], strict=True):
             first, second = up.kernel_at_many_tokens.shape, down.kernel_at_many_tokens.shape
-            top_k, gated = first["m"] * first["batch"] / LONG, first["n"] / second["k"] - 1.0
-            seconds = experts_time(
+            top_k, gated = first["m"] * first["batch"] / MANY_TOKENS, first["n"] / second["k"] - 1.0
+            seconds = expert_ffn_time(
                 tokens=TOKEN_GRID * ranks, hidden=ones * first["k"], inner=ones * second["k"] * self.sharding.tp,
                 top_k=ones * top_k, experts=ones * first["batch"], tp=ones * slices, ep=ones * places,
                 gated=ones * gated, exponent=ones * EXPERT_POPULARITY_EXPONENT,
@@ -596,10 +603,10 @@ class _TableBuilder:
         Calibration measures short runs at a higher clock. ``seconds`` and ``flops`` are time and FLOP at that clock.
         """
         device, families = self.backend.system.device, self._families
-        dtype = self.formats.expert_formats.arithmetic(device)
-        family = f"gemm.{dtype}" if precision(dtype).quantises_operands else "gemm.tensor"
+        dtype = self.formats.expert_formats.arithmetic_format(device)
+        family = f"gemm.{dtype}" if default_precision(dtype).quantises_operands else "gemm.tensor"
         products, card = families.parameters_of(GemmParameters, family).parameters, device_datasheet(device, dtype)
-        activity = switching_activity(products.training_activity, dtype, card, families.user_calibration)
+        activity = relative_training_energy(products.training_energy_ratio, dtype, card, families.user_calibration)
         factor = power_slowdown(
             busy=seconds, flops=flops, dram=0.0, energy=products.energy_per_flop, activity=activity, device=card
         )
@@ -612,11 +619,11 @@ class _TableBuilder:
         Marlin computes experts like dense GEMMs, at a share of the rate of 16 bits; its other parameters are CUTLASS's.
         """
         device, families = self.backend.system.device, self._families
-        dtype = self.formats.expert_formats.arithmetic(device)
-        packed = self.formats.expert_format is not None and not precision(dtype).quantises_operands
-        kernel = _of_architecture(self.engine.experts, device) or "cutlass"
+        dtype = self.formats.expert_formats.arithmetic_format(device)
+        packed = self.formats.expert_format is not None and not default_precision(dtype).quantises_operands
+        kernel = _of_architecture(self.engine.expert_kernels, device) or "cutlass"
         if packed:
-            kernel = _of_architecture(self.engine.packed_experts, device) or kernel
+            kernel = _of_architecture(self.engine.weight_only_expert_kernels, device) or kernel
         blocks = kernel == "triton-sglang" or self.block_scales
         if blocks and kernel == "cutlass" and dtype == "fp8" and device.architecture.startswith("Blackwell"):
             kernel = "deepgemm"
@@ -625,9 +632,9 @@ class _TableBuilder:
         parameters = families.parameters_of(EngineGemmParameters, family).parameters
         if packed and kernel in ("cutlass", "marlin"):
             dense = kernel == "marlin" and families.parameters_of(GemmParameters, "gemm.tensor").parameters
-            parameters = replace(parameters, efficiency=DEQUANTISED_SHARE * (dense or parameters).efficiency)
+            parameters = replace(parameters, efficiency=WEIGHT_ONLY_RATE_SHARE * (dense or parameters).efficiency)
         triton = "triton" in kernel
-        tiles = TUNED_BLOCK_TILES if triton and name == "block8" else expert_tiles(family, tokens, local)
+        tiles = TUNED_BLOCK_SCALED_TILES if triton and name == "block8" else expert_gemm_tiles(family, tokens, local)
         return {"device": device_datasheet(device, dtype), "parameters": parameters, "tiles": tiles, "triton": triton}
 
     def _seconds(self, kernels: list[Kernel], scaled: list[TokenScaledKernel]) -> Array:
@@ -661,7 +668,7 @@ class _TableBuilder:
         """
         seconds = np.zeros(len(kernels))
         chosen = [place for place, kernel in enumerate(kernels) if kernel.operation == "narrow"] * self.block_scales
-        if not chosen or not precision(self._families.dtype).quantises_operands:
+        if not chosen or not default_precision(self._families.dtype).quantises_operands:
             return seconds
         library = "vllm" if self.engine.mla_library == "vllm" else "trtllm"
         m, n, k, batch = (
@@ -679,7 +686,7 @@ class _TableBuilder:
         The bound is FLOP over the fraction of peak that the main loop of the kernel reaches.
         """
         families, device = self._families, self.backend.system.device
-        if not precision(families.dtype).quantises_operands:
+        if not default_precision(families.dtype).quantises_operands:
             return np.zeros(len(kernels))
         share = families.parameters_of(GemmParameters, f"gemm.{families.dtype}").parameters.efficiency
         flops = np.array([kernel.flops if kernel.operation == "narrow" else 0.0 for kernel in kernels])
@@ -694,7 +701,7 @@ class _TableBuilder:
         every engine (fp4_quantize in TensorRT-LLM 1.0, tensorrt_llm/_torch/modules/linear.py).
         """
         families = self._families
-        if not precision(families.dtype).quantises_operands:
+        if not default_precision(families.dtype).quantises_operands:
             return np.zeros(len(kernels))
         launches = [
             families.parameters_of(GemmParameters, f"gemm.{name}").parameters.launch_time
@@ -704,7 +711,7 @@ class _TableBuilder:
         rows = np.array([_converted(kernel) for kernel in kernels])
         apart = self.engine.has_quantisation_kernel or self.block_scales or families.dtype == "fp4"
         share = AMAX_PASS_SHARE if apart else 1.0
-        return np.where(rows > 0, share * (launch + CONVERSION_BYTES * rows / bandwidth), 0.0)
+        return np.where(rows > 0, share * (launch + QUANTISATION_BYTES_PER_ELEMENT * rows / bandwidth), 0.0)
 
     def _fused_launches(self, kernels: list[Kernel]) -> Array:
         """Return the time that each norm saves by fusion with the residual sum before it: a launch and a read [s]."""
@@ -713,13 +720,13 @@ class _TableBuilder:
         if norms:
             alone = self.backend.predictor.times([kernels[index] for index in norms]).device_time
             launch = float(alone.min())
-            saved[norms] = launch + 0.5 * (alone - launch) - FUSED_NORM_SECONDS
+            saved[norms] = launch + 0.5 * (alone - launch) - FUSED_NORM_FIXED_TIME
         return saved
 
     @property
     def _weight_only(self) -> bool:
         quantises_operands = self.formats.weight_bytes < 2.0
-        return quantises_operands and not precision(self._families.dtype).quantises_operands
+        return quantises_operands and not default_precision(self._families.dtype).quantises_operands
 
     def _dequantised(self, kernels: list[Kernel], scaled: list[TokenScaledKernel], seconds: Array) -> Array:
         """Return kernel times with GEMMs replaced by weight-only quantised ones, whose arithmetic is in 16 bits [s].
@@ -739,7 +746,7 @@ class _TableBuilder:
         large = [replace(kernels[i], shape={**kernels[i].shape, "m": TOKEN_GRID[-1]}) for i in chosen]
         read = self.backend.predictor.times(smaller).device_time
         rows = np.array([kernels[i].shape["m"] for i in chosen]) / TOKEN_GRID[-1]
-        arithmetic = self.backend.predictor.times(large).device_time * rows / DEQUANTISED_SHARE
+        arithmetic = self.backend.predictor.times(large).device_time * rows / WEIGHT_ONLY_RATE_SHARE
         result = seconds.copy()
         result[chosen] = np.maximum(read, arithmetic)
         return result
@@ -764,7 +771,7 @@ class _TableBuilder:
             total = total + each.count * self._collective(each.operation, each.bytes_per_token * TOKEN_GRID)  # type: ignore[attr-defined]
         return total
 
-    def exchanges(self) -> Array:
+    def layer_collective_times(self) -> Array:
         """Return the time of all collectives of the layers, at each number of tokens in `TOKEN_GRID` [s].
 
         The collectives are all-reduces over tensor-parallel ranks. With attention data parallelism, tokens are also
@@ -776,7 +783,7 @@ class _TableBuilder:
             width = self.backend.formats.activation_bytes
             payload = self.work.hidden_size * width * TOKEN_GRID * ranks
             each = sum(self._group_time(name, payload, ranks) for name in ("all_gather", "reduce_scatter"))
-            total = total + self.work.mixture_layers * np.asarray(each)
+            total = total + self.work.mixture_layer_count * np.asarray(each)
         return total
 
     def _collective(self, operation: str, payload: Array) -> Array:
@@ -806,12 +813,12 @@ class _TableBuilder:
         """
         links, ranks = self.backend.system.device.interconnect, self.sharding.tp
         assert links is not None
-        rate, latency = PEER_SHARE * links.bandwidth, self.engine.all_reduce_latency
+        rate, latency = NVLINK_PEER_READ_SHARE * links.bandwidth, self.engine.all_reduce_latency
         once = latency + (ranks - 1) * payload / rate
-        twice = latency * (1.0 + SECOND_STEP) + 2.0 * (ranks - 1) / ranks * payload / rate
+        twice = latency * (1.0 + TWO_SHOT_EXTRA_LATENCY) + 2.0 * (ranks - 1) / ranks * payload / rate
         return np.minimum(once, twice)
 
-    def hop(self) -> float:
+    def stage_transfer_time(self) -> float:
         """Return the time to send one token to the next pipeline stage [s]."""
         if self.sharding.pp == 1:
             return 0.0
@@ -821,17 +828,17 @@ class _TableBuilder:
         return float(seconds[0]) / STAGE_TRANSFER_TOKENS
 
     @property
-    def _families(self) -> FamilyPredictor:
+    def _families(self) -> KernelFamilyPredictor:
         if not isinstance(self.backend.predictor, CalibratedPredictor):
             raise SpecError("serving needs calibrated kernels: --calibration auto or a file")
         return self.backend.predictor.device_predictor
 
     def _kernel(self) -> str:
         device = self.backend.system.device
-        named = _of_architecture(self.engine.attention, device)
-        return named or default_kernel(device.architecture, device.memory.kind)
+        named = _of_architecture(self.engine.attention_kernels, device)
+        return named or default_attention_kernel(device.architecture, device.memory.kind)
 
-    def decode(self) -> Array:
+    def decode_attention_times(self) -> Array:
         """Return the attention time of one decode token per sequence, over sequences and cached tokens [s].
 
         The shape is (sequences, cached tokens), those of `SEQUENCE_GRID` and `CACHED_TOKEN_GRID`.
@@ -865,7 +872,7 @@ class _TableBuilder:
         own_keys = self.engine.mla_library == "sglang" and self._kernel() == "fa3" and not single
         library = "vllm" if own_keys else self.engine.mla_library
         name = f"latent.{library}.{'token' if single else 'prompt'}{8 if width == 1.0 else 16}"
-        rows = TRITON_ROWS if self._triton else TOKEN_ROWS
+        rows = TRITON_DECODE_BLOCK_ROWS if self._triton else DECODE_BLOCK_ROWS
         shape = np.broadcast(batch, queries, keys).shape
         ones = np.ones(shape)
         seconds = latent_attention_time(
@@ -883,7 +890,9 @@ class _TableBuilder:
 
     def _prefill_time(self, batch: Array, length: Array, before: Array) -> Array:
         total = np.zeros(np.broadcast(length, before).shape)
-        width = self.engine.encoder_element_bytes / (STREAMED_SHARE * self.backend.system.device.memory.bandwidth)
+        width = self.engine.encoder_element_bytes / (
+            STREAMING_BANDWIDTH_SHARE * self.backend.system.device.memory.bandwidth
+        )
         for group in self.work.attention:
             if width:
                 numbers = 2.0 * (group.query_heads + group.kv_heads) * group.head_dim * batch * length
@@ -901,7 +910,7 @@ class _TableBuilder:
         return total
 
     @property
-    def unpacked(self) -> bool:
+    def reads_cache_per_query_head(self) -> bool:
         """True if decode attention in an iteration with prompts reads the KV cache once for each query head.
 
         FlashAttention-2 does so, unless latent attention or attention sinks need another kernel.
@@ -916,7 +925,7 @@ class _TableBuilder:
     def _sinks(self) -> bool:
         return any(each.kernel_at_few_tokens.name.endswith(".sinks") for each in self.work.layers)
 
-    def joint(self) -> Array:
+    def joint_attention_times(self) -> Array:
         """Return the attention time of one decode token per sequence in iterations that also have prompts [s].
 
         The shape is (sequences, cached tokens), those of `SEQUENCE_GRID` and `CACHED_TOKEN_GRID`.
@@ -925,7 +934,7 @@ class _TableBuilder:
             SEQUENCE_GRID[:, None], np.ones((len(SEQUENCE_GRID), 1)), CACHED_TOKEN_GRID[None, :] - 1.0
         )
 
-    def prefill(self) -> Array:
+    def prefill_attention_times(self) -> Array:
         """Return the attention time that each prefill chunk adds to an iteration [s].
 
         The shape is (chunk lengths, cached tokens before the chunk).
@@ -933,9 +942,9 @@ class _TableBuilder:
         lengths, before = CHUNK_LENGTH_GRID[:, None], np.append(0.0, CACHED_TOKEN_GRID[1:])[None, :]
         batch = np.maximum(PREFILL_BATCH_TOKENS / lengths, 1.0)
         whole = self._prefill_time(batch, lengths, before)
-        return np.maximum(whole - self.prefill_launch(), 0.0) / batch
+        return np.maximum(whole - self.prefill_fixed_time(), 0.0) / batch
 
-    def prefill_launch(self) -> float:
+    def prefill_fixed_time(self) -> float:
         """Return the fixed attention time of prefill in an iteration [s]: that of a one-token chunk in all layers."""
         if not self.work.attention:
             return 0.0
@@ -946,7 +955,7 @@ class _TableBuilder:
         device = self.backend.system.device
         tensor = device_datasheet(device, device.training_dtype).tensor_cores
         entry = self._families.parameters_of(GemmParameters, "gemm.tensor" if tensor else "gemm.simt")
-        return float(entry.parameters.training_activity)
+        return float(entry.parameters.training_energy_ratio)
 
     def _device(self, phase: str) -> dict[str, Any]:
         """Return device and calibrated attention parameters for ``prefill`` or ``decode``, as keyword arguments.
@@ -966,23 +975,23 @@ class _TableBuilder:
             parameters = replace(parameters, mma_efficiency=blocks.efficiency)
         return {"device": device_datasheet(device, dtype), "parameters": parameters}
 
-    def launches(self) -> float:
+    def launch_count(self) -> float:
         """Return the number of kernels that the host launches for all layers of an iteration without CUDA graph."""
         scaled = [
             each
             for each in self.work.layers
-            if not each.is_expert_gemm and not each.kernel_at_few_tokens.name.endswith(JOINED)
+            if not each.is_expert_gemm and not each.kernel_at_few_tokens.name.endswith(FUSED_PASS_SUFFIXES)
         ]
         kernels = [each.kernel_at_few_tokens for each in scaled]
         narrow = np.array([kernel.operation == "narrow" for kernel in kernels])
         converted = narrow & (self.engine.has_quantisation_kernel or self.block_scales)
         separate = ~(_routing(kernels) | self._merged(kernels))
         number = float(((1.0 + converted) * separate) @ [each.count for each in scaled])
-        number += ATTENTION_KERNELS * sum(group.count for group in self.work.attention)
+        number += KERNELS_PER_ATTENTION_LAYER * sum(group.count for group in self.work.attention)
         number += sum(each.count for each in self.work.layer_collectives) * (self.sharding.tp > 1)
-        return number + EXPERT_KERNELS * self.work.mixture_layers
+        return number + KERNELS_PER_MIXTURE_LAYER * self.work.mixture_layer_count
 
-    def state(self) -> float:
+    def recurrent_state_time(self) -> float:
         """Return the memory time of the recurrent states of one sequence, read and written in fp32 [s]."""
         moved = 2.0 * 4.0 * self.work.state_elements
-        return moved / (STREAMED_SHARE * self.backend.system.device.memory.bandwidth)
+        return moved / (STREAMING_BANDWIDTH_SHARE * self.backend.system.device.memory.bandwidth)

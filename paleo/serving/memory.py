@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 #: Bytes of a number of a recurrent state (fp32), of a logit while it is sampled (bf16, its copy in fp32, and the
 #: probabilities), and tensors as wide as a layer's widest that are alive at once.
-STATE_BYTES, LOGIT_BYTES, ALIVE = 4.0, 10.0, 2.0
-TINY = 2.0**-30
+STATE_ELEMENT_BYTES, SAMPLED_LOGIT_BYTES, LIVE_WIDEST_TENSORS = 4.0, 10.0, 2.0
+MIN_DIVISOR = 2.0**-30
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class ServingMemory:
     ----------
     weights, activations, engine_reserve : float
         Weights; activations of the largest iteration; contexts, workspaces and CUDA graphs [byte].
-    cache : float
+    kv_cache : float
         Memory left for the KV cache [byte]; negative if the weights alone do not fit.
     capacity : float
         Usable memory of the device [byte].
@@ -59,7 +59,7 @@ class ServingMemory:
     weights: float
     activations: float
     engine_reserve: float
-    cache: float
+    kv_cache: float
     capacity: float
     groups: tuple[KVCacheGroup, ...]
     state_bytes_per_sequence: float
@@ -99,7 +99,7 @@ class ServingMemory:
             Number of sequences.
         """
         return np.asarray(
-            self.attention_dp_ranks * np.floor(max(self.cache, 0.0) / np.maximum(self.sequence_bytes(tokens), 1.0))
+            self.attention_dp_ranks * np.floor(max(self.kv_cache, 0.0) / np.maximum(self.sequence_bytes(tokens), 1.0))
         )
 
     def max_cached_tokens(self, length: float) -> float:
@@ -117,14 +117,14 @@ class ServingMemory:
         """
         return float(
             self.attention_dp_ranks
-            * max(self.cache, 0.0)
-            / max(float(self.sequence_bytes(length)) / max(length, 1.0), TINY)
+            * max(self.kv_cache, 0.0)
+            / max(float(self.sequence_bytes(length)) / max(length, 1.0), MIN_DIVISOR)
         )
 
     @property
     def fits(self) -> bool:
         """True if memory is left for a KV cache."""
-        return self.cache > 0.0
+        return self.kv_cache > 0.0
 
     def refusal(self, length: float) -> str:
         """Explain why a sequence does not fit in the KV cache of a replica, and what would help.
@@ -140,19 +140,19 @@ class ServingMemory:
             Reason for the user; empty if the sequence fits.
         """
         needed = float(self.sequence_bytes(length))
-        if self.cache >= needed:
+        if self.kv_cache >= needed:
             return ""
         parts = (format_gibibytes(each) for each in (self.weights, self.activations, self.engine_reserve))
         taken = "weights {}, activations {} and {} of the engine".format(*parts)
-        if self.cache <= 0:
+        if self.kv_cache <= 0:
             return (
                 f"{taken} do not fit into {format_gibibytes(self.capacity)}; more devices per "
                 f"replica or narrower weights help"
             )
-        ratio = needed / self.cache
+        ratio = needed / self.kv_cache
         return (
             f"one sequence of {length:,.0f} tokens takes {format_gibibytes(needed)} of cache, "
-            f"{format_gibibytes(self.cache)} are "
+            f"{format_gibibytes(self.kv_cache)} are "
             f"left beside {taken}; a cache of {ratio:.1f} times as much, narrower numbers or more devices would hold it"
         )
 
@@ -169,7 +169,7 @@ def serving_memory(
 
     Parameters
     ----------
-    work, sharding, formats : LoweredForward, Sharding, Formats
+    work, sharding, formats : LoweredForward, ZeroSharding, Formats
         Kernels of one rank, parallel degrees of a replica, number formats of weights and KV cache.
     engine, device : ServingEngine, Device
         Engine with its memory rules, and the device.
@@ -181,17 +181,19 @@ def serving_memory(
     ServingMemory
         Memory of each part [byte], and sizes of the KV cache per token.
     """
-    bound = limit or engine.limit(device)
+    bound = limit or engine.batch_limit(device)
     weights = _weights(work, sharding, formats)
     widest = max(
         (_written(each.kernel_at(1.0).bytes_written, each.kernel_at(2.0).bytes_written) for each in work.layers),
         default=0,
     )
     logits = max(
-        (_written(each.kernel_at(1.0).bytes_written, each.kernel_at(2.0).bytes_written) for each in work.head),
+        (_written(each.kernel_at(1.0).bytes_written, each.kernel_at(2.0).bytes_written) for each in work.head_kernels),
         default=0,
     )
-    activations = ALIVE * widest * bound.tokens + LOGIT_BYTES / 4.0 * logits * min(bound.sequences, bound.tokens)
+    activations = LIVE_WIDEST_TENSORS * widest * bound.tokens + SAMPLED_LOGIT_BYTES / 4.0 * logits * min(
+        bound.sequences, bound.tokens
+    )
     total = device.memory.usable_bytes
     if engine.share_of == "total":
         left = engine.memory_share * total - weights - activations - engine.reserve
@@ -209,7 +211,7 @@ def serving_memory(
         left,
         total,
         groups,
-        state_bytes_per_sequence=STATE_BYTES * work.state_elements / sharding.pp,
+        state_bytes_per_sequence=STATE_ELEMENT_BYTES * work.state_elements / sharding.pp,
         attention_dp_ranks=sharding.attention_dp,
         tokens_per_page=engine.page,
     )

@@ -1,7 +1,7 @@
 """Plans of an inference service: layouts that fit in memory, request rates within latency limits, and bottlenecks.
 
 The search covers parallel layouts of a replica (tp, pp, ep, attention_dp), number formats, and limits of an iteration.
-For each layout the closed form (`paleo.serving.steady`) computes a grid of these limits and of rates at once. The
+For each layout the closed form (`paleo.serving.steady_state`) computes a grid of these limits and of rates at once. The
 chosen plan is simulated (`paleo.serving.simulation`).
 """
 
@@ -20,14 +20,14 @@ from paleo.serving.forward_lowering import Sharding
 from paleo.serving.iteration_times import IterationTables, iteration_tables
 from paleo.serving.memory import ServingMemory, serving_memory
 from paleo.serving.requests import Requests, sample_requests
-from paleo.serving.simulation import SimulationResult, simulate
-from paleo.serving.steady import (
-    Batching,
+from paleo.serving.simulation import SimulationResult, simulate_requests
+from paleo.serving.steady_state import (
+    BatchingLimits,
     RequestLengths,
     SteadyState,
-    closed_loop_state,
-    saturated_state,
-    state_at_rate,
+    closed_loop_steady_state,
+    saturated_steady_state,
+    steady_state_at_rate,
 )
 
 if TYPE_CHECKING:
@@ -43,11 +43,11 @@ SEQUENCE_LIMITS = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
 TOKEN_LIMITS = (512, 2048, 4096)
 #: Requests of the simulation of a plan, of one that tests its limits, at least so many for each sequence of its batch,
 #: and the share at each end that is not counted.
-SIMULATED, TESTED, OF_SEQUENCE, EDGE = 4000, 1200, 12, 0.1
+SIMULATED_REQUESTS, TEST_SIMULATION_REQUESTS, MIN_REQUESTS_PER_SEQUENCE, TRIMMED_SHARE = 4000, 1200, 12, 0.1
 #: Simulations that test the limits of a plan, and how far a simulated time may exceed its limit.
-BISECTIONS, TOLERANCE = 6, 1.02
+BISECTIONS, LATENCY_LIMIT_TOLERANCE = 6, 1.02
 #: The share above which the two ways to find a rate differ by too much.
-DISAGREEMENT = 0.05
+MAX_RATE_DISAGREEMENT = 0.05
 ArrivalKind = Literal["poisson", "constant", "at once", "closed", "most", "trace"]
 
 
@@ -57,7 +57,7 @@ class ServingLoad:
 
     Attributes
     ----------
-    kind : str
+    arrival_kind : str
         Arrival process: ``poisson``, ``constant``, ``closed`` (users who wait for answers), ``trace``, ``at once``, or
         ``most`` (the highest rate that can be served).
     lengths : RequestLengths
@@ -68,22 +68,22 @@ class ServingLoad:
         Number of requests, if all arrive at once.
     rate : float
         Requests per second, all replicas together.
-    users, think : int, float
+    users, think_time : int, float
         Users of a closed loop, and time between an answer and the user's next request [s].
     """
 
-    kind: ArrivalKind
+    arrival_kind: ArrivalKind
     lengths: RequestLengths
     rate: float = 0.0
     users: int = 0
-    think: float = 0.0
+    think_time: float = 0.0
     requests: Requests | None = None
-    request_count: int = SIMULATED
+    request_count: int = SIMULATED_REQUESTS
 
     @property
     def squared_arrival_variation(self) -> float:
         """Squared coefficient of variation of the times between arrivals: 1 for Poisson arrivals, 0 for constant."""
-        return 0.0 if self.kind == "constant" else 1.0
+        return 0.0 if self.arrival_kind == "constant" else 1.0
 
     @property
     def long_request_tokens(self) -> float:
@@ -104,12 +104,12 @@ class LatencyLimits:
     percentile: int = 99
 
     @property
-    def bounds(self) -> dict[str, float]:
+    def limits_by_name(self) -> dict[str, float]:
         """Latency limits that are set, by name (``ttft``, ``tpot``, ``latency``) [s]."""
         limits = {"ttft": self.ttft, "tpot": self.tpot, "latency": self.latency}
         return {name: limit for name, limit in limits.items() if limit is not None}
 
-    def latency_value(self, state: SteadyState | SimulationResult, part: str) -> Array:
+    def latency_at_percentile(self, state: SteadyState | SimulationResult, part: str) -> Array:
         """Return the predicted latency at the percentile of the limits, which a limit is compared with.
 
         Parameters
@@ -128,7 +128,7 @@ class LatencyLimits:
             return np.asarray(state.percentile(part, self.percentile) if self.percentile else state.mean(part))
         return state.percentile(part, self.percentile) if self.percentile else np.asarray(getattr(state, part))
 
-    def worst_ratio(self, state: SteadyState | SimulationResult) -> Array:
+    def largest_latency_to_limit_ratio(self, state: SteadyState | SimulationResult) -> Array:
         """Return the largest ratio of a predicted latency to its limit; at most 1 if all limits are met.
 
         Parameters
@@ -141,7 +141,7 @@ class LatencyLimits:
         ndarray
             Ratio, in the shape of the state; 0 without limits.
         """
-        ratios = [self.latency_value(state, part) / limit for part, limit in self.bounds.items()]
+        ratios = [self.latency_at_percentile(state, part) / limit for part, limit in self.limits_by_name.items()]
         return np.asarray(np.max(np.stack(ratios), axis=0)) if ratios else np.asarray(0.0)
 
     def binding_limit(self, state: SteadyState | SimulationResult) -> str:
@@ -157,7 +157,10 @@ class LatencyLimits:
         str
             ``ttft``, ``tpot`` or ``latency``.
         """
-        return max(self.bounds, key=lambda part: float(self.latency_value(state, part)) / self.bounds[part])
+        return max(
+            self.limits_by_name,
+            key=lambda part: float(self.latency_at_percentile(state, part)) / self.limits_by_name[part],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,16 +195,16 @@ class ReplicaLayout:
         return float(self.memory.max_cached_sequences(lengths.mean_cached_tokens + reserved))
 
     @property
-    def reservation(self) -> float:
+    def reserved_answer_share(self) -> float:
         """Fraction of an answer's tokens that must be free in the KV cache when its request is admitted."""
         return {"whole": 1.0, "input": 0.0, "share": self.engine.reserved_share}[self.engine.reservation]
 
     @property
-    def schedulers(self) -> int:
+    def scheduler_count(self) -> int:
         """Number of schedulers of a replica, each with its own batching limits (attention DP ranks)."""
         return 1 if self.engine.shared_limits else self.sharding.attention_dp
 
-    def batching(self, tokens: npt.ArrayLike | None = None, sequences: npt.ArrayLike | None = None) -> Batching:
+    def batching(self, tokens: npt.ArrayLike | None = None, sequences: npt.ArrayLike | None = None) -> BatchingLimits:
         """Return the batching limits (tokens and sequences per iteration) of the replica.
 
         Parameters
@@ -213,12 +216,12 @@ class ReplicaLayout:
 
         Returns
         -------
-        Batching
+        BatchingLimits
             Limits and host times of the replica's iterations.
         """
-        return Batching(
-            max_tokens=self.limit.tokens * self.schedulers if tokens is None else tokens,
-            max_sequences=self.limit.sequences * self.schedulers if sequences is None else sequences,
+        return BatchingLimits(
+            max_tokens=self.limit.tokens * self.scheduler_count if tokens is None else tokens,
+            max_sequences=self.limit.sequences * self.scheduler_count if sequences is None else sequences,
             mixes_prefill=self.engine.batching == "mixed",
             host_time=self.engine.host_time_per_iteration,
             host_time_per_sequence=self.engine.host_per_sequence / self.sharding.attention_dp,
@@ -238,7 +241,7 @@ class ServingPlan:
     """
 
     layout: ReplicaLayout
-    batching: Batching
+    batching: BatchingLimits
     state: SteadyState
     limited_by: str
 
@@ -264,7 +267,7 @@ class ServingPlan:
         return self.layout.sharding.text + (f",replicas={replicas}" if replicas > 1 else "")
 
 
-def shardings(model: ModelSpec, system: System, gpus: int) -> Iterator[Sharding]:
+def candidate_shardings(model: ModelSpec, system: System, gpus: int) -> Iterator[Sharding]:
     """Yield parallel layouts of a serving replica to try: powers of two, tp within a node, pp across nodes.
 
     Parameters
@@ -278,7 +281,7 @@ def shardings(model: ModelSpec, system: System, gpus: int) -> Iterator[Sharding]
 
     Yields
     ------
-    Sharding
+    ZeroSharding
         Parallel degrees of one replica.
     """
     mixture = "experts" in model.params
@@ -319,7 +322,7 @@ def fitting_layouts(
         Number formats of weights and KV cache to try.
     load : ServingLoad
         Requests; the longest one must fit.
-    layouts : sequence of Sharding, optional
+    layouts : sequence of ZeroSharding, optional
         Parallel layouts to try; by default those of `shardings`.
     limit : BatchLimit, optional
         Limits of an iteration in place of the engine's.
@@ -329,10 +332,10 @@ def fitting_layouts(
     tuple[list[ReplicaLayout], list[str]]
         Layouts that hold the network and one long request; reasons of the others, the nearest to fitting first.
     """
-    bound = limit or engine.limit(system.device)
+    bound = limit or engine.batch_limit(system.device)
     fitting: list[ReplicaLayout] = []
     refusals: list[tuple[float, str]] = []
-    for sharding in layouts or list(shardings(model, system, gpus)):
+    for sharding in layouts or list(candidate_shardings(model, system, gpus)):
         if sharding.gpus > gpus:
             refusals.append((math.inf, f"{sharding.text}: needs {sharding.gpus} GPUs, there are {gpus}"))
             continue
@@ -345,7 +348,7 @@ def fitting_layouts(
             memory = serving_memory(prices.lowered, sharding, each, engine, system.device, bound)
             why = memory.refusal(load.long_request_tokens)
             if why:
-                lacking = float(memory.sequence_bytes(load.long_request_tokens)) - float(memory.cache)
+                lacking = float(memory.sequence_bytes(load.long_request_tokens)) - float(memory.kv_cache)
                 refusals.append((lacking, f"{sharding.text} in {each.text}: {why}"))
                 continue
             fitting.append(ReplicaLayout(sharding, each, engine, gpus // sharding.gpus, prices, memory, bound))
@@ -369,21 +372,21 @@ def best_serving_plan(candidate: ReplicaLayout, load: ServingLoad, limits: Laten
     ServingPlan, optional
         Best plan; None if no batching limits meet the latency limits.
     """
-    if load.kind in ("most", "at once"):
+    if load.arrival_kind in ("most", "at once"):
         return _highest_rate_plan(candidate, load, limits)
-    if load.kind == "closed":
+    if load.arrival_kind == "closed":
         users = load.users / candidate.replicas
         batching = candidate.batching()
-        state = closed_loop_state(
+        state = closed_loop_steady_state(
             candidate.iteration_tables,
             batching,
             load.lengths,
             candidate.max_cached_sequences(load.lengths),
             users,
-            load.think,
+            load.think_time,
         )
         plan = _plan(candidate, batching, state, limits)
-        return plan if float(limits.worst_ratio(state)) <= 1.0 else None
+        return plan if float(limits.largest_latency_to_limit_ratio(state)) <= 1.0 else None
     return _stated(candidate, load, limits)
 
 
@@ -392,7 +395,7 @@ def _grid(candidate: ReplicaLayout) -> tuple[Array, Array]:
 
     Both arrays have shape (token limits, sequence limits).
     """
-    ranks = candidate.schedulers
+    ranks = candidate.scheduler_count
     tokens = sorted({*(each for each in TOKEN_LIMITS if each < candidate.limit.tokens), candidate.limit.tokens})
     most = candidate.limit.sequences
     sequences = sorted({*(each for each in SEQUENCE_LIMITS if each < most), most})
@@ -405,16 +408,19 @@ def _grid(candidate: ReplicaLayout) -> tuple[Array, Array]:
 def _highest_rate_plan(candidate: ReplicaLayout, load: ServingLoad, limits: LatencyLimits) -> ServingPlan | None:
     """Find the plan of a replica layout with the highest request rate, within the latency limits if there are any."""
     places = candidate.max_cached_sequences(load.lengths)
-    if not limits.bounds:
+    if not limits.limits_by_name:
         batching = candidate.batching()
         return _plan(
-            candidate, batching, saturated_state(candidate.iteration_tables, batching, load.lengths, places), limits
+            candidate,
+            batching,
+            saturated_steady_state(candidate.iteration_tables, batching, load.lengths, places),
+            limits,
         )
     tokens, sequences = _grid(candidate)
     batching = candidate.batching(tokens, sequences)
-    capacity = saturated_state(candidate.iteration_tables, batching, load.lengths, places).requests_per_s
+    capacity = saturated_steady_state(candidate.iteration_tables, batching, load.lengths, places).requests_per_s
     wide = candidate.batching(tokens[..., None], sequences[..., None])
-    state = state_at_rate(
+    state = steady_state_at_rate(
         candidate.iteration_tables,
         wide,
         load.lengths,
@@ -422,12 +428,12 @@ def _highest_rate_plan(candidate: ReplicaLayout, load: ServingLoad, limits: Late
         capacity[..., None] * LOAD_SHARES,
         arrivals=load.squared_arrival_variation,
     )
-    rates = np.where(limits.worst_ratio(state) <= 1.0, state.requests_per_s, 0.0)
+    rates = np.where(limits.largest_latency_to_limit_ratio(state) <= 1.0, state.requests_per_s, 0.0)
     best = np.unravel_index(int(np.argmax(rates)), rates.shape)
     if rates[best] <= 0.0:
         return None
     chosen = candidate.batching(float(tokens[best[:2]]), float(sequences[best[:2]]))
-    final = state_at_rate(
+    final = steady_state_at_rate(
         candidate.iteration_tables,
         chosen,
         load.lengths,
@@ -435,7 +441,7 @@ def _highest_rate_plan(candidate: ReplicaLayout, load: ServingLoad, limits: Late
         float(rates[best]),
         arrivals=load.squared_arrival_variation,
     )
-    return ServingPlan(candidate, chosen, final, LIMIT_NAMES[limits.binding_limit(final)])
+    return ServingPlan(candidate, chosen, final, LATENCY_LIMIT_NAMES[limits.binding_limit(final)])
 
 
 def _stated(candidate: ReplicaLayout, load: ServingLoad, limits: LatencyLimits) -> ServingPlan | None:
@@ -445,15 +451,15 @@ def _stated(candidate: ReplicaLayout, load: ServingLoad, limits: LatencyLimits) 
     """
     places, rate = candidate.max_cached_sequences(load.lengths), load.rate / candidate.replicas
     batching = candidate.batching()
-    state = state_at_rate(
+    state = steady_state_at_rate(
         candidate.iteration_tables, batching, load.lengths, places, rate, arrivals=load.squared_arrival_variation
     )
-    if float(limits.worst_ratio(state)) <= 1.0 and float(state.utilisation) < 1.0:
+    if float(limits.largest_latency_to_limit_ratio(state)) <= 1.0 and float(state.utilisation) < 1.0:
         return _plan(candidate, batching, state, limits)
-    if not limits.bounds:
+    if not limits.limits_by_name:
         return None
     tokens, sequences = _grid(candidate)
-    wide = state_at_rate(
+    wide = steady_state_at_rate(
         candidate.iteration_tables,
         candidate.batching(tokens, sequences),
         load.lengths,
@@ -461,35 +467,37 @@ def _stated(candidate: ReplicaLayout, load: ServingLoad, limits: LatencyLimits) 
         np.full(tokens.shape, rate),
         arrivals=load.squared_arrival_variation,
     )
-    excess = np.where(wide.utilisation < 1.0, limits.worst_ratio(wide), np.inf)
+    excess = np.where(wide.utilisation < 1.0, limits.largest_latency_to_limit_ratio(wide), np.inf)
     best = np.unravel_index(int(np.argmin(excess)), excess.shape)
     if excess[best] > 1.0:
         return None
     chosen = candidate.batching(float(tokens[best]), float(sequences[best]))
-    final = state_at_rate(
+    final = steady_state_at_rate(
         candidate.iteration_tables, chosen, load.lengths, places, rate, arrivals=load.squared_arrival_variation
     )
     return _plan(candidate, chosen, final, limits)
 
 
-def _plan(candidate: ReplicaLayout, batching: Batching, state: SteadyState, limits: LatencyLimits) -> ServingPlan:
+def _plan(candidate: ReplicaLayout, batching: BatchingLimits, state: SteadyState, limits: LatencyLimits) -> ServingPlan:
     return ServingPlan(candidate, batching, state, bottleneck_name(candidate, batching, state, limits))
 
 
 #: Limits of latency in words.
-LIMIT_NAMES = {"ttft": "time to the first token", "tpot": "time per token", "latency": "latency"}
+LATENCY_LIMIT_NAMES = {"ttft": "time to the first token", "tpot": "time per token", "latency": "latency"}
 #: How near to a limit counts as held back by it.
 BINDING_RATIO = 0.93
 
 
-def bottleneck_name(candidate: ReplicaLayout, batching: Batching, state: SteadyState, limits: LatencyLimits) -> str:
+def bottleneck_name(
+    candidate: ReplicaLayout, batching: BatchingLimits, state: SteadyState, limits: LatencyLimits
+) -> str:
     """Name what limits a replica: a latency limit, KV-cache capacity, demand, or a part of an iteration.
 
     Parameters
     ----------
     candidate : ReplicaLayout
         Layout of the replica.
-    batching : Batching
+    batching : BatchingLimits
         Batching limits of the replica's iterations.
     state : SteadyState
         Steady state of the replica.
@@ -501,8 +509,8 @@ def bottleneck_name(candidate: ReplicaLayout, batching: Batching, state: SteadyS
     str
         Name of the bottleneck, such as ``KV cache``.
     """
-    if limits.bounds and float(limits.worst_ratio(state)) > BINDING_RATIO - 0.05:
-        return LIMIT_NAMES[limits.binding_limit(state)]
+    if limits.limits_by_name and float(limits.largest_latency_to_limit_ratio(state)) > BINDING_RATIO - 0.05:
+        return LATENCY_LIMIT_NAMES[limits.binding_limit(state)]
     if float(state.utilisation) < BINDING_RATIO:
         return "demand"
     if batching.time_per_request and float(state.requests_per_s) * batching.time_per_request > BINDING_RATIO:
@@ -514,14 +522,14 @@ def bottleneck_name(candidate: ReplicaLayout, batching: Batching, state: SteadyS
         return "KV cache"
     if batch >= BINDING_RATIO * places:
         return "sequences of an iteration"
-    return max(iteration_parts(candidate, state), key=iteration_parts(candidate, state).__getitem__)
+    return max(iteration_time_breakdown(candidate, state), key=iteration_time_breakdown(candidate, state).__getitem__)
 
 
 def _held(candidate: ReplicaLayout, state: SteadyState) -> float:
     return float(state.decoding_sequences) if float(state.utilisation) >= 1.0 else math.inf
 
 
-def waits_for_launches(candidate: ReplicaLayout, state: SteadyState) -> bool:
+def is_launch_bound(candidate: ReplicaLayout, state: SteadyState) -> bool:
     """Return True if decode runs without CUDA graph and is limited by the host's kernel launches.
 
     Parameters
@@ -537,12 +545,12 @@ def waits_for_launches(candidate: ReplicaLayout, state: SteadyState) -> bool:
         True if the device time of a decode iteration equals the time of its kernel launches.
     """
     prices, batch = candidate.iteration_tables, float(state.decoding_sequences) / candidate.sharding.pp
-    device = float(state.decode_iteration_time) - candidate.batching().host_time_of(batch)
+    device = float(state.decode_iteration_time) - candidate.batching().host_time_at(batch)
     beyond = batch / candidate.sharding.attention_dp > prices.largest_graph
-    return beyond and math.isclose(device, prices.issue)
+    return beyond and math.isclose(device, prices.launch_time)
 
 
-def iteration_parts(candidate: ReplicaLayout, state: SteadyState) -> dict[str, float]:
+def iteration_time_breakdown(candidate: ReplicaLayout, state: SteadyState) -> dict[str, float]:
     """Break down the mean iteration of a serving replica into GEMMs, decode attention, prompts, collectives and host.
 
     Parameters
@@ -561,10 +569,10 @@ def iteration_parts(candidate: ReplicaLayout, state: SteadyState) -> dict[str, f
     batch = float(state.decoding_sequences) / candidate.sharding.pp / candidate.sharding.attention_dp
     from paleo.serving.iteration_times import TOKEN_GRID
 
-    exchanged = float(np.interp(batch, TOKEN_GRID, prices.communication))
+    exchanged = float(np.interp(batch, TOKEN_GRID, prices.collective_times))
     products = float(prices.non_attention_time(batch)) - exchanged + float(prices.sampling_time(batch))
-    host = candidate.batching().host_time_of(float(state.decoding_sequences) / candidate.sharding.pp)
-    if waits_for_launches(candidate, state):
+    host = candidate.batching().host_time_at(float(state.decoding_sequences) / candidate.sharding.pp)
+    if is_launch_bound(candidate, state):
         host = float(state.decode_iteration_time) - products - exchanged
     attention = float(state.decode_iteration_time) - products - exchanged - host
     prompts = float(state.iteration_time) - float(state.decode_iteration_time)
@@ -613,9 +621,9 @@ def plan_service(fitting: Sequence[ReplicaLayout], load: ServingLoad, limits: La
     planned = [(candidate, best_serving_plan(candidate, load, limits)) for candidate in fitting]
     plans = [plan for _, plan in planned if plan is not None]
     late = tuple(candidate for candidate, plan in planned if plan is None)
-    if load.kind == "most" and limits.bounds:
+    if load.arrival_kind == "most" and limits.limits_by_name:
         plans = _tested(sorted(plans, key=lambda plan: -plan.requests_per_s), load, limits)
-    if load.kind in ("most", "at once", "closed"):
+    if load.arrival_kind in ("most", "at once", "closed"):
         plans.sort(key=lambda plan: -plan.requests_per_s)
     else:
         plans.sort(key=lambda plan: float(plan.state.latency))
@@ -645,7 +653,7 @@ def _refined(plan: ServingPlan, load: ServingLoad, limits: LatencyLimits) -> Ser
     for number in range(BISECTIONS):
         share = 1.0 if number == 0 else 0.5 * (low + high)
         rate = share * float(plan.state.requests_per_s)
-        state = state_at_rate(
+        state = steady_state_at_rate(
             plan.layout.iteration_tables,
             plan.batching,
             load.lengths,
@@ -654,10 +662,10 @@ def _refined(plan: ServingPlan, load: ServingLoad, limits: LatencyLimits) -> Ser
             arrivals=load.squared_arrival_variation,
         )
         trial = replace(plan, state=state)
-        result = simulated_replica(trial, load, TESTED)
-        times = {part: trimmed_latencies(result, part) for part in limits.bounds}
+        result = simulated_replica(trial, load, TEST_SIMULATION_REQUESTS)
+        times = {part: trimmed_latencies(result, part) for part in limits.limits_by_name}
         values = {p: np.percentile(t, limits.percentile) if limits.percentile else t.mean() for p, t in times.items()}
-        if all(float(values[part]) <= limit * TOLERANCE for part, limit in limits.bounds.items()):
+        if all(float(values[part]) <= limit * LATENCY_LIMIT_TOLERANCE for part, limit in limits.limits_by_name.items()):
             low, best = share, trial
             if number == 0:
                 break
@@ -666,7 +674,7 @@ def _refined(plan: ServingPlan, load: ServingLoad, limits: LatencyLimits) -> Ser
     return best
 
 
-def nearest_replica_layout(
+def layout_nearest_to_limits(
     late: Sequence[ReplicaLayout], load: ServingLoad, limits: LatencyLimits
 ) -> tuple[ReplicaLayout, SteadyState] | None:
     """Find the replica layout that comes closest to latency limits that no layout meets.
@@ -688,10 +696,12 @@ def nearest_replica_layout(
     states = []
     for candidate in late:
         batching = candidate.batching()
-        alone = 0.01 * saturated_state(candidate.iteration_tables, batching, load.lengths, 1.0).requests_per_s
+        alone = 0.01 * saturated_steady_state(candidate.iteration_tables, batching, load.lengths, 1.0).requests_per_s
         places = candidate.max_cached_sequences(load.lengths)
-        states.append((candidate, state_at_rate(candidate.iteration_tables, batching, load.lengths, places, alone)))
-    return min(states, key=lambda pair: float(limits.worst_ratio(pair[1])), default=None)
+        states.append(
+            (candidate, steady_state_at_rate(candidate.iteration_tables, batching, load.lengths, places, alone))
+        )
+    return min(states, key=lambda pair: float(limits.largest_latency_to_limit_ratio(pair[1])), default=None)
 
 
 def max_request_rate(candidate: ReplicaLayout, load: ServingLoad) -> float:
@@ -709,13 +719,13 @@ def max_request_rate(candidate: ReplicaLayout, load: ServingLoad) -> float:
     float
         Request rate [requests/s].
     """
-    full = saturated_state(
+    full = saturated_steady_state(
         candidate.iteration_tables, candidate.batching(), load.lengths, candidate.max_cached_sequences(load.lengths)
     )
     return candidate.replicas * float(full.requests_per_s)
 
 
-def rate_curve(plan: ServingPlan, load: ServingLoad, points: int = 16) -> tuple[Array, SteadyState]:
+def states_over_request_rates(plan: ServingPlan, load: ServingLoad, points: int = 16) -> tuple[Array, SteadyState]:
     """Return request rates up to the capacity of a serving plan, with the steady state of a replica at each rate.
 
     Parameters
@@ -733,9 +743,9 @@ def rate_curve(plan: ServingPlan, load: ServingLoad, points: int = 16) -> tuple[
         Rates of all replicas together [requests/s], and steady states of one replica.
     """
     candidate, places = plan.layout, plan.layout.max_cached_sequences(load.lengths)
-    full = saturated_state(candidate.iteration_tables, plan.batching, load.lengths, places)
+    full = saturated_steady_state(candidate.iteration_tables, plan.batching, load.lengths, places)
     rates = float(full.requests_per_s) * np.linspace(0.05, 0.98, points)
-    state = state_at_rate(
+    state = steady_state_at_rate(
         candidate.iteration_tables, plan.batching, load.lengths, places, rates, arrivals=load.squared_arrival_variation
     )
     return candidate.replicas * rates, state
@@ -763,19 +773,24 @@ def replica_requests(plan: ServingPlan, load: ServingLoad, count: int | None = N
     replicas = plan.layout.replicas
     if load.requests is not None:
         return replace(
-            load.requests.every_nth(replicas), prefix_hit_share=float(np.asarray(load.lengths.prefix_hit_share))
+            load.requests.requests_of_one_replica(replicas),
+            prefix_hit_share=float(np.asarray(load.lengths.prefix_hit_share)),
         )
-    rate = math.inf if load.kind in ("at once", "closed") else plan.requests_per_s / replicas
-    crowd = int(OF_SEQUENCE * float(plan.state.decoding_sequences))
-    number = max(load.request_count // replicas, 1) if load.kind == "at once" else max(count or SIMULATED, crowd)
-    if load.kind == "most" and float(plan.state.utilisation) >= 1.0:
+    rate = math.inf if load.arrival_kind in ("at once", "closed") else plan.requests_per_s / replicas
+    crowd = int(MIN_REQUESTS_PER_SEQUENCE * float(plan.state.decoding_sequences))
+    number = (
+        max(load.request_count // replicas, 1)
+        if load.arrival_kind == "at once"
+        else max(count or SIMULATED_REQUESTS, crowd)
+    )
+    if load.arrival_kind == "most" and float(plan.state.utilisation) >= 1.0:
         rate = math.inf
     return sample_requests(
         number,
         input_tokens=float(np.asarray(load.lengths.input)),
         output_tokens=float(np.asarray(load.lengths.output)),
         rate=rate,
-        arrivals="constant" if load.kind == "constant" else "poisson",
+        arrivals="constant" if load.arrival_kind == "constant" else "poisson",
         input_variation=load.lengths.input_variation,
         output_variation=load.lengths.output_variation,
         hit=float(np.asarray(load.lengths.prefix_hit_share)),
@@ -813,20 +828,20 @@ def simulated_replica(
     stages = candidate.sharding.pp
     requests = replica_requests(plan, load, count, seed)
     length = float((requests.prompt_tokens + requests.answer_tokens).mean())
-    users = None if load.kind != "closed" else max(round(load.users / candidate.replicas / stages), 1)
+    users = None if load.arrival_kind != "closed" else max(round(load.users / candidate.replicas / stages), 1)
     batching = replace(
         plan.batching,
         max_tokens=float(np.asarray(plan.batching.max_tokens)),
         max_sequences=float(np.asarray(plan.batching.max_sequences)),
     )
-    return simulate(
+    return simulate_requests(
         candidate.iteration_tables,
         batching,
-        requests.every_nth(stages) if users is None else requests,
+        requests.requests_of_one_replica(stages) if users is None else requests,
         capacity=candidate.memory.max_cached_tokens(length) / stages,
-        reservation=candidate.reservation,
+        reservation=candidate.reserved_answer_share,
         users=users,
-        think=load.think,
+        think=load.think_time,
     )
 
 
@@ -846,7 +861,7 @@ def trimmed_latencies(result: SimulationResult, part: str) -> Array:
         Latencies [s] in the order of arrival; one zero if there are none.
     """
     values = np.asarray(getattr(result, part))
-    cut = int(EDGE * len(values))
+    cut = int(TRIMMED_SHARE * len(values))
     inside = values[cut : len(values) - cut] if len(values) > 4 * max(cut, 1) else values
     known = inside[np.isfinite(inside)]
     return known if len(known) else np.zeros(1)

@@ -25,8 +25,8 @@ from paleo.serving.iteration_times import iteration_tables
 from paleo.serving.memory import serving_memory
 from paleo.serving.plans import ReplicaLayout
 from paleo.serving.requests import Requests, sample_lengths
-from paleo.serving.simulation import simulate
-from paleo.serving.steady import RequestLengths, saturated_state
+from paleo.serving.simulation import simulate_requests
+from paleo.serving.steady_state import RequestLengths, saturated_steady_state
 from paleo.specs.run import Run, replace_fields
 
 if TYPE_CHECKING:
@@ -34,14 +34,20 @@ if TYPE_CHECKING:
     from paleo.serving.forward_lowering import Sharding
     from paleo.specs.model import ModelSpec
     from paleo.specs.system import System
-    from paleo.step.memory import Footprint
+    from paleo.step.memory import MemoryFootprint
 
 #: Passes of forward-only networks beside the policy's own, and whether a critic is trained, by algorithm.
-ALGORITHMS = {"grpo": (1, False), "rloo": (1, False), "dapo": (0, False), "ppo": (2, True), "dpo": (1, False)}
+EXTRA_PASSES_AND_CRITIC = {
+    "grpo": (1, False),
+    "rloo": (1, False),
+    "dapo": (0, False),
+    "ppo": (2, True),
+    "dpo": (1, False),
+}
 #: Share of a link's rate that a transfer of weights reaches, and of the memory that an engine gets beside a trainer.
-TRANSFER_SHARE, COLOCATED_SHARE = 0.5, 0.6
+WEIGHT_TRANSFER_BANDWIDTH_SHARE, COLOCATED_ENGINE_MEMORY_SHARE = 0.5, 0.6
 #: Coefficient of variation of answers where nothing is stated, and most rollouts that are simulated and drawn.
-USUAL_VARIATION, MOST_SIMULATED, MOST_DRAWN = 0.7, 4000, 100_000
+DEFAULT_ANSWER_VARIATION, MAX_SIMULATED_ROLLOUTS, MAX_SAMPLED_ROLLOUTS = 0.7, 4000, 100_000
 #: What no step of reinforcement learning has in it.
 UNMODELLED = (
     "environments, tools and verifiers that answer during generation",
@@ -52,7 +58,7 @@ UNMODELLED = (
 #: Factors within which eight of nine measured steps of NeMo RL lie.
 STEP_TIME_INTERVAL_FACTORS = (0.7, 1.5)
 #: Sequences of the trainer are padded to a multiple of so many tokens.
-PADDING = 128
+SEQUENCE_PADDING_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +69,7 @@ class Rollouts:
     ----------
     count, batch : int
         Number of rollouts of a step; number of sequences of one optimizer step.
-    mean_prompt_tokens, answer_tokens : float
+    mean_prompt_tokens, mean_answer_tokens : float
         Mean tokens of prompts and of answers.
     max_answer_tokens : float
         Largest number of tokens of an answer.
@@ -74,14 +80,16 @@ class Rollouts:
     count: int
     batch: int
     mean_prompt_tokens: float
-    answer_tokens: float
+    mean_answer_tokens: float
     max_answer_tokens: float
-    variation: float = USUAL_VARIATION
+    variation: float = DEFAULT_ANSWER_VARIATION
 
     @property
     def sequence_tokens(self) -> int:
         """Mean tokens of prompt and answer together, padded to a multiple of 128 so that any layout divides them."""
-        return PADDING * max(math.ceil((self.mean_prompt_tokens + self.answer_tokens) / PADDING), 1)
+        return SEQUENCE_PADDING_TOKENS * max(
+            math.ceil((self.mean_prompt_tokens + self.mean_answer_tokens) / SEQUENCE_PADDING_TOKENS), 1
+        )
 
     def sampled_answer_lengths(self, count: int, seed: int = 1) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """Draw answer lengths from a log-normal distribution that is cut at the largest length and keeps the mean.
@@ -99,12 +107,12 @@ class Rollouts:
             Lengths [tokens], shape (count,).
         """
         random = np.random.default_rng(seed)
-        mean = self.answer_tokens
+        mean = self.mean_answer_tokens
         for _ in range(8):
             lengths = np.minimum(
                 sample_lengths(mean, self.variation, count, np.random.default_rng(seed)), self.max_answer_tokens
             )
-            mean *= self.answer_tokens / max(float(lengths.mean()), 1.0)
+            mean *= self.mean_answer_tokens / max(float(lengths.mean()), 1.0)
             mean = min(mean, 50.0 * self.max_answer_tokens)
         return np.asarray(random.permutation(lengths))
 
@@ -139,7 +147,7 @@ class ReinforcementStep:
     trainer_fits: bool
 
 
-def engine_replicas(
+def generation_engine_layout(
     model: ModelSpec, system: System, sharding: Sharding, gpus: int, engine: ServingEngine, longest: float
 ) -> ReplicaLayout:
     """Lay out the generation engine of reinforcement learning over a number of GPUs, as equal replicas.
@@ -153,7 +161,7 @@ def engine_replicas(
         Network, as its model file describes it.
     system : System
         Machine: its devices, nodes and links.
-    sharding : Sharding
+    sharding : ZeroSharding
         Parallel degrees of a replica.
     gpus : int
         Number of GPUs.
@@ -179,7 +187,7 @@ def engine_replicas(
     memory = serving_memory(prices.lowered, sharding, formats, engine, system.device)
     if memory.refusal(longest):
         raise PlanError(memory.refusal(longest))
-    limit = engine.limit(system.device)
+    limit = engine.batch_limit(system.device)
     return ReplicaLayout(sharding, formats, engine, gpus // sharding.gpus, prices, memory, limit)
 
 
@@ -205,12 +213,14 @@ def generation_time(layout: ReplicaLayout, rollouts: Rollouts, *, steady: bool) 
     batching = replace(layout.batching(), time_per_request=0.0, time_per_token=0.0)
     share = math.ceil(rollouts.count / layout.replicas)
     if steady:
-        lengths = RequestLengths(rollouts.mean_prompt_tokens, rollouts.answer_tokens, 0.0, min(rollouts.variation, 1.0))
+        lengths = RequestLengths(
+            rollouts.mean_prompt_tokens, rollouts.mean_answer_tokens, 0.0, min(rollouts.variation, 1.0)
+        )
         places = min(layout.max_cached_sequences(lengths), 2.0 * share)
-        rate = saturated_state(layout.iteration_tables, batching, lengths, places).requests_per_s
+        rate = saturated_steady_state(layout.iteration_tables, batching, lengths, places).requests_per_s
         return share / float(rate)
-    count = min(share, MOST_SIMULATED)
-    replicas = max(min(layout.replicas, MOST_DRAWN // count), 1)
+    count = min(share, MAX_SIMULATED_ROLLOUTS)
+    replicas = max(min(layout.replicas, MAX_SAMPLED_ROLLOUTS // count), 1)
     dealt = rollouts.sampled_answer_lengths(max(count * replicas, 2))[: count * replicas].reshape(replicas, count)
     answers = dealt[dealt.sum(axis=1).argmax()]
     requests = Requests(np.zeros(count), np.full(count, max(rollouts.mean_prompt_tokens, 1.0)), answers)
@@ -219,8 +229,10 @@ def generation_time(layout: ReplicaLayout, rollouts: Rollouts, *, steady: bool) 
         max_tokens=float(np.asarray(batching.max_tokens)),
         max_sequences=float(np.asarray(batching.max_sequences)),
     )
-    capacity = layout.memory.max_cached_tokens(rollouts.mean_prompt_tokens + rollouts.answer_tokens)
-    result = simulate(layout.iteration_tables, batching, requests, capacity=capacity, reservation=layout.reservation)
+    capacity = layout.memory.max_cached_tokens(rollouts.mean_prompt_tokens + rollouts.mean_answer_tokens)
+    result = simulate_requests(
+        layout.iteration_tables, batching, requests, capacity=capacity, reservation=layout.reserved_answer_share
+    )
     return result.makespan * share / count
 
 
@@ -249,10 +261,10 @@ def weight_transfer_time(system: System, parameters: float, gpus: int) -> float:
     if not levels or gpus == 1:
         return total / system.device.memory.bandwidth
     level = levels[-1] if gpus > system.devices_per_node else levels[0]
-    return total / (TRANSFER_SHARE * level.link.bandwidth)
+    return total / (WEIGHT_TRANSFER_BANDWIDTH_SHARE * level.link.bandwidth)
 
 
-def offload_time(system: System, trainer: Footprint, engine_weights: float) -> float:
+def state_swap_time(system: System, trainer: MemoryFootprint, engine_weights: float) -> float:
     """Predict the time to swap the states of trainer and engine between GPU and host memory in a step.
 
     Weights, gradients and optimizer states of the trainer go to the host before generation and come back after it. The
@@ -263,7 +275,7 @@ def offload_time(system: System, trainer: Footprint, engine_weights: float) -> f
     ----------
     system : System
         Machine: its devices, nodes and links.
-    trainer : Footprint
+    trainer : MemoryFootprint
         Memory of one device of the trainer [byte], by part.
     engine_weights : float
         Weights of the engine on a device [byte].
@@ -310,7 +322,7 @@ def predict_generator(
         GPUs of the engine.
     rollouts : Rollouts
         Number and lengths of the rollouts of a step.
-    sharding : Sharding
+    sharding : ZeroSharding
         Parallel degrees of a replica.
     staleness : int
         Number of steps that the engine may be ahead; 0: the engine shares its GPUs with the trainer.
@@ -326,8 +338,8 @@ def predict_generator(
         If no replica fits.
     """
     engine = load_engine("vllm")
-    engine = engine if staleness else engine.model_copy(update={"memory_share": COLOCATED_SHARE})
-    layout = engine_replicas(
+    engine = engine if staleness else engine.model_copy(update={"memory_share": COLOCATED_ENGINE_MEMORY_SHARE})
+    layout = generation_engine_layout(
         model, system, sharding, gpus, engine, rollouts.mean_prompt_tokens + rollouts.max_answer_tokens
     )
     return RolloutGenerator(layout, gpus, generation_time(layout, rollouts, steady=staleness > 1))
@@ -385,7 +397,7 @@ def predict_trainer(model: ModelSpec, system: System, run: Run) -> TrainerPredic
     return TrainerPrediction(predict(model, system, run), predict(model, system, forward))
 
 
-def learning_step(
+def reinforcement_step(
     system: System,
     engine: RolloutGenerator,
     trainer: TrainerPrediction,
@@ -414,7 +426,7 @@ def learning_step(
     ReinforcementStep
         Times of the step and its parts [s].
     """
-    others, critic = ALGORITHMS[algorithm]
+    others, critic = EXTRA_PASSES_AND_CRITIC[algorithm]
     step, forward = trainer.step, trainer.forward.step_time
     steps, gpus = max(rollouts.count / rollouts.batch, 1.0), step.plan.gpus
     parts = {
@@ -423,7 +435,7 @@ def learning_step(
         "reward": steps * forward * (1.0 if critic else 0.0),
         "training": steps * step.step_time * (2.0 if critic else 1.0),
         "weights": weight_transfer_time(system, step.graph.parameters, gpus + (engine.gpus if staleness else 0)),
-        "offload": 0.0 if staleness else offload_time(system, step.memory, engine.layout.memory.weights),
+        "offload": 0.0 if staleness else state_swap_time(system, step.memory, engine.layout.memory.weights),
         "idle": 0.0,
     }
     total = sum(parts.values())

@@ -31,9 +31,9 @@ TRACE_COLUMN_ALIASES = {
     ),
 }  # fmt: skip
 #: Most lines of a trace that are kept.
-MOST_REQUESTS = 5_000_000
+MAX_TRACE_REQUESTS = 5_000_000
 #: Most bytes of a trace, tokens of a prompt or answer, and seconds of an arrival (dates count from 1970).
-MOST_TRACE_BYTES, MOST_TOKENS, MOST_SECONDS = 500_000_000, 2.0**40, 2.0**40
+MOST_TRACE_BYTES, MAX_REQUEST_TOKENS, MAX_ARRIVAL_SECONDS = 500_000_000, 2.0**40, 2.0**40
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Requests:
     def __len__(self) -> int:
         return len(self.arrival)
 
-    def every_nth(self, replicas: int) -> Requests:
+    def requests_of_one_replica(self, replicas: int) -> Requests:
         """Select every n-th request, those that one of n replicas gets under round-robin routing.
 
         Parameters
@@ -226,8 +226,8 @@ def _rows(path: Path, lines: IO[str]) -> Iterator[tuple[float, float, float]]:
         names[part] = name
     unit = MILLISECOND if names["input"].strip().lower() == "input_length" else 1.0
     for number, row in enumerate(rows, start=first):
-        if number - first >= MOST_REQUESTS:
-            raise SpecError(f"trace {path}: more than {MOST_REQUESTS:,} requests; cut it")
+        if number - first >= MAX_TRACE_REQUESTS:
+            raise SpecError(f"trace {path}: more than {MAX_TRACE_REQUESTS:,} requests; cut it")
         yield _row(path, number, row, names, unit)
 
 
@@ -249,7 +249,9 @@ def _row(
         first, second = (float(row[names[part]]) for part in ("input", "output"))
     except (KeyError, TypeError, ValueError, OverflowError):
         arrival = first = second = math.nan
-    if not (abs(arrival) <= MOST_SECONDS and 0 <= first <= MOST_TOKENS and 0 <= second <= MOST_TOKENS):
+    if not (
+        abs(arrival) <= MAX_ARRIVAL_SECONDS and 0 <= first <= MAX_REQUEST_TOKENS and 0 <= second <= MAX_REQUEST_TOKENS
+    ):
         cells = {names[part]: row.get(names[part]) for part in TRACE_COLUMN_ALIASES}
         raise SpecError(f"trace {path}: line {number}: {cells}: expected an arrival and two counts of tokens")
     return arrival, first, second

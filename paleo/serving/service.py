@@ -20,26 +20,26 @@ import numpy as np
 from paleo.pricing.calibration_lookup import TIMING_METHODS, find_parameters
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.power import BOARD_POWER_METHOD, PICO, PowerParameters
-from paleo.serving.commands import engine_command_line, weights_to_load
+from paleo.serving.commands import engine_command_line, weights_id_or_folder
 from paleo.serving.plans import (
-    DISAGREEMENT,
-    LIMIT_NAMES,
+    LATENCY_LIMIT_NAMES,
     LOAD_SHARES,
+    MAX_RATE_DISAGREEMENT,
     LatencyLimits,
     ReplicaLayout,
     ServicePlans,
     ServingLoad,
     ServingPlan,
     fitting_layouts,
+    is_launch_bound,
+    layout_nearest_to_limits,
     max_request_rate,
-    nearest_replica_layout,
     plan_service,
     simulated_replica,
     trimmed_latencies,
-    waits_for_launches,
 )
-from paleo.serving.steady import saturated_state, state_at_rate
-from paleo.specs.catalog import SIXTEEN_BIT_FORMAT
+from paleo.serving.steady_state import saturated_steady_state, steady_state_at_rate
+from paleo.specs.catalog import DEFAULT_WEIGHT_FORMAT
 from paleo.units import MEGA, format_duration
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Disaggregation:
 
     Attributes
     ----------
-    prefill, decode : ReplicaLayout
+    prefill_layout, decode_layout : ReplicaLayout
         Layouts of a prefill and of a decode replica.
     prefill_replicas, decode_replicas : int
         Numbers of prefill and decode replicas.
@@ -74,8 +74,8 @@ class Disaggregation:
         Time in which the KV cache of a prompt moves to a decode replica [s].
     """
 
-    prefill: ReplicaLayout
-    decode: ReplicaLayout
+    prefill_layout: ReplicaLayout
+    decode_layout: ReplicaLayout
     prefill_replicas: int
     decode_replicas: int
     requests_per_s: float
@@ -86,12 +86,15 @@ class Disaggregation:
     @property
     def gpus(self) -> int:
         """Number of devices of all prefill and decode replicas."""
-        return self.prefill_replicas * self.prefill.sharding.gpus + self.decode_replicas * self.decode.sharding.gpus
+        return (
+            self.prefill_replicas * self.prefill_layout.sharding.gpus
+            + self.decode_replicas * self.decode_layout.sharding.gpus
+        )
 
     @property
     def text(self) -> str:
         """Text that names the layouts and replica counts of the prefill and decode pools."""
-        first, second = self.prefill.sharding.text, self.decode.sharding.text
+        first, second = self.prefill_layout.sharding.text, self.decode_layout.sharding.text
         return f"{self.prefill_replicas} x {first} prefill, {self.decode_replicas} x {second} decode"
 
 
@@ -122,12 +125,12 @@ def _decode_rate(layout: ReplicaLayout, load: ServingLoad, limits: LatencyLimits
     lengths = replace(load.lengths, prefix_hit_share=1.0 - 1.0 / max(first, 2.0))
     places = layout.max_cached_sequences(lengths)
     batching = replace(layout.batching(), time_per_request=0.0)
-    full = float(saturated_state(layout.iteration_tables, batching, lengths, places).requests_per_s)
-    state = state_at_rate(
+    full = float(saturated_steady_state(layout.iteration_tables, batching, lengths, places).requests_per_s)
+    state = steady_state_at_rate(
         layout.iteration_tables, batching, lengths, places, full * LOAD_SHARES, arrivals=load.squared_arrival_variation
     )
     bounds = replace(limits, ttft=None)
-    kept = np.flatnonzero(bounds.worst_ratio(state) * np.ones(len(LOAD_SHARES)) <= 1.0)
+    kept = np.flatnonzero(bounds.largest_latency_to_limit_ratio(state) * np.ones(len(LOAD_SHARES)) <= 1.0)
     if not len(kept):
         return 0.0, float(state.tpot[0])
     return float(state.requests_per_s[kept[-1]]), float(state.tpot[kept[-1]])
@@ -263,7 +266,7 @@ class Service:
         Requests, and latency limits.
     result : ServicePlans
         Plans, empty if no plan meets the limits.
-    fitting : tuple of ReplicaLayout
+    fitting_layouts : tuple of ReplicaLayout
         Layouts of a replica that fit in memory.
     usd_per_s : float or None
         Rent of all devices [USD/s].
@@ -280,7 +283,7 @@ class Service:
     load: ServingLoad
     limits: LatencyLimits
     result: ServicePlans
-    fitting: tuple[ReplicaLayout, ...]
+    fitting_layouts: tuple[ReplicaLayout, ...]
     usd_per_s: float | None
     disaggregation: Disaggregation | None = None
     engine_comparison: str = ""
@@ -316,7 +319,7 @@ class Service:
         """
         if self.simulation is None:
             return {}
-        whole = self.load.kind in ("trace", "at once")
+        whole = self.load.arrival_kind in ("trace", "at once")
         values = getattr(self.simulation, part) if whole else trimmed_latencies(self.simulation, part)
         known = values[np.isfinite(values)]
         known = known if len(known) else np.zeros(1)
@@ -325,12 +328,12 @@ class Service:
     @property
     def limited_by(self) -> str | None:
         """Name of the bottleneck of the best plan; with several latency limits, the one closest to being exceeded."""
-        if self.best is None or self.best.limited_by not in LIMIT_NAMES.values():
+        if self.best is None or self.best.limited_by not in LATENCY_LIMIT_NAMES.values():
             return None if self.best is None else self.best.limited_by
         name = f"p{self.limits.percentile}" if self.limits.percentile else "mean"
-        times = {part: self.latencies(part) for part in self.limits.bounds}
-        shares = {part: times[part].get(name, times[part]["p99"]) / self.limits.bounds[part] for part in times}
-        return LIMIT_NAMES[max(shares, key=shares.__getitem__)]
+        times = {part: self.latencies(part) for part in self.limits.limits_by_name}
+        shares = {part: times[part].get(name, times[part]["p99"]) / self.limits.limits_by_name[part] for part in times}
+        return LATENCY_LIMIT_NAMES[max(shares, key=shares.__getitem__)]
 
     @property
     def simulated_rate(self) -> float | None:
@@ -340,7 +343,7 @@ class Service:
         factor = self.best.layout.replicas * self.best.layout.sharding.pp
         finish = np.sort(self.simulation.finish)
         low, high = len(finish) // 4, (3 * len(finish)) // 4
-        if self.load.kind in ("trace", "at once") or high - low < 20 or finish[high] <= finish[low]:
+        if self.load.arrival_kind in ("trace", "at once") or high - low < 20 or finish[high] <= finish[low]:
             return factor * self.simulation.requests_per_s
         return factor * (high - low) / float(finish[high] - finish[low])
 
@@ -382,7 +385,7 @@ class Service:
     @property
     def verdict(self) -> str:
         """Sentences that say whether and how the load can be served within the latency limits."""
-        return refusal(self) if self.best is None else _verdict(self, self.best)
+        return explain_refusal(self) if self.best is None else _verdict(self, self.best)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -391,12 +394,12 @@ class Service:
             return ()
         notes = []
         off = (self.simulated_rate or 0.0) / self.best.requests_per_s - 1.0
-        if abs(off) > DISAGREEMENT and self.load.kind in ("most", "poisson", "constant", "closed"):
+        if abs(off) > MAX_RATE_DISAGREEMENT and self.load.arrival_kind in ("most", "poisson", "constant", "closed"):
             notes.append(
                 f"the simulation serves {self.simulated_rate:.3g} requests/s, {abs(off):.0%} "
                 f"{'fewer' if off < 0 else 'more'} than the fixed point: count on the lower number"
             )
-        late = [part for part in self.limits.bounds if _late(self, part)]
+        late = [part for part in self.limits.limits_by_name if _late(self, part)]
         notes += [f"simulated time {LATENCY_PHRASES[part]} is above its limit: {_late(self, part)}" for part in late]
         if self.best.layout.formats.has_untimed_kernels(self.system.device):
             notes.append(
@@ -404,7 +407,7 @@ class Service:
                 "TensorRT-LLM took 3 to 19 times as long as predicted"
             )
         notes += _converted(self.engine.name, self.model, self.best.layout.formats.text)
-        if waits_for_launches(self.best.layout, self.best.state):
+        if is_launch_bound(self.best.layout, self.best.state):
             notes.append(
                 f"{self.engine.title} captures graphs of at most {self.best.layout.iteration_tables.largest_graph} "
                 f"sequences "
@@ -423,7 +426,7 @@ class Service:
 
 def _converted(engine: str, model: ModelSpec, weights: str) -> list[str]:
     """Return a warning if weights must be converted to a format before the engine starts, as a list of sentences."""
-    loaded = weights_to_load(engine, model, weights)
+    loaded = weights_id_or_folder(engine, model, weights)
     if loaded == (model.weights_hub_id or model.name):
         return []
     return [f"the published weights are in {model.released}: {loaded} stands for a folder with weights in {weights}"]
@@ -434,20 +437,24 @@ def _late(service: Service, part: str) -> str:
     percentile = service.limits.percentile
     times = service.latencies(part)
     value = times.get(f"p{percentile}" if percentile else "mean", 0.0)
-    limit = service.limits.bounds[part]
-    return f"{format_duration(value)} for {format_duration(limit)}" if value > limit * (1.0 + DISAGREEMENT) else ""
+    limit = service.limits.limits_by_name[part]
+    return (
+        f"{format_duration(value)} for {format_duration(limit)}"
+        if value > limit * (1.0 + MAX_RATE_DISAGREEMENT)
+        else ""
+    )
 
 
 def _verdict(service: Service, plan: ServingPlan) -> str:
     price = service.usd_per_million
     cost = "" if price is None else f": {price['output']:.3g} USD a million output tokens"
     limits = " and ".join(
-        f"{format_duration(limit)} {LATENCY_PHRASES[part]}" for part, limit in service.limits.bounds.items()
+        f"{format_duration(limit)} {LATENCY_PHRASES[part]}" for part, limit in service.limits.limits_by_name.items()
     )
     at = f"p{service.limits.percentile}" if service.limits.percentile else "the mean"
     within = f" within {limits} at {at}" if limits else ""
     formats, published = plan.layout.formats, service.model.released
-    weights = f"{formats.text} (as released)" if formats.text == published != SIXTEEN_BIT_FORMAT else formats.text
+    weights = f"{formats.text} (as released)" if formats.text == published != DEFAULT_WEIGHT_FORMAT else formats.text
     subject = f"{service.gpus} x {service.system.device.name}"
     verb = "serves" if service.gpus == 1 else "serve"
     return (
@@ -488,7 +495,7 @@ def best_engine(services: Sequence[Service]) -> Service:
     Service
         Best service; its ``engine_comparison`` compares the engines.
     """
-    busy = services[0].load.kind in ("most", "at once", "closed")
+    busy = services[0].load.arrival_kind in ("most", "at once", "closed")
 
     def order(service: Service) -> tuple[bool, float]:
         plan = service.best
@@ -510,7 +517,7 @@ def _figure(plan: ServingPlan | None, busy: bool) -> str:
     )
 
 
-def refusal(service: Service) -> str:
+def explain_refusal(service: Service) -> str:
     """Explain why no serving plan meets memory, load and latency limits, and what would help.
 
     Parameters
@@ -524,11 +531,11 @@ def refusal(service: Service) -> str:
         One or more sentences that begin with "No:".
     """
     title, gpus = service.model.title, f"{service.gpus} x {service.system.device.name}"
-    if not service.fitting:
+    if not service.fitting_layouts:
         nearest_layout = next(iter(service.result.refusals), "no layout divides it")
         return f"No: {title} does not fit on {gpus}. The nearest layout is {nearest_layout}."
     load, limits = service.load, service.limits
-    top = max(service.fitting, key=lambda each: max_request_rate(each, load))
+    top = max(service.fitting_layouts, key=lambda each: max_request_rate(each, load))
     capacity = max_request_rate(top, load)
     if load.rate and load.rate >= capacity:
         growth = load.rate - capacity
@@ -537,12 +544,12 @@ def refusal(service: Service) -> str:
             f"the queue grows by {growth:.3g} requests a second. Ask for at most {capacity:.3g}/s, or for "
             f"{math.ceil(service.gpus * load.rate / capacity):,} GPUs or more."
         )
-    near = nearest_replica_layout(service.result.layouts_over_limits, load, limits)
-    if near is None or not limits.bounds:
+    near = layout_nearest_to_limits(service.result.layouts_over_limits, load, limits)
+    if near is None or not limits.limits_by_name:
         return f"No: {gpus} keep up with no plan."
     candidate, state = near
-    values = {part: float(limits.latency_value(state, part)) for part in limits.bounds}
-    missed = [part for part, value in values.items() if value > limits.bounds[part]]
+    values = {part: float(limits.latency_at_percentile(state, part)) for part in limits.limits_by_name}
+    missed = [part for part, value in values.items() if value > limits.limits_by_name[part]]
     at = f"p{limits.percentile}" if limits.percentile else "the mean"
     if not missed:
         return (
@@ -550,7 +557,8 @@ def refusal(service: Service) -> str:
             f"load that is stated; fewer requests or more GPUs would."
         )
     texts = [
-        f"{format_duration(values[part])} {LATENCY_PHRASES[part]} (asked: {format_duration(limits.bounds[part])})"
+        f"{format_duration(values[part])} {LATENCY_PHRASES[part]} (asked: "
+        f"{format_duration(limits.limits_by_name[part])})"
         for part in missed
     ]
     return (
@@ -583,7 +591,7 @@ def evaluate_service(
         Requests, and limits of their latencies.
     formats : sequence of Formats
         Number formats of weights and KV cache to compare.
-    layouts : sequence of Sharding, optional
+    layouts : sequence of ZeroSharding, optional
         Parallel layouts to try; by default those of `shardings`.
     limit : BatchLimit, optional
         Limits of an iteration (sequences, tokens) in place of the engine's defaults.

@@ -24,7 +24,7 @@ from paleo.serving.iteration_times import CACHED_TOKEN_GRID, CHUNK_LENGTH_GRID
 if TYPE_CHECKING:
     from paleo.serving.iteration_times import IterationTables
     from paleo.serving.requests import Requests
-    from paleo.serving.steady import Batching
+    from paleo.serving.steady_state import BatchingLimits
 
 Array = npt.NDArray[np.float64]
 #: Most iterations of decode that pass in one event, so that the growth of the cache in them is small.
@@ -46,7 +46,7 @@ class SimulationResult:
         Time from the first arrival to the last token [s].
     tokens, iterations : float
         Numbers of generated tokens and of iterations.
-    peak_cache, mean_batch : float
+    peak_cached_tokens, mean_decoding_sequences : float
         Largest number of tokens in the KV cache; mean number of decoding sequences over iterations.
     preemptions : int
         Number of requests that were stopped and computed again, as the cache was full.
@@ -61,8 +61,8 @@ class SimulationResult:
     makespan: float
     tokens: float
     iterations: float
-    peak_cache: float
-    mean_batch: float
+    peak_cached_tokens: float
+    mean_decoding_sequences: float
     preemptions: int
     queue_history: Array
 
@@ -166,12 +166,12 @@ class _IterationTimes:
             joint,
             state,
             phases.prefill_attention_times.tolist(),
-            phases.prefill_launch,
+            phases.prefill_fixed_time,
             float(phases.sharding.attention_dp),
             (phases.stages - 1) * phases.stage_transfer_time,
             phases.rows_per_sequence,
             phases.speculation_time(sequences).tolist(),
-            phases.issue,
+            phases.launch_time,
             phases.largest_graph,
         )
 
@@ -280,7 +280,7 @@ class ReplicaSimulation:
     """Discrete-event simulation of one replica of an inference engine; `simulate` runs a whole load."""
 
     def __init__(
-        self, phases: IterationTables, batching: Batching, requests: Requests, *, capacity: float,
+        self, phases: IterationTables, batching: BatchingLimits, requests: Requests, *, capacity: float,
         reservation: float = 1.0,
         users: int | None = None, think: float = 0.0,
     ) -> None:  # fmt: skip
@@ -407,7 +407,7 @@ class ReplicaSimulation:
 
     def _with_host(self, seconds: float, decoded: int) -> float:
         """Add host time to an iteration, at least the time in which the server sends the generated tokens [s]."""
-        return max(seconds + self.batching.host_time_of(float(decoded)), self.batching.time_per_token * decoded)
+        return max(seconds + self.batching.host_time_at(float(decoded)), self.batching.time_per_token * decoded)
 
     def _start(self, request: int) -> None:
         """Finish the prefill of a request: record its first token, and add it to the decoding sequences."""
@@ -482,9 +482,9 @@ class ReplicaSimulation:
             state.preemptions += 1
 
 
-def simulate(
+def simulate_requests(
     phases: IterationTables,
-    batching: Batching,
+    batching: BatchingLimits,
     requests: Requests,
     *,
     capacity: float,
@@ -498,7 +498,7 @@ def simulate(
     ----------
     phases : IterationTables
         Tables of iteration times of the replica.
-    batching : Batching
+    batching : BatchingLimits
         Limits and host times of the engine's iterations.
     requests : Requests
         Requests of this replica.
@@ -540,8 +540,8 @@ def simulate(
         makespan=float(np.nanmax(finish) - arrival.min()),
         tokens=float(output.sum()),
         iterations=state.iterations,
-        peak_cache=state.peak,
-        mean_batch=state.busy / max(state.iterations, 1.0),
+        peak_cached_tokens=state.peak,
+        mean_decoding_sequences=state.busy / max(state.iterations, 1.0),
         preemptions=state.preemptions,
         queue_history=np.array(state.queue, dtype=np.float64).reshape(-1, 2),
     )

@@ -20,7 +20,7 @@ from paleo.errors import SpecError
 from paleo.operations.tensor import BYTES_PER_NUMBER
 from paleo.parallel.plan import plan
 from paleo.pricing.families import inference_convolution_times, inter_kernel_traffic_time
-from paleo.serving.formats import WEIGHT_BYTES
+from paleo.serving.formats import WEIGHT_ELEMENT_BYTES
 from paleo.serving.forward_lowering import Sharding, is_autoregressive
 from paleo.serving.iteration_times import EngineKernels, iteration_tables
 from paleo.specs.model import load_model
@@ -44,7 +44,7 @@ MAX_ENCODER_TOKENS = 2.0**14
 #: Batches that are tried.
 BATCH_SIZES = tuple(2**power for power in range(12))
 #: Bytes of the place of a maximum, which a pool in training writes beside each result (torch's int64).
-INDEX_BYTES = 8.0
+POOL_INDEX_BYTES = 8.0
 #: Width of numbers between kernels in int8 over that in sixteen bits.
 _INT8_SHARE = 0.5
 
@@ -75,10 +75,10 @@ class ForwardPasses:
 #: Mean pairs of a user and an item in a sample of MLPerf Inference's recommendation, which has 100 to 700: the
 #: 89,137,319 of the second half of the data's last day make 330,067 samples (recommendation/dlrm_v2/pytorch of its
 #: reference code).
-PAIRS_PER_SAMPLE = 270
+USER_ITEM_PAIRS_PER_SAMPLE = 270
 #: Passes of a request where these are not one pass of the network. 20 steps: MLPerf Inference's, text-to-image.
-PASSES_OF_REQUEST = {
-    name: (ForwardPasses(name, samples=PAIRS_PER_SAMPLE),) for name in ("dlrm", "dlrm-sharded", "dlrm-dcnv2")
+FORWARD_PASSES_BY_MODEL = {
+    name: (ForwardPasses(name, samples=USER_ITEM_PAIRS_PER_SAMPLE),) for name in ("dlrm", "dlrm-sharded", "dlrm-dcnv2")
 } | {
     "stable-diffusion-xl": (
         ForwardPasses("stable-diffusion-xl", count=20, samples=2),
@@ -100,7 +100,7 @@ def forward_passes(model: ModelSpec) -> tuple[ForwardPasses, ...]:
     tuple of ForwardPasses
         Passes in the order in which they run.
     """
-    return PASSES_OF_REQUEST.get(model.name, (ForwardPasses(model.name),))
+    return FORWARD_PASSES_BY_MODEL.get(model.name, (ForwardPasses(model.name),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,20 +111,20 @@ class RequestBatch:
     ----------
     requests : float
         Number of requests; a mean if they differ in length.
-    seconds : float
+    batch_time : float
         Time of the batch [s].
     """
 
     requests: float
-    seconds: float
+    batch_time: float
 
     @property
-    def rate(self) -> float:
+    def requests_per_s(self) -> float:
         """Throughput of one device [requests/s]."""
-        return self.requests / self.seconds
+        return self.requests / self.batch_time
 
 
-def batches_in_memory(
+def fitting_batches(
     model: ModelSpec, system: System, formats: Formats, fused: str = "", length: float = 0.0, between: float = 1.0
 ) -> tuple[RequestBatch, ...]:
     """List the batch sizes that fit in a device's memory, with the time of each.
@@ -164,7 +164,9 @@ def batches_in_memory(
         return tuple(RequestBatch(*pair) for pair in zip(samples.tolist(), seconds.tolist(), strict=True))
     parts = forward_passes(model)
     sizes = [batch for batch in BATCH_SIZES if batch <= largest_batch(parts, system, formats)]
-    return tuple(RequestBatch(batch, request_seconds(parts, system, formats, batch, fused, between)) for batch in sizes)
+    return tuple(
+        RequestBatch(batch, request_batch_time(parts, system, formats, batch, fused, between)) for batch in sizes
+    )
 
 
 def best_batch(tried: Sequence[RequestBatch], limit: float | None = None) -> RequestBatch | None:
@@ -183,8 +185,8 @@ def best_batch(tried: Sequence[RequestBatch], limit: float | None = None) -> Req
     RequestBatch, optional
         Best batch; None if no batch meets the limit.
     """
-    kept = [each for each in tried if limit is None or 2.0 * each.seconds <= limit]
-    return max(kept, key=lambda each: each.rate, default=None)
+    kept = [each for each in tried if limit is None or 2.0 * each.batch_time <= limit]
+    return max(kept, key=lambda each: each.requests_per_s, default=None)
 
 
 def largest_batch(parts: tuple[ForwardPasses, ...], system: System, formats: Formats) -> int:
@@ -224,7 +226,7 @@ def largest_batch(parts: tuple[ForwardPasses, ...], system: System, formats: For
     return int(min(min(fits), BATCH_SIZES[-1]))
 
 
-def request_seconds(
+def request_batch_time(
     parts: tuple[ForwardPasses, ...],
     system: System,
     formats: Formats,
@@ -258,12 +260,12 @@ def request_seconds(
     for part in parts:
         tables = "bf16" if part.stays_in_sixteen_bits else formats.weight_format
         weights = "bf16" if between == BYTES_PER_NUMBER["bf16"] else tables
-        seconds += part.count * pass_seconds(part.model, system, weights, batch * part.samples, fused, tables)
+        seconds += part.count * forward_pass_time(part.model, system, weights, batch * part.samples, fused, tables)
     return seconds
 
 
 @cache
-def pass_seconds(
+def forward_pass_time(
     model: str, system: System, weights: str, samples: int, fused: str = "", tables: str = "bf16"
 ) -> float:
     """Predict the time of one forward pass on a device under an inference compiler (TensorRT).
@@ -312,7 +314,8 @@ def pass_seconds(
     seconds[places["sum"]], _ = inter_kernel_traffic_time(narrow, operands)
     products = [replace(every[place], operation="narrow") for place in places["narrow"]]
     passes = [
-        _narrowed(every[place], share, WEIGHT_BYTES[tables] / BYTES_PER_NUMBER["bf16"]) for place in places["wide"]
+        _narrowed(every[place], share, WEIGHT_ELEMENT_BYTES[tables] / BYTES_PER_NUMBER["bf16"])
+        for place in places["wide"]
     ]
     seconds[places["narrow"]] = narrow.device_times(products).seconds
     seconds[places["wide"]] = wide.device_times(passes).seconds
@@ -343,7 +346,7 @@ def _operands(kernel: Kernel, fused: str) -> float:
     registers of the kernel before.
     """
     if kernel.operation == "pool":
-        places = INDEX_BYTES if "max" in kernel.name else 0.0
+        places = POOL_INDEX_BYTES if "max" in kernel.name else 0.0
         return kernel.bytes_read + kernel.bytes_written * BYTES_PER_NUMBER["bf16"] / (BYTES_PER_NUMBER["bf16"] + places)
     return 0.0 if fused and kernel.name.startswith(fused) else max(kernel.bytes_read - kernel.bytes_written, 0.0) / 2.0
 
@@ -376,7 +379,7 @@ def _lowered(model: str, system: System, samples: int) -> tuple[list[tuple[int, 
     return kernels, backend.predictor, float(program.parameter_count)  # type: ignore[return-value]
 
 
-def three_digits(number: float) -> str:
+def format_three_digits(number: float) -> str:
     """Format a number with three significant digits.
 
     Parameters
@@ -391,7 +394,7 @@ def three_digits(number: float) -> str:
 
     Examples
     --------
-    >>> three_digits(568912.0), three_digits(2.3456)
+    >>> format_three_digits(568912.0), format_three_digits(2.3456)
     ('569,000', '2.35')
     """
     return f"{float(f'{number:.3g}'):,.10g}"
@@ -452,7 +455,7 @@ class BatchedService:
     @property
     def requests_per_s(self) -> float | None:
         """Throughput of all devices [requests/s]; None if no batch meets the latency limit."""
-        return None if self.best is None else self.gpus * self.best.rate
+        return None if self.best is None else self.gpus * self.best.requests_per_s
 
     @property
     def usd_per_million(self) -> float | None:
@@ -466,12 +469,16 @@ class BatchedService:
         """Answer in one or two sentences: batch, throughput and cost, or why the limit cannot be met."""
         title = self.model.title or self.model.name
         if self.best is None:
-            least = f"a batch of one takes {format_duration(self.request_batches[0].seconds)}"
+            least = f"a batch of one takes {format_duration(self.request_batches[0].batch_time)}"
             return f"No batch of {title} keeps the limit: {least}, and a request waits for the batch that runs."
-        cost = "" if self.usd_per_million is None else f": {three_digits(self.usd_per_million)} USD a million requests"
-        rate = three_digits(self.gpus * self.best.rate)
+        cost = (
+            ""
+            if self.usd_per_million is None
+            else f": {format_three_digits(self.usd_per_million)} USD a million requests"
+        )
+        rate = format_three_digits(self.gpus * self.best.requests_per_s)
         rate = f"{self.gpus} x {self.system.device.name} answer {rate} requests/s of {title}"
-        batch = f"Batches of {self.best.requests:,.0f} on each device take {format_duration(self.best.seconds)}."
+        batch = f"Batches of {self.best.requests:,.0f} on each device take {format_duration(self.best.batch_time)}."
         return f"{rate} in {self.formats.weight_format}{cost}. {batch}"
 
 
@@ -510,5 +517,5 @@ def batched_service(
     """
     tokens = length or float(model.params.get("seq", 0.0))
     return BatchedService(
-        model, system, gpus, formats, batches_in_memory(model, system, formats, length=tokens), limit, tokens, usd_per_s
+        model, system, gpus, formats, fitting_batches(model, system, formats, length=tokens), limit, tokens, usd_per_s
     )

@@ -25,7 +25,7 @@ from pydantic import Field, model_validator
 
 from paleo.errors import SpecError, suggest_names
 from paleo.specs.catalog import entry_files, read_entry
-from paleo.specs.loading import FileCache, Spec, Text, build_validated, read_yaml
+from paleo.specs.loading import FileCache, NonEmptyText, Spec, read_yaml, validate_mapping
 from paleo.units import UNIT_FACTORS
 
 NonNegativeCount = Annotated[int, Field(ge=0)]
@@ -36,7 +36,7 @@ NonNegativeFraction = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Parameters = TypeVar("Parameters")
 #: Factor by which a fraction or an exponent that was inherited, scaled or written by hand may lie outside the fit's
 #: range.
-RANGE_SLACK = 2.0
+FIT_RANGE_SLACK = 2.0
 #: Names that parameters had in the last release, by pattern of the kernel family.
 _FORMER_NAMES = Path(__file__).parent / "former_parameters.yaml"
 #: Name of the file with the inheritance rules.
@@ -87,19 +87,19 @@ class CalibrationEntry(Spec):
     fit, ``interval`` the 90 % factors on predictions.
     """
 
-    family: Text
-    stack: Text
-    source: Text
-    date: Text
-    library: Text | None = None
-    inherits: tuple[Text, ...] = ()
+    family: NonEmptyText
+    stack: NonEmptyText
+    source: NonEmptyText
+    date: NonEmptyText
+    library: NonEmptyText | None = None
+    inherits: tuple[NonEmptyText, ...] = ()
     rows_fitted: NonNegativeCount = 0
     rows_held_out: NonNegativeCount = 0
     parameters: dict[str, PositiveNumber]
     uncertainty: dict[str, NonNegativeFraction] = Field(default_factory=dict)
     residual: HeldOutErrors | None = None
     interval: IntervalBins
-    notes: Text | None = None
+    notes: NonEmptyText | None = None
 
     @model_validator(mode="after")
     def _interval_covers_all_times(self) -> CalibrationEntry:
@@ -110,8 +110,8 @@ class CalibrationEntry(Spec):
 class Calibration(Spec):
     """Calibration of one device or system: fitted parameters of all its kernel families."""
 
-    name: Text
-    subject: Text
+    name: NonEmptyText
+    subject: NonEmptyText
     entries: tuple[CalibrationEntry, ...]
 
 
@@ -122,7 +122,7 @@ class InheritedChanges(Spec):
     source, if it differs.
     """
 
-    like: Text | None = None
+    like: NonEmptyText | None = None
     set: dict[str, PositiveNumber] = Field(default_factory=dict)
     scale: dict[str, PositiveNumber] = Field(default_factory=dict)
 
@@ -138,20 +138,20 @@ class InheritanceRule(Spec):
     another maker.
     """
 
-    families: tuple[Text, ...] = Field(min_length=1)
-    architectures: tuple[Text, ...] = Field(min_length=1)
-    memory_kinds: tuple[Text, ...] | None = None
-    inherits: dict[Text, PositiveNumber] = Field(min_length=1)
-    family_there: Text | None = None
-    host: Text | None = None
-    stacks: dict[Text, InheritedChanges] = Field(min_length=1)
+    families: tuple[NonEmptyText, ...] = Field(min_length=1)
+    architectures: tuple[NonEmptyText, ...] = Field(min_length=1)
+    memory_kinds: tuple[NonEmptyText, ...] | None = None
+    inherits: dict[NonEmptyText, PositiveNumber] = Field(min_length=1)
+    family_there: NonEmptyText | None = None
+    host: NonEmptyText | None = None
+    stacks: dict[NonEmptyText, InheritedChanges] = Field(min_length=1)
     set: dict[str, PositiveNumber] = Field(default_factory=dict)
     scale: dict[str, PositiveNumber] = Field(default_factory=dict)
-    stream: Text | None = None
+    stream: NonEmptyText | None = None
     interval: IntervalBins | None = None
     widen: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
     foreign: bool = False
-    notes: Text | None = None
+    notes: NonEmptyText | None = None
 
     @model_validator(mode="after")
     def _interval_covers_all_times(self) -> InheritanceRule:
@@ -166,8 +166,8 @@ class Inheritance(Spec):
     ``relatives`` lists, for each architecture, the most similar ones first, for kernel families without a rule.
     """
 
-    name: Text
-    relatives: dict[Text, tuple[Text, ...]]
+    name: NonEmptyText
+    relatives: dict[NonEmptyText, tuple[NonEmptyText, ...]]
     rules: tuple[InheritanceRule, ...]
 
 
@@ -204,7 +204,7 @@ def _calibration(name_or_path: str | Path) -> Calibration:
     path, data = read_entry("calibrations", name_or_path)
     if path != entry_files("calibrations").get(path.stem):
         data = _with_current_names(data, path)
-    return build_validated(Calibration, {"name": path.stem, **data}, path)
+    return validate_mapping(Calibration, {"name": path.stem, **data}, path)
 
 
 def _with_current_names(data: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -237,10 +237,10 @@ def load_inheritance() -> Inheritance | None:
     if INHERITANCE_FILE not in entry_files("calibrations"):
         return None
     path, data = read_entry("calibrations", INHERITANCE_FILE)
-    return build_validated(Inheritance, {"name": path.stem, **data}, path)
+    return validate_mapping(Inheritance, {"name": path.stem, **data}, path)
 
 
-def shipped_calibration(subject: str) -> Calibration | None:
+def catalog_calibration(subject: str) -> Calibration | None:
     """Return the calibration of a device or system that ships with Paleo.
 
     Parameters
@@ -279,7 +279,7 @@ def load_user_calibration(path: str | Path) -> Calibration:
     return load_calibration(str(path))
 
 
-def parameter(default: str, search_range: str, meaning: str, *, fitted: bool = True) -> Any:
+def calibrated_parameter(default: str, search_range: str, meaning: str, *, fitted: bool = True) -> Any:
     """Declare a calibrated parameter as a dataclass field with unit, meaning and search range.
 
     Parameters
@@ -306,7 +306,7 @@ def parameter(default: str, search_range: str, meaning: str, *, fitted: bool = T
 
     Examples
     --------
-    >>> field = parameter("8 us", "2..130 us", "time of a call over no step")
+    >>> field = calibrated_parameter("8 us", "2..130 us", "time of a call over no step")
     >>> field.default, field.metadata["low"], field.metadata["unit"]
     (8e-06, 2e-06, 's')
     """
@@ -376,13 +376,13 @@ def parameters_from_mapping(kind: type[Parameters], values: Mapping[str, float],
 def _check_range(name: str, value: float, metadata: Mapping[str, Any], where: str) -> None:
     if metadata["unit"] != "1":
         return
-    low, high = metadata["low"] / RANGE_SLACK, metadata["high"] * RANGE_SLACK
+    low, high = metadata["low"] / FIT_RANGE_SLACK, metadata["high"] * FIT_RANGE_SLACK
     if not low <= value <= high:
         raise SpecError(f"{where}: {name}: {value:g} is no {metadata['meaning']}; expected {low:g} to {high:g}")
 
 
 #: Name of the calibration that holds the constants of whole steps.
-STEP_CALIBRATION = "steps"
+STEP_CALIBRATION_NAME = "steps"
 
 
 def whole_step_constants(
@@ -404,7 +404,7 @@ def whole_step_constants(
     object
         Constants of the user's calibration, else of the shipped one, else defaults.
     """
-    for calibration in filter(None, (user_calibration, shipped_calibration(STEP_CALIBRATION))):
+    for calibration in filter(None, (user_calibration, catalog_calibration(STEP_CALIBRATION_NAME))):
         for entry in calibration.entries:
             if entry.family == family:
                 return parameters_from_mapping(kind, entry.parameters, where=f"{calibration.name}: {family}")

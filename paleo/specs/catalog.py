@@ -35,7 +35,7 @@ CATALOG_FOLDERS = {
     "tasks": "models/tasks",
     "engines": "hardware_specs/engines",
 }
-MAX_EXTEND_DEPTH = 16
+MAX_EXTENDED_ENTRIES = 16
 _SUFFIXES = (".yaml", ".yml")
 
 
@@ -147,7 +147,7 @@ def entry_path(kind: str, name_or_path: str | Path) -> Path:
     path = known.get(name) or known.get(name.strip().lower()) or _entry_by_other_name(kind, name)
     if path is None:
         noun = kind.removesuffix("s")
-        nearest = nearest_entries_hint(name, [*known, *RESERVED_WORDS.get(kind, ())])
+        nearest = suggest_entry_names(name, [*known, *RESERVED_ENTRY_NAMES.get(kind, ())])
         hint = f"{nearest} (or {_PATH.get(kind, 'a path to a YAML file')})"
         raise SpecError(f"unknown {noun} {_short(name)}; {hint}")
     return path
@@ -156,7 +156,7 @@ def entry_path(kind: str, name_or_path: str | Path) -> Path:
 #: What the user may write instead of a catalog name, for kinds that take more than a YAML file.
 _PATH = {"models": "a hub id, a config.json, a YAML or ONNX file, module:factory@2x3x224x224"}
 #: Words that are accepted in place of an entry.
-RESERVED_WORDS = {"calibrations": ("auto", "ideal", "ppp=0.6")}
+RESERVED_ENTRY_NAMES = {"calibrations": ("auto", "ideal", "ppp=0.6")}
 
 
 def systems_with_device(device: str) -> list[str]:
@@ -177,7 +177,7 @@ def systems_with_device(device: str) -> list[str]:
 
 
 #: Format of weights that are published in sixteen bits, or in more, which engines round as they load them.
-SIXTEEN_BIT_FORMAT = "bf16"
+DEFAULT_WEIGHT_FORMAT = "bf16"
 #: Formats by the words that name them in ids of weights and in flags of engines; the first that occurs decides.
 _WORDS = {
     "fp4": r"nvfp4|(?<![a-z])fp4",
@@ -274,11 +274,11 @@ def join_weight_formats(dense: str, experts: str | None) -> str:
     """
     if experts in (None, dense):
         return dense
-    return experts if (dense, experts) == (SIXTEEN_BIT_FORMAT, "mxfp4") else f"{dense}+{experts}"
+    return experts if (dense, experts) == (DEFAULT_WEIGHT_FORMAT, "mxfp4") else f"{dense}+{experts}"
 
 
 #: Kinds whose names may be spelt in several ways. The names of software profiles are compared as they are written.
-KINDS_WITH_SPELLINGS = ("models", "systems")
+KINDS_WITH_SPELLING_VARIANTS = ("models", "systems")
 
 
 def _spelling(name: str, ignored: str = "-_. ") -> str:
@@ -293,7 +293,9 @@ def _spelling(name: str, ignored: str = "-_. ") -> str:
 @cache
 def _by_spelling(kind: str) -> Mapping[str, Path]:
     """Return the files of a kind of entry by normalised spelling; ambiguous spellings are left out."""
-    spelt = [(_spelling(name), path) for name, path in entry_files(kind).items() if kind in KINDS_WITH_SPELLINGS]
+    spelt = [
+        (_spelling(name), path) for name, path in entry_files(kind).items() if kind in KINDS_WITH_SPELLING_VARIANTS
+    ]
     several = Counter(name for name, _ in spelt)
     return {name: path for name, path in spelt if several[name] == 1}
 
@@ -314,12 +316,12 @@ def _listed_names() -> tuple[tuple[str, Path], ...]:
     return tuple((alias, path) for path in entry_files("models").values() for alias in _listed_aliases(path))
 
 
-def hub_ids() -> list[str]:
+def catalog_hub_ids() -> list[str]:
     """Return the Hugging Face ids of all models in the catalog."""
     return [alias for alias, _ in _listed_names() if "/" in alias]
 
 
-def hub_id(model: str, name: str = "") -> str:
+def model_hub_id(model: str, name: str = "") -> str:
     """Return the Hugging Face id of a catalog model.
 
     Parameters
@@ -336,12 +338,12 @@ def hub_id(model: str, name: str = "") -> str:
 
     Examples
     --------
-    >>> hub_id("llama3-70b", "llama-3.3-70b"), hub_id("llama3-70b"), hub_id("lenet")
+    >>> model_hub_id("llama3-70b", "llama-3.3-70b"), model_hub_id("llama3-70b"), model_hub_id("lenet")
     ('meta-llama/Llama-3.3-70B-Instruct', 'meta-llama/Meta-Llama-3-70B', '')
     """
     if "/" in name:
         return name
-    ids = [each for each in hub_ids() if resolve_spelling("models", each) == model]
+    ids = [each for each in catalog_hub_ids() if resolve_entry_name("models", each) == model]
     spelt = _spelling(name.rpartition("/")[2], "-_ ")
     named = (each for each in ids if _spelling(each.rpartition("/")[2], "-_ ").startswith(spelt))
     return next(named, next(iter(ids), ""))
@@ -363,7 +365,7 @@ def _listed_aliases(path: Path) -> Iterator[str]:
             inside = line.startswith("aliases:")
 
 
-def resolve_spelling(kind: str, name: str) -> str | None:
+def resolve_entry_name(kind: str, name: str) -> str | None:
     """Return the name of the catalog entry that has an alias or another spelling.
 
     Parameters
@@ -380,10 +382,10 @@ def resolve_spelling(kind: str, name: str) -> str | None:
 
     Examples
     --------
-    >>> [resolve_spelling("models", name) for name in ("Llama-3-70B", "Llama-3.1-70B", "llama3-71b")]
+    >>> [resolve_entry_name("models", name) for name in ("Llama-3-70B", "Llama-3.1-70B", "llama3-71b")]
     ['llama3-70b', 'llama3-70b', None]
     """
-    path = _entry_by_other_name(kind, name) if kind in KINDS_WITH_SPELLINGS else None
+    path = _entry_by_other_name(kind, name) if kind in KINDS_WITH_SPELLING_VARIANTS else None
     return None if path is None else path.stem
 
 
@@ -447,7 +449,7 @@ def kind_of_spec_file(path: str | Path) -> str:
         If no key belongs to a known kind; the message lists the kinds.
     """
     chain: list[str] = []
-    while len(chain) <= MAX_EXTEND_DEPTH:
+    while len(chain) <= MAX_EXTENDED_ENTRIES:
         data = read_yaml(path)
         _check_extend(data, path)
         for kind, keys in _KEYS_OF_KIND:
@@ -476,11 +478,11 @@ def _kind_of_entry(name: str, where: str | Path) -> str:
     kinds = [kind for kind in CATALOG_FOLDERS if name.strip().lower() in entry_files(kind)]
     if not kinds:
         known = [entry for kind in CATALOG_FOLDERS for entry in entry_files(kind)]
-        raise SpecError(f"{where}: extend: nothing is named {_short(name)}; {nearest_entries_hint(name, known)}")
+        raise SpecError(f"{where}: extend: nothing is named {_short(name)}; {suggest_entry_names(name, known)}")
     return kinds[0].removesuffix("s")
 
 
-def read_inline(kind: str, data: Mapping[str, Any], where: Path) -> dict[str, Any]:
+def merge_inline_entry(kind: str, data: Mapping[str, Any], where: Path) -> dict[str, Any]:
     """Merge a mapping that is written inside another file over the entry that its ``extend:`` names.
 
     Parameters
@@ -502,21 +504,21 @@ def read_inline(kind: str, data: Mapping[str, Any], where: Path) -> dict[str, An
 
 #: Fields that are part of measured times, by kind. The value names the key that keeps what the base entry of a chain of
 #: ``extend:`` states.
-MEASURED_IN_FIELDS: Mapping[str, Mapping[str, str]] = {"links": {"latency": "stated_latency"}}
+BASE_VALUE_KEYS: Mapping[str, Mapping[str, str]] = {"links": {"latency": "stated_latency"}}
 
 
 #: Fields that scale with another field if an extending entry changes only that one, by kind: group, field, and the
 #: field that it follows.
-SCALED_FIELDS: Mapping[str, tuple[tuple[str, str, str], ...]] = {"devices": (("memory", "reported", "capacity"),)}
+PROPORTIONAL_FIELDS: Mapping[str, tuple[tuple[str, str, str], ...]] = {"devices": (("memory", "reported", "capacity"),)}
 
 
 def _with_scaled_fields(kind: str, below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an extending entry with fields added that scale with the fields it changes (`SCALED_FIELDS`).
+    """Return an extending entry with fields added that scale with the fields it changes (`PROPORTIONAL_FIELDS`).
 
     For example a device with another memory capacity gets another reported memory. Text that is not a quantity stays as
     it is, so that the validation of the spec reports it.
     """
-    for group, figure, leader in SCALED_FIELDS.get(kind, ()):
+    for group, figure, leader in PROPORTIONAL_FIELDS.get(kind, ()):
         old, new = below.get(group), above.get(group)
         if not isinstance(old, Mapping) or not isinstance(new, Mapping):
             continue
@@ -543,7 +545,7 @@ def _extended(kind: str, data: Mapping[str, Any], path: Path) -> dict[str, Any]:
     for layer in reversed(layers):
         merged = _merged(merged, _with_scaled_fields(kind, merged, layer))
     merged.pop("extend", None)
-    for figure, kept in MEASURED_IN_FIELDS.get(kind, {}).items():
+    for figure, kept in BASE_VALUE_KEYS.get(kind, {}).items():
         if kept in merged:
             raise SpecError(f"{path}: {kept}: unknown key")
         if figure in layers[-1]:
@@ -562,8 +564,8 @@ def _layers(kind: str, data: Mapping[str, Any], path: Path) -> list[Mapping[str,
         if os.path.realpath(below) in [os.path.realpath(file) for file in chain]:
             stems = " -> ".join(file.name for file in [*chain, below])
             raise SpecError(f"{path}: extend: the files extend one another in a circle: {stems}")
-        if len(chain) > MAX_EXTEND_DEPTH:
-            raise SpecError(f"{path}: extend: more than {MAX_EXTEND_DEPTH} files extend one another")
+        if len(chain) > MAX_EXTENDED_ENTRIES:
+            raise SpecError(f"{path}: extend: more than {MAX_EXTENDED_ENTRIES} files extend one another")
         chain.append(below)
         layers.append({key: value for key, value in data.items() if key not in _OWN})
     return layers
@@ -590,7 +592,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     return result
 
 
-def nearest_entries_hint(name: str, known: Iterable[str]) -> str:
+def suggest_entry_names(name: str, known: Iterable[str]) -> str:
     """Return the end of an error message that suggests catalog names for a misspelt one.
 
     Parameters
@@ -662,12 +664,12 @@ def resolve_device_name(text: str) -> str:
     if name in aliases:
         return aliases[name]
     raise SpecError(
-        f"unknown device {_short(text)}; {nearest_entries_hint(name, [*known, *aliases])} (or a path to a YAML file)"
+        f"unknown device {_short(text)}; {suggest_entry_names(name, [*known, *aliases])} (or a path to a YAML file)"
     )
 
 
 @cache
-def program_digest() -> str:
+def code_and_catalog_digest() -> str:
     """Return a digest of this program and its catalog, as a cache key of predictions.
 
     Processes with equal digests make equal predictions.

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from paleo.errors import SpecError, suggest_names
 from paleo.specs.catalog import is_path, read_entry, resolve_device_name
-from paleo.specs.loading import NOT_STATED, FileCache, PositiveCount, Spec, Text, Year, build_validated
+from paleo.specs.loading import UNKNOWN_SOURCE, FileCache, NonEmptyText, PositiveCount, Spec, Year, validate_mapping
 from paleo.units import Bytes, BytesPerSecond, FlopsPerSecond, Hertz, PricePerSecond, Seconds, Watts, format_gibibytes
 
 Fraction = Annotated[float, Field(strict=True, gt=0, le=1)]
@@ -34,18 +34,18 @@ class Link(Spec):
     the time of calibration, taken from the base entry of a chain of ``extend:``; no file has this key.
     """
 
-    name: Text
+    name: NonEmptyText
     kind: LinkKind
-    scope: Text
+    scope: NonEmptyText
     bandwidth: BytesPerSecond
     achieved_fraction: Fraction | None = None
-    achieved_source: Text | None = None
+    achieved_source: NonEmptyText | None = None
     in_switch_bandwidth: BytesPerSecond | None = None
     latency: Seconds | None = None
-    latency_source: Text | None = None
+    latency_source: NonEmptyText | None = None
     stated_latency: Annotated[Seconds | None, Field(exclude=True)] = None
-    notes: Text | None = None
-    source: Text = NOT_STATED
+    notes: NonEmptyText | None = None
+    source: NonEmptyText = UNKNOWN_SOURCE
 
 
 def load_link(name_or_path: str | Path) -> Link:
@@ -71,7 +71,7 @@ def load_link(name_or_path: str | Path) -> Link:
 
 def _link(name_or_path: str | Path) -> Link:
     path, data = read_entry("links", name_or_path)
-    return build_validated(Link, {"name": path.stem, **data}, path)
+    return validate_mapping(Link, {"name": path.stem, **data}, path)
 
 
 _links = FileCache(_link)
@@ -85,8 +85,8 @@ class Price(Spec):
     """Rent of one device or node per second (``rate`` [USD/s]), with source and date."""
 
     rate: PricePerSecond
-    date: Text
-    source: Text
+    date: NonEmptyText
+    source: NonEmptyText
 
 
 class Memory(Spec):
@@ -98,7 +98,7 @@ class Memory(Spec):
 
     capacity: Bytes
     bandwidth: BytesPerSecond
-    kind: Text
+    kind: NonEmptyText
     reported: Bytes | None = None
 
     @property
@@ -139,10 +139,10 @@ class Memory(Spec):
 class Multiprocessor(Spec):
     """Sizes of one streaming multiprocessor, compute unit or core: registers and shared memory [byte]."""
 
-    compute_capability: Text | None = None
+    compute_capability: NonEmptyText | None = None
     registers: Bytes | None = None
     shared_memory: Bytes | None = None
-    source: Text = NOT_STATED
+    source: NonEmptyText = UNKNOWN_SOURCE
 
 
 class Pcie(Spec):
@@ -155,7 +155,7 @@ class Pcie(Spec):
 class HostLink(Spec):
     """Link between device and host if it is not PCIe: catalog name, and number of devices that share one link."""
 
-    link: Text
+    link: NonEmptyText
     devices: PositiveCount = 1
 
 
@@ -163,7 +163,7 @@ class MatrixUnit(Spec):
     """Systolic array of a TPU-like device, with ``width`` rows and columns of multipliers."""
 
     width: PositiveCount
-    source: Text = NOT_STATED
+    source: NonEmptyText = UNKNOWN_SOURCE
 
 
 class Interconnect(Spec):
@@ -184,10 +184,10 @@ class Device(Spec):
     dtype. ``vector_peak`` is the rate of the ordinary cores at ``boost_clock``.
     """
 
-    name: Text
-    full_name: Text
-    vendor: Text
-    architecture: Text
+    name: NonEmptyText
+    full_name: NonEmptyText
+    vendor: NonEmptyText
+    architecture: NonEmptyText
     kind: Literal["gpu", "tpu", "accelerator", "cpu"] = "gpu"
     year: Year | None = None
     multiprocessors: PositiveCount
@@ -200,14 +200,14 @@ class Device(Spec):
     multiprocessor: Multiprocessor | None = None
     matrix_unit: MatrixUnit | None = None
     tdp: Watts | None = None
-    form_factor: Text
+    form_factor: NonEmptyText
     pcie: Pcie | None = None
     host_link: HostLink | None = None
     interconnect: Interconnect | None = None
     price: Price | None = None
-    aliases: tuple[Text, ...] = ()
-    notes: Text | None = None
-    source: Text = NOT_STATED
+    aliases: tuple[NonEmptyText, ...] = ()
+    notes: NonEmptyText | None = None
+    source: NonEmptyText = UNKNOWN_SOURCE
 
     @model_validator(mode="after")
     def _has_a_peak(self) -> Device:
@@ -407,7 +407,7 @@ def add_default_names(data: Mapping[str, Any], stem: str) -> dict[str, Any]:
 
 def _device(name_or_path: str | Path) -> Device:
     path, data = read_entry("devices", name_or_path)
-    return build_validated(Device, add_default_names(data, path.stem), path)
+    return validate_mapping(Device, add_default_names(data, path.stem), path)
 
 
 _devices = FileCache(_device)

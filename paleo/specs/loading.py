@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, ParamSpec, TypeVar, g
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from paleo.docstrings import split_parameters
+from paleo.docstrings import split_parameters_section
 from paleo.errors import SpecError, suggest_names
 
 CachedValue = TypeVar("CachedValue")
@@ -56,7 +56,7 @@ def file_digest(content: bytes) -> str:
 
 
 def record_file_digest(path: str | Path, content: bytes) -> None:
-    """Record the digest of a file that was just read, for cache invalidation (see `recorded_file_digests`).
+    """Record the digest of a file that was just read, for cache invalidation (see `record_read_files`).
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def _enter(ledgers: tuple[dict[str, str], ...], digests: Mapping[str, str]) -> N
 
 
 @contextmanager
-def recorded_file_digests() -> Iterator[dict[str, str]]:
+def record_read_files() -> Iterator[dict[str, str]]:
     """Record which files are read inside a ``with`` block; yield a dict of content digests by real path."""
     ledger: dict[str, str] = {}
     token = _LEDGERS.set((*_LEDGERS.get(), ledger))
@@ -91,7 +91,7 @@ def changed_files(digests: Mapping[str, str]) -> list[str]:
     Parameters
     ----------
     digests : dict of str to str
-        Digests by path, from `recorded_file_digests`.
+        Digests by path, from `record_read_files`.
 
     Returns
     -------
@@ -127,7 +127,7 @@ class FileCache(Generic[CachedValue]):
         return value
 
     def _loaded(self, key: tuple[str, str | Path], name_or_path: str | Path) -> tuple[CachedValue, dict[str, str]]:
-        with recorded_file_digests() as digests:
+        with record_read_files() as digests:
             value = self._load(name_or_path)
         if len(self._entries) >= MAX_CACHE_ENTRIES:
             self._entries = {}
@@ -142,15 +142,15 @@ MAX_YAML_DEPTH = 32
 MAX_MESSAGE_LENGTH = 600
 
 #: Largest number below which all whole numbers are exact as floats.
-MAX_COUNT = 2**53
+MAX_EXACT_INTEGER = 2**53
 #: Smallest and largest magnitude of a number without a unit; zero is allowed too.
 _LEAST, _MOST = 2.0**-80, 2.0**60
-PositiveCount = Annotated[int, Field(strict=True, gt=0, le=MAX_COUNT)]
-Text = Annotated[str, Field(strict=True, min_length=1)]
+PositiveCount = Annotated[int, Field(strict=True, gt=0, le=MAX_EXACT_INTEGER)]
+NonEmptyText = Annotated[str, Field(strict=True, min_length=1)]
 StrictBool = Annotated[bool, Field(strict=True)]
 Year = Annotated[int, Field(strict=True, ge=1990, le=2100)]
 #: Default source in a user's own file. Entries of the catalog always state their sources.
-NOT_STATED = "not stated"
+UNKNOWN_SOURCE = "not stated"
 
 _PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _INTEGER = re.compile(r"[-+]?[0-9]{1,18}\Z")
@@ -192,7 +192,7 @@ class Spec(BaseModel):
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         """Move the docstring's ``Parameters`` section to the descriptions of the fields, for schema tables."""
-        cls.__doc__, meanings = split_parameters(cls.__doc__)
+        cls.__doc__, meanings = split_parameters_section(cls.__doc__)
         for name, meaning in meanings.items():
             cls.model_fields[name].description = meaning.text
 
@@ -455,7 +455,7 @@ def _line(event: Any) -> int:
     return int(event.start_mark.line) + 1
 
 
-def build_validated(model: type[Model], data: object, where: str | Path) -> Model:
+def validate_mapping(model: type[Model], data: object, where: str | Path) -> Model:
     """Validate a mapping against a schema and build the object; report the first error in one clear message.
 
     A misspelt key is reported, with the nearest valid key, before the keys that are missing because of it.
@@ -691,7 +691,7 @@ def _rounded(number: float, digits: int = 0) -> Number:
 _FUNCTIONS: dict[str, Callable[..., Number]] = {"min": min, "max": max, "ceil": math.ceil, "round": _rounded}
 
 
-def evaluate_expression(text: str, names: Mapping[str, Any]) -> Any:
+def evaluate_model_expression(text: str, names: Mapping[str, Any]) -> Any:
     """Evaluate an arithmetic expression of a model file, such as ``=4 * hidden``, over the model's parameters.
 
     Allowed are + - * / // %, comparisons, min, max, ceil and round. The value of a bare name may also be a text.
@@ -715,7 +715,7 @@ def evaluate_expression(text: str, names: Mapping[str, Any]) -> Any:
 
     Examples
     --------
-    >>> evaluate_expression("=4 * hidden // 2", {"hidden": 768})
+    >>> evaluate_model_expression("=4 * hidden // 2", {"hidden": 768})
     1536
     """
     source = text.removeprefix("=").strip()

@@ -15,15 +15,15 @@ from paleo.files import exists, is_folder
 from paleo.operations.tensor import TensorRole
 from paleo.registry import Registry
 from paleo.specs.catalog import (
-    SIXTEEN_BIT_FORMAT,
+    DEFAULT_WEIGHT_FORMAT,
     entry_files,
-    hub_id,
     is_path,
+    model_hub_id,
     parse_weight_format,
     read_entry,
-    resolve_spelling,
+    resolve_entry_name,
 )
-from paleo.specs.loading import FileCache, PositiveCount, Spec, Text, add_path_key, build_validated
+from paleo.specs.loading import FileCache, NonEmptyText, PositiveCount, Spec, add_path_key, validate_mapping
 
 
 def _published(value: object) -> tuple[float, float]:
@@ -53,7 +53,7 @@ class PublishedCounts(Spec):
     flops: PublishedCount | None = None
     #: How the published FLOP were counted, if not as here: 2 FLOP for a multiply-add, contractions only.
     flops_note: str | None = None
-    source: Text
+    source: NonEmptyText
 
 
 class ModelInput(Spec):
@@ -82,10 +82,10 @@ class Dataset(Spec):
     ``tokens`` is the mean number of tokens of a sample, without padding, for samples of different lengths.
     """
 
-    name: Text
+    name: NonEmptyText
     samples: PositiveCount
     tokens: Annotated[float, Field(gt=0)] | None = None
-    source: Text | None = None
+    source: NonEmptyText | None = None
 
 
 class ModelSpec(Spec):
@@ -95,15 +95,15 @@ class ModelSpec(Spec):
     number format of the published weights.
     """
 
-    name: Text
-    title: Text
-    task: Text
-    source: Text
+    name: NonEmptyText
+    title: NonEmptyText
+    task: NonEmptyText
+    source: NonEmptyText
     notes: str | None = None
     #: Other names of the network, including releases that differ only in their weights.
-    aliases: tuple[Text, ...] = ()
+    aliases: tuple[NonEmptyText, ...] = ()
     #: Format of the published weights, such as ``fp8``, or ``fp8+mxfp4`` where experts have another.
-    released: Text = SIXTEEN_BIT_FORMAT
+    released: NonEmptyText = DEFAULT_WEIGHT_FORMAT
     params: dict[str, int | float | str | bool] = Field(default_factory=dict)
     inputs: dict[str, ModelInput] = Field(min_length=1)
     blocks: dict[str, LayerBlock] = Field(default_factory=dict)
@@ -114,7 +114,7 @@ class ModelSpec(Spec):
     #: Path of the file, for messages.
     path: str = ""
     #: Warnings for every prediction with this network, such as that another network stands in for it.
-    remarks: tuple[Text, ...] = Field(default=(), exclude=True)
+    remarks: tuple[NonEmptyText, ...] = Field(default=(), exclude=True)
     #: The name or hub id by which the user asked for the network; empty for a file.
     requested_name: str = Field(default="", exclude=True)
 
@@ -125,10 +125,12 @@ class ModelSpec(Spec):
         This is the name that the user gave if it names a number format, else the id of the first release, else empty.
         """
         return (
-            self.requested_name if parse_weight_format(self.requested_name) else hub_id(self.name, self.requested_name)
+            self.requested_name
+            if parse_weight_format(self.requested_name)
+            else model_hub_id(self.name, self.requested_name)
         )
 
-    def with_named_weights(self, name: str, *remarks: str) -> ModelSpec:
+    def with_requested_weights(self, name: str, *remarks: str) -> ModelSpec:
         """Return a copy of the network that refers to the weights which the user named (a hub id or folder).
 
         Parameters
@@ -190,16 +192,16 @@ def load_model(model: str | Path, *, run_code: bool = True) -> ModelSpec:
 
 def _model(model: str | Path) -> ModelSpec:
     text = str(model)
-    if is_other_source(model):
+    if needs_importer(model):
         for source in MODEL_READERS:
             if (network := MODEL_READERS[source](text)) is not None:
                 return network
     path, data = read_entry("models", model)
     network = build_model_spec(data, path)
-    return network if exists(text) else network.with_named_weights(text)
+    return network if exists(text) else network.with_requested_weights(text)
 
 
-def is_other_source(model: str | Path) -> bool:
+def needs_importer(model: str | Path) -> bool:
     """Return True if a text names a source other than the catalog or a YAML file (ONNX, hub id, Python module).
 
     Parameters
@@ -220,7 +222,7 @@ def is_other_source(model: str | Path) -> bool:
         return False
     if suffix in (".json", ".onnx") or ":" in text or is_path(model):
         return True
-    return resolve_spelling("models", text) is None and (is_folder(text) or parse_weight_format(text) is not None)
+    return resolve_entry_name("models", text) is None and (is_folder(text) or parse_weight_format(text) is not None)
 
 
 _models = FileCache(_model)
@@ -246,7 +248,7 @@ def build_model_spec(data: Mapping[str, Any], path: str | Path) -> ModelSpec:
     SpecError
         If the mapping is not valid.
     """
-    return build_validated(ModelSpec, {"name": Path(path).stem, **add_path_key(data, path, str(path))}, path)
+    return validate_mapping(ModelSpec, {"name": Path(path).stem, **add_path_key(data, path, str(path))}, path)
 
 
 def agrees_with_published(figure: tuple[float, float], counted: float) -> bool:

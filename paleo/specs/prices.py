@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from paleo.errors import SpecError, suggest_names
 from paleo.specs.catalog import entry_files, entry_names, read_entry
 from paleo.specs.device import Price
-from paleo.specs.loading import PositiveCount, Spec, Text, build_validated
+from paleo.specs.loading import NonEmptyText, PositiveCount, Spec, validate_mapping
 from paleo.specs.system import Reliability, System, load_system
 from paleo.units import DAY, HOUR, KILO, Dollars, PricePerSecond
 
@@ -35,25 +35,25 @@ class PriceOffer(Spec):
     ``rate`` is the rent of the whole instance [USD/s]; ``price`` is its price if it was sold [USD].
     """
 
-    instance: Text
-    device: Text
+    instance: NonEmptyText
+    device: NonEmptyText
     devices: PositiveCount
     term: Literal["on-demand", "1-year", "3-year", "spot", "purchase"]
     rate: PricePerSecond | None = None
     price: Dollars | None = None
-    system: Text | None = None
-    region: Text | None = None
-    date: Text
-    source: Text
-    notes: Text | None = None
+    system: NonEmptyText | None = None
+    region: NonEmptyText | None = None
+    date: NonEmptyText
+    source: NonEmptyText
+    notes: NonEmptyText | None = None
 
 
 class PriceList(Spec):
     """Offers of one provider (a cloud or a shop), with dates and sources."""
 
-    name: Text
-    full_name: Text
-    source: Text
+    name: NonEmptyText
+    full_name: NonEmptyText
+    source: NonEmptyText
     offers: tuple[PriceOffer, ...]
 
 
@@ -72,7 +72,7 @@ def load_price_list(name: str) -> PriceList:
         Offers of the provider.
     """
     path, data = read_entry("prices", name)
-    return build_validated(PriceList, {"name": path.stem, **data}, path)
+    return validate_mapping(PriceList, {"name": path.stem, **data}, path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from paleo.errors import SpecError
-from paleo.operations.tensor import CrossEntropyImplementation, Scaling
-from paleo.specs.loading import PositiveCount, Spec, StrictBool, Text, build_validated, read_yaml
+from paleo.operations.tensor import CrossEntropyImplementation, QuantisationScaling
+from paleo.specs.loading import NonEmptyText, PositiveCount, Spec, StrictBool, read_yaml, validate_mapping
 from paleo.specs.software import RecomputePolicy, TokenDispatcher
 from paleo.units import Bytes, BytesPerSecond, Seconds
 
 #: When gradients are exchanged: in buckets during the backward pass, all after it, or through parameter servers.
-GradientExchangeTime = Literal["overlapped", "after", "parameter-server"]
+GradientExchangeMode = Literal["overlapped", "after", "parameter-server"]
 
 #: How the network is cut into pipeline pieces; numbers are the layers of each piece, in the order of the network.
 PipelineCut = Literal["uniform", "time"] | tuple[Annotated[int, Field(strict=True, ge=0)], ...]
@@ -27,7 +27,7 @@ PipelineCut = Literal["uniform", "time"] | tuple[Annotated[int, Field(strict=Tru
 #: jobs of ByteDance; the persistent one leaves out the stage with a worker that was slowed on purpose. Lin et al.,
 #: Understanding stragglers in large model training using what-if analysis, OSDI 2025, data of
 #: ByteDance-Seed/StragglerAnalysis@8efcd7f37f.
-TRACED_NOISE = (0.015, 0.003)
+TRACED_STEP_TIME_JITTER = (0.015, 0.003)
 
 
 def _rank_as_text(value: object) -> object:
@@ -87,8 +87,8 @@ class RecomputeOptions(Spec):
     policy: RecomputePolicy = "none"
     layers: Annotated[int, Field(strict=True, ge=0)] | None = None
     every: PositiveCount | None = None
-    modules: tuple[Text, ...] = ()
-    by_layer: dict[Text, RecomputePolicy] = Field(default_factory=dict)
+    modules: tuple[NonEmptyText, ...] = ()
+    by_layer: dict[NonEmptyText, RecomputePolicy] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _modules_are_of_selective_recomputation(self) -> RecomputeOptions:
@@ -138,7 +138,7 @@ class PipelineOptions(Spec):
         uniform where possible
     """
 
-    schedule: Text = "1f1b"
+    schedule: NonEmptyText = "1f1b"
     cut: PipelineCut | None = None
 
 
@@ -164,7 +164,7 @@ class KernelOptions(Spec):
     cuda_graph: Literal["none", "full_iteration"] | None = None
     cudnn: Annotated[float, Field(gt=0)] | None = None
     attention: Literal["fused", "unfused", "stepwise"] | None = None
-    scaling: Scaling | None = None
+    scaling: QuantisationScaling | None = None
     cross_entropy: CrossEntropyImplementation | None = None
     main_gradients: Literal["narrow", "fp32"] | None = None
 
@@ -188,15 +188,15 @@ class ExchangeOptions(Spec):
         parameter servers
     """
 
-    when: GradientExchangeTime | None = None
+    when: GradientExchangeMode | None = None
     bucket: Bytes | None = None
-    algorithm: Text | None = None
-    compress: Text | None = None
-    consistency: Text = "bsp"
+    algorithm: NonEmptyText | None = None
+    compress: NonEmptyText | None = None
+    consistency: NonEmptyText = "bsp"
     servers: PositiveCount | None = None
 
     @property
-    def algorithm_or_server(self) -> str | None:
+    def forced_all_reduce(self) -> str | None:
         """All-reduce algorithm that the run forces, ``parameter_server`` if gradients go through servers, or None."""
         return self.algorithm or ("parameter_server" if self.when == "parameter-server" else None)
 
@@ -215,9 +215,9 @@ class FabricOptions(Spec):
         nodes, and fraction of the time that it sends
     """
 
-    nodes: Text = "packed"
+    nodes: NonEmptyText = "packed"
     background: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    neighbour: Text | None = None
+    neighbour: NonEmptyText | None = None
 
 
 class VariationOptions(Spec):
@@ -247,7 +247,9 @@ class VariationOptions(Spec):
         if not isinstance(text, str):
             return data
         try:
-            shares = TRACED_NOISE if text.strip() == "traces" else tuple(float(part) for part in text.split(","))
+            shares = (
+                TRACED_STEP_TIME_JITTER if text.strip() == "traces" else tuple(float(part) for part in text.split(","))
+            )
         except ValueError:
             shares = ()
         if len(shares) not in (1, 2):
@@ -271,7 +273,7 @@ class OffloadOptions(Spec):
         the network (Megatron-Core's cpu_offloading_num_layers)
     """
 
-    states: Text = "none"
+    states: NonEmptyText = "none"
     layers: Annotated[int, Field(strict=True, ge=0)] | None = None
 
 
@@ -289,16 +291,16 @@ class FineTuningOptions(Spec):
         layers that are not trained, by patterns: `[embed, "block.[0-9]"]`
     """
 
-    lora: Annotated[Text, BeforeValidator(_rank_as_text)] | None = None
+    lora: Annotated[NonEmptyText, BeforeValidator(_rank_as_text)] | None = None
     qlora: StrictBool = False
-    freeze: Annotated[tuple[Text, ...], BeforeValidator(_listed)] = ()
+    freeze: Annotated[tuple[NonEmptyText, ...], BeforeValidator(_listed)] = ()
 
 
 #: The field of a group that a plain value states: ``recompute: full`` is ``recompute: {policy: full}``.
 MAIN_FIELD_OF_GROUP = {"recompute": "policy", "exchange": "when", "offload": "states"}
 
 #: Names of command-line options that mean a field of a group. Files and keywords may use them too.
-SHORT_NAMES = {
+SHORT_FIELD_NAMES = {
     "seq": "model.seq",
     "schedule": "pipeline.schedule",
     "recompute_layers": "recompute.layers",
@@ -318,7 +320,7 @@ SHORT_NAMES = {
 _OPEN_GROUPS = ("model", "input")
 
 #: Keys of earlier releases with the fields that replace them. This release still reads them and prints a remark.
-OLD_NAMES = {
+FORMER_FIELD_NAMES = {
     "expert_imbalance": "experts.imbalance",
     "expert_dispatch": "experts.dispatch",
     "expert_overlap": "experts.overlap",
@@ -388,19 +390,21 @@ class Run(Spec):
     batch: PositiveCount | None = None
     global_batch: PositiveCount | None = None
     microbatch: PositiveCount | None = None
-    dtype: Text | None = None
-    optimizer: Text = "adamw"
-    strategy: Text = "dp"
-    placement: dict[Text, dict[Text, Text | list[Text] | None]] = Field(default_factory=dict)
+    dtype: NonEmptyText | None = None
+    optimizer: NonEmptyText = "adamw"
+    strategy: NonEmptyText = "dp"
+    placement: dict[NonEmptyText, dict[NonEmptyText, NonEmptyText | list[NonEmptyText] | None]] = Field(
+        default_factory=dict
+    )
     experts: ExpertOptions = Field(default_factory=ExpertOptions)
     pipeline: PipelineOptions = Field(default_factory=PipelineOptions)
     recompute: RecomputeOptions = Field(default_factory=RecomputeOptions)
-    software: Text = "pytorch-eager"
+    software: NonEmptyText = "pytorch-eager"
     kernels: KernelOptions = Field(default_factory=KernelOptions)
     exchange: ExchangeOptions = Field(default_factory=ExchangeOptions)
     variation: VariationOptions = Field(default_factory=VariationOptions)
     fabric: FabricOptions = Field(default_factory=FabricOptions)
-    calibration: Text = "auto"
+    calibration: NonEmptyText = "auto"
     offload: OffloadOptions = Field(default_factory=OffloadOptions)
     clip: Literal["none", "norm", "scaled"] | None = None
     input: InputOptions | Literal["none"] | None = None
@@ -426,7 +430,7 @@ class Run(Spec):
         tuple of str
             Names of command-line options, and dotted paths.
         """
-        return (*SHORT_NAMES, *field_paths())
+        return (*SHORT_FIELD_NAMES, *field_paths())
 
     @staticmethod
     def photo_input_options(*, sample: float | None, decode: float, cores: float) -> InputOptions:
@@ -485,10 +489,14 @@ def field_path(name: str) -> str:
     >>> field_path("recompute"), field_path("recompute_layers"), field_path("gpus")
     ('recompute.policy', 'recompute.layers', 'gpus')
     """
-    if name in OLD_NAMES:
-        warnings.warn(f"{name} is now {OLD_NAMES[name]}; the old key goes with the next release", FutureWarning, 2)
-        return OLD_NAMES[name]
-    return SHORT_NAMES.get(name) or (f"{name}.{MAIN_FIELD_OF_GROUP[name]}" if name in MAIN_FIELD_OF_GROUP else name)
+    if name in FORMER_FIELD_NAMES:
+        warnings.warn(
+            f"{name} is now {FORMER_FIELD_NAMES[name]}; the old key goes with the next release", FutureWarning, 2
+        )
+        return FORMER_FIELD_NAMES[name]
+    return SHORT_FIELD_NAMES.get(name) or (
+        f"{name}.{MAIN_FIELD_OF_GROUP[name]}" if name in MAIN_FIELD_OF_GROUP else name
+    )
 
 
 def shortest_field_name(path: str) -> str:
@@ -512,7 +520,7 @@ def shortest_field_name(path: str) -> str:
     group, _, field = path.partition(".")
     if MAIN_FIELD_OF_GROUP.get(group) == field:
         return group
-    return next((name for name, long in SHORT_NAMES.items() if long == path and group != "model"), path)
+    return next((name for name, long in SHORT_FIELD_NAMES.items() if long == path and group != "model"), path)
 
 
 def flatten_to_paths(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -580,7 +588,7 @@ def _group(name: str) -> type[Spec] | None:
     return annotation if isinstance(annotation, type) and issubclass(annotation, Spec) else None
 
 
-def explicit_fields(run: Run) -> dict[str, Any]:
+def user_set_fields(run: Run) -> dict[str, Any]:
     """Return the options that the user set for a run, without defaults.
 
     Parameters
@@ -649,4 +657,4 @@ def load_run(path: str | Path) -> Run:
     SpecError
         If the file is not valid.
     """
-    return build_validated(Run, read_yaml(path), path)
+    return validate_mapping(Run, read_yaml(path), path)

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from paleo.errors import SpecError, suggest_names
-from paleo.operations.tensor import CrossEntropyImplementation, RotaryImplementation, Scaling
+from paleo.operations.tensor import CrossEntropyImplementation, QuantisationScaling, RotaryImplementation
 from paleo.specs.calibration import HeldOutErrors
 from paleo.specs.catalog import entry_names, is_path, read_entry
-from paleo.specs.loading import FileCache, PositiveCount, Spec, StrictBool, Text, build_validated
+from paleo.specs.loading import FileCache, NonEmptyText, PositiveCount, Spec, StrictBool, validate_mapping
 from paleo.units import MEBIBYTE, Bytes, BytesPerSecond, Seconds
 
 #: Device memory of an empty PyTorch process in nvidia-smi, with lazily loaded kernels (CUDA 11.7 and later): half a
@@ -34,7 +34,7 @@ FRAGMENTATION_FRACTION = 0.058
 #: not fitted.
 PARAMETER_SERVER_CALL_TIME = 0.102e-3
 #: The profile of programs that are compiled for TPUs.
-TPU_PROFILE = "xla-tpu"
+TPU_PROFILE_NAME = "xla-tpu"
 #: Algorithms of convolution that a profile may name.
 ConvolutionAlgorithm = Literal["implicit", "explicit", "winograd", "nonfused", "fft", "direct"]
 #: A day, month or year.
@@ -45,7 +45,7 @@ TokenDispatcher = Literal["nccl", "deepep", "hybridep"]
 #: A release's number or name, as its framework prints it.
 ReleaseName = Annotated[str, BeforeValidator(str), Field(pattern=r"^[0-9A-Za-z._-]{1,40}$")]
 NonNegativeFactor = Annotated[float, Field(ge=0)]
-Slowdown = Annotated[float, Field(ge=1)]
+SlowdownFactor = Annotated[float, Field(ge=1)]
 #: Operations that a host issues, forward and backward.
 LaunchCounts = tuple[NonNegativeFactor, NonNegativeFactor]
 
@@ -58,9 +58,9 @@ class SoftwareFit(Spec):
     ran the steps.
     """
 
-    source: Text
-    date: Text
-    architectures: tuple[Text, ...] = ()
+    source: NonEmptyText
+    date: NonEmptyText
+    architectures: tuple[NonEmptyText, ...] = ()
     rows_fitted: PositiveCount
     rows_held_out: Annotated[int, Field(ge=0)]
     uncertainty: dict[str, Annotated[float, Field(ge=0)]]
@@ -132,7 +132,7 @@ class HostTime(Spec):
     piece: Seconds = 0.0
     feeds: BytesPerSecond | None = None
     whole_iteration: StrictBool = False
-    fitted_on: tuple[Text, ...] = ()
+    fitted_on: tuple[NonEmptyText, ...] = ()
     blocking: StrictBool = False
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.0
 
@@ -160,11 +160,11 @@ class AttentionSoftware(Spec):
     """
 
     implementation: Literal["fused", "unfused", "stepwise"] = "fused"
-    kernel: Text | None = None
+    kernel: NonEmptyText | None = None
     relative: Literal["heads first", "heads last"] = "heads first"
-    dropout: Slowdown = 1.0
+    dropout: SlowdownFactor = 1.0
     mask: Literal["causal", "tensor"] = "causal"
-    slowdown: Slowdown | dict[str, Slowdown] = 1.0
+    slowdown: SlowdownFactor | dict[str, SlowdownFactor] = 1.0
 
 
 class KernelFusion(Spec):
@@ -272,7 +272,7 @@ class NumberFormats(Spec):
 
     mixed: Literal["masters", "autocast", "narrow"] = "masters"
     main_gradients: Literal["narrow", "fp32"] = "narrow"
-    scaling: Scaling = "delayed"
+    scaling: QuantisationScaling = "delayed"
     wide: tuple[Literal["embedding", "norm", "softmax", "gelu"], ...] = ()
     transposes: tuple[Literal["tf32", "fp16", "bf16"], ...] = ()
     norms: Literal["as stored", "channels-first"] = "as stored"
@@ -349,8 +349,8 @@ class Gradients(Spec):
     unreduced: Literal["narrow", "fp32"] = "narrow"
     flat_copies: tuple[NonNegativeFactor, NonNegativeFactor] = (0.0, 0.0)
     whole_sums: StrictBool = False
-    stepwise_updates: tuple[Text, ...] = ()
-    listwise_updates: tuple[Text, ...] = ()
+    stepwise_updates: tuple[NonEmptyText, ...] = ()
+    listwise_updates: tuple[NonEmptyText, ...] = ()
     compression_call: Seconds = 0.0
     server_call: Seconds = PARAMETER_SERVER_CALL_TIME
 
@@ -483,7 +483,7 @@ class Parallelism(Spec):
     zero_stages: tuple[Annotated[int, Field(strict=True, ge=0, le=3)], ...] | None = None
     sequence_parallel: StrictBool = False
     interleaves: StrictBool = False
-    schedules: tuple[Text, ...] | None = None
+    schedules: tuple[NonEmptyText, ...] | None = None
     stages: Literal["even", "work"] = "even"
     microbatches: Literal["samples", "stages"] = "samples"
     blocking_sends: StrictBool = False
@@ -561,7 +561,7 @@ class EarlierReleases(Spec):
 
     until: Date
     changes: dict[str, Any]
-    source: Text
+    source: NonEmptyText
 
 
 class SoftwareProfile(Spec):
@@ -582,13 +582,13 @@ class SoftwareProfile(Spec):
 
     model_config = ConfigDict(populate_by_name=True)
 
-    name: Text
-    title: Text
+    name: NonEmptyText
+    title: NonEmptyText
     since: Date | None = Field(None, alias="from")
     until: Date | None = None
     releases: dict[ReleaseName, Date] = Field(default_factory=dict)
     earlier: tuple[EarlierReleases, ...] = ()
-    framework: Text | None = None
+    framework: NonEmptyText | None = None
     host: HostTime
     attention: AttentionSoftware = AttentionSoftware()
     fusion: KernelFusion = KernelFusion()
@@ -600,7 +600,7 @@ class SoftwareProfile(Spec):
     memory: ProcessMemory = ProcessMemory()
     convolutions: Convolutions = Convolutions()
     loader: SampleLoader = SampleLoader()
-    source: Text
+    source: NonEmptyText
     notes: str | None = None
     fit: SoftwareFit | None = None
 
@@ -653,7 +653,7 @@ class SoftwareProfile(Spec):
         ends = self.until is None or date[: len(self.until)] <= self.until[: len(date)]
         return begins and ends
 
-    def earlier_releases(self, date: str) -> tuple[EarlierReleases, ...]:
+    def changes_at_date(self, date: str) -> tuple[EarlierReleases, ...]:
         """Return the field changes that make the profile describe the releases of a date, the newest first.
 
         Parameters
@@ -698,7 +698,7 @@ class SoftwareProfile(Spec):
             raise SpecError(f"software {self.name} describes releases {range_of}, not {version!r}")
         return date
 
-    def is_fitted(self, architecture: str) -> bool:
+    def is_fitted_for(self, architecture: str) -> bool:
         """Return True if numbers of the profile were fitted to steps on devices of an architecture.
 
         Parameters
@@ -713,7 +713,7 @@ class SoftwareProfile(Spec):
         """
         return self.fit is not None and architecture in self.fit.architectures
 
-    def host_times_fitted(self, architecture: str) -> bool:
+    def has_fitted_host_times(self, architecture: str) -> bool:
         """Return True if the host times were fitted to steps on devices of an architecture.
 
         Parameters
@@ -729,10 +729,10 @@ class SoftwareProfile(Spec):
         Examples
         --------
         >>> names = ("fsdp-composer", "megatron-core", "tensorflow2")
-        >>> [load_software(name).host_times_fitted("Hopper") for name in names]
+        >>> [load_software(name).has_fitted_host_times("Hopper") for name in names]
         [True, True, False]
         """
-        return architecture in self.host.fitted_on or self.is_fitted(architecture)
+        return architecture in self.host.fitted_on or self.is_fitted_for(architecture)
 
     def attention_slowdown(self, architecture: str) -> float:
         """Return the factor by which the framework's attention is slower than the calibrated attention kernel.
@@ -753,7 +753,7 @@ class SoftwareProfile(Spec):
         return known.get(architecture, sum(known.values()) / len(known) if known else 1.0)
 
 
-def profiles_with_routing() -> list[str]:
+def profiles_with_routing_time() -> list[str]:
     """Return the names of profiles whose host time for routing tokens to experts (``host.routing``) is known."""
     return [name for name in entry_names("software") if load_software(name).host.routing > 0]
 
@@ -796,12 +796,12 @@ def _profile(name_or_path: str | Path) -> SoftwareProfile:
 
             places = [row.field for row in field_table(SoftwareProfile)]
             raise SpecError(f"{path}: {key}: unknown key; {suggest_names(key, [*known, *places])}")
-    newest = build_validated(SoftwareProfile, {"name": path.stem, **data}, path)
-    eras = newest.earlier_releases(newest.release_date(version)) if dated else ()
+    newest = validate_mapping(SoftwareProfile, {"name": path.stem, **data}, path)
+    eras = newest.changes_at_date(newest.release_date(version)) if dated else ()
     chosen = newest.model_copy(update={"name": f"{path.stem}@{version}"}) if dated else newest
     for era in newest.earlier:
         data = _overlaid(data, era.changes)
-        older = build_validated(SoftwareProfile, {**data, "name": chosen.name}, path)
+        older = validate_mapping(SoftwareProfile, {**data, "name": chosen.name}, path)
         chosen = older if era in eras else chosen
     return chosen
 

@@ -14,19 +14,19 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from paleo.errors import PlanError, SpecError
-from paleo.specs.catalog import entry_files, is_path, kind_of_spec_file, read_entry, read_inline
+from paleo.specs.catalog import entry_files, is_path, kind_of_spec_file, merge_inline_entry, read_entry
 from paleo.specs.device import Device, Link, Price, add_default_names, load_device, load_link
 from paleo.specs.loading import (
-    NOT_STATED,
+    UNKNOWN_SOURCE,
     FileCache,
+    NonEmptyText,
     PositiveCount,
     Spec,
     StrictBool,
-    Text,
     Year,
     add_path_key,
-    build_validated,
     path_in_folder,
+    validate_mapping,
 )
 from paleo.units import Bytes, BytesPerSecond, FailuresPerSecond, with_noun
 
@@ -65,7 +65,7 @@ class InterconnectLevel(Spec):
         values of this level that no source states
     """
 
-    name: Text
+    name: NonEmptyText
     ranks: PositiveCount | None
     link: Link
     topology: Literal["switch", "mesh", "ring", "pcie-tree", "torus", "dragonfly", "fabric"]
@@ -79,9 +79,9 @@ class InterconnectLevel(Spec):
     global_links: PositiveCount | None = None
     in_switch_reduction: StrictBool = False
     peer_to_peer: StrictBool = True
-    assumed: Text | None = None
-    notes: Text | None = None
-    source: Text | None = None
+    assumed: NonEmptyText | None = None
+    notes: NonEmptyText | None = None
+    source: NonEmptyText | None = None
 
     @model_validator(mode="after")
     def _rings_are_those_of_a_mesh(self) -> InterconnectLevel:
@@ -118,13 +118,13 @@ class InterconnectLevel(Spec):
 class Host(Spec):
     """Host computer of one node, with all CPU sockets; bandwidths are datasheet values."""
 
-    cpu: Text | None = None
+    cpu: NonEmptyText | None = None
     sockets: PositiveCount | None = None
     cores: PositiveCount | None = None
     memory: Bytes | None = None
     memory_bandwidth: BytesPerSecond | None = None
     storage_bandwidth: BytesPerSecond | None = None
-    source: Text = NOT_STATED
+    source: NonEmptyText = UNKNOWN_SOURCE
 
 
 class Reliability(Spec):
@@ -137,7 +137,7 @@ class Reliability(Spec):
     failures: FailuresPerSecond
     low: FailuresPerSecond
     high: FailuresPerSecond
-    source: Text
+    source: NonEmptyText
 
     @model_validator(mode="after")
     def _range_holds_the_rate(self) -> Reliability:
@@ -152,7 +152,7 @@ class GroupLevel:
 
     ``fan_out`` is the number of units of the level below that hold ranks of the group, within one unit of this level.
     ``ranks_per_unit`` is the number of ranks of the group in one such unit. ``groups_per_unit`` is the number of groups
-    of the same kind, including this one, whose ranks share that unit and its ports. ``units_in_level`` is the number of
+    of the same kind, including this one, whose ranks share that unit and its ports. ``max_fan_out`` is the number of
     units of the level below in one unit of this level (0: not limited).
     """
 
@@ -160,7 +160,7 @@ class GroupLevel:
     fan_out: int
     ranks_per_unit: int
     groups_per_unit: int
-    units_in_level: int = 0
+    max_fan_out: int = 0
 
     @property
     def bandwidth(self) -> float:
@@ -176,8 +176,8 @@ class System(Spec):
     is the failure rate of nodes, if known; `paleo.specs.prices` estimates the rate of other systems.
     """
 
-    name: Text
-    full_name: Text
+    name: NonEmptyText
+    full_name: NonEmptyText
     year: Year | None = None
     device: Device
     devices_per_node: PositiveCount
@@ -187,8 +187,8 @@ class System(Spec):
     host: Host | None = None
     price_per_node: Price | None = None
     reliability: Reliability | None = None
-    notes: Text | None = None
-    source: Text = NOT_STATED
+    notes: NonEmptyText | None = None
+    source: NonEmptyText = UNKNOWN_SOURCE
     #: Path of the file of the system or of its single device; '' for an entry of the catalog.
     path: Annotated[str, Field(exclude=True)] = ""
 
@@ -230,7 +230,7 @@ class System(Spec):
             return self.max_nodes * self.devices_per_node
         return self.levels[-1].ranks if self.levels else 1
 
-    def joins_nodes(self, level: InterconnectLevel) -> bool:
+    def is_network_between_nodes(self, level: InterconnectLevel) -> bool:
         """Return True if an interconnect level is the network between nodes.
 
         A torus is not, because it joins chips directly, whatever hosts they belong to.
@@ -247,7 +247,7 @@ class System(Spec):
         """
         return (level.ranks is None or level.ranks > self.devices_per_node) and level.topology != "torus"
 
-    def machines_text(self, gpus: int) -> str:
+    def gpus_and_nodes_text(self, gpus: int) -> str:
         """Return a text that says how many GPUs and nodes of this system a run uses.
 
         Parameters
@@ -266,7 +266,7 @@ class System(Spec):
         )
         return f"{with_noun(gpus, 'GPU')} of {self.name}" + (f" ({nodes})" if node_size > 1 else "")
 
-    def group(self, stride: int, size: int) -> tuple[GroupLevel, ...]:
+    def group_levels(self, stride: int, size: int) -> tuple[GroupLevel, ...]:
         """Return the part of each interconnect level that a communication group uses, from inner to outer.
 
         The product of the fan-outs is `size`. Where a level does not divide evenly, its fan-out is rounded up, because
@@ -292,9 +292,9 @@ class System(Spec):
         Examples
         --------
         >>> node = load_system("dgx-a100-80gb")
-        >>> [(span.level.name, span.fan_out, span.groups_per_unit) for span in node.group(stride=1, size=16)]
+        >>> [(span.level.name, span.fan_out, span.groups_per_unit) for span in node.group_levels(stride=1, size=16)]
         [('NVSwitch', 8, 1), ('fabric', 2, 1)]
-        >>> [(span.level.name, span.fan_out, span.groups_per_unit) for span in node.group(stride=8, size=4)]
+        >>> [(span.level.name, span.fan_out, span.groups_per_unit) for span in node.group_levels(stride=8, size=4)]
         [('NVSwitch', 1, 1), ('fabric', 4, 8)]
         """
         if stride < 1 or size < 1:
@@ -428,7 +428,7 @@ def load_system(name_or_path: str | Path) -> System:
     return _systems(name_or_path)
 
 
-def as_system(system: str | Path | System) -> System:
+def resolve_system(system: str | Path | System) -> System:
     """Return a system given by name, by path or as an object; names and paths are loaded.
 
     Parameters
@@ -465,7 +465,7 @@ def _system(name_or_path: str | Path) -> System:
         data["device"] = _part("devices", data["device"], path, "device")
     if isinstance(data.get("levels"), list):
         data["levels"] = [_with_link(level, path, index) for index, level in enumerate(data["levels"])]
-    return build_validated(System, data, path)
+    return validate_mapping(System, data, path)
 
 
 def _means_device(name_or_path: str | Path) -> bool:
@@ -490,7 +490,7 @@ def _part(kind: Literal["devices", "links"], value: object, where: Path, key: st
     """Load the device or a link of a system file from a name, a path (relative to the file's folder) or a mapping."""
     try:
         if isinstance(value, Mapping):
-            inline = read_inline(kind, value, where)
+            inline = merge_inline_entry(kind, value, where)
             stem = f"{where.stem} {key}"
             return add_default_names(inline, stem) if kind == "devices" else {"name": stem, **inline}
         if isinstance(value, str):

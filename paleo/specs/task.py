@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from paleo.learning.base import Count, SamplesLaw, parse_law
+from paleo.learning.base import PositiveQuantity, SamplesLaw, parse_law
 from paleo.specs.catalog import entry_files, read_entry
-from paleo.specs.loading import FileCache, PositiveCount, Spec, Text, build_validated
+from paleo.specs.loading import FileCache, NonEmptyText, PositiveCount, Spec, validate_mapping
 from paleo.units import Seconds
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ class QualityEvaluation(Spec):
     ``source`` says where these values come from.
     """
 
-    samples: Count
-    every: Count
-    first: Count | None = None
+    samples: PositiveQuantity
+    every: PositiveQuantity
+    first: PositiveQuantity | None = None
     work: Annotated[float, Field(ge=0)] = 1.0
     fixed: Seconds = 0.0
     beside: bool = False
-    source: Text
+    source: NonEmptyText
 
 
 #: Evaluation of targets that are read from the training loss, without a separate evaluation.
@@ -49,7 +49,7 @@ NO_EVALUATION = QualityEvaluation(samples=1, every=1, beside=True, source="none:
 #: Rounds of MLPerf Training in order; there are two each year.
 MLPERF_ROUNDS = ("v0.5", "v0.6", "v0.7", "v1.0", "v1.1", "v2.0", "v2.1", "v3.0", "v3.1", "v4.0", "v4.1", "v5.0", "v5.1")
 #: Number of rounds after the last fitted one for which the improvement of software is extrapolated.
-EXTRAPOLATED_ROUNDS = 2
+MAX_EXTRAPOLATED_ROUNDS = 2
 
 
 class TrainingCode(Spec):
@@ -67,25 +67,25 @@ class TrainingCode(Spec):
     number of fitted rows of ``source``.
     """
 
-    software: Text
-    ratio: dict[Text, Ratio] = Field(default_factory=dict)
+    software: NonEmptyText
+    ratio: dict[NonEmptyText, Ratio] = Field(default_factory=dict)
     samples_per_gpu: Ratio = 1.0
     per_doubling: float = 0.0
     several_nodes: float = 0.0
     per_round: float = 0.0
-    round: Text | None = None
+    round: NonEmptyText | None = None
     start: Seconds = 0.0
     residual: Annotated[float, Field(ge=0)] = 0.0
     rows: Annotated[int, Field(ge=0)] = 0
-    source: Text
+    source: NonEmptyText
 
-    def at_round(self, round_name: str) -> TrainingCode:
+    def at_mlperf_round(self, round_name: str) -> TrainingCode:
         """Return the parameters extrapolated to the software of another MLPerf round.
 
         Parameters
         ----------
         round_name : str
-            Round of MLPerf Training; at most `EXTRAPOLATED_ROUNDS` later rounds count.
+            Round of MLPerf Training; at most `MAX_EXTRAPOLATED_ROUNDS` later rounds count.
 
         Returns
         -------
@@ -94,7 +94,7 @@ class TrainingCode(Spec):
         """
         if self.round not in MLPERF_ROUNDS or round_name not in MLPERF_ROUNDS:
             return self
-        later = min(MLPERF_ROUNDS.index(round_name) - MLPERF_ROUNDS.index(self.round), EXTRAPOLATED_ROUNDS)
+        later = min(MLPERF_ROUNDS.index(round_name) - MLPERF_ROUNDS.index(self.round), MAX_EXTRAPOLATED_ROUNDS)
         factor = math.exp(self.per_round * later)
         ratio = {name: value * factor for name, value in self.ratio.items()}
         return self.model_copy(update={"ratio": ratio, "round": round_name})
@@ -111,7 +111,7 @@ class SubmissionSamples(Spec):
     ratio: Ratio
     residual: Annotated[float, Field(ge=0)]
     rows: PositiveCount
-    source: Text
+    source: NonEmptyText
 
 
 class PlatformDifferences(Spec):
@@ -135,26 +135,26 @@ class TrainingTask(Spec):
     kind of device, what differs from GPUs.
     """
 
-    name: Text
-    title: Text
-    benchmarks: tuple[Text, ...] = ()
-    rounds: tuple[Text, ...] = ()
-    model: Text
+    name: NonEmptyText
+    title: NonEmptyText
+    benchmarks: tuple[NonEmptyText, ...] = ()
+    rounds: tuple[NonEmptyText, ...] = ()
+    model: NonEmptyText
     params: dict[str, int | float | str] = Field(default_factory=dict)
-    run: dict[Text, Any] = Field(default_factory=dict)
-    formats: dict[Text, Text] = Field(default_factory=dict)
-    sample: Text
+    run: dict[NonEmptyText, Any] = Field(default_factory=dict)
+    formats: dict[NonEmptyText, NonEmptyText] = Field(default_factory=dict)
+    sample: NonEmptyText
     packed: Ratio = 1.0
-    dataset: Text
-    dataset_samples: Count
-    target: Text
+    dataset: NonEmptyText
+    dataset_samples: PositiveQuantity
+    target: NonEmptyText
     law: Annotated[SamplesLaw, BeforeValidator(parse_law)]
     submissions: SubmissionSamples | None = None
     evaluation: QualityEvaluation
     code: TrainingCode
     platforms: dict[DeviceKind, PlatformDifferences] = Field(default_factory=dict)
-    source: Text
-    notes: Text | None = None
+    source: NonEmptyText
+    notes: NonEmptyText | None = None
 
     def for_device_kind(self, kind: str) -> TrainingTask:
         """Return the task as it is submitted on a kind of device, such as TPUs.
@@ -180,7 +180,7 @@ class TrainingTask(Spec):
         stated = {name: value for name, value in platform if value is not None}
         return self.model_copy(update={**stated, "platforms": {}})
 
-    def at_round(self, round_name: str) -> TrainingTask:
+    def at_mlperf_round(self, round_name: str) -> TrainingTask:
         """Return the task with the software of another MLPerf round, on every kind of device.
 
         Parameters
@@ -194,14 +194,14 @@ class TrainingTask(Spec):
             Task for that round.
         """
         platforms = {
-            kind: platform.model_copy(update={"code": platform.code.at_round(round_name)})
+            kind: platform.model_copy(update={"code": platform.code.at_mlperf_round(round_name)})
             for kind, platform in self.platforms.items()
         }
         formats = {since: dtype for since, dtype in self.formats.items() if since <= round_name}
-        code = self.code.at_round(round_name)
+        code = self.code.at_mlperf_round(round_name)
         return self.model_copy(update={"code": code, "platforms": platforms, "formats": formats})
 
-    def submission_format(self, device: Device) -> str | None:
+    def submission_dtype(self, device: Device) -> str | None:
         """Return the number format of the latest MLPerf submissions of the task that a device supports.
 
         Parameters
@@ -218,7 +218,7 @@ class TrainingTask(Spec):
         --------
         >>> from paleo.specs.device import load_device
         >>> lora = load_task("mlperf:llama2_70b_lora")
-        >>> lora.submission_format(load_device("h100-sxm5-80gb")), lora.submission_format(load_device("a100-sxm4-80gb"))
+        >>> lora.submission_dtype(load_device("h100-sxm5-80gb")), lora.submission_dtype(load_device("a100-sxm4-80gb"))
         ('fp8', None)
         """
         known = [dtype for _, dtype in sorted(self.formats.items()) if dtype in device.peak]
@@ -248,14 +248,14 @@ def load_task(name_or_path: str | Path) -> TrainingTask:
 
 def _task(name_or_path: str | Path) -> TrainingTask:
     path, data = read_entry("tasks", str(name_or_path).replace("mlperf:", "mlperf-", 1))
-    return build_validated(TrainingTask, {"name": Path(path).stem, **data}, path)
+    return validate_mapping(TrainingTask, {"name": Path(path).stem, **data}, path)
 
 
 _tasks = FileCache(_task)
 
 
 @cache
-def benchmark_task(benchmark: str, round_name: str) -> TrainingTask | None:
+def mlperf_task(benchmark: str, round_name: str) -> TrainingTask | None:
     """Return the training task of an MLPerf benchmark in a round.
 
     The task file that lists the round takes precedence over the file without rounds.
@@ -276,4 +276,4 @@ def benchmark_task(benchmark: str, round_name: str) -> TrainingTask | None:
     candidates = [task for task in known if benchmark in task.benchmarks]
     listed = [task for task in candidates if round_name in task.rounds]
     task = next(iter(listed or [task for task in candidates if not task.rounds]), None)
-    return None if task is None else task.at_round(round_name)
+    return None if task is None else task.at_mlperf_round(round_name)

@@ -11,28 +11,28 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.layers.base import LayerImplementations
-from paleo.lowering.launches import (
+from paleo.lowering.kernel_launches import (
     ActivationCheckpointing,
     DispatchOverlap,
     FusedChains,
     LoweringOptions,
     TokenDispatch,
 )
-from paleo.lowering.policies import ModelChunk, cut_by_flops, cut_into_stages
-from paleo.lowering.program import Program, lower_graph, with_dispatch, without_backward
-from paleo.network.graph import Graph, apply_graph_changes, build_graph
+from paleo.lowering.program import Program, lower_graph, with_token_dispatch, without_backward
+from paleo.lowering.stages_and_recompute import ModelChunk, cut_by_flops, cut_into_stages
+from paleo.network.graph import Graph, apply_graph_transforms, build_graph
 from paleo.operations.base import Optimizer, WeightMatrices, configure_optimizer, update_kernel
-from paleo.operations.tensor import MIXED_PRECISION, Precision, precision, with_scale_bytes
-from paleo.parallel.placement import Mesh, Placement, Strategy, placement
+from paleo.operations.tensor import MIXED_PRECISION, Precision, default_precision, with_quantisation_scales
+from paleo.parallel.placement import Mesh, Placement, Strategy, strategy_placement
 from paleo.pricing.communication import Fabric, describe_collective_calibration
 from paleo.pricing.kernels import KernelPredictor, kernel_predictor
-from paleo.pricing.links.topology import has_explicit_topology, node_placement
+from paleo.pricing.links.topology import has_explicit_topology, parse_node_placement
 from paleo.schedules.base import SCHEDULES, Numeric
 from paleo.specs.software import SoftwareProfile, load_software
-from paleo.step.exchange import checked_gradient_compression, compression_calls_per_element, compression_kernels
-from paleo.step.memory import Offload, clip_kernels, host_link_rate, parse_offload
-from paleo.step.section_times import HOST_AHEAD_EXPONENT
-from paleo.step.waiting import InputPipeline, default_input_options, input_pipeline, sample_bytes
+from paleo.step.gradient_exchange import compression_calls_per_element, compression_kernels, parse_gradient_compression
+from paleo.step.memory import Offload, gradient_clipping_kernels, host_link_rate, parse_offload
+from paleo.step.section_times import HOST_PACED_EXPONENT
+from paleo.step.waiting import InputPipeline, default_input_options, input_pipeline, input_sample_bytes
 
 if TYPE_CHECKING:
     from paleo.compression.base import Compression, SummedGradient
@@ -66,7 +66,7 @@ class _GraphKey:
         return build_graph(self.model, batch=self.batch, choices=self.implementations, overrides=self.overrides)
 
 
-class RecentGraphs:
+class LayerGraphCache:
     """Cache of layer graphs by model, batch size, implementations and model parameters.
 
     The least recently used graph is dropped first.
@@ -97,7 +97,7 @@ class RecentGraphs:
         return self._graph(_GraphKey(id(model), batch, choices, repr(overrides), model, overrides))
 
 
-RECENT_GRAPHS = RecentGraphs()
+LAYER_GRAPH_CACHE = LayerGraphCache()
 
 
 def with_replicated_heads(model: ModelSpec, sizes: Mapping[str, Any], tp: int) -> Mapping[str, Any]:
@@ -204,10 +204,10 @@ class Backend:
         """
         stated = self.software.host.routing > 0 and self.predictor.constant_efficiencies is None
         waits = stated and self.software.parallelism.expert_dispatch != "hybridep"
-        return self.software.host.waiting_power if waits else HOST_AHEAD_EXPONENT
+        return self.software.host.waiting_power if waits else HOST_PACED_EXPONENT
 
     @property
-    def slice_gather_time(self) -> float:
+    def slice_gather_host_time(self) -> float:
         """Host time per slice of a tensor in the parameter all-gather of ZeRO-1 and ZeRO-2 [s]."""
         return self.software.host.piece if self.predictor.constant_efficiencies is None else 0.0
 
@@ -319,7 +319,7 @@ class Backend:
         ----------
         counts : ndarray, shape (...)
             Number of parameters that are updated.
-        tensors : Numeric
+        tensors : FloatOrArray
             Number of tensors that hold these parameters.
         rule : Optimizer
             Optimizer and its update rule, such as Adam.
@@ -349,7 +349,7 @@ class Backend:
         if rule is None:
             return 0.0
         kernels, times = zip(*rule.kernels("update", matrix, self.formats), strict=True)
-        return float(self.predictor.times(list(kernels)).synchronous_times @ np.array(times))
+        return float(self.predictor.times(list(kernels)).host_synchronous_times @ np.array(times))
 
     def clipping_times(self, counts: Array) -> Array:
         """Return the time that gradient clipping adds to the optimizer update.
@@ -364,7 +364,9 @@ class Backend:
         ndarray, shape (...)
             Time [s].
         """
-        return self._passes(counts, 0.0, lambda count, _: clip_kernels(count, self.clip_method, self.formats))
+        return self._passes(
+            counts, 0.0, lambda count, _: gradient_clipping_kernels(count, self.clip_method, self.formats)
+        )
 
     def _passes(self, counts: Array, tensors: Numeric, kernels: Callable[[float, float], Sequence[Kernel]]) -> Array:
         """Predict the time of memory passes for many sizes; equal sizes are predicted once.
@@ -376,7 +378,7 @@ class Backend:
         listed = [kernels(*pair) for pair in unique.T.tolist()]
         if not listed or not listed[0]:
             return np.zeros_like(counts)
-        seconds = self.predictor.times([kernel for each in listed for kernel in each]).synchronous_times.reshape(
+        seconds = self.predictor.times([kernel for each in listed for kernel in each]).host_synchronous_times.reshape(
             len(listed), -1
         )
         return np.where(unique[0] > 0, seconds.sum(axis=1), 0.0)[place.ravel()].reshape(counts.shape)
@@ -390,9 +392,9 @@ class Backend:
             Network as a graph of layers.
         gpus : int
             Number of devices of the run.
-        replica : Numeric
+        replica : FloatOrArray
             Ranks that hold one replica of the model.
-        local_batch : Numeric
+        local_batch : FloatOrArray
             Number of samples of one replica.
 
         Returns
@@ -405,7 +407,7 @@ class Backend:
             stages = default_input_options(self.run, graph, self.system, self.software.loader.image, gpus)
         if stages is None or stages == "none":
             return None
-        size = sample_bytes(graph)
+        size = input_sample_bytes(graph)
         link = host_link_rate(self.system, self.predictor.constant_efficiencies)
         return input_pipeline(stages, self.system, size, gpus=gpus, replica=replica, local_batch=local_batch, link=link)
 
@@ -444,9 +446,9 @@ class Backend:
             Network as a graph of layers.
         """
         sizes, choices = self._split_heads(model, tp)
-        return apply_graph_changes(build_graph(model, batch=batch, choices=choices, overrides=sizes), self.run)
+        return apply_graph_transforms(build_graph(model, batch=batch, choices=choices, overrides=sizes), self.run)
 
-    def recent_graph(self, model: ModelSpec, batch: int, tp: int = 1) -> Graph:
+    def cached_graph(self, model: ModelSpec, batch: int, tp: int = 1) -> Graph:
         """Return the layer graph of a network at a batch size from a cache, with the run's frozen layers and adapters.
 
         Parameters
@@ -464,7 +466,7 @@ class Backend:
             Network as a graph of layers.
         """
         sizes, choices = self._split_heads(model, tp)
-        return apply_graph_changes(RECENT_GRAPHS.graph(model, batch, choices, sizes), self.run)
+        return apply_graph_transforms(LAYER_GRAPH_CACHE.graph(model, batch, choices, sizes), self.run)
 
     def _split_heads(self, model: ModelSpec, tp: int) -> tuple[Mapping[str, Any], LayerImplementations]:
         """Return model parameters and layer implementations of a network whose heads are split over ``tp`` ranks.
@@ -494,7 +496,7 @@ class Backend:
             For each layer, which dims are split over which axes.
         """
         strategy = replace(strategy, expert_tokens=self.software.parallelism.expert_tokens)
-        return placement(graph, strategy, self.run.placement, self.run.experts.imbalance)
+        return strategy_placement(graph, strategy, self.run.placement, self.run.experts.imbalance)
 
     def lower(self, graph: Graph, placement: Placement, mesh: Mesh) -> Program:
         """Lower a network to the kernels and collectives of one rank.
@@ -513,11 +515,11 @@ class Backend:
         Program
             Kernels and collectives of one rank.
         """
-        return with_dispatch(
-            self.lower_without_deduplication(graph, placement, mesh), self.token_dispatch(placement, mesh)
+        return with_token_dispatch(
+            self.lower_without_token_deduplication(graph, placement, mesh), self.token_dispatch(placement, mesh)
         )
 
-    def lower_without_deduplication(
+    def lower_without_token_deduplication(
         self, graph: Graph, placement: Placement, mesh: Mesh, sections: int | None = None
     ) -> Program:
         """Lower a network to one rank's kernels and collectives, with one copy of a token per selected expert.
@@ -542,9 +544,9 @@ class Backend:
         """
         options = LoweringOptions(
             fused_chains=self.fused_chains,
-            regather=self.software.parallelism.regather,
+            regathers_tensor_parallel_inputs=self.software.parallelism.regather,
             softmax_matrices_per_kernel=self.software.fusion.softmax_multiple,
-            overlap_chunks=mesh.degree("tp") if self._overlaps_tensor(graph, mesh) else 1,
+            tensor_parallel_overlap_chunks=mesh.degree("tp") if self._overlaps_tensor(graph, mesh) else 1,
             checkpointing=self._checkpoints,
         )
         program = lower_graph(graph, placement, mesh, self.formats, options, sections)
@@ -567,10 +569,10 @@ class Backend:
         """
         if self.software.parallelism.expert_dispatch == "nccl":
             return TokenDispatch(None, self._beside_dispatch)
-        spread = (rule.split["experts"] for rule in placement.rules if rule.split.get("experts"))
+        spread = (rule.split_axes["experts"] for rule in placement.rules if rule.split_axes.get("experts"))
         axes = next(spread, ("ep",))
         return TokenDispatch(
-            self.fabric.dispatch_target_count(mesh.stride(axes), mesh.group_size(axes)), self._beside_dispatch
+            self.fabric.token_dispatch_target_count(mesh.stride(axes), mesh.group_size(axes)), self._beside_dispatch
         )
 
     def _overlaps_tensor(self, graph: Graph, mesh: Mesh) -> bool:
@@ -669,36 +671,36 @@ def build_backend(
     software = software or load_software(run.software)
     software = software.with_fields(_stated(run))
     stages = 1 if strategy is None else strategy.degrees.get("pp", 1)
-    if software.overlap.experts is None and SCHEDULES[run.pipeline.schedule].pairs_passes and stages > 1:
+    if software.overlap.experts is None and SCHEDULES[run.pipeline.schedule].pairs_forward_with_backward and stages > 1:
         software = software.with_fields({"overlap.experts": True})
     prices = kernel_predictor(system.device, dtype, run.calibration, software, calibration)
     software = software if prices.constant_efficiencies is None else software.with_fields({"overlap.contention": 0.0})
-    nodes = node_placement(run.fabric.nodes, run.fabric.background, run.fabric.neighbour)
+    nodes = parse_node_placement(run.fabric.nodes, run.fabric.background, run.fabric.neighbour)
     fabric = Fabric(
-        system, run.exchange.algorithm_or_server, prices.constant_efficiencies, prices.user_calibration,
+        system, run.exchange.forced_all_reduce, prices.constant_efficiencies, prices.user_calibration,
         software.host.forward,
         placement=nodes if has_explicit_topology(system) or not nodes.is_uncontended else None,
-        handshake_time=0.0 if prices.constant_efficiencies is not None else software.host.handshake,
-        efa_extra_times=(0.0, 0.0) if prices.constant_efficiencies is not None else software.host.libfabric,
-        dispatch_library=software.parallelism.expert_dispatch,
+        token_handshake_time=0.0 if prices.constant_efficiencies is not None else software.host.handshake,
+        efa_handshake_times=(0.0, 0.0) if prices.constant_efficiencies is not None else software.host.libfabric,
+        token_exchange_library=software.parallelism.expert_dispatch,
     )  # fmt: skip
-    formats = MIXED_PRECISION[software.formats.mixed](precision(dtype))
+    formats = MIXED_PRECISION[software.formats.mixed](default_precision(dtype))
     accumulator, accesses = software.gradients.accumulator if formats.master_bytes else 0.0, software.gradients.accesses
     accumulated = software.gradients.accumulated and not formats.casts_weights_each_pass
     formats = replace(
         formats,
         main_gradient_bytes=accumulator,
-        casts_before_accumulation=software.gradients.accumulator_cast,
-        gradient_accesses=accesses,
-        flat_gradient_passes=software.gradients.flat,
-        fused_accumulation=accumulated,
-        autograd_accumulation=software.gradients.added,
+        casts_gradients_before_accumulation=software.gradients.accumulator_cast,
+        extra_gradient_accesses=accesses,
+        uses_flat_gradient_buffer=software.gradients.flat,
+        fuses_gradient_accumulation=accumulated,
+        accumulates_gradients_by_autograd=software.gradients.added,
     )
     scaling = run.kernels.scaling or ("nvfp4" if dtype == "fp4" else software.formats.scaling)
-    formats = with_scale_bytes(formats, scaling, fused=software.fusion.passes)
+    formats = with_quantisation_scales(formats, scaling, fused=software.fusion.passes)
     if formats.master_bytes and (run.kernels.main_gradients or software.formats.main_gradients) == "fp32":
         formats = replace(formats, gradient_bytes=formats.fp32_activation_bytes)
-    method = checked_gradient_compression(
+    method = parse_gradient_compression(
         run.exchange.compress, zero=None if strategy is None else strategy.zero, forward_only=run.forward_only
     )
     offload = parse_offload(run.offload.states, system, prices.constant_efficiencies, run.offload.layers)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.policies import recomputed_sections
+from paleo.lowering.stages_and_recompute import full_recompute_sections
 from paleo.step.layouts import Layouts, ResultCache
-from paleo.step.memory import Assignment, OffloadShares, with_offload_traffic
-from paleo.step.section_times import LayerTimes, section_values, with_exposed_unpaired_exchange
+from paleo.step.memory import OffloadShares, StageAssignment, with_offload_traffic
+from paleo.step.section_times import LayerTimes, section_field_values, with_exposed_unpaired_exchange
 
 if TYPE_CHECKING:
     from paleo.schedules.base import Schedule
@@ -21,11 +21,11 @@ Array = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.intp]
 #: ZeRO stages with equal communication: none; sharded states (1, and 2 if gradients are scattered once a step);
 #: gradients scattered after every backward pass; sharded parameters.
-Sharding = Literal["none", "states", "gradients", "parameters"]
+ZeroSharding = Literal["none", "states", "gradients", "parameters"]
 
 
 @dataclass(frozen=True, slots=True)
-class LayoutCases:
+class LayoutConfigurations:
     """Configurations to predict: parallel layouts, each with a microbatch size and a recompute policy.
 
     A section is a run of equal layers of the network. A case is one configuration.
@@ -40,8 +40,8 @@ class LayoutCases:
         Microbatches per step of each configuration.
     layer_times : LayerTimes
         Times of one layer of each section, shape (sections, cases).
-    parent_selection : (LayoutCases, ndarray of int), optional
-        Larger `LayoutCases` from which these were selected, and their positions there.
+    parent_selection : (LayoutConfigurations, ndarray of int), optional
+        Larger `LayoutConfigurations` from which these were selected, and their positions there.
     cache : ResultCache
         Results that are computed once for these cases.
     """
@@ -50,13 +50,13 @@ class LayoutCases:
     layout_index: IndexArray
     microbatches: Array
     layer_times: LayerTimes
-    parent_selection: tuple[LayoutCases, IndexArray] | None = None
+    parent_selection: tuple[LayoutConfigurations, IndexArray] | None = None
     cache: ResultCache = field(default_factory=ResultCache, compare=False)
 
     def __len__(self) -> int:
         return len(self.layout_index)
 
-    def select(self, cases: IndexArray) -> LayoutCases:
+    def select(self, cases: IndexArray) -> LayoutConfigurations:
         """Select some of the configurations by index.
 
         Parameters
@@ -66,10 +66,10 @@ class LayoutCases:
 
         Returns
         -------
-        LayoutCases
+        LayoutConfigurations
             The selected configurations.
         """
-        return LayoutCases(
+        return LayoutConfigurations(
             self.layouts,
             self.layout_index[cases],
             self.microbatches[cases],
@@ -103,7 +103,7 @@ class LayoutCases:
         split = np.array([1.0 if sequence else float(mesh.degree("tp")) for mesh, sequence in pairs])
         groups = layouts.communication_groups(range(len(layouts)), [("pp",)] * len(layouts))
         sizes = self.layer_times.output_bytes[section] / split[self.layout_index]
-        return layouts.slowest_group_time("send_recv", groups[..., self.layout_index], sizes)
+        return layouts.slowest_group_collective_time("send_recv", groups[..., self.layout_index], sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +112,9 @@ class ConfigurationBatch:
 
     Attributes
     ----------
-    cases : LayoutCases
+    cases : LayoutConfigurations
         The configurations: layouts, microbatches and recompute policies.
-    assignment : Assignment
+    assignment : StageAssignment
         Assignment of layers to pipeline stages.
     schedule : Schedule
         Pipeline schedule.
@@ -131,8 +131,8 @@ class ConfigurationBatch:
         Results that batches of the same cases and assignment have in common.
     """
 
-    cases: LayoutCases
-    assignment: Assignment
+    cases: LayoutConfigurations
+    assignment: StageAssignment
     schedule: Schedule
     zero: int
     overlaps_gradient_exchange: bool
@@ -179,7 +179,7 @@ class ConfigurationBatch:
         return bool(np.all(ranks > 1))
 
     @property
-    def sharding(self) -> Sharding:
+    def sharding(self) -> ZeroSharding:
         """What data-parallel ranks shard and exchange: ``none``, ``states``, ``gradients`` or ``parameters``."""
         if self.zero == 0:
             return "none"
@@ -232,16 +232,18 @@ class ConfigurationBatch:
         sections = len(program.sections)
         elements, learned = (layouts.section_parameter_counts(trained)[:sections, layout] for trained in (False, True))
         scattered = self.backend.scatters_every_pass(self.zero, self.assignment.stages)
-        shares = OffloadShares.of(
+        shares = OffloadShares.from_zero_stage(
             self.zero,
             layouts.zero_shard_ranks[layout],
             self.microbatches,
             scattered=scattered,
-            activations=offload.activation_share(section_values(program, "repeat"), recomputed_sections(program)),
+            activations=offload.activation_share(
+                section_field_values(program, "repeat"), full_recompute_sections(program)
+            ),
         )
         return with_offload_traffic(times, elements, learned, offload, self.backend.formats, shares)
 
-    def expand_to_cases(self, figures: Array) -> Array:
+    def expand_to_configurations(self, figures: Array) -> Array:
         """Expand values per layout to values per configuration.
 
         Parameters

@@ -1,7 +1,7 @@
 """The 90 % interval of a predicted step time.
 
-`Uncertainty` holds what is known of a run before the run is measured. `IntervalParameters` holds how much each part of
-that counts, fitted to measured steps by `paleo.calibrate.interval_constants`.
+`StepUncertainty` holds what is known of a run before the run is measured. `IntervalParameters` holds how much each part
+of that counts, fitted to measured steps by `paleo.calibrate.interval_constants`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.communication import calibrated_families
+from paleo.pricing.communication import collective_calibrations
 from paleo.pricing.kernels import device_datasheet
-from paleo.specs.calibration import STEP_CALIBRATION, Calibration, parameter, shipped_calibration, whole_step_constants
+from paleo.specs.calibration import (
+    STEP_CALIBRATION_NAME,
+    Calibration,
+    calibrated_parameter,
+    catalog_calibration,
+    whole_step_constants,
+)
 from paleo.units import MICROSECOND
 
 if TYPE_CHECKING:
@@ -29,10 +35,10 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 
 #: Calibration that holds the spreads, and their family in it.
-INTERVALS, INTERVAL_FAMILY = STEP_CALIBRATION, "interval"
+INTERVAL_CALIBRATION, INTERVAL_FAMILY = STEP_CALIBRATION_NAME, "interval"
 #: Kind of kernels of functions that an importer did not know, and the factor by which their times may be wrong in
 #: either direction.
-OPAQUE, OPAQUE_SPREAD = "opaque", 3.0
+OPAQUE_KERNEL_KIND, OPAQUE_TIME_FACTOR = "opaque", 3.0
 #: First cuDNN release whose convolutions were timed for a calibration.
 FIRST_TIMED_CUDNN_RELEASE = 5.0
 #: First cuDNN release with kernels for an architecture's tensor cores, by its release notes; 8 for other architectures.
@@ -44,46 +50,50 @@ SHORT_KERNEL_SECONDS = 100.0 * MICROSECOND
 #: GPUs of a node. Beyond it stragglers, fabrics and node placement add errors that steps inside a node do not show.
 GPUS_PER_NODE = 8.0
 #: Largest share of short kernels in measured steps of untested software; the half-width does not grow beyond it.
-MAX_SHORT_SHARE = 0.5
+MAX_SHORT_KERNEL_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class IntervalParameters:
-    """Fitted constants of step intervals: 90 % half-width, in log units, per unit of each part of `Uncertainty`.
+    """Fitted constants of step intervals: 90 % half-width, in log units, per unit of each part of `StepUncertainty`.
 
     Defaults are round start values of the fit; `interval_parameters` returns the fitted values.
     """
 
-    product_error_weight: float = parameter(
+    product_error_weight: float = calibrated_parameter(
         "0.2", "0.01..1", "part of the half-widths of products that all of a step share"
     )
-    link_error_weight: float = parameter(
+    link_error_weight: float = calibrated_parameter(
         "0.5", "0.01..2", "part of the half-width of large collectives that a step's show"
     )
-    software_half_width: float = parameter("0.07", "0.005..1", "half-width of every step")
-    untested_software_half_width: float = parameter(
+    software_half_width: float = calibrated_parameter("0.07", "0.005..1", "half-width of every step")
+    untested_software_half_width: float = calibrated_parameter(
         "0.1", "0.005..1", "half-width of software fitted to no steps on the architecture"
     )
-    unknown_host_half_width: float = parameter(
+    unknown_host_half_width: float = calibrated_parameter(
         "1", "0.01..7", "half-width above per share of short kernels of unknown hosts"
     )
-    untimed_library_half_width: float = parameter(
+    untimed_library_half_width: float = calibrated_parameter(
         "0.5", "0.01..2", "half-width of convolutions by a library that was not timed"
     )
-    half_width_per_tenfold_nodes: float = parameter(
+    half_width_per_tenfold_nodes: float = calibrated_parameter(
         "0.04", "0.001..0.3", "half-width of each tenfold of GPUs beyond a node"
     )
-    unmeasured_device_half_width: float = parameter(
+    unmeasured_device_half_width: float = calibrated_parameter(
         "0.08", "0.005..0.5", "half-width of a device whose kernels nobody measured"
     )
-    expert_half_width: float = parameter(
+    expert_half_width: float = calibrated_parameter(
         "0.08", "0.005..0.5", "half-width of a network that sends its tokens to experts"
     )
-    fused_pass_half_width: float = parameter(
+    fused_pass_half_width: float = calibrated_parameter(
         "0.3", "0.01..2", "half-width of element-wise passes that a compiler may fuse"
     )
-    update_half_width: float = parameter("0.6", "0.01..3", "half-width of the update, for its share of the step")
-    upper_to_lower_width_root: float = parameter("1.2", "0.5..2", "root of the half-width above over that below")
+    update_half_width: float = calibrated_parameter(
+        "0.6", "0.01..3", "half-width of the update, for its share of the step"
+    )
+    upper_to_lower_width_root: float = calibrated_parameter(
+        "1.2", "0.5..2", "root of the half-width above over that below"
+    )
 
 
 def interval_parameters(user_calibration: Calibration | None = None) -> IntervalParameters:
@@ -105,7 +115,7 @@ def interval_parameters(user_calibration: Calibration | None = None) -> Interval
 
 
 @dataclass(frozen=True, slots=True)
-class Uncertainty:
+class StepUncertainty:
     """What determines the 90 % interval of a predicted step time, as half-widths in log units and shares of the step.
 
     Arrays hold the low and the high end, shape (2,) or (2, steps); shares then have the shape (steps,).
@@ -122,7 +132,7 @@ class Uncertainty:
         Half-width of the links times the share of exposed communication.
     short_kernel_share : float or ndarray
         Share of kernels shorter than `SHORT_KERNEL_SECONDS` that a host of unknown speed issues one by one, up to
-        `MAX_SHORT_SHARE`.
+        `MAX_SHORT_KERNEL_SHARE`.
     untimed_convolution_share : float or ndarray
         Share of convolutions by a library that was not timed.
     update_share : float or ndarray
@@ -141,7 +151,7 @@ class Uncertainty:
     unfused_pass_share : float or ndarray
         Share of passes over memory that the software runs one by one unless its users turn a compiler on. Publications
         seldom say if they did, and no table holds kernels of either kind.
-    spreads : IntervalParameters
+    fitted_constants : IntervalParameters
         Fitted weight of each part.
     """
 
@@ -157,9 +167,9 @@ class Uncertainty:
     unmeasured_device: Numeric = 0.0
     uses_experts: Numeric = 0.0
     unfused_pass_share: Numeric = 0.0
-    spreads: IntervalParameters = field(default_factory=interval_parameters)
+    fitted_constants: IntervalParameters = field(default_factory=interval_parameters)
 
-    def half_widths(self, known: IntervalParameters | None = None) -> Array:
+    def interval_half_widths(self, known: IntervalParameters | None = None) -> Array:
         """Return the half-widths of the 90 % interval of a step time; independent parts are added as squares.
 
         A host slower than its profile lengthens a step. A faster one hardly shortens it, because the step then waits
@@ -177,7 +187,7 @@ class Uncertainty:
         """
         if self.uses_constant_rates:
             return self.product_half_width
-        known = known or self.spreads
+        known = known or self.fitted_constants
         variance = (
             (known.product_error_weight * self.product_half_width) ** 2
             + self.unmeasured_half_width**2
@@ -210,7 +220,9 @@ class Uncertainty:
         )
 
 
-def uncertainty(program: TimedProgram, layout: Plan, backend: Backend, *, exposed: float, update: float) -> Uncertainty:
+def step_uncertainty(
+    program: TimedProgram, layout: Plan, backend: Backend, *, exposed: float, update: float
+) -> StepUncertainty:
     """Collect what determines the 90 % interval of a predicted step time.
 
     Parameters
@@ -228,7 +240,7 @@ def uncertainty(program: TimedProgram, layout: Plan, backend: Backend, *, expose
 
     Returns
     -------
-    Uncertainty
+    StepUncertainty
         Half-widths and shares from which the interval follows.
     """
     kernels = program.kernels
@@ -238,32 +250,34 @@ def uncertainty(program: TimedProgram, layout: Plan, backend: Backend, *, expose
     half_widths = np.abs(np.log(np.stack([kernels.low_factor, kernels.high_factor])))
     families = np.array([each.kernel.family for each, _ in counted])
     unknown = np.isin(families, list(backend.predictor.unmeasured_families)) * half_widths
-    unknown = unknown + np.array([each.kernel.operation == OPAQUE for each, _ in counted]) * np.log(OPAQUE_SPREAD)
+    unknown = unknown + np.array([each.kernel.operation == OPAQUE_KERNEL_KIND for each, _ in counted]) * np.log(
+        OPAQUE_TIME_FACTOR
+    )
     software, device, constants = (
         backend.software,
         backend.system.device,
         backend.predictor.constant_efficiencies is not None,
     )
     products = half_widths + unknown if constants else half_widths * (families == "gemm")
-    issued = not (software.host.whole_iteration or software.host_times_fitted(device.architecture))
-    return Uncertainty(
+    issued = not (software.host.whole_iteration or software.has_fitted_host_times(device.architecture))
+    return StepUncertainty(
         product_half_width=(shares * products).sum(axis=1),
         unmeasured_half_width=(shares * unknown).sum(axis=1),
         link_half_width=exposed * _links(backend, layout.mesh),
-        short_kernel_share=min(float(shares[kernels.device_time < SHORT_KERNEL_SECONDS].sum()), MAX_SHORT_SHARE)
+        short_kernel_share=min(float(shares[kernels.device_time < SHORT_KERNEL_SECONDS].sum()), MAX_SHORT_KERNEL_SHARE)
         * issued,
         untimed_convolution_share=float(shares[families == "conv"].sum())
         * lacks_timed_convolutions(software, device, layout.dtype),
         update_share=update,
-        software_tested=float(software.is_fitted(device.architecture)),
+        software_tested=float(software.is_fitted_for(device.architecture)),
         uses_constant_rates=constants,
         log10_nodes=float(np.log10(max(layout.gpus / GPUS_PER_NODE, 1.0))),
         unmeasured_device=float(
-            shipped_calibration(device.name) is None and backend.predictor.user_calibration is None
+            catalog_calibration(device.name) is None and backend.predictor.user_calibration is None
         ),
         uses_experts=float(any(each.kernel.expert_count > 0 for each, _ in counted)),
         unfused_pass_share=float(shares[families == "memory"].sum()) * software.fusion.compiles,
-        spreads=interval_parameters(backend.predictor.user_calibration),
+        fitted_constants=interval_parameters(backend.predictor.user_calibration),
     )
 
 
@@ -271,7 +285,7 @@ def _links(backend: Backend, mesh: Mesh) -> Array:
     """Return the half-widths of the interval of large all-reduces over a mesh, shape (2,), in log units."""
     if mesh.size == 1 or backend.predictor.constant_efficiencies is not None:
         return np.zeros(2)
-    families = calibrated_families(backend.fabric, "all_reduce", backend.fabric.links(1, mesh.size))
+    families = collective_calibrations(backend.fabric, "all_reduce", backend.fabric.links(1, mesh.size))
     return np.abs(np.log(next(iter(families.values())).interval_factors(np.inf)))
 
 

@@ -15,33 +15,33 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.policies import recomputed_sections
+from paleo.lowering.stages_and_recompute import full_recompute_sections
 from paleo.parallel.placement import BATCH_AXES, Axes, Mesh
 from paleo.schedules.base import distinct_values
-from paleo.step.exchange import (
+from paleo.step.gradient_exchange import (
+    collective_scope_groups,
     compressed_collectives,
-    compressed_gather,
+    compressed_parameter_gather,
     compression_state_bytes,
     gathered_elements_by_axes,
     gradient_elements_by_axes,
     gradient_exchange_collectives,
     gradient_sizes_per_element,
     mean_sharding_ranks,
-    owned_elements,
     replica_groups,
-    scoped_groups,
+    zero_owned_elements,
 )
 from paleo.step.memory import (
-    NORM_BYTES,
-    Assignment,
+    GRADIENT_NORM_BYTES,
     DistinctStages,
+    StageAssignment,
     StateMemory,
-    divide_offloaded,
+    divide_offloaded_states,
     gradient_norm_axes,
     state_memory,
     tied_stage_pairs,
 )
-from paleo.step.section_times import section_values, sum_per_stage
+from paleo.step.section_times import section_field_values, sum_per_stage
 
 if TYPE_CHECKING:
     from paleo.compression.base import SummedGradient
@@ -119,7 +119,7 @@ class Layouts:
     local_batches: tuple[int, ...]
     cache: ResultCache = field(default_factory=ResultCache, compare=False)
     #: Figures of single programs, which other layouts of the same programs share.
-    by_program: ResultCache = field(default_factory=ResultCache, compare=False)
+    program_cache: ResultCache = field(default_factory=ResultCache, compare=False)
 
     def __len__(self) -> int:
         return len(self.meshes)
@@ -130,7 +130,7 @@ class Layouts:
         return not self.backend.run.forward_only
 
     @property
-    def regathers(self) -> bool:
+    def has_separate_backward_gathers(self) -> bool:
         """True if gathers of sharded parameters before the backward pass differ from those before the forward pass."""
         return self.backend.compression is not None and self.backend.compression.replaces_zero3_collectives
 
@@ -143,7 +143,7 @@ class Layouts:
     def zero_shard_ranks(self) -> Array:
         """Number of ranks over which ZeRO shards states, shape (layouts,)."""
         return self.cache.get_or_compute(
-            "shards", lambda: np.array([float(m.group_size(m.state_axes)) for m in self.meshes])
+            "shards", lambda: np.array([float(m.group_size(m.zero_shard_axes)) for m in self.meshes])
         )
 
     @property
@@ -225,19 +225,19 @@ class Layouts:
         """
         key = "elements", trained
         return self.cache.get_or_compute(
-            key, lambda: np.asarray(kinds.layer_and_copy_counts @ self.section_parameter_counts(trained))
+            key, lambda: np.asarray(kinds.layer_and_tied_copy_counts @ self.section_parameter_counts(trained))
         )
 
     # collectives over replicas
 
-    def slowest_group_time(self, operation: str, groups: Count, sizes: Array) -> Array:
+    def slowest_group_collective_time(self, operation: str, groups: Count, sizes: Array) -> Array:
         """Return the time of one collective over several groups of ranks, which is that of the slowest group.
 
         Parameters
         ----------
         operation : str
             Collective operation; ``all_gather@node`` means the part of each group in a node.
-        groups : Count, shape (2, groups, stages or 1, layouts)
+        groups : PositiveQuantity, shape (2, groups, stages or 1, layouts)
             Rank stride and number of ranks of each group.
         sizes : ndarray, shape (..., layouts) or (stages, ..., layouts)
             Size of the whole tensor [byte].
@@ -247,7 +247,7 @@ class Layouts:
         ndarray
             Times [s], of the shape of `sizes`.
         """
-        operation, groups = scoped_groups(operation, groups, self.backend.system.devices_per_node)
+        operation, groups = collective_scope_groups(operation, groups, self.backend.system.devices_per_node)
         stages = groups.shape[2:3] if sizes.ndim > 1 else ()
         shape = (*groups.shape[:2], *stages, *(1,) * (sizes.ndim - 2), groups.shape[-1])
         whole = (groups.shape[1], *sizes.shape)
@@ -255,7 +255,7 @@ class Layouts:
         seconds = self.backend.fabric.collective_times(operation, strides, ranks, np.broadcast_to(sizes, whole).ravel())
         return np.asarray(seconds.reshape(whole).max(axis=0))
 
-    def exchange_times(self, operation: str, layouts: Sequence[int], groups: Count, sizes: Array) -> Array:
+    def exchange_collective_times(self, operation: str, layouts: Sequence[int], groups: Count, sizes: Array) -> Array:
         """Return the time of one exchange of gradients or parameters for some layouts.
 
         A ``broadcast`` exchange comes from the owners of whole tensors. There are as many broadcasts as owners, or as
@@ -267,7 +267,7 @@ class Layouts:
             Collective operation, such as ``reduce_scatter``.
         layouts : sequence of int
             Positions of the layouts.
-        groups : Count, shape (2, groups, stages or 1, layouts)
+        groups : PositiveQuantity, shape (2, groups, stages or 1, layouts)
             Rank stride and number of ranks of each group.
         sizes : ndarray, shape (..., layouts)
             Size of the whole tensor [byte].
@@ -278,13 +278,13 @@ class Layouts:
             Times [s], of the shape of `sizes`.
         """
         if operation != "broadcast":
-            return self.slowest_group_time(operation, groups, sizes)
-        message = np.minimum(sizes, self.message_bytes[list(layouts)])
+            return self.slowest_group_collective_time(operation, groups, sizes)
+        message = np.minimum(sizes, self.owner_broadcast_bytes[list(layouts)])
         count = np.divide(sizes, message, out=np.zeros_like(sizes), where=message > 0)
-        return count * self.slowest_group_time(operation, groups, message)
+        return count * self.slowest_group_collective_time(operation, groups, message)
 
     @property
-    def message_bytes(self) -> Array:
+    def owner_broadcast_bytes(self) -> Array:
         """Bytes that an owner of whole tensors broadcasts at a time, shape (layouts,).
 
         This is the owner's share of the parameters, or one tensor of mean size if that is larger.
@@ -292,7 +292,7 @@ class Layouts:
         return self.cache.get_or_compute("message", self._message_bytes)
 
     def _message_bytes(self) -> Array:
-        repeat, tensors = (section_values(self.programs[0], name) for name in ("repeat", "trained_tensor_count"))
+        repeat, tensors = (section_field_values(self.programs[0], name) for name in ("repeat", "trained_tensor_count"))
         trained = repeat @ self.section_parameter_counts(trained=True)[: len(repeat)]
         owners = self.zero_shard_ranks * self.meshes[0].degree("pp")
         return np.asarray(
@@ -356,7 +356,7 @@ class Layouts:
         seconds = np.zeros((2, *holdings.shape[:2], len(self)))
         key = ("owed", copies, content, zero > 0)
         for owed in self.cache.get_or_compute(key, lambda: self._grouped_collectives(copies, content, zero)):
-            figures = self.exchange_times(
+            figures = self.exchange_collective_times(
                 owed.operation, owed.layout_indices, owed.groups, holdings @ owed.elements * width
             )
             np.add.at(seconds[0].T, owed.layout_indices, figures.T)
@@ -413,7 +413,7 @@ class Layouts:
         method = self.backend.compression
         if content in ("all", "again") and method is not None and method.replaces_zero3_collectives:
             width = self.backend.formats.parameter_bytes
-            return compressed_gather(
+            return compressed_parameter_gather(
                 method, self.gradient_sizes(layout, axes), width, axes, elements, again=content == "again"
             )
         return (("broadcast" if owned else "all_gather", axes, elements),)
@@ -505,7 +505,7 @@ class Layouts:
 
         ``meshes`` hold what the result depends on of each mesh, as part of the cache key.
         """
-        layouts, once = zip(self.programs, self.meshes, meshes, strict=True), self.by_program.get_or_compute
+        layouts, once = zip(self.programs, self.meshes, meshes, strict=True), self.program_cache.get_or_compute
         return [
             once((name, copies, id(each), key), partial(figures, each, mesh, copies)) for each, mesh, key in layouts
         ]
@@ -521,13 +521,13 @@ class Layouts:
     # sums of gradients, gathers and updates of stages
 
     def gradient_exchange_times_and_bytes(
-        self, assignment: Assignment, zero: int, *, chunks: bool
+        self, assignment: StageAssignment, zero: int, *, chunks: bool
     ) -> tuple[Array, Array]:
         """Return time and bytes of the data-parallel gradient reduction of each stage.
 
         Parameters
         ----------
-        assignment : Assignment
+        assignment : StageAssignment
             Assignment of layers to pipeline stages.
         zero : int
             ZeRO stage, 0 to 3.
@@ -543,8 +543,8 @@ class Layouts:
         width = self.backend.formats.accumulated_gradient_bytes
         if copies > 1:  # how far apart the copies of a stage are depends on the stage
             stage, chunk = (
-                kinds.stages.layer_and_copy_counts[assignment.stage_kind],
-                kinds.chunks.layer_and_copy_counts[assignment.chunk_kind],
+                kinds.stages.layer_and_tied_copy_counts[assignment.stage_kind],
+                kinds.chunks.layer_and_tied_copy_counts[assignment.chunk_kind],
             )
             holdings = np.concatenate([stage[:, None], chunk], axis=1)
             placed = "exchange", assignment.cache_key, zero > 0
@@ -553,7 +553,9 @@ class Layouts:
             )
             figures = seconds[:, :, 1:] if chunks else seconds[:, :, :1]
             return figures[0], figures[1]
-        holdings = np.concatenate([kinds.stages.layer_and_copy_counts, kinds.chunks.layer_and_copy_counts])[:, None]
+        holdings = np.concatenate([kinds.stages.layer_and_tied_copy_counts, kinds.chunks.layer_and_tied_copy_counts])[
+            :, None
+        ]
         key = "exchange", zero > 0
         seconds = self.cache.get_or_compute(
             key, lambda: self.exchange_times_and_bytes(holdings, 1, "gradients", zero, width)
@@ -561,14 +563,14 @@ class Layouts:
         rows = assignment.chunk_kind + len(kinds.stages) if chunks else assignment.stage_kind[:, None]
         return seconds[0, rows], seconds[1, rows]
 
-    def state_gather_times(self, assignment: Assignment) -> Array:
+    def state_gather_times(self, assignment: StageAssignment) -> Array:
         """Return the time in which each stage gathers parameters that other ranks have updated (ZeRO-1 and 2).
 
         The time includes the host time per tensor and rank.
 
         Parameters
         ----------
-        assignment : Assignment
+        assignment : StageAssignment
             Assignment of layers to pipeline stages.
 
         Returns
@@ -578,15 +580,15 @@ class Layouts:
         """
         kinds, width = assignment.distinct_stages_and_chunks.stages, self.backend.formats.parameter_bytes
         pieces = (
-            self.tensor_counts(kinds)
+            self.stage_tensor_counts(kinds)
             * self.zero_shard_ranks
             * (self.zero_shard_ranks > 1)
-            * self.backend.slice_gather_time
+            * self.backend.slice_gather_host_time
         )
 
         def gathers(rows: Index | slice) -> Array:
             seconds = self.exchange_times_and_bytes(
-                kinds.layer_and_copy_counts[rows, None], assignment.replicas, "trained", 1, width
+                kinds.layer_and_tied_copy_counts[rows, None], assignment.replicas, "trained", 1, width
             )[0, :, 0]
             return np.asarray(seconds + pieces[rows])
 
@@ -595,14 +597,14 @@ class Layouts:
             return self.cache.get_or_compute(key, lambda: gathers(assignment.stage_kind))
         return self.cache.get_or_compute("state gathers", lambda: gathers(slice(None)))[assignment.stage_kind]
 
-    def tied_gradient_sum_times(self, assignment: Assignment) -> Array:
+    def tied_gradient_sum_times(self, assignment: StageAssignment) -> Array:
         """Return the time to sum the gradients of tied parameters between the two stages that share each.
 
         This sum comes after all other gradient sums.
 
         Parameters
         ----------
-        assignment : Assignment
+        assignment : StageAssignment
             Assignment of layers to pipeline stages.
 
         Returns
@@ -612,7 +614,7 @@ class Layouts:
         """
         return self.cache.get_or_compute(("tied", assignment.stages_cache_key), lambda: self._tied_sums(assignment))
 
-    def _tied_sums(self, assignment: Assignment) -> Array:
+    def _tied_sums(self, assignment: StageAssignment) -> Array:
         seconds = np.zeros((assignment.stages, len(self)))
         pairs = (
             tied_stage_pairs(self.programs[0].tied_parameters, assignment.layers_per_stage) if self.has_backward else []
@@ -653,11 +655,11 @@ class Layouts:
             return np.zeros_like(counts)
         rule, clipping = self.backend.optimizer, self.clipping_times(kinds, sharded=sharded)
         if rule.matrix_update is None:
-            return self.backend.update_times(counts, self.tensor_counts(kinds), rule) + clipping
+            return self.backend.update_times(counts, self.stage_tensor_counts(kinds), rule) + clipping
         ranks = self.mean_sharding_ranks(kinds) if sharded else np.ones_like(counts)
         multiplied = self._matrix_sums(kinds, lambda each: each.elements) / ranks
-        passes = self.backend.update_times(counts - multiplied, self.tensor_counts(kinds), rule)
-        passes = passes + self.backend.update_times(multiplied, 0.0, rule.matrix_update.elementwise)
+        passes = self.backend.update_times(counts - multiplied, self.stage_tensor_counts(kinds), rule)
+        passes = passes + self.backend.update_times(multiplied, 0.0, rule.matrix_update.elementwise_optimizer)
         products = (
             self._matrix_sums(kinds, lambda each: each.matrix_count * self.backend.matrix_update_time(each)) / ranks
         )
@@ -668,7 +670,7 @@ class Layouts:
         rows = self._stacked(
             lambda program: np.array([sum(map(value, each.weight_matrices)) for each in program.sections])
         )
-        return sum_per_stage(kinds.layer_and_copy_counts[:, : len(rows)], rows)
+        return sum_per_stage(kinds.layer_and_tied_copy_counts[:, : len(rows)], rows)
 
     def _slowest_matrix_update(self, kinds: DistinctStages) -> Array:
         """Return the time of the slowest single matrix update (as in Muon) of each distinct stage.
@@ -686,10 +688,10 @@ class Layouts:
 
         rows = self._stacked(longest)
         return np.stack(
-            [rows[stage[: len(rows)] > 0].max(axis=0, initial=0.0) for stage in kinds.layer_and_copy_counts]
+            [rows[stage[: len(rows)] > 0].max(axis=0, initial=0.0) for stage in kinds.layer_and_tied_copy_counts]
         )
 
-    def tensor_counts(self, kinds: DistinctStages) -> Array:
+    def stage_tensor_counts(self, kinds: DistinctStages) -> Array:
         """Count the parameter tensors of each distinct stage.
 
         Parameters
@@ -702,8 +704,10 @@ class Layouts:
         ndarray, shape (kinds, 1)
             Number of tensors.
         """
-        tensors_of_section = section_values(self.programs[0], "trained_tensor_count")
-        return sum_per_stage(kinds.layer_and_copy_counts[:, : len(tensors_of_section)], tensors_of_section)[:, None]
+        tensors_of_section = section_field_values(self.programs[0], "trained_tensor_count")
+        return sum_per_stage(kinds.layer_and_tied_copy_counts[:, : len(tensors_of_section)], tensors_of_section)[
+            :, None
+        ]
 
     def clipping_times(self, kinds: DistinctStages, *, sharded: bool) -> Array:
         """Return the time of gradient clipping, with the sum of the gradient norm over ranks.
@@ -724,7 +728,9 @@ class Layouts:
         if self.backend.clip_method == "none":
             return seconds
         groups = self.communication_groups(range(len(self)), [gradient_norm_axes(int(sharded))] * len(self))
-        return seconds + self.slowest_group_time("all_reduce", groups, np.full(len(self), NORM_BYTES))
+        return seconds + self.slowest_group_collective_time(
+            "all_reduce", groups, np.full(len(self), GRADIENT_NORM_BYTES)
+        )
 
     def updated_elements(self, kinds: DistinctStages, *, sharded: bool) -> Array:
         """Count the trained elements of each distinct stage that a rank updates in an optimizer step.
@@ -765,7 +771,7 @@ class Layouts:
         owned = np.zeros((len(kinds), len(self)))
         for copies in distinct_values(kinds.replicas.astype(int)):
             same_copies = np.flatnonzero(kinds.replicas[:, 0] == copies)
-            owned[same_copies] = kinds.layer_and_copy_counts[same_copies] @ self.owned_elements(copies)
+            owned[same_copies] = kinds.layer_and_tied_copy_counts[same_copies] @ self.owned_elements(copies)
         return mean_sharding_ranks(
             self.stage_parameter_counts(kinds, trained=True), owned, self.zero_shard_ranks * kinds.replicas
         )
@@ -786,7 +792,7 @@ class Layouts:
         shared = [tuple([mesh.degree(axis) for axis in ("cp", *BATCH_AXES)]) for mesh in self.meshes]
         key = "owned", copies
         return self.cache.get_or_compute(
-            key, lambda: np.stack(self._once_per_program("owned", owned_elements, copies, shared), axis=1)
+            key, lambda: np.stack(self._once_per_program("owned", zero_owned_elements, copies, shared), axis=1)
         )
 
     def state_memory(
@@ -851,7 +857,7 @@ class Layouts:
         if backend.compression is not None:
             whole = replace(whole, optimizer=whole.optimizer + self._coding_state(kinds))
         if backend.offload.parts:
-            return divide_offloaded(whole, backend.offload, largest, backend.formats)
+            return divide_offloaded_states(whole, backend.offload, largest, backend.formats)
         return whole, np.zeros_like(whole.parameters)
 
     def _root_gathered(self, kinds: DistinctStages) -> Array:
@@ -860,11 +866,11 @@ class Layouts:
         Gathered are the layers outside repeated blocks and two blocks, and the flat buffers of the larger of these,
         from which the parameters were copied.
         """
-        elements, repeated = self.section_parameter_counts(trained=False), recomputed_sections(self.programs[0])
+        elements, repeated = self.section_parameter_counts(trained=False), full_recompute_sections(self.programs[0])
         count = len(repeated)
-        outside = kinds.layer_and_copy_counts[:, count:] @ elements[count:]
-        outside = outside + kinds.layer_and_copy_counts[:, :count][:, ~repeated] @ elements[:count][~repeated]
-        present = (kinds.layer_and_copy_counts[:, :count, None] > 0) * elements[:count]
+        outside = kinds.layer_and_tied_copy_counts[:, count:] @ elements[count:]
+        outside = outside + kinds.layer_and_tied_copy_counts[:, :count][:, ~repeated] @ elements[:count][~repeated]
+        present = (kinds.layer_and_tied_copy_counts[:, :count, None] > 0) * elements[:count]
         blocks = 2.0 * present[:, repeated].max(axis=1, initial=0.0)
         return np.asarray(outside + blocks + np.maximum(outside, blocks))
 
@@ -873,7 +879,7 @@ class Layouts:
         ties, elements = self.programs[0].tied_parameters, self.section_parameter_counts(trained=False)
         count = len(elements) - len(ties)
         rows = []
-        for row in kinds.layer_and_copy_counts:
+        for row in kinds.layer_and_tied_copy_counts:
             sections = elements[:count].copy()
             for number, tie in enumerate(ties):
                 sections[tie.reader_section] += elements[count + number] * (row[count + number] > 0)

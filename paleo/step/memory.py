@@ -24,8 +24,8 @@ from paleo.parallel.placement import BATCH_AXES, Axes
 from paleo.units import comma_separated
 
 if TYPE_CHECKING:
-    from paleo.lowering.policies import ModelChunk
     from paleo.lowering.program import TiedParameter
+    from paleo.lowering.stages_and_recompute import ModelChunk
     from paleo.operations.base import Optimizer
     from paleo.operations.tensor import Precision
     from paleo.pricing.calibration_lookup import ConstantEfficiencies
@@ -64,7 +64,7 @@ def count_layers_per_chunk(sections: int, pieces: Sequence[ModelChunk], places: 
     return placed
 
 
-def tied_copies(layers: Array, ties: Sequence[TiedParameter]) -> Array:
+def tied_copy_mask(layers: Array, ties: Sequence[TiedParameter]) -> Array:
     """Return which stages hold a copy of a tied parameter (such as embeddings) whose owner is on another stage.
 
     Parameters
@@ -106,7 +106,7 @@ def layer_and_copy_counts(placed: Array, ties: Sequence[TiedParameter]) -> Array
         Numbers of layers and copies.
     """
     tied = np.zeros((*placed.shape[:2], len(ties)))
-    tied[:, -1] = tied_copies(placed.sum(axis=1), ties)
+    tied[:, -1] = tied_copy_mask(placed.sum(axis=1), ties)
     return np.concatenate([placed, tied], axis=2)
 
 
@@ -127,7 +127,7 @@ def tied_stage_pairs(ties: Sequence[TiedParameter], layers: Array) -> list[tuple
     """
     return [
         (number, int(np.flatnonzero(layers[:, ties[number].owner_section])[0]), stage)
-        for stage, number in np.argwhere(tied_copies(layers, ties)).tolist()
+        for stage, number in np.argwhere(tied_copy_mask(layers, ties)).tolist()
         if ties[number].trained
     ]
 
@@ -152,21 +152,22 @@ def gathered_parameter_mask(layers: Array, ties: Sequence[TiedParameter]) -> Arr
     stages, sections = layers.shape
     parts = np.zeros((stages, sections, sections + len(ties)))
     parts[:, range(sections), range(sections)] = 1.0
-    parts[:, [tie.reader_section for tie in ties], range(sections, sections + len(ties))] = tied_copies(layers, ties)
+    parts[:, [tie.reader_section for tie in ties], range(sections, sections + len(ties))] = tied_copy_mask(layers, ties)
     return parts
 
 
 class DistinctStages:
     """Distinct stages (or model chunks) by the layers that they hold, so that each is computed once.
 
-    There are few kinds even with many stages. `add` extends the kinds, so call it for all stages before computing.
+    There are few kinds even with many stages. `add_stages` extends the kinds, so call it for all stages before
+    computing.
     """
 
     def __init__(self) -> None:
         self._number: dict[bytes, int] = {}
         self._rows: list[Array] = []
 
-    def add(self, holdings: Array, copies: int) -> Index:
+    def add_stages(self, holdings: Array, copies: int) -> Index:
         """Return the kind of each given stage (equal stages are of one kind), and record new kinds.
 
         Parameters
@@ -195,7 +196,7 @@ class DistinctStages:
         return len(self._rows)
 
     @property
-    def layer_and_copy_counts(self) -> Array:
+    def layer_and_tied_copy_counts(self) -> Array:
         """Layers and tied-parameter copies of each distinct stage, shape (kinds, sections and ties)."""
         return np.array(self._rows)[:, :-1]
 
@@ -214,7 +215,7 @@ class DistinctStagesAndChunks:
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
+class StageAssignment:
     """Assignment of model chunks to pipeline stages, of each of ``replicas`` replicas of the network.
 
     A stage has ``chunks_per_stage`` chunks. ``layers_per_chunk`` are the layers of each section, shape (stages, chunks,
@@ -242,7 +243,7 @@ class Assignment:
         chunks: int,
         ties: Sequence[TiedParameter],
         kinds: DistinctStagesAndChunks,
-    ) -> Assignment:
+    ) -> StageAssignment:
         """Assign the model chunks of a network to pipeline stages, by a schedule.
 
         Parameters
@@ -262,11 +263,11 @@ class Assignment:
 
         Returns
         -------
-        Assignment
+        StageAssignment
             Layers and model chunks of each stage.
         """
         sections = 1 + max(section for piece in pieces for section, _ in piece)
-        places = schedule.model_chunks(stages, chunks) if stages > 1 else ((0,),)
+        places = schedule.stage_chunks(stages, chunks) if stages > 1 else ((0,),)
         copies = schedule.replicas if stages > 1 else 1
         placed = count_layers_per_chunk(sections, pieces, places)
         layers = np.asarray(placed.sum(axis=1))
@@ -275,8 +276,8 @@ class Assignment:
             for stage, sent in enumerate(schedule.sends_output(stages, chunks)):
                 for piece, leaves in zip(places[stage], sent, strict=True):
                     sends[stage, pieces[piece][-1][0]] += leaves / copies
-        stage_kind = kinds.stages.add(layer_and_copy_counts(layers[:, None], ties)[:, 0], copies)
-        chunk_kind = kinds.chunks.add(layer_and_copy_counts(placed, ties), copies)
+        stage_kind = kinds.stages.add_stages(layer_and_copy_counts(layers[:, None], ties)[:, 0], copies)
+        chunk_kind = kinds.chunks.add_stages(layer_and_copy_counts(placed, ties), copies)
         return cls(tuple(pieces), chunks, copies, placed, layers, sends, kinds, stage_kind, chunk_kind)
 
     @property
@@ -312,7 +313,7 @@ def live_microbatches(schedule: Schedule, stages: int, microbatches: Numeric, ch
         Pipeline schedule.
     stages : int
         Number of pipeline stages.
-    microbatches : Numeric, shape (...)
+    microbatches : FloatOrArray, shape (...)
         Number of microbatches of a step.
     chunks : int
         Number of model chunks of a stage.
@@ -369,9 +370,9 @@ def state_memory(
         Number of parameter elements.
     trained : ndarray, shape (stages, ...)
         Parameter elements with gradients and optimizer states.
-    largest : Numeric, shape (...)
+    largest : FloatOrArray, shape (...)
         Elements of the largest section (run of equal layers); ZeRO-3 gathers two sections at once.
-    ranks : Numeric, shape (...)
+    ranks : FloatOrArray, shape (...)
         Ranks over which ZeRO shards states.
     zero : int
         ZeRO stage, 0 to 3.
@@ -421,7 +422,7 @@ def workspace_memory(layers: Array, workspace_bytes: Array, transient: Array, bu
         Temporaries of the largest operation of each section.
     transient : ndarray, shape (sections, ...)
         Activations that exist during recomputation.
-    buckets : Numeric, shape (...)
+    buckets : FloatOrArray, shape (...)
         Bytes of communication buckets.
 
     Returns
@@ -462,7 +463,7 @@ def with_update_temporaries(work: Array, states: StateMemory, activations: Array
     return np.maximum(work, states.update_temporaries - states.gathered_parameters - activations)
 
 
-def total_memory(states: StateMemory, activations: Array, work: Numeric) -> Array:
+def total_stage_memory(states: StateMemory, activations: Array, work: Numeric) -> Array:
     """Sum the memory of states, activations and temporaries on each pipeline stage [byte].
 
     Parameters
@@ -471,7 +472,7 @@ def total_memory(states: StateMemory, activations: Array, work: Numeric) -> Arra
         Memory of parameters, gradients and optimizer states [byte].
     activations : ndarray, shape (stages, ...)
         Memory of activations [byte].
-    work : Numeric, shape (stages, ...)
+    work : FloatOrArray, shape (stages, ...)
         Temporary memory [byte].
 
     Returns
@@ -483,10 +484,10 @@ def total_memory(states: StateMemory, activations: Array, work: Numeric) -> Arra
 
 
 #: The squared norm of the gradients is exchanged as one fp32 number.
-NORM_BYTES = 4.0
+GRADIENT_NORM_BYTES = 4.0
 
 
-def clip_kernels(count: float, clip: str, formats: Precision) -> list[Kernel]:
+def gradient_clipping_kernels(count: float, clip: str, formats: Precision) -> list[Kernel]:
     """Build the memory passes of gradient clipping to a global norm.
 
     Gradients are read once for the norm. If they are scaled in a separate pass before the update, they are read and
@@ -539,7 +540,7 @@ MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "workspac
 
 
 @dataclass(frozen=True, slots=True)
-class Footprint:
+class MemoryFootprint:
     """Memory of the fullest device at the end of the forward pass, when most activations are alive [byte].
 
     ``workspace`` is the largest temporary memory. That is two copies of the largest activation (a gradient and the next
@@ -549,7 +550,7 @@ class Footprint:
     a share of them. ``flat_buffer_cache`` is what the allocator caches for flat buffers, for which the blocks of
     smaller tensors are too small. Both are freed before memory runs out, so they are not part of the total.
 
-    >>> shown = Footprint(6.0, 2.0, 4.0, 5.0, 2.0, 1.0, 0.125, capacity=20.5)
+    >>> shown = MemoryFootprint(6.0, 2.0, 4.0, 5.0, 2.0, 1.0, 0.125, capacity=20.5)
     >>> shown.allocated, shown.cached, shown.used, shown.fits
     (18.0, 19.5, 20.5, True)
     """
@@ -615,7 +616,7 @@ def host_link_rate(system: System, rates: ConstantEfficiencies | None = None) ->
     return system.device.host_copy_bandwidth(None if rates is None else rates.link)
 
 
-def host_property(system: System, key: str, instead: str = "") -> float:
+def required_host_property(system: System, key: str, instead: str = "") -> float:
     """Return a property of the host of one node of a system, such as its number of cores.
 
     Parameters
@@ -644,7 +645,7 @@ def host_property(system: System, key: str, instead: str = "") -> float:
 
 
 #: Parts that can be offloaded to host memory.
-OFFLOADABLE = ("optimizer", "gradients", "parameters", "activations")
+OFFLOADABLE_PARTS = ("optimizer", "gradients", "parameters", "activations")
 
 
 @dataclass(frozen=True, slots=True)
@@ -687,7 +688,7 @@ class Offload:
         ----------
         repeat : ndarray, shape (sections,)
             Layers of each section.
-        blocks : Mask, shape (sections,)
+        blocks : SectionMask, shape (sections,)
             True for repeated blocks.
 
         Returns
@@ -718,7 +719,7 @@ NO_OFFLOAD = Offload(frozenset(), np.inf, np.inf)
 #: Share of a host's memory bandwidth that an optimizer on the host reaches. DeepSpeed's CPU-Adam takes 2.57 s for 10e9
 #: parameters, 28 bytes each, on the two Xeon 8168 of a DGX-2, which have 256 GB/s (Ren et al., USENIX ATC 2021, its
 #: table of Adam's latency).
-HOST_BANDWIDTH_SHARE = 28.0 * 10.0 / 2.57 / 256.0
+HOST_OPTIMIZER_BANDWIDTH_SHARE = 28.0 * 10.0 / 2.57 / 256.0
 
 
 def parse_offload(
@@ -756,9 +757,9 @@ def parse_offload(
     if names == ["none"]:
         return NO_OFFLOAD
     for name in names:
-        if name not in OFFLOADABLE:
+        if name not in OFFLOADABLE_PARTS:
             raise SpecError(
-                f"offload: unknown part {name!r} in {text!r}; {suggest_names(name, (*OFFLOADABLE, 'none'))}"
+                f"offload: unknown part {name!r} in {text!r}; {suggest_names(name, (*OFFLOADABLE_PARTS, 'none'))}"
             )
     parts = frozenset(names)
     lost = sorted(parts & {"gradients", "parameters"})
@@ -766,8 +767,8 @@ def parse_offload(
         raise PlanError(f"offload {text!r}: {' and '.join(lost) or 'nothing'} cannot go without optimizer")
     if "optimizer" not in parts:
         return Offload(parts, host_link_rate(system, rates), np.inf, layers)
-    share = HOST_BANDWIDTH_SHARE if rates is None else rates.memory
-    memory = share * host_property(system, "memory_bandwidth") / system.devices_per_node
+    share = HOST_OPTIMIZER_BANDWIDTH_SHARE if rates is None else rates.memory
+    memory = share * required_host_property(system, "memory_bandwidth") / system.devices_per_node
     return Offload(parts, host_link_rate(system, rates), memory, layers)
 
 
@@ -785,7 +786,7 @@ class OffloadShares:
     activations: Numeric = 1.0
 
     @classmethod
-    def of(
+    def from_zero_stage(
         cls, zero: int, ranks: Numeric, microbatches: Numeric, *, scattered: bool, activations: Numeric = 1.0
     ) -> OffloadShares:
         """Compute a rank's share of the weights and gradients that are copied between device and host.
@@ -797,13 +798,13 @@ class OffloadShares:
         ----------
         zero : int
             ZeRO stage, 0 to 3.
-        ranks : Numeric, shape (configurations,)
+        ranks : FloatOrArray, shape (configurations,)
             Ranks that share states.
-        microbatches : Numeric, shape (configurations,)
+        microbatches : FloatOrArray, shape (configurations,)
             Number of microbatches of a step.
         scattered : bool
             True if gradients are reduce-scattered after every microbatch.
-        activations : Numeric, shape (sections,), optional
+        activations : FloatOrArray, shape (sections,), optional
             Share of each section's saved activations that is offloaded.
 
         Returns
@@ -878,7 +879,7 @@ def _exposed(seconds: Numeric, hidden_by: Numeric) -> Array:
     return np.maximum(0.0, np.asarray(seconds) - hidden_by)
 
 
-def divide_offloaded(
+def divide_offloaded_states(
     states: StateMemory, offload: Offload, largest: Numeric, formats: Precision
 ) -> tuple[StateMemory, Array]:
     """Split parameters, gradients and optimizer states between device and host memory.
@@ -891,7 +892,7 @@ def divide_offloaded(
         Memory of parameters, gradients and optimizer states [byte].
     offload : Offload
         Parts of the state in host memory, with link rates.
-    largest : Numeric
+    largest : FloatOrArray
         Elements of the largest section.
     formats : Precision
         Bytes of a number as parameter, gradient, master or optimizer state.
@@ -955,9 +956,10 @@ def host_update_time(
     Examples
     --------
     >>> from paleo.operations.base import OPTIMIZERS
-    >>> from paleo.operations.tensor import precision
+    >>> from paleo.operations.tensor import default_precision
     >>> host = Offload(frozenset({"optimizer"}), 20e9, 28e9)
-    >>> float(host_update_time(1e9, 0.06, OPTIMIZERS["adam"], precision("bf16"), host))  # 2 GB sent, 28 GB moved
+    >>> # 2 GB sent, 28 GB moved
+    >>> float(host_update_time(1e9, 0.06, OPTIMIZERS["adam"], default_precision("bf16"), host))
     1.04
     """
     sent = 0.0 if offload.is_offloaded("gradients") else count * formats.gradient_bytes / offload.link_rate

@@ -29,12 +29,12 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.schedules.base import PassTimes
-from paleo.step.memory import Assignment, gathered_parameter_mask
+from paleo.step.memory import StageAssignment, gathered_parameter_mask
 from paleo.step.section_times import LayerTimes, sum_per_stage, with_contention
 from paleo.step.streams import section_gather_times
 
 if TYPE_CHECKING:
-    from paleo.lowering.policies import ModelChunk
+    from paleo.lowering.stages_and_recompute import ModelChunk
     from paleo.step.configuration_batch import ConfigurationBatch
     from paleo.step.layouts import ExchangedTensors, Layouts
 
@@ -101,7 +101,7 @@ class _Unit:
 _Row = list[tuple[_Unit, int]]
 
 
-def sharded_passes(
+def sharded_chunk_pass_times(
     chunk: ModelChunk, figures: ShardedIterationTimes, gathered: Mask, has_backward: Mask, *, splits: bool
 ) -> PassTimes:
     """Compute the forward and backward time of a model chunk under ZeRO-3, with exposed gathers and reduce-scatters.
@@ -112,9 +112,9 @@ def sharded_passes(
         Sections (runs of equal layers) of the chunk, and their numbers of layers.
     figures : ShardedIterationTimes
         Times of one layer of each section, of its gathers and its gradient exchange, (sections, ...) [s].
-    gathered : Mask, shape (sections,)
+    gathered : SectionMask, shape (sections,)
         True for sections with parameters to gather.
-    has_backward : Mask, shape (sections,)
+    has_backward : SectionMask, shape (sections,)
         True for sections with a backward pass.
     splits : bool
         True if gradients of weights are computed in a separate pass.
@@ -200,7 +200,7 @@ def _expanded(row: _Row) -> _Row:
 
 
 @dataclass(frozen=True, slots=True)
-class ShardedChunks:
+class ShardedChunkPasses:
     """Pass times of pipeline stages with sharded parameters or gradients, with exposed gathers and reduce-scatters.
 
     ``passes`` has the shape (3 passes, kinds, chunks, cases) [s]; stages with equal layers are of one kind.
@@ -211,7 +211,7 @@ class ShardedChunks:
     stage_kind: Index
 
 
-def stage_passes(batch: ConfigurationBatch) -> PassTimes:
+def stage_pass_times(batch: ConfigurationBatch) -> PassTimes:
     """Return the time of one microbatch through all model chunks of each pipeline stage, with exposed sends.
 
     Parameters
@@ -244,7 +244,7 @@ def _stage_passes(batch: ConfigurationBatch) -> PassTimes:
 def _computed(batch: ConfigurationBatch) -> tuple[Array, Array, Array]:
     """Return the forward, backward and weight-gradient times of each stage without sends, (stages, cases) each [s]."""
     if batch.scatters_every_pass:
-        sharded = sharded_chunks(batch)
+        sharded = sharded_stage_pass_times(batch)
         forward, backward, weights = (sharded.passes.sum(axis=2) / batch.assignment.replicas)[:, sharded.stage_kind]
         return forward, backward, weights
     times, computed = batch.layer_times, batch.assignment.layers_per_microbatch
@@ -255,7 +255,7 @@ def _computed(batch: ConfigurationBatch) -> tuple[Array, Array, Array]:
     )
 
 
-def chunk_passes(batch: ConfigurationBatch) -> Array:
+def chunk_pass_times(batch: ConfigurationBatch) -> Array:
     """Return the time of one microbatch through each model chunk of each pipeline stage, without sends.
 
     Parameters
@@ -269,7 +269,7 @@ def chunk_passes(batch: ConfigurationBatch) -> Array:
         Times [s] of forward, input-gradient and weight-gradient passes.
     """
     if batch.scatters_every_pass:
-        sharded = sharded_chunks(batch)
+        sharded = sharded_stage_pass_times(batch)
         return sharded.passes[:, sharded.stage_kind]
     times, placed = batch.layer_times, batch.assignment.layers_per_chunk
     return np.stack(
@@ -320,7 +320,7 @@ def chunk_send_times(batch: ConfigurationBatch) -> Array:
     assignment, schedule = batch.assignment, batch.schedule
     leaves = schedule.sends_output(assignment.stages, assignment.chunks_per_stage)
     seconds = np.zeros((*assignment.layers_per_chunk.shape[:2], len(batch)))
-    for stage, pieces in enumerate(schedule.model_chunks(assignment.stages, assignment.chunks_per_stage)):
+    for stage, pieces in enumerate(schedule.stage_chunks(assignment.stages, assignment.chunks_per_stage)):
         for chunk, piece in enumerate(pieces):
             if leaves[stage][chunk]:
                 seconds[stage, chunk] = batch.cases.send_time(assignment.model_chunks[piece][-1][0])
@@ -345,18 +345,18 @@ def stage_end_times(batch: ConfigurationBatch) -> Array:
 
 
 def _pipeline_ends(batch: ConfigurationBatch) -> Array:
-    from paleo.schedules.stage_ends import stage_ends  # a step without a pipeline needs none
+    from paleo.schedules.stage_ends import pipeline_stage_end_times  # a step without a pipeline needs none
 
-    passes, chunks = stage_passes(batch), batch.assignment.chunks_per_stage
+    passes, chunks = stage_pass_times(batch), batch.assignment.chunks_per_stage
     if batch.stage_end_method == "closed" or batch.schedule.closed_forms.exact_for_stages == "any":
-        return stage_ends(batch.schedule, passes, batch.microbatches, chunks)
-    forward, backward, weights = chunk_passes(batch)
+        return pipeline_stage_end_times(batch.schedule, passes, batch.microbatches, chunks)
+    forward, backward, weights = chunk_pass_times(batch)
     sent = chunk_send_times(batch)
     pieces = PassTimes(forward + sent, backward + sent, weights)
-    return stage_ends(batch.schedule, passes, batch.microbatches, chunks, pieces)
+    return pipeline_stage_end_times(batch.schedule, passes, batch.microbatches, chunks, pieces)
 
 
-def iteration_seconds(times: LayerTimes, layouts: Layouts, layout: Index, *, sharded: bool) -> Array:
+def layer_iteration_times(times: LayerTimes, layouts: Layouts, layout: Index, *, sharded: bool) -> Array:
     """Return the time of one layer of each section, by which the network is cut into balanced pipeline stages.
 
     Parameters
@@ -416,7 +416,7 @@ class _ShardedCollectives:
     gradients_after_chunk: Array
 
 
-def sharded_chunks(batch: ConfigurationBatch) -> ShardedChunks:
+def sharded_stage_pass_times(batch: ConfigurationBatch) -> ShardedChunkPasses:
     """Return the pass times of model chunks whose parameters are gathered, or gradients scattered, in every pass.
 
     Parameters
@@ -426,13 +426,13 @@ def sharded_chunks(batch: ConfigurationBatch) -> ShardedChunks:
 
     Returns
     -------
-    ShardedChunks
+    ShardedChunkPasses
         Pass times by kind of stage [s].
     """
     return batch.cache.get_or_compute(_passes_key(batch), lambda: _sharded_chunks(batch))
 
 
-def _sharded_chunks(batch: ConfigurationBatch) -> ShardedChunks:
+def _sharded_chunks(batch: ConfigurationBatch) -> ShardedChunkPasses:
     """Compute the pass times of model chunks with sharded parameters, for each kind of stage.
 
     Chunks with equal sections and parameters are computed once.
@@ -443,7 +443,7 @@ def _sharded_chunks(batch: ConfigurationBatch) -> ShardedChunks:
     has_backward = np.array([section.has_backward for section in batch.layouts.programs[0].sections])
     splits, places = (
         batch.schedule.splits_backward,
-        batch.schedule.model_chunks(assignment.stages, assignment.chunks_per_stage),
+        batch.schedule.stage_chunks(assignment.stages, assignment.chunks_per_stage),
     )
     figures: dict[object, ShardedIterationTimes] = {}
     known: dict[tuple[object, ...], PassTimes] = {}
@@ -460,7 +460,7 @@ def _sharded_chunks(batch: ConfigurationBatch) -> ShardedChunks:
         for chunk, number in enumerate(places[stage]):
             piece = assignment.model_chunks[number]
             if (stage_key, piece) not in known:
-                slowed = sharded_passes(piece, figures[stage_key], gathered[row], has_backward, splits=splits)
+                slowed = sharded_chunk_pass_times(piece, figures[stage_key], gathered[row], has_backward, splits=splits)
                 # Limit passes to the time without any overlap, which contention never exceeds.
                 gather, regather, gradients = gathers
                 forward = sum(layers * (batch.layer_times.forward_with_transfers[i] + gather[i]) for i, layers in piece)
@@ -481,10 +481,10 @@ def _sharded_chunks(batch: ConfigurationBatch) -> ShardedChunks:
             for place, seconds in zip(passes, known[stage_key, piece], strict=True):
                 place[row, chunk] = seconds
     passes[2 if splits else 1] += owed.gradients_after_chunk
-    return ShardedChunks(passes, owed.stage_kind)
+    return ShardedChunkPasses(passes, owed.stage_kind)
 
 
-def sharded_communication(batch: ConfigurationBatch) -> Array:
+def sharded_communication_time(batch: ConfigurationBatch) -> Array:
     """Return the total time of ZeRO-3 gathers and reduce-scatters in a microbatch, exposed or hidden.
 
     Parameters
@@ -521,7 +521,7 @@ def _uncached_sharded_collectives(batch: ConfigurationBatch) -> _ShardedCollecti
 
     def seconds(content: ExchangedTensors, width: float) -> Array:
         key = "sharded", content, copies, parts.tobytes()  # many cuts have the same kinds of stages
-        return batch.expand_to_cases(
+        return batch.expand_to_configurations(
             layouts.cache.get_or_compute(
                 key, lambda: layouts.exchange_times_and_bytes(parts, copies, content, 3, width)[0]
             )
@@ -529,17 +529,23 @@ def _uncached_sharded_collectives(batch: ConfigurationBatch) -> _ShardedCollecti
 
     zeros = np.zeros((*parts.shape[:2], 1))
     gather = seconds("all", formats.parameter_bytes) if batch.shards_parameters else zeros
-    regather = seconds("again", formats.parameter_bytes) if batch.shards_parameters and layouts.regathers else gather
+    regather = (
+        seconds("again", formats.parameter_bytes)
+        if batch.shards_parameters and layouts.has_separate_backward_gathers
+        else gather
+    )
     if batch.overlaps_gradient_exchange:
         late = np.zeros((len(stage), assignment.layers_per_chunk.shape[1], 1))
         return _ShardedCollectives(
             kind, stage, parts, gather, regather, seconds("gradients", formats.accumulated_gradient_bytes), late
         )
     after, _ = layouts.gradient_exchange_times_and_bytes(assignment, 3, chunks=True)
-    return _ShardedCollectives(kind, stage, parts, gather, regather, zeros, batch.expand_to_cases(after[stage]))
+    return _ShardedCollectives(
+        kind, stage, parts, gather, regather, zeros, batch.expand_to_configurations(after[stage])
+    )
 
 
-def _distinct_stages(assignment: Assignment) -> tuple[Index, Index]:
+def _distinct_stages(assignment: StageAssignment) -> tuple[Index, Index]:
     """Return (first stage of each kind, kind of each stage); stages with equal layers are of one kind.
 
     In bidirectional schedules each stage is a separate kind, as the distance to its replica's stage differs.

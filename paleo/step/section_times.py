@@ -4,7 +4,7 @@ A *section* is a run of equal layers. A *layer iteration* is one pass of a micro
 block, or through a layer that occurs once. Arrays have the sections along their first axis and configurations along the
 last, which may be missing for a single configuration. Units are seconds and bytes.
 
-The times of kernels and collectives are given. Here they are summed by section (`SectionSums`), overlapped where
+The times of kernels and collectives are given. Here they are summed by section (`SectionSumMatrices`), overlapped where
 collectives run beside computation, and combined with the host time to issue them (`host_paced_time`).
 """
 
@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from paleo.lowering.policies import RecomputePolicies
     from paleo.lowering.program import CountedKernel, LayerCollective, Program
+    from paleo.lowering.stages_and_recompute import RecomputePolicies
     from paleo.parallel.placement import Mesh
     from paleo.pricing.communication import Fabric
     from paleo.pricing.kernels import KernelTimes
@@ -43,7 +43,7 @@ def enumerate_collectives(program: Program) -> Iterator[tuple[int, LayerCollecti
         Position of the section, and the collective.
     """
     for index, section in enumerate(program.sections):
-        for transfer in section.transfers:
+        for transfer in section.collectives:
             yield index, transfer
 
 
@@ -89,7 +89,7 @@ def collective_times(
                 exchange = fabric.token_exchange_time(transfer.token_direction, *group, payloads[index][row])
                 seconds[index][row] = seconds[index][row] if exchange is None else exchange
             if transfer.carries_expert_tokens:
-                seconds[index][row] += fabric.exchange_handshake_time(
+                seconds[index][row] += fabric.group_handshake_time(
                     mesh.stride((transfer.axis,)), mesh.degree(transfer.axis)
                 )
     return seconds
@@ -113,7 +113,7 @@ class SectionTimes:
         Exposed communication of the passes, and of recomputation.
     hidden_transfers : ndarray
         Communication hidden behind computation; its exposed part counts in the fields above.
-    forward_paired, backward_paired : ndarray
+    forward_paired_transfers, backward_paired_transfers : ndarray
         Part of ``hidden_transfers`` that overlaps with another microbatch.
     times_by_limit : ndarray, shape (3 limits, 3 runs, sections, …)
         Kernel times by limit (arithmetic, memory, constant launches) and by run (the step itself, the repetition by
@@ -134,8 +134,8 @@ class SectionTimes:
     selectively_recomputed_transfers: Array
     backward_transfers: Array
     hidden_transfers: Array
-    forward_paired: Array
-    backward_paired: Array
+    forward_paired_transfers: Array
+    backward_paired_transfers: Array
     times_by_limit: Array
     saved_bytes: Array
     selectively_freed_bytes: Array
@@ -161,13 +161,13 @@ class SectionTimes:
 
 
 #: Fields of `SectionTimes` in bytes.
-BYTE_FIELDS = ("saved_bytes", "selectively_freed_bytes", "input_bytes", "output_bytes", "workspace_bytes")
+MEMORY_FIELDS = ("saved_bytes", "selectively_freed_bytes", "input_bytes", "output_bytes", "workspace_bytes")
 #: Fields of `SectionTimes` whose last axis is that of configurations.
 ARRAY_FIELDS = (
     *("forward", "backward", "weight_gradients", "recomputed", "selectively_recomputed"),
     *("forward_transfers", "recomputed_transfers", "selectively_recomputed_transfers", "backward_transfers"),
-    *("hidden_transfers", "forward_paired", "backward_paired", "times_by_limit"),
-    *BYTE_FIELDS,
+    *("hidden_transfers", "forward_paired_transfers", "backward_paired_transfers", "times_by_limit"),
+    *MEMORY_FIELDS,
 )
 
 
@@ -228,20 +228,20 @@ class LayerTimes:
 
 
 #: Exponent of `host_paced_time` where the host issues work ahead of the device.
-HOST_AHEAD_EXPONENT = 4.0
+HOST_PACED_EXPONENT = 4.0
 #: Share of the multiprocessors that the exchange of tokens leaves to computation: its kernels occupy 24 of 132
 #: (DeepSeek-V3 technical report, 2024, section 3.2.2: 20; DeepEP's default: 24 on Hopper).
 DISPATCH_COMPUTE_SHARE = 1.0 - 24.0 / 132.0
 
 
 @dataclass(frozen=True, slots=True)
-class CollectiveSums:
+class CollectiveSumMatrices:
     """Matrices of zeros and ones, shape (sections, collectives), that sum times of collectives by section.
 
     There is one matrix for each kind of computation with which collectives overlap, for forward or for backward passes.
-    ``exposed``: no overlap. ``section``: the whole section. ``attention_core``: the core of attention (keys in a ring).
-    ``products``: products with weights, in pieces. ``shared_experts``: shared experts, during the MoE token exchange.
-    ``microbatch``: the computation of another microbatch, during the MoE token exchange.
+    ``exposed``: no overlap. ``section``: the whole section. ``add_attention_core``: the core of attention (keys in a
+    ring). ``products``: products with weights, in pieces. ``shared_experts``: shared experts, during the MoE token
+    exchange. ``microbatch``: the computation of another microbatch, during the MoE token exchange.
     """
 
     exposed: Array
@@ -270,7 +270,7 @@ OVERLAPPED_COMPUTATIONS = ("nothing", "section", "core", "products", "shared exp
 
 
 @dataclass(frozen=True, slots=True)
-class SectionSums:
+class SectionSumMatrices:
     """Matrices that add up times of kernels and collectives by section (a run of equal layers).
 
     Their shapes are (sections, kernels) and (sections, collectives). A product with times of kernels gives times of
@@ -288,9 +288,9 @@ class SectionSums:
         Kernels of shared experts.
     recomputed, selectively_recomputed : ndarray
         Kernels that full and selective recomputation repeats.
-    forward_collectives, backward_collectives : CollectiveSums
+    forward_collectives, backward_collectives : CollectiveSumMatrices
         Collectives by the computation that they overlap with.
-    unrepeated_transfers : ndarray
+    not_recomputed_transfers : ndarray
         Forward collectives that full recomputation does not repeat.
     selectively_recomputed_transfers : ndarray
         Collectives that selective recomputation repeats.
@@ -311,15 +311,15 @@ class SectionSums:
     backward_shared_experts: Array
     recomputed: Array
     selectively_recomputed: Array
-    forward_collectives: CollectiveSums
-    backward_collectives: CollectiveSums
-    unrepeated_transfers: Array
+    forward_collectives: CollectiveSumMatrices
+    backward_collectives: CollectiveSumMatrices
+    not_recomputed_transfers: Array
     selectively_recomputed_transfers: Array
     overlap_chunks: float
     dispatches_tokens: npt.NDArray[np.bool_]
 
     @classmethod
-    def from_program(cls, program: Program) -> SectionSums:
+    def from_program(cls, program: Program) -> SectionSumMatrices:
         """Build the matrices that sum the kernels and collectives of a program by section (run of equal layers).
 
         Parameters
@@ -329,7 +329,7 @@ class SectionSums:
 
         Returns
         -------
-        SectionSums
+        SectionSumMatrices
             Matrices in the order of the program's kernels and collectives.
         """
         sections = len(program.sections)
@@ -345,7 +345,7 @@ class SectionSums:
             )
 
         def hidden_by(place: str, phase: str) -> Array:
-            return of_transfers(lambda transfer: (transfer.phase, transfer.overlaps_with) == (phase, place))
+            return of_transfers(lambda transfer: (transfer.phase, transfer.overlapped_computation) == (phase, place))
 
         return cls(
             forward=of_kernels(lambda k: k.kernel.phase == "forward"),
@@ -359,9 +359,13 @@ class SectionSums:
             backward_shared_experts=of_kernels(lambda k: k.in_shared_experts and _in_backward(k)),
             recomputed=of_kernels(lambda k: k.full_recompute_runs * (k.kernel.phase == "forward")),
             selectively_recomputed=of_kernels(lambda k: k.selective_recompute_runs * (k.kernel.phase == "forward")),
-            forward_collectives=CollectiveSums(*(hidden_by(place, "forward") for place in OVERLAPPED_COMPUTATIONS)),
-            backward_collectives=CollectiveSums(*(hidden_by(place, "backward") for place in OVERLAPPED_COMPUTATIONS)),
-            unrepeated_transfers=of_transfers(lambda t: t.phase == "forward" and not t.recomputed),
+            forward_collectives=CollectiveSumMatrices(
+                *(hidden_by(place, "forward") for place in OVERLAPPED_COMPUTATIONS)
+            ),
+            backward_collectives=CollectiveSumMatrices(
+                *(hidden_by(place, "backward") for place in OVERLAPPED_COMPUTATIONS)
+            ),
+            not_recomputed_transfers=of_transfers(lambda t: t.phase == "forward" and not t.recomputed),
             selectively_recomputed_transfers=of_transfers(lambda t: t.selectively_recomputed),
             overlap_chunks=max((float(transfer.overlap_chunks) for _, transfer in transfers), default=1.0),
             dispatches_tokens=np.isin(np.arange(sections), [row for row, counted in kernels if _routes(counted)]),
@@ -395,10 +399,10 @@ def section_times(
     kernels: KernelTimes,
     transfers: Array,
     sizes: Sequence[Array],
-    sums: SectionSums | None = None,
+    sums: SectionSumMatrices | None = None,
     *,
     call: float = 0.0,
-    waiting_power: float = HOST_AHEAD_EXPONENT,
+    waiting_power: float = HOST_PACED_EXPONENT,
 ) -> SectionTimes:
     """Sum times of kernels and collectives to time and memory of one layer of each section (run of equal layers).
 
@@ -414,8 +418,8 @@ def section_times(
     transfers : ndarray, shape (collectives, ...)
         Time of every collective [s].
     sizes : sequence of Array
-        Memory by kind, in the order of `BYTE_FIELDS`; arrays of shape (sections, ...) [byte].
-    sums : SectionSums, optional
+        Memory by kind, in the order of `MEMORY_FIELDS`; arrays of shape (sections, ...) [byte].
+    sums : SectionSumMatrices, optional
         Matrices of a program of the same structure; built from ``program`` by default.
     call : float, optional
         Host time of launching one collective [s].
@@ -427,11 +431,11 @@ def section_times(
     SectionTimes
         Times and memory, arrays of shape (sections, ...).
     """
-    sums = sums or SectionSums.from_program(program)
+    sums = sums or SectionSumMatrices.from_program(program)
     device, host = kernels.device_time, kernels.host_time
     forward, backward, weights = (matrix @ device for matrix in (sums.forward, sums.backward, sums.weight_gradients))
     in_forward, in_backward = _overlapped(sums, device, transfers)
-    repeated = np.maximum(in_forward.exposed - sums.unrepeated_transfers @ transfers, 0.0)
+    repeated = np.maximum(in_forward.exposed - sums.not_recomputed_transfers @ transfers, 0.0)
     forward_calls, backward_calls = (
         (direction.collective_counts * call).reshape((-1,) + (1,) * (forward.ndim - 1))
         for direction in (sums.forward_collectives, sums.backward_collectives)
@@ -449,7 +453,7 @@ def section_times(
     by_limit = (work * kernels.compute_bound, work * ~kernels.compute_bound, kernels.launch_time)
     runs = (sums.forward + sums.backward + sums.weight_gradients, sums.recomputed, sums.selectively_recomputed)
     return SectionTimes(
-        section_values(program, "repeat"),
+        section_field_values(program, "repeat"),
         forward=issued(forward, in_forward.exposed, sums.forward @ host + forward_calls),
         backward=backward * share,
         weight_gradients=weights * share,
@@ -462,17 +466,17 @@ def section_times(
         selectively_recomputed_transfers=sums.selectively_recomputed_transfers @ transfers,
         backward_transfers=in_backward.exposed,
         hidden_transfers=in_forward.hidden + in_backward.hidden,
-        forward_paired=in_forward.paired,
-        backward_paired=in_backward.paired,
+        forward_paired_transfers=in_forward.paired,
+        backward_paired_transfers=in_backward.paired,
         times_by_limit=np.stack([np.stack([matrix @ seconds for matrix in runs]) for seconds in by_limit]),
-        **dict(zip(BYTE_FIELDS, sizes, strict=True)),
+        **dict(zip(MEMORY_FIELDS, sizes, strict=True)),
     )
 
 
 class _Computation(NamedTuple):
     """Times of the computation with which collectives can overlap, shape (sections, …) [s].
 
-    Fields are those of `CollectiveSums`.
+    Fields are those of `CollectiveSumMatrices`.
     """
 
     section: Array
@@ -494,7 +498,7 @@ class _CollectiveTimes(NamedTuple):
     paired: Array
 
 
-def _overlapped(sums: SectionSums, device: Array, transfers: Array) -> tuple[_CollectiveTimes, _CollectiveTimes]:
+def _overlapped(sums: SectionSumMatrices, device: Array, transfers: Array) -> tuple[_CollectiveTimes, _CollectiveTimes]:
     """Compute exposed and hidden time of the collectives of the forward and of the backward pass.
 
     Shared experts and the pass of another microbatch run on the multiprocessors that the MoE token exchange leaves. A
@@ -521,7 +525,7 @@ def _overlapped(sums: SectionSums, device: Array, transfers: Array) -> tuple[_Co
 
 
 def _divide_exposed(
-    collectives: CollectiveSums, transfers: Array, pieces: float, beside: _Computation
+    collectives: CollectiveSumMatrices, transfers: Array, pieces: float, beside: _Computation
 ) -> _CollectiveTimes:
     """Divide the collectives of one direction into exposed and hidden time.
 
@@ -546,7 +550,7 @@ def _divide_exposed(
 
 
 def host_paced_time(
-    device: Array, host: Array, waits: npt.NDArray[np.bool_] | None = None, waiting_power: float = HOST_AHEAD_EXPONENT
+    device: Array, host: Array, waits: npt.NDArray[np.bool_] | None = None, waiting_power: float = HOST_PACED_EXPONENT
 ) -> Array:
     """Combine device time and host launch time of work that the host issues ahead: (device⁴ + host⁴)^¼.
 
@@ -576,13 +580,13 @@ def host_paced_time(
     array([3.   , 1.189, 1.32 ])
     """
     seconds = np.where(host > 0, np.sqrt(np.sqrt(np.square(np.square(device)) + np.square(np.square(host)))), device)
-    if waits is not None and waits.any() and waiting_power != HOST_AHEAD_EXPONENT:
+    if waits is not None and waits.any() and waiting_power != HOST_PACED_EXPONENT:
         waiting = (device[waits] ** waiting_power + host[waits] ** waiting_power) ** (1.0 / waiting_power)
         seconds[waits] = np.where(host[waits] > 0, waiting, device[waits])
     return seconds
 
 
-def section_values(program: Program, name: str) -> Array:
+def section_field_values(program: Program, name: str) -> Array:
     """Return one field of every section (run of layers) of a program, shape (sections,).
 
     Parameters
@@ -634,8 +638,8 @@ def layer_times(costs: SectionTimes, policies: RecomputePolicies) -> LayerTimes:
         backward_transfers=costs.backward_transfers
         + np.where(whole, costs.recomputed_transfers, core * costs.selectively_recomputed_transfers),
         hidden_transfers=costs.hidden_transfers,
-        forward_paired_transfers=costs.forward_paired,
-        backward_paired_transfers=costs.backward_paired,
+        forward_paired_transfers=costs.forward_paired_transfers,
+        backward_paired_transfers=costs.backward_paired_transfers,
         times_by_limit=np.asarray(
             costs.times_by_limit[:, 0] + np.where(whole, costs.times_by_limit[:, 1], core * costs.times_by_limit[:, 2])
         ),

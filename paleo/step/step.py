@@ -1,9 +1,9 @@
 """Prediction of a training step: times and bytes by part, of many configurations of equal structure at once.
 
 All commands use this one model: a prediction computes one configuration, a search hundreds of thousands, a timeline the
-same passes one by one. `single_batch` turns one configuration into a batch: the times of its program are predicted, and
-its layers are cut into model chunks and assigned to pipeline stages. Arrays have the stages along their first axis,
-configurations along the last; units are seconds and bytes.
+same passes one by one. `single_configuration_batch` turns one configuration into a batch: the times of its program are
+predicted, and its layers are cut into model chunks and assigned to pipeline stages. Arrays have the stages along their
+first axis, configurations along the last; units are seconds and bytes.
 """
 
 from __future__ import annotations
@@ -15,41 +15,53 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.policies import (
+from paleo.lowering.stages_and_recompute import (
     ModelChunk,
     RecomputePolicies,
     has_mixed_recompute,
-    policy_shares,
-    split_by_policy,
+    recompute_policy_shares,
+    split_by_recompute_policy,
     with_recompute_policy,
 )
 from paleo.pricing.kernels import KernelTimes
 from paleo.schedules.base import SCHEDULES, Schedule, check_schedule
-from paleo.step.configuration_batch import ConfigurationBatch, LayoutCases
+from paleo.step.configuration_batch import ConfigurationBatch, LayoutConfigurations
 from paleo.step.layouts import Layouts
 from paleo.step.memory import (
-    Assignment,
     DistinctStages,
     DistinctStagesAndChunks,
+    StageAssignment,
     StateMemory,
     live_microbatches,
-    total_memory,
+    total_stage_memory,
     with_update_temporaries,
     workspace_memory,
 )
-from paleo.step.pipeline import iteration_seconds, send_times, sharded_communication, stage_end_times, stage_passes
+from paleo.step.pipeline import (
+    layer_iteration_times,
+    send_times,
+    sharded_communication_time,
+    stage_end_times,
+    stage_pass_times,
+)
 from paleo.step.section_times import (
-    BYTE_FIELDS,
+    MEMORY_FIELDS,
     SectionTimes,
     collective_times,
     enumerate_collectives,
     layer_times,
+    section_field_values,
     section_times,
-    section_values,
     sum_per_stage,
 )
-from paleo.step.streams import after_backward_times, stream_seconds, time_after_passes, time_after_streams, update_times
-from paleo.step.waiting import InputPipeline, Noise, waiting_share
+from paleo.step.streams import (
+    after_backward_times,
+    stream_end_times,
+    time_after_last_bucket,
+    time_after_passes,
+    update_times,
+)
+from paleo.step.waiting import InputPipeline, StepTimeNoise, straggler_wait_share
 
 if TYPE_CHECKING:
     from paleo.lowering.program import Program
@@ -81,11 +93,11 @@ class StageMemory:
     @property
     def fullest_stage(self) -> Index:
         """Index of the stage with the most memory, shape (configurations,)."""
-        return np.asarray(total_memory(self.states, self.activations, self.workspace).argmax(axis=0))
+        return np.asarray(total_stage_memory(self.states, self.activations, self.workspace).argmax(axis=0))
 
 
 @dataclass(frozen=True)
-class StepArrays:
+class StepPredictions:
     """Predicted step times of a batch of C configurations, shape (C,) [s]; other results are computed when read."""
 
     batch: ConfigurationBatch
@@ -115,7 +127,7 @@ class StepArrays:
         return _busiest_stage(self.batch)
 
 
-def predict_steps(batch: ConfigurationBatch) -> StepArrays:
+def predict_steps(batch: ConfigurationBatch) -> StepPredictions:
     """Predict the time of one training step of every configuration in a batch.
 
     Parameters
@@ -125,14 +137,14 @@ def predict_steps(batch: ConfigurationBatch) -> StepArrays:
 
     Returns
     -------
-    StepArrays
+    StepPredictions
         Step times [s]; memory and breakdown are computed when they are read.
     """
     worked = np.maximum(_time_without_waits(batch), batch.input_arrival_time)
-    return StepArrays(batch, worked + straggler_wait(batch))
+    return StepPredictions(batch, worked + straggler_wait_time(batch))
 
 
-def straggler_wait(batch: ConfigurationBatch) -> Array:
+def straggler_wait_time(batch: ConfigurationBatch) -> Array:
     """Return the time for which synchronous ranks wait for the slowest rank in a step.
 
     All replicas and stages wait for one another. Computation varies between ranks, collectives do not. Other
@@ -149,12 +161,12 @@ def straggler_wait(batch: ConfigurationBatch) -> Array:
         Times [s].
     """
     run, layouts = batch.backend.run, batch.layouts
-    noise = Noise.of(run, batch.backend.software, np.array(layouts.local_batches, dtype=np.float64))
+    noise = StepTimeNoise.from_run(run, batch.backend.software, np.array(layouts.local_batches, dtype=np.float64))
     if not (noise.has_noise and batch.has_backward and run.exchange.consistency == "bsp"):
         return np.zeros(len(batch))
-    share = waiting_share(layouts.replicas * batch.assignment.stages, noise.independent, noise.persistent)
+    share = straggler_wait_share(layouts.replicas * batch.assignment.stages, noise.independent, noise.persistent)
     arithmetic, moving, launch = _kernel_parts(batch, _busiest_stage(batch))
-    return batch.expand_to_cases(share) * (arithmetic + moving + launch)
+    return batch.expand_to_configurations(share) * (arithmetic + moving + launch)
 
 
 def _time_without_waits(batch: ConfigurationBatch) -> Array:
@@ -166,9 +178,9 @@ def _time_without_waits(batch: ConfigurationBatch) -> Array:
 
 def _compute_and_communication_time(batch: ConfigurationBatch) -> Array:
     if batch.assignment.stages > 1:
-        seconds = stage_end_times(batch) + time_after_passes(batch, stage_passes(batch))
+        seconds = stage_end_times(batch) + time_after_passes(batch, stage_pass_times(batch))
         return np.asarray(seconds.max(axis=0))
-    return np.asarray(stream_seconds(batch).end + time_after_streams(batch))
+    return np.asarray(stream_end_times(batch).end + time_after_last_bucket(batch))
 
 
 # breakdown
@@ -178,7 +190,7 @@ def _busiest_stage(batch: ConfigurationBatch) -> Index:
     """Return the index of the stage whose passes take longest, the first of equal ones, shape (configurations,)."""
     if batch.assignment.stages == 1:
         return np.zeros(len(batch), dtype=np.intp)
-    passes = stage_passes(batch)
+    passes = stage_pass_times(batch)
     return np.asarray(np.argmax(passes.forward + passes.backward + passes.weight_gradients, axis=0))
 
 
@@ -200,9 +212,9 @@ def _parts(batch: ConfigurationBatch) -> dict[str, Array]:
     computing, worked = arithmetic + moving + launch + update, _time_without_waits(batch)
     if batch.assignment.stages == 1:
         state_gathers = np.asarray(
-            batch.expand_to_cases(after_backward_times(batch, summed=False).total_communication)[0]
+            batch.expand_to_configurations(after_backward_times(batch, summed=False).total_communication)[0]
         )
-        total = waited + hidden + stream_seconds(batch).communication_time + state_gathers
+        total = waited + hidden + stream_end_times(batch).communication_time + state_gathers
         exposed = np.where(total > 0, np.maximum(0.0, worked - computing), 0.0)  # without any it is a rounding error
         total, bubble = np.maximum(total, exposed), np.zeros_like(worked)  # contention counts, too
     else:
@@ -219,7 +231,7 @@ def _parts(batch: ConfigurationBatch) -> dict[str, Array]:
         "bubble": bubble,
         "optimizer": update,
         "input": np.maximum(0.0, batch.input_arrival_time - worked),
-        "stragglers": straggler_wait(batch),
+        "stragglers": straggler_wait_time(batch),
     }
 
 
@@ -249,14 +261,14 @@ def _communication_after_passes(batch: ConfigurationBatch, stage: Index) -> _Com
 
     This is the gradient exchange, the gathers of updated parameters, and the collectives of sharded parameters.
     """
-    after = time_after_passes(batch, stage_passes(batch)) - update_times(batch)
-    hidden = np.maximum(0.0, batch.expand_to_cases(after_backward_times(batch).total_communication) - after)
+    after = time_after_passes(batch, stage_pass_times(batch)) - update_times(batch)
+    hidden = np.maximum(0.0, batch.expand_to_configurations(after_backward_times(batch).total_communication) - after)
     if batch.scatters_every_pass:
         times, computed = batch.layer_times, batch.assignment.layers_per_microbatch
-        passes = stage_passes(batch)
+        passes = stage_pass_times(batch)
         plain = sum_per_stage(computed, times.iteration_time) + 2.0 * send_times(batch)
         waits = (passes.forward + passes.backward + passes.weight_gradients - plain) * batch.microbatches
-        beside = sharded_communication(batch) * batch.microbatches
+        beside = sharded_communication_time(batch) * batch.microbatches
         after, hidden = after + waits, hidden + np.maximum(0.0, beside - waits)
     exposed, hidden = (np.take_along_axis(each, stage[None], axis=0)[0] for each in (after, hidden))
     return _Communication(exposed, hidden)
@@ -291,15 +303,17 @@ def stage_memory(batch: ConfigurationBatch) -> StageMemory:
         kept.update_temporaries,
         kept.flat_gradient_copies,
     )
-    states = StateMemory(*(batch.expand_to_cases(np.broadcast_to(part, host_bytes.shape)[rows]) for part in parts))
+    states = StateMemory(
+        *(batch.expand_to_configurations(np.broadcast_to(part, host_bytes.shape)[rows]) for part in parts)
+    )
     activations, work = _activation_memory(batch)
     living = _live_microbatches(batch)
     offloaded = (sum_per_stage(assignment.layers_per_chunk, batch.layer_times.offloaded_bytes) * living).sum(axis=1)
     passing = (activations * living).sum(axis=1)
-    on_host = batch.expand_to_cases(host_bytes[rows]) + offloaded
+    on_host = batch.expand_to_configurations(host_bytes[rows]) + offloaded
     apart = np.minimum(passing + work + states.gathered_parameters, states.flat_gradient_copies)
     work = with_update_temporaries(work, states, passing)
-    return StageMemory(states, passing, work, batch.expand_to_cases(layouts.reserved_memory()), on_host, apart)
+    return StageMemory(states, passing, work, batch.expand_to_configurations(layouts.reserved_memory()), on_host, apart)
 
 
 def fullest_stage_memory(batch: ConfigurationBatch) -> Array:
@@ -322,11 +336,11 @@ def fullest_stage_memory(batch: ConfigurationBatch) -> Array:
         kept, _ = layouts.state_memory(
             kinds, batch.zero, assignment.stages, overlapped=batch.overlaps_gradient_exchange
         )
-        lasting = total_memory(kept, np.zeros(1), layouts.reserved_memory())
+        lasting = total_stage_memory(kept, np.zeros(1), layouts.reserved_memory())
         return lasting, np.broadcast_to(kept.update_temporaries - kept.gathered_parameters, lasting.shape)
 
     states, update = (
-        batch.expand_to_cases(each[assignment.stage_kind])
+        batch.expand_to_configurations(each[assignment.stage_kind])
         for each in layouts.cache.get_or_compute(
             ("bytes of states", batch.zero, batch.overlaps_gradient_exchange), state_bytes
         )
@@ -360,7 +374,7 @@ def _uncached_activation_memory(batch: ConfigurationBatch) -> tuple[Array, Array
     layouts, assignment, times = batch.layouts, batch.assignment, batch.layer_times
     several = layouts.zero_shard_ranks * assignment.replicas > 1
     sizes = layouts.bucket_memory(assignment.distinct_stages_and_chunks.stages)[assignment.stage_kind]
-    buckets = batch.expand_to_cases(np.where(several & batch.has_backward, sizes, 0.0))
+    buckets = batch.expand_to_configurations(np.where(several & batch.has_backward, sizes, 0.0))
     work = workspace_memory(assignment.layers_per_stage, times.workspace_bytes, times.recompute_bytes, 0.0) + buckets
     return sum_per_stage(assignment.layers_per_chunk, times.saved_bytes) + _sent_outputs(batch), work
 
@@ -408,16 +422,16 @@ def timed_program(program: Program, layout: Plan, backend: Backend) -> TimedProg
         Program with times by kernel and section, and its model chunks.
     """
     run, pieces = backend.run, layout.stages * layout.strategy.chunks
-    stages = _schedule_of(layout, backend).stages_of(layout.stages, layout.strategy.chunks)
+    stages = _schedule_of(layout, backend).chunk_stages(layout.stages, layout.strategy.chunks)
     program = program if run.forward_only else with_recompute_policy(program, run.recompute.policy)
     kernels, costs = _section_times(program, layout.mesh, backend)
 
-    sharded = layout.stages > 1 and layout.strategy.zero == 3 and layout.shards > 1
+    sharded = layout.stages > 1 and layout.strategy.zero == 3 and layout.zero_shards > 1
 
     def weights(policies: RecomputePolicies) -> Array:
         whole = tuple((index, section.repeat) for index, section in enumerate(program.sections))
         batch = _batch(program, [whole], costs, policies, layout, backend)
-        return iteration_seconds(batch.layer_times, batch.layouts, batch.cases.layout_index, sharded=sharded)[:, 0]
+        return layer_iteration_times(batch.layer_times, batch.layouts, batch.cases.layout_index, sharded=sharded)[:, 0]
 
     if not has_mixed_recompute(run):
         return TimedProgram(
@@ -426,16 +440,16 @@ def timed_program(program: Program, layout: Plan, backend: Backend) -> TimedProg
             kernels,
             costs,
         )
-    shares = policy_shares(program, run, pieces).items()
+    shares = recompute_policy_shares(program, run, pieces).items()
     mean = np.sum(
         [weights(RecomputePolicies.for_each_section(len(costs.repeat), how)) * share for how, share in shares], axis=0
     )
-    split = split_by_policy(program, backend.cut_into_stages(program, mean, stages), run)
+    split = split_by_recompute_policy(program, backend.cut_into_stages(program, mean, stages), run)
     kernels, costs = _section_times(split.program, layout.mesh, backend)
     return TimedProgram(split.program, split.model_chunks, kernels, costs)
 
 
-def single_batch(
+def single_configuration_batch(
     program: TimedProgram, layout: Plan, backend: Backend, arriving: InputPipeline | None
 ) -> ConfigurationBatch:
     """Wrap one configuration as a `ConfigurationBatch` of length one, the input of `predict_steps`.
@@ -487,11 +501,11 @@ def _batch(
     schedule, stages = _schedule_of(layout, backend), layout.stages if len(pieces) > 1 else 1
     sequence_parallel, local_batches = (layout.strategy.sequence_parallel,), (layout.local_batch,)
     layouts = Layouts(backend, (layout.mesh,), (program,), sequence_parallel, local_batches)
-    cases = LayoutCases(
+    cases = LayoutConfigurations(
         layouts, np.zeros(1, dtype=np.intp), np.array([float(layout.microbatches)]), layer_times(costs, policies)
     )
     kinds = DistinctStagesAndChunks(DistinctStages(), DistinctStages())
-    assignment = Assignment.from_schedule(
+    assignment = StageAssignment.from_schedule(
         pieces, schedule, stages, layout.strategy.chunks, program.tied_parameters, kinds
     )
     return ConfigurationBatch(cases, assignment, schedule, layout.strategy.zero, backend.overlaps_gradient_exchange)
@@ -506,7 +520,7 @@ def _section_times(program: Program, mesh: Mesh, backend: Backend) -> tuple[Kern
     column = KernelTimes(*(getattr(times, name)[:, None] for name in KernelTimes.__slots__))
     payloads = np.array([[transfer.payload_bytes] for _, transfer in enumerate_collectives(program)]).reshape(-1, 1)
     [transfers] = collective_times(backend.fabric, [(mesh, program)], [payloads])
-    sizes = [section_values(program, name)[:, None] for name in BYTE_FIELDS]
+    sizes = [section_field_values(program, name)[:, None] for name in MEMORY_FIELDS]
     return times, section_times(
         program, column, transfers, sizes, call=backend.collective_issue_time, waiting_power=backend.host_wait_exponent
     )

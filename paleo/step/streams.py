@@ -19,14 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.schedules.base import Numeric, PassTimes, distinct_values
-from paleo.step.exchange import (
+from paleo.step.gradient_exchange import (
     bucket_count,
-    exposed_gather_time,
     exposed_gradient_exchange_time,
+    exposed_parameter_gather_time,
     order_gradient_exchanges,
 )
-from paleo.step.memory import HOST_GRADIENT_SUM_BYTES, Assignment, host_update_time
-from paleo.step.section_times import LayerTimes, section_values, sum_per_stage, with_contention
+from paleo.step.memory import HOST_GRADIENT_SUM_BYTES, StageAssignment, host_update_time
+from paleo.step.section_times import LayerTimes, section_field_values, sum_per_stage, with_contention
 
 if TYPE_CHECKING:
     from paleo.lowering.program import Program, Section
@@ -148,16 +148,16 @@ def simulate_streams(
         Backward time of one layer of each section [s].
     gather : Array, shape (sections, ...), optional
         Time to gather the parameters of a section [s]; None without sharding.
-    buckets : sequence of Numeric, shape (iterations, ...)
+    buckets : sequence of FloatOrArray, shape (iterations, ...)
         Time of the gradient buckets sent after each iteration [s].
-    start : Numeric
+    start : FloatOrArray
         Time at which the compute stream is free [s].
     regather : Array, shape (sections, ...), optional
         Time of parameter gathers before the backward pass, if different [s].
 
     Returns
     -------
-    tuple[Numeric, Numeric]
+    tuple[FloatOrArray, FloatOrArray]
         (end of the compute stream, end of the network stream) [s].
     """
     again = gather if regather is None else regather
@@ -201,7 +201,7 @@ class _Cell(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class StreamSeconds:
+class StreamEndTimes:
     """Results of the simulated compute and network streams of each configuration, arrays of shape (cases,).
 
     ``end`` is when both have ended [s]. ``communication_time`` is the time of all collectives in the step [s].
@@ -214,13 +214,13 @@ class StreamSeconds:
 
 
 @dataclass(frozen=True, slots=True)
-class ContendedTimes:
+class ContendedLayerTimes:
     """Layer times of the last and of earlier microbatches, slowed down by overlapping collectives."""
 
     last_microbatch: LayerTimes
     earlier_microbatches: LayerTimes
 
-    def with_slowdown_share(self, free: LayerTimes, share: Array) -> ContendedTimes:
+    def with_slowdown_share(self, free: LayerTimes, share: Array) -> ContendedLayerTimes:
         """Return the layer times with only a share (0 to 1) of the slowdown by contention.
 
         Parameters
@@ -232,7 +232,7 @@ class ContendedTimes:
 
         Returns
         -------
-        ContendedTimes
+        ContendedLayerTimes
             Layer times with part of the slowdown [s].
         """
         parts = []
@@ -241,7 +241,7 @@ class ContendedTimes:
             parts.append(
                 replace(slowed, forward=forward, backward=free.backward + share * (slowed.backward - free.backward))
             )
-        return ContendedTimes(*parts)
+        return ContendedLayerTimes(*parts)
 
 
 def bucket_settings(batch: ConfigurationBatch, layout: int = 0) -> BucketSettings:
@@ -269,7 +269,7 @@ def bucket_settings(batch: ConfigurationBatch, layout: int = 0) -> BucketSetting
     )
 
 
-def stream_seconds(batch: ConfigurationBatch) -> StreamSeconds:
+def stream_end_times(batch: ConfigurationBatch) -> StreamEndTimes:
     """Simulate the compute and network streams of every configuration, for steps without a pipeline.
 
     Configurations whose layers run in the same order are computed together.
@@ -281,7 +281,7 @@ def stream_seconds(batch: ConfigurationBatch) -> StreamSeconds:
 
     Returns
     -------
-    StreamSeconds
+    StreamEndTimes
         Ends of the streams and time of collectives, arrays of shape (cases,) [s].
     """
     return batch.cache.get_or_compute(
@@ -289,12 +289,12 @@ def stream_seconds(batch: ConfigurationBatch) -> StreamSeconds:
     )
 
 
-def _stream_seconds(batch: ConfigurationBatch) -> StreamSeconds:
+def _stream_seconds(batch: ConfigurationBatch) -> StreamEndTimes:
     orders: dict[IterationOrderKey, list[tuple[int, IterationOrder]]] = {}
     for layout in distinct_values(batch.cases.layout_index):
         shape, order = _order(batch.layouts, layout, bucket_settings(batch, layout))
         orders.setdefault(shape, []).append((layout, order))
-    seconds = StreamSeconds(*np.zeros((3, len(batch))))
+    seconds = StreamEndTimes(*np.zeros((3, len(batch))))
     for members in orders.values():
         cases = np.flatnonzero(np.isin(batch.cases.layout_index, [layout for layout, _ in members]))
         walked = _stream_ends(batch, bucket_settings(batch), members, cases)
@@ -312,7 +312,7 @@ def _order(layouts: Layouts, layout: int, buckets: BucketSettings) -> tuple[Iter
             [(i.section, i.direction, i.layer_count, i.waits_for_gather, bool(i.buckets)) for i in order_]
         ), order_
 
-    return layouts.by_program.get_or_compute(("order", id(program), buckets), order)
+    return layouts.program_cache.get_or_compute(("order", id(program), buckets), order)
 
 
 def _stream_ends(
@@ -327,7 +327,7 @@ def _stream_ends(
     column = np.zeros(len(batch.layouts), dtype=np.intp)
     column[[layout for layout, _ in members]] = np.arange(len(members))
     member, order = column[batch.cases.layout_index[cases]], members[0][1]
-    seconds = bucket_seconds(batch, members)
+    seconds = gradient_bucket_times(batch, members)
     sent = [row[member] if row.any() else 0.0 for row in seconds]
     layout = batch.cases.layout_index[cases]
     gather = section_gather_times(batch.layouts)[:, layout] if buckets.shards_parameters else None
@@ -336,7 +336,7 @@ def _stream_ends(
     program = batch.layouts.programs[members[0][0]]
     plain = order if buckets.scatters_every_microbatch else layer_iterations(program, buckets, last=False)
 
-    def ends(times: ContendedTimes) -> Array:
+    def ends(times: ContendedLayerTimes) -> Array:
         last, earlier = times.last_microbatch, times.earlier_microbatches
         backward = last.backward_with_transfers + last.weight_gradients
         if buckets.scatters_every_microbatch:
@@ -350,10 +350,10 @@ def _stream_ends(
 
     travelling = seconds.sum(axis=0)[member] + _gathered(order, gather, again)
     limit = _time_without_overlap(batch, cases, travelling, scattered=buckets.scatters_every_microbatch)
-    times = contended_times(batch, cases)
+    times = contended_layer_times(batch, cases)
     end, share = ends(times), np.ones(len(cases))
     if np.any(end > limit):
-        free = ends(ContendedTimes(*(batch.layer_times.select_configurations(cases),) * 2))
+        free = ends(ContendedLayerTimes(*(batch.layer_times.select_configurations(cases),) * 2))
         over = (end > limit) & (end > free)
         share = np.clip(np.divide(limit - free, end - free, out=share, where=over), 0.0, 1.0)
         end = ends(times.with_slowdown_share(batch.layer_times.select_configurations(cases), share))
@@ -365,7 +365,7 @@ def _time_without_overlap(
 ) -> Array:
     """Return the step time without any overlap of computation and communication, an upper bound, (cases,) [s]."""
     times, count = batch.layer_times.select_configurations(cases), batch.microbatches[cases]
-    repeat = section_values(batch.layouts.programs[0], "repeat")
+    repeat = section_field_values(batch.layouts.programs[0], "repeat")
     computing = repeat @ (times.forward_with_transfers + times.backward_with_transfers + times.weight_gradients)
     return np.asarray(count * computing + travelling * (count if scattered else 1.0))
 
@@ -378,7 +378,7 @@ def _gathered(order: IterationOrder, gather: Array | None, again: Array | None) 
     return np.asarray(sum(passes[each.direction][each.section] for each in order if each.waits_for_gather))
 
 
-def contended_times(batch: ConfigurationBatch, cases: Index) -> ContendedTimes:
+def contended_layer_times(batch: ConfigurationBatch, cases: Index) -> ContendedLayerTimes:
     """Return the times of layers, slowed down by the collectives that overlap with them (contention).
 
     Parameters
@@ -390,14 +390,14 @@ def contended_times(batch: ConfigurationBatch, cases: Index) -> ContendedTimes:
 
     Returns
     -------
-    ContendedTimes
+    ContendedLayerTimes
         Layer times of the last microbatch and of earlier ones [s].
     """
     times, overlap = batch.layer_times.select_configurations(cases), batch.backend.software.overlap
     if (overlap.sharded and not overlap.contention) or not (
         batch.overlaps_gradient_exchange or batch.scatters_every_pass
     ):
-        return ContendedTimes(times, times)
+        return ContendedLayerTimes(times, times)
     layout = batch.cases.layout_index[cases]
     gathers = section_gather_times(batch.layouts)[:, layout] if batch.shards_parameters else np.zeros((1, 1))
     again = section_gather_times(batch.layouts, "again")[:, layout] if batch.shards_parameters else gathers
@@ -407,10 +407,10 @@ def contended_times(batch: ConfigurationBatch, cases: Index) -> ContendedTimes:
         else np.zeros((1, 1))
     )
     slower = with_contention(times, gathers, sums, overlap, again)
-    return ContendedTimes(slower, slower if batch.scatters_every_pass else times)
+    return ContendedLayerTimes(slower, slower if batch.scatters_every_pass else times)
 
 
-def bucket_seconds(batch: ConfigurationBatch, members: Sequence[tuple[int, IterationOrder]]) -> Array:
+def gradient_bucket_times(batch: ConfigurationBatch, members: Sequence[tuple[int, IterationOrder]]) -> Array:
     """Return the exchange time of the gradient buckets that are sent after each layer of the backward pass.
 
     Parameters
@@ -501,7 +501,9 @@ def _summed(layouts: Layouts, zero: int, cells: Sequence[_Cell], shape: tuple[in
     for operation, members in owed.items():
         owing = [cell.layout for cell, _, _ in members]
         groups = layouts.communication_groups(owing, [axes for _, axes, _ in members])
-        seconds = layouts.exchange_times(operation, owing, groups, np.array([payload for *_, payload in members]))
+        seconds = layouts.exchange_collective_times(
+            operation, owing, groups, np.array([payload for *_, payload in members])
+        )
         counts = [len(cell.rows) for cell, _, _ in members]
         places = [row * shape[1] + cell.column for cell, _, _ in members for row in cell.rows]
         np.add.at(table.reshape(-1), places, np.repeat(seconds, counts))
@@ -523,13 +525,13 @@ def section_gather_times(layouts: Layouts, content: Literal["all", "again"] = "a
     ndarray, shape (sections, layouts)
         Time [s].
     """
-    content = content if layouts.regathers else "all"
+    content = content if layouts.has_separate_backward_gathers else "all"
     return layouts.cache.get_or_compute(
-        ("section gathers", content), lambda: section_gather_traffic(layouts, content)[0]
+        ("section gathers", content), lambda: section_gather_times_and_bytes(layouts, content)[0]
     )
 
 
-def section_gather_traffic(layouts: Layouts, content: Literal["all", "again"] = "all") -> Array:
+def section_gather_times_and_bytes(layouts: Layouts, content: Literal["all", "again"] = "all") -> Array:
     """Return time and bytes of the ZeRO-3 parameter all-gather of one layer of each section (run of equal layers).
 
     Parameters
@@ -551,7 +553,7 @@ def section_gather_traffic(layouts: Layouts, content: Literal["all", "again"] = 
 
 #: Gradients that are summed after the last pass. ``none`` without a pipeline, where the streams sum them; ``tied`` if
 #: all others are scattered after every pass; ``all``.
-SummedGradients = Literal["none", "tied", "all"]
+GradientsSummedLate = Literal["none", "tied", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -574,7 +576,7 @@ class AfterBackwardTimes:
 
 
 def layout_times_after_backward(
-    layouts: Layouts, assignment: Assignment, zero: int, *, overlapped: bool, summed: SummedGradients = "all"
+    layouts: Layouts, assignment: StageAssignment, zero: int, *, overlapped: bool, summed: GradientsSummedLate = "all"
 ) -> AfterBackwardTimes:
     """Compute the times after the last backward pass: gradient sums, optimizer update, parameter gathers.
 
@@ -582,13 +584,13 @@ def layout_times_after_backward(
     ----------
     layouts : Layouts
         Parallel layouts.
-    assignment : Assignment
+    assignment : StageAssignment
         Assignment of layers to pipeline stages.
     zero : int
         ZeRO stage, 0 to 3.
     overlapped : bool
         True if gradient buckets are sent during the backward pass.
-    summed : SummedGradients, optional
+    summed : GradientsSummedLate, optional
         Gradients that are summed after the backward pass: ``all``, ``tied`` or ``none``.
 
     Returns
@@ -604,7 +606,7 @@ def layout_times_after_backward(
 
 
 def _uncached_after_backward(
-    layouts: Layouts, assignment: Assignment, zero: int, overlapped: bool, summed: SummedGradients
+    layouts: Layouts, assignment: StageAssignment, zero: int, overlapped: bool, summed: GradientsSummedLate
 ) -> AfterBackwardTimes:
     backend, kinds, rows = layouts.backend, assignment.distinct_stages_and_chunks.stages, assignment.stage_kind
     sizes = layouts.stage_parameter_counts(kinds, trained=True)[rows] * backend.formats.parameter_bytes
@@ -649,16 +651,16 @@ def time_after_passes(batch: ConfigurationBatch, passes: PassTimes, *, summed: b
     """
     # The same as `time_after_passes` without updates on the host.
     following, contention = after_backward_times(batch, summed=summed), batch.backend.software.overlap.contention
-    exposed = batch.expand_to_cases(following.always_exposed)
+    exposed = batch.expand_to_configurations(following.always_exposed)
     if batch.zero == 3 and batch.backend.compression is not None:  # gradients are coded with every microbatch
         kinds, rows = batch.assignment.distinct_stages_and_chunks.stages, batch.assignment.stage_kind
-        exposed = exposed + batch.expand_to_cases(batch.layouts.compression_times(kinds)[rows]) * (
+        exposed = exposed + batch.expand_to_configurations(batch.layouts.compression_times(kinds)[rows]) * (
             batch.microbatches - 1.0
         )
     if following.parameter_gathers.any():
         exposed += _exposed_overlapped_gathers(batch, following, passes)
     if contention >= 1.0:  # as in `exposed_sends`: overlap gains nothing
-        exposed += batch.expand_to_cases(following.gradient_sums.sum(axis=1))
+        exposed += batch.expand_to_configurations(following.gradient_sums.sum(axis=1))
     elif following.gradient_sums.any():
         # The gradient sums of a batch in the order of the schedule.
         key = "sends", batch.assignment.cache_key, min(batch.zero, 1) + (batch.zero == 3), batch.schedule.name
@@ -675,7 +677,7 @@ def time_after_passes(batch: ConfigurationBatch, passes: PassTimes, *, summed: b
     return exposed + _host_updates(batch) if batch.backend.offload.is_offloaded("optimizer") else exposed
 
 
-def time_after_streams(batch: ConfigurationBatch) -> Array:
+def time_after_last_bucket(batch: ConfigurationBatch) -> Array:
     """Return the time after the last gradient bucket (update and gathers), for steps without a pipeline.
 
     Parameters
@@ -695,13 +697,13 @@ def time_after_streams(batch: ConfigurationBatch) -> Array:
 def _exposed_overlapped_gathers(batch: ConfigurationBatch, following: AfterBackwardTimes, passes: PassTimes) -> Array:
     """Return the exposed part of parameter gathers that overlap with the next forward pass, (stages, cases) [s]."""
     gathers, buckets = (
-        batch.expand_to_cases(following.parameter_gathers),
-        batch.expand_to_cases(following.gather_bucket_count),
+        batch.expand_to_configurations(following.parameter_gathers),
+        batch.expand_to_configurations(following.gather_bucket_count),
     )
-    return exposed_gather_time(gathers, buckets, passes.forward, batch.backend.software.overlap.contention)
+    return exposed_parameter_gather_time(gathers, buckets, passes.forward, batch.backend.software.overlap.contention)
 
 
-def exposed_gathers(batch: ConfigurationBatch, passes: PassTimes) -> Array:
+def exposed_parameter_gather_times(batch: ConfigurationBatch, passes: PassTimes) -> Array:
     """Return the exposed time to gather updated parameters (ZeRO-1 and 2).
 
     Parameters
@@ -720,7 +722,7 @@ def exposed_gathers(batch: ConfigurationBatch, passes: PassTimes) -> Array:
         return np.zeros((batch.assignment.stages, len(batch)))
     if batch.overlaps_gradient_exchange and batch.backend.software.overlap.gather:
         return _exposed_overlapped_gathers(batch, after_backward_times(batch), passes)
-    return batch.expand_to_cases(batch.layouts.state_gather_times(batch.assignment))
+    return batch.expand_to_configurations(batch.layouts.state_gather_times(batch.assignment))
 
 
 def update_times(batch: ConfigurationBatch) -> Array:
@@ -739,7 +741,7 @@ def update_times(batch: ConfigurationBatch) -> Array:
     if batch.backend.offload.is_offloaded("optimizer"):
         return _host_updates(batch)
     kinds, rows = batch.assignment.distinct_stages_and_chunks.stages, batch.assignment.stage_kind
-    return batch.expand_to_cases(batch.layouts.update_times(kinds, sharded=batch.zero > 0)[rows])
+    return batch.expand_to_configurations(batch.layouts.update_times(kinds, sharded=batch.zero > 0)[rows])
 
 
 def _host_updates(batch: ConfigurationBatch) -> Array:
@@ -748,7 +750,7 @@ def _host_updates(batch: ConfigurationBatch) -> Array:
     if not layouts.has_backward:
         return np.zeros((assignment.stages, len(batch)))
     kinds, sharded, rows = assignment.distinct_stages_and_chunks.stages, batch.zero > 0, assignment.stage_kind
-    counts = batch.expand_to_cases(layouts.updated_elements(kinds, sharded=sharded)[rows])
+    counts = batch.expand_to_configurations(layouts.updated_elements(kinds, sharded=sharded)[rows])
     backward = sum_per_stage(
         assignment.layers_per_microbatch, batch.layer_times.backward_with_transfers + batch.layer_times.weight_gradients
     )
@@ -757,7 +759,7 @@ def _host_updates(batch: ConfigurationBatch) -> Array:
         "gradients"
     ):  # DeepSpeed's stage3.py: unscale_and_clip_grads
         update = update + 2.0 * HOST_GRADIENT_SUM_BYTES * counts / backend.offload.host_memory_rate
-    return update + batch.expand_to_cases(layouts.clipping_times(kinds, sharded=sharded)[rows])
+    return update + batch.expand_to_configurations(layouts.clipping_times(kinds, sharded=sharded)[rows])
 
 
 def after_backward_times(batch: ConfigurationBatch, *, summed: bool = True) -> AfterBackwardTimes:
@@ -778,7 +780,7 @@ def after_backward_times(batch: ConfigurationBatch, *, summed: bool = True) -> A
         Times by part, shape (stages, layouts) [s].
     """
     scattered = batch.scatters_every_pass and batch.assignment.stages > 1
-    how: SummedGradients = "none" if not summed else "tied" if scattered else "all"
+    how: GradientsSummedLate = "none" if not summed else "tied" if scattered else "all"
     return layout_times_after_backward(
         batch.layouts, batch.assignment, batch.zero, overlapped=batch.overlaps_gradient_exchange, summed=how
     )

@@ -4,7 +4,7 @@ Without a pipeline, gradient buckets are sent on a separate stream as soon as th
 may also exchange gradients after that pass. Sharded parameters are gathered before the section (run of equal layers)
 that needs them. All microbatches but the last are one task, as they are equal.
 
-Exposed collectives of layers are listed by name (`section_collectives`).
+Exposed collectives of layers are listed by name (`exposed_section_collectives`).
 """
 
 from __future__ import annotations
@@ -16,23 +16,30 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from paleo.lowering.policies import ModelChunk, kernel_runs
-from paleo.schedules.engine import ChunkPassTimes, Event, Task, Timeline, pipeline_events, simulate_tasks
-from paleo.step.pipeline import chunk_passes, chunk_send_times, stage_end_times, stage_passes
+from paleo.lowering.stages_and_recompute import ModelChunk, kernel_runs_per_microbatch
+from paleo.schedules.pipeline_simulation import (
+    ChunkPassTimes,
+    Task,
+    TaskEvent,
+    Timeline,
+    pipeline_events,
+    simulate_tasks,
+)
+from paleo.step.pipeline import chunk_pass_times, chunk_send_times, stage_end_times, stage_pass_times
 from paleo.step.section_times import LayerTimes, collective_times, enumerate_collectives
-from paleo.step.step import StepArrays, straggler_wait
+from paleo.step.step import StepPredictions, straggler_wait_time
 from paleo.step.streams import (
     Direction,
     LayerIteration,
-    bucket_seconds,
     bucket_settings,
-    contended_times,
-    exposed_gathers,
+    contended_layer_times,
+    exposed_parameter_gather_times,
+    gradient_bucket_times,
     layer_iterations,
-    section_gather_traffic,
-    stream_seconds,
+    section_gather_times_and_bytes,
+    stream_end_times,
+    time_after_last_bucket,
     time_after_passes,
-    time_after_streams,
     update_times,
 )
 
@@ -53,7 +60,9 @@ class _NamedCollective:
     bytes: float
 
 
-def section_collectives(batch: ConfigurationBatch, program: Program) -> list[dict[Direction, list[_NamedCollective]]]:
+def exposed_section_collectives(
+    batch: ConfigurationBatch, program: Program
+) -> list[dict[Direction, list[_NamedCollective]]]:
     """List the exposed collectives of one layer of each section (run of equal layers), by direction.
 
     The exposed time of a section is divided among its collectives in proportion to their times.
@@ -67,7 +76,7 @@ def section_collectives(batch: ConfigurationBatch, program: Program) -> list[dic
 
     Returns
     -------
-    list[dict[Direction, list[_NamedCollective]]]
+    list[dict[ConvolutionDirection, list[_NamedCollective]]]
         For each section the collectives of its forward and backward pass.
     """
     payloads = np.array([[each.payload_bytes] for _, each in enumerate_collectives(program)]).reshape(-1, 1)
@@ -109,13 +118,13 @@ def _exposed_collectives(
 
 def _chunk_collectives(batch: ConfigurationBatch, program: Program) -> list[list[dict[str, list[_NamedCollective]]]]:
     """List the exposed collectives of each pass of each chunk of each stage, by kind of pass (F, B, W)."""
-    by_section, assignment = section_collectives(batch, program), batch.assignment
+    by_section, assignment = exposed_section_collectives(batch, program), batch.assignment
     kinds: tuple[tuple[str, Direction], ...] = (("F", "forward"), ("B", "backward"))
     passes = [
         {kind: _of_piece(by_section, piece, direction) for kind, direction in kinds} | {"W": []}
         for piece in assignment.model_chunks
     ]
-    places = batch.schedule.model_chunks(assignment.stages, assignment.chunks_per_stage)
+    places = batch.schedule.stage_chunks(assignment.stages, assignment.chunks_per_stage)
     return [[passes[piece] for piece in pieces] for pieces in places]
 
 
@@ -131,7 +140,7 @@ def _of_piece(
 
 
 #: Names of the streams of a device.
-COMPUTE, NETWORK = "compute", "communication"
+COMPUTE_STREAM, COMMUNICATION_STREAM = "compute", "communication"
 _FIRST = np.zeros(1, dtype=np.intp)
 #: Kinds of tasks that overlap with computation.
 _OVERLAPPING = frozenset({"bucket", "gather"})
@@ -139,12 +148,12 @@ _OVERLAPPING = frozenset({"bucket", "gather"})
 _PASSES = (("forward",), ("again", "backward"), ("backward_weight",))
 
 
-def step_timeline(steps: StepArrays, program: Program, arriving: InputPipeline | None) -> Timeline:
+def step_timeline(steps: StepPredictions, program: Program, arriving: InputPipeline | None) -> Timeline:
     """Build the timeline of one step, with the arrival of the next training batch.
 
     Parameters
     ----------
-    steps : StepArrays
+    steps : StepPredictions
         Step times of a batch, of which the first configuration is used.
     program : Program
         Kernels and collectives of one rank.
@@ -161,12 +170,14 @@ def step_timeline(steps: StepArrays, program: Program, arriving: InputPipeline |
     events = list(line.events)
     if arriving is not None:
         seconds = float(arriving.batch_interval)
-        task = Task(f"next batch ({arriving.slowest})", "input", seconds, (), "input")
-        events.append(Event(task, 0.0, seconds))
-    waited = float(straggler_wait(batch)[0])
+        task = Task(f"next batch ({arriving.slowest_stage})", "input", seconds, (), "input")
+        events.append(TaskEvent(task, 0.0, seconds))
+    waited = float(straggler_wait_time(batch)[0])
     if waited > 0:
         end = max(event.end for event in events)
-        events.append(Event(Task("waits for the slowest rank", NETWORK, waited, (), "wait"), end, end + waited))
+        events.append(
+            TaskEvent(Task("waits for the slowest rank", COMMUNICATION_STREAM, waited, (), "wait"), end, end + waited)
+        )
     return Timeline(tuple(events))
 
 
@@ -196,12 +207,12 @@ _GATHERS: dict[Direction, Literal["all", "again"]] = {"forward": "all", "backwar
 def _streams(batch: ConfigurationBatch, program: Program) -> Timeline:
     """Build the timeline of a step without a pipeline, on a compute stream and a communication stream."""
     buckets = bucket_settings(batch)
-    times = contended_times(batch, _FIRST).with_slowdown_share(
-        batch.layer_times.select_configurations(_FIRST), stream_seconds(batch).contention_share[_FIRST]
+    times = contended_layer_times(batch, _FIRST).with_slowdown_share(
+        batch.layer_times.select_configurations(_FIRST), stream_end_times(batch).contention_share[_FIRST]
     )
     no_gather = (0.0, 0.0)
     gathers = {
-        direction: section_gather_traffic(batch.layouts, content)[:, :, 0].T.tolist()
+        direction: section_gather_times_and_bytes(batch.layouts, content)[:, :, 0].T.tolist()
         if buckets.shards_parameters
         else [no_gather] * len(program.sections)
         for direction, content in _GATHERS.items()
@@ -210,19 +221,21 @@ def _streams(batch: ConfigurationBatch, program: Program) -> Timeline:
     count, sent = int(batch.microbatches[0]), list[int]()
     for last in (False, True):
         order = layer_iterations(program, buckets, last=last)
-        seconds = bucket_seconds(batch, [(0, order)])[:, 0].tolist()
+        seconds = gradient_bucket_times(batch, [(0, order)])[:, 0].tolist()
         taken = times.last_microbatch if last else times.earlier_microbatches
-        microbatch_work = _Iterations(program, order, seconds, taken, gathers, section_collectives(batch, program))
+        microbatch_work = _Iterations(
+            program, order, seconds, taken, gathers, exposed_section_collectives(batch, program)
+        )
         if last:
             sent = _add_microbatch(tasks, microbatch_work)
         elif count > 1:
             earlier: list[Task] = []
             _add_microbatch(earlier, microbatch_work)
-            total = simulate_tasks(earlier).end * (count - 1)
-            tasks.append(Task(f"{count - 1} earlier microbatches", COMPUTE, total, (), "accumulate"))
-    update = float(time_after_streams(batch)[0])
+            total = simulate_tasks(earlier).end_time * (count - 1)
+            tasks.append(Task(f"{count - 1} earlier microbatches", COMPUTE_STREAM, total, (), "accumulate"))
+    update = float(time_after_last_bucket(batch)[0])
     if update > 0:
-        tasks.append(Task("update", COMPUTE, update, (*_last(tasks), *sent), "update"))
+        tasks.append(Task("update", COMPUTE_STREAM, update, (*_last(tasks), *sent), "update"))
     return simulate_tasks(tasks)
 
 
@@ -239,13 +252,15 @@ def _add_microbatch(tasks: list[Task], microbatch: _Iterations) -> list[int]:
         if iteration.waits_for_gather:
             latest = _last(tasks)
             gathering, moved = microbatch.gathers[iteration.direction][iteration.section]
-            tasks.append(Task(f"weights of {section.name}", NETWORK, gathering, issued, "gather", bytes=moved))
+            tasks.append(
+                Task(f"weights of {section.name}", COMMUNICATION_STREAM, gathering, issued, "gather", bytes=moved)
+            )
             awaited, issued = (len(tasks) - 1,), latest
         _add_iteration(tasks, microbatch, section, iteration, awaited)
         if iteration.buckets:
             size = sum(size for _, size in iteration.buckets)
             name = f"gradients over {' and '.join('+'.join(axes) for axes, _ in iteration.buckets)}"
-            tasks.append(Task(name, NETWORK, seconds, _last(tasks), "bucket", bytes=size))
+            tasks.append(Task(name, COMMUNICATION_STREAM, seconds, _last(tasks), "bucket", bytes=size))
             sent.append(len(tasks) - 1)
     return sent
 
@@ -266,11 +281,11 @@ def _add_iteration(
     flops, moved = (iteration.layer_count * work for work in _work(section, phases))
     before = (*_last(tasks), *awaited)
     tasks.append(
-        Task(section.name, COMPUTE, seconds * iteration.layer_count, before, iteration.direction, flops, moved)
+        Task(section.name, COMPUTE_STREAM, seconds * iteration.layer_count, before, iteration.direction, flops, moved)
     )
     for waited in microbatch.collectives[row][iteration.direction]:
         duration, size = waited.seconds * iteration.layer_count, waited.bytes * iteration.layer_count
-        tasks.append(Task(waited.name, COMPUTE, duration, _last(tasks), "transfer", bytes=size))
+        tasks.append(Task(waited.name, COMPUTE_STREAM, duration, _last(tasks), "transfer", bytes=size))
 
 
 def _work(section: Section, phases: Sequence[str]) -> tuple[float, float]:
@@ -279,7 +294,7 @@ def _work(section: Section, phases: Sequence[str]) -> tuple[float, float]:
     for counted in section.kernels:
         kernel = counted.kernel
         times = counted.repetitions * (
-            (kernel.phase in phases) + ("again" in phases) * (kernel_runs(section, counted) - 1)
+            (kernel.phase in phases) + ("again" in phases) * (kernel_runs_per_microbatch(section, counted) - 1)
         )
         flops, moved = flops + times * kernel.flops, moved + times * kernel.bytes
     return flops, moved
@@ -295,8 +310,8 @@ def _pipeline(batch: ConfigurationBatch, program: Program) -> Timeline:
     stage.
     """
     assignment, count = batch.assignment, int(batch.microbatches[0])
-    places = batch.schedule.model_chunks(assignment.stages, assignment.chunks_per_stage)
-    seconds, sent = chunk_passes(batch)[..., 0], chunk_send_times(batch)[..., 0]
+    places = batch.schedule.stage_chunks(assignment.stages, assignment.chunks_per_stage)
+    seconds, sent = chunk_pass_times(batch)[..., 0], chunk_send_times(batch)[..., 0]
     collectives = _chunk_collectives(batch, program)
     chunks = [
         [
@@ -306,17 +321,17 @@ def _pipeline(batch: ConfigurationBatch, program: Program) -> Timeline:
         for stage, pieces in enumerate(places)
     ]
     ends = stage_end_times(batch)[:, 0].tolist()
-    events: list[Event] = []
+    events: list[TaskEvent] = []
     for event in pipeline_events(batch.schedule.name, chunks, count, ends):
         stage, chunk = _place(event.task)
         events += _pass_events(event, float(sent[stage, chunk]), collectives[stage][chunk])
-    passes, update = stage_passes(batch), update_times(batch)
-    total, gathers = time_after_passes(batch, passes)[:, 0], exposed_gathers(batch, passes)[:, 0]
+    passes, update = stage_pass_times(batch), update_times(batch)
+    total, gathers = time_after_passes(batch, passes)[:, 0], exposed_parameter_gather_times(batch, passes)[:, 0]
     for name, after in {"exchange": total - update[:, 0] - gathers, "update": update[:, 0], "gather": gathers}.items():
         for stage, duration in enumerate(after.tolist()):
             if duration > 0:
                 task = Task(name, f"stage{stage}", duration, (), name)
-                events.append(Event(task, ends[stage], ends[stage] + duration))
+                events.append(TaskEvent(task, ends[stage], ends[stage] + duration))
                 ends[stage] += duration
     return Timeline(tuple(events))
 
@@ -330,16 +345,16 @@ def _place(task: Task) -> tuple[int, int]:
     return int(task.resource.removeprefix("stage")), int(chunk) if chunk else 0
 
 
-def _pass_events(event: Event, send: float, collectives: dict[str, list[_NamedCollective]]) -> Iterator[Event]:
+def _pass_events(event: TaskEvent, send: float, collectives: dict[str, list[_NamedCollective]]) -> Iterator[TaskEvent]:
     """Yield the events of one pipeline pass: the pass, the send at its end, and its exposed collectives."""
     task = event.task
     if task.kind not in collectives:
         yield event
         return
     until = event.end - (send if task.kind in ("F", "B") else 0.0)
-    yield Event(replace(task, duration=until - event.start), event.start, until)
+    yield TaskEvent(replace(task, duration=until - event.start), event.start, until)
     if until < event.end:
-        yield Event(Task(f"send {task.name}", task.resource, send, (), "send"), until, event.end)
+        yield TaskEvent(Task(f"send {task.name}", task.resource, send, (), "send"), until, event.end)
     start = until - sum(each.seconds for each in collectives[task.kind])
     for collective in collectives[task.kind]:
         named = Task(
@@ -350,7 +365,7 @@ def _pass_events(event: Event, send: float, collectives: dict[str, list[_NamedCo
             "transfer",
             bytes=collective.bytes,
         )
-        yield Event(named, start, start + collective.seconds)
+        yield TaskEvent(named, start, start + collective.seconds)
         start += collective.seconds
 
 

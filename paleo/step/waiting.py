@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from paleo.step.memory import host_link_rate, host_property
+from paleo.step.memory import host_link_rate, required_host_property
 
 if TYPE_CHECKING:
     from paleo.network.graph import Graph
@@ -43,7 +43,7 @@ def normal_quantile(probability: Numeric) -> Array:
 
     Parameters
     ----------
-    probability : Numeric
+    probability : FloatOrArray
         Probability, 0 to 1.
 
     Returns
@@ -53,7 +53,7 @@ def normal_quantile(probability: Numeric) -> Array:
 
     References
     ----------
-    Wichura, Algorithm AS 241, Applied Statistics 37, 1988.
+    Wichura, CollectiveAlgorithm AS 241, Applied Statistics 37, 1988.
 
     Examples
     --------
@@ -80,7 +80,7 @@ def expected_normal_maximum(ranks: Numeric) -> Array:
 
     Parameters
     ----------
-    ranks : Numeric
+    ranks : FloatOrArray
         Number of ranks, 1 or more.
 
     Returns
@@ -101,7 +101,7 @@ def expected_normal_maximum(ranks: Numeric) -> Array:
     return np.where(n > 1.0, normal_quantile((n - 0.375) / (n + 0.25)), 0.0)
 
 
-def waiting_share(ranks: Numeric, independent: Numeric, persistent: Numeric = 0.0) -> Array:
+def straggler_wait_share(ranks: Numeric, independent: Numeric, persistent: Numeric = 0.0) -> Array:
     """Compute how long a step waits for its slowest rank, as a share of a rank's mean step.
 
     For equal ranks the share is e_n √(persistent² + independent²), with e_n from `expected_normal_maximum`. For noise
@@ -110,11 +110,11 @@ def waiting_share(ranks: Numeric, independent: Numeric, persistent: Numeric = 0.
 
     Parameters
     ----------
-    ranks : Numeric
+    ranks : FloatOrArray
         Ranks that wait for one another.
-    independent : Numeric
+    independent : FloatOrArray
         Standard deviation of noise that differs in every step, as a share of the mean.
-    persistent : Numeric, optional
+    persistent : FloatOrArray, optional
         Standard deviation of noise that stays with a rank, as a share of the mean.
 
     Returns
@@ -124,7 +124,7 @@ def waiting_share(ranks: Numeric, independent: Numeric, persistent: Numeric = 0.
 
     Examples
     --------
-    >>> round(float(waiting_share(8.0, 0.1)), 4)
+    >>> round(float(straggler_wait_share(8.0, 0.1)), 4)
     0.1434
     """
     noise = np.hypot(independent, persistent)
@@ -135,7 +135,7 @@ def waiting_share(ranks: Numeric, independent: Numeric, persistent: Numeric = 0.
 
 
 @dataclass(frozen=True, slots=True)
-class Noise:
+class StepTimeNoise:
     """Variation of step times between ranks, as standard deviations relative to the mean step time [-].
 
     ``independent`` noise differs in every step; ``persistent`` noise stays with a rank.
@@ -145,7 +145,7 @@ class Noise:
     persistent: float
 
     @classmethod
-    def of(cls, run: Run, software: SoftwareProfile, local_batch: Numeric) -> Noise:
+    def from_run(cls, run: Run, software: SoftwareProfile, local_batch: Numeric) -> StepTimeNoise:
         """Combine the noise of step times from the options of a run and from its software.
 
         Lengths of sequences vary by sample and average over the samples of a rank.
@@ -156,12 +156,12 @@ class Noise:
             Options of the run.
         software : SoftwareProfile
             Software profile.
-        local_batch : Numeric
+        local_batch : FloatOrArray
             Samples of a rank.
 
         Returns
         -------
-        Noise
+        StepTimeNoise
             Noise as shares of the mean step.
         """
         lengths = averaged_noise(run.variation.lengths, local_batch)
@@ -173,7 +173,7 @@ class Noise:
         return bool(self.persistent or self.independent.any())
 
 
-def describe_unmodelled_wait(run: Run, software: SoftwareProfile, ranks: float, working: float) -> str:
+def describe_unmodelled_straggler_wait(run: Run, software: SoftwareProfile, ranks: float, working: float) -> str:
     """Describe the waits for stragglers that a prediction without noise leaves out, as a sentence for reports.
 
     Parameters
@@ -193,11 +193,16 @@ def describe_unmodelled_wait(run: Run, software: SoftwareProfile, ranks: float, 
         A sentence with the wait of ranks as unequal as those of traced jobs; empty if noise is set, or for a single
         rank.
     """
-    if run.forward_only or ranks <= 1 or run.exchange.consistency != "bsp" or Noise.of(run, software, 1.0).has_noise:
+    if (
+        run.forward_only
+        or ranks <= 1
+        or run.exchange.consistency != "bsp"
+        or StepTimeNoise.from_run(run, software, 1.0).has_noise
+    ):
         return ""
-    from paleo.specs.run import TRACED_NOISE
+    from paleo.specs.run import TRACED_STEP_TIME_JITTER
 
-    share = float(waiting_share(ranks, *TRACED_NOISE)) * working
+    share = float(straggler_wait_share(ranks, *TRACED_STEP_TIME_JITTER)) * working
     return f"stragglers: as unequal as in traced jobs (--jitter traces) ranks wait {share:.1%} of the step"
 
 
@@ -206,9 +211,9 @@ def averaged_noise(noise: Numeric, draws: Numeric) -> Array:
 
     Parameters
     ----------
-    noise : Numeric
+    noise : FloatOrArray
         Standard deviation of one pass, as a share of its mean.
-    draws : Numeric
+    draws : FloatOrArray
         Number of passes n, such as microbatches or local steps.
 
     Returns
@@ -219,7 +224,7 @@ def averaged_noise(noise: Numeric, draws: Numeric) -> Array:
     return np.asarray(noise / np.sqrt(draws))
 
 
-def expected_slowest_time(means: Sequence[float], independent: float) -> float:
+def expected_slowest_rank_time(means: Sequence[float], independent: float) -> float:
     """Compute the expected time of a synchronous step whose ranks differ in their mean step times.
 
     Ranks are ordered by their means. For every k the slowest k ranks, with noise around their common mean, give a lower
@@ -239,12 +244,12 @@ def expected_slowest_time(means: Sequence[float], independent: float) -> float:
 
     Examples
     --------
-    >>> round(expected_slowest_time([1.0] * 7 + [1.5], 0.02), 3)  # one slow rank decides
+    >>> round(expected_slowest_rank_time([1.0] * 7 + [1.5], 0.02), 3)  # one slow rank decides
     1.5
     """
     ordered = np.sort(np.asarray(means, dtype=np.float64))[::-1]
     counts = np.arange(1.0, len(ordered) + 1.0)
-    bounds = (np.cumsum(ordered) / counts) * (1.0 + waiting_share(counts, independent))
+    bounds = (np.cumsum(ordered) / counts) * (1.0 + straggler_wait_share(counts, independent))
     return float(bounds.max())
 
 
@@ -265,7 +270,7 @@ class InputPipeline:
         return np.maximum(np.maximum(self.storage, self.decode), self.copy)
 
     @property
-    def slowest(self) -> str:
+    def slowest_stage(self) -> str:
         """Name of the slowest stage of the input pipeline."""
         names = {"storage": self.storage, "decoding": self.decode, "copies to the device": self.copy}
         return max(names, key=lambda name: float(names[name]))
@@ -296,9 +301,9 @@ def input_pipeline(
         Bytes of a sample in the format of the copy.
     gpus : int
         Number of devices of the run.
-    replica : Numeric
+    replica : FloatOrArray
         Ranks of one model replica.
-    local_batch : Numeric
+    local_batch : FloatOrArray
         Number of samples of one replica.
     link : float, optional
         Rate of the link to the host [byte/s]; by default the usual share of the slot.
@@ -317,10 +322,10 @@ def input_pipeline(
     samples = np.asarray(local_batch) * np.maximum(devices / np.asarray(replica), 1.0)
     storage, decode = 0.0 * samples, 0.0 * samples
     if stages.sample is not None:
-        rate = stages.storage or host_property(system, "storage_bandwidth", ", or input.storage")
+        rate = stages.storage or required_host_property(system, "storage_bandwidth", ", or input.storage")
         storage = samples * stages.sample / rate
     if stages.decode > 0:
-        cores = stages.cores or host_property(system, "cores", ", or input.cores") / system.devices_per_node
+        cores = stages.cores or required_host_property(system, "cores", ", or input.cores") / system.devices_per_node
         decode = samples * stages.decode / (cores * devices)
     copied = sample_bytes if stages.copied is None else stages.copied
     return InputPipeline(storage, decode, np.asarray(local_batch) * copied / (link or host_link_rate(system)))
@@ -328,7 +333,7 @@ def input_pipeline(
 
 #: Stored bytes of a photograph (ImageNet-1k: 140 GB in 1.28 million JPEG files), and the least side in pixels of a
 #: three-channel image that counts as a photograph.
-PHOTOGRAPH, LEAST_SIDE = 110_000.0, 128
+PHOTOGRAPH_BYTES, MIN_PHOTOGRAPH_SIDE = 110_000.0, 128
 
 
 def default_input_options(run: Run, graph: Graph, system: System, decode: float, gpus: int) -> InputOptions | None:
@@ -359,20 +364,20 @@ def default_input_options(run: Run, graph: Graph, system: System, decode: float,
     if not decode or host is None or host.cores is None or not any(map(_photograph, graph.inputs.values())):
         return None
     cores = host.cores / min(gpus, system.devices_per_node)
-    stored = PHOTOGRAPH if host.storage_bandwidth else None
+    stored = PHOTOGRAPH_BYTES if host.storage_bandwidth else None
     return run.photo_input_options(sample=stored, decode=decode, cores=cores)
 
 
 def _photograph(tensor: Tensor) -> bool:
     pixels = tensor.dims[1:] == ("channels", "height", "width") and tensor.sizes[1] == 3
-    return pixels and min(tensor.sizes[2:]) >= LEAST_SIDE
+    return pixels and min(tensor.sizes[2:]) >= MIN_PHOTOGRAPH_SIDE
 
 
 #: Bytes of an input's numbers as loaders provide them: int64 for indices, fp32 otherwise.
 _WIDTH = {"index": 8.0}
 
 
-def sample_bytes(graph: Graph) -> float:
+def input_sample_bytes(graph: Graph) -> float:
     """Return the bytes of one input sample as copied to the device.
 
     Parameters

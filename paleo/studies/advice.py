@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paleo.errors import PaleoError, PlanError
-from paleo.lowering.policies import RECOMPUTE_POLICIES, has_mixed_recompute
+from paleo.lowering.stages_and_recompute import RECOMPUTE_POLICIES, has_mixed_recompute
 from paleo.predict import Prediction, predict
 from paleo.specs.run import replace_fields
 
@@ -91,9 +91,9 @@ def _recomputations(prediction: Prediction) -> Iterator[_Change]:
         return
     for more in RECOMPUTE_POLICIES[RECOMPUTE_POLICIES.index(prediction.run.recompute.policy) + 1 : -1]:
         yield {"recompute": more}
-    from paleo.search.partial_recompute import fit_with_fewest_layers
+    from paleo.search.partial_recompute import fit_by_partial_recompute
 
-    partial = fit_with_fewest_layers(prediction)
+    partial = fit_by_partial_recompute(prediction)
     if partial is not None:
         yield {"recompute": "full", "recompute_layers": partial.run.recompute.layers}
     yield {"recompute": "full"}
@@ -112,7 +112,7 @@ def _strategies(prediction: Prediction, axis: str) -> Iterator[_Change]:
     if plan.strategy.preset != "dp":
         return
     if axis == "zero":
-        stages = range(plan.strategy.zero + 1, 4) if plan.shards > 1 else range(0)
+        stages = range(plan.strategy.zero + 1, 4) if plan.zero_shards > 1 else range(0)
         for stage in stages:
             yield {"zero": stage}
         return

@@ -25,10 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import PaleoError, SpecError
-from paleo.parallel.placement import without_replicas
+from paleo.parallel.placement import without_data_parallel_degree
 from paleo.predict import Prediction, predict
 from paleo.specs.software import load_software
-from paleo.studies.collective import CollectiveStudy, collective
+from paleo.studies.collective import CollectiveStudy, compare_algorithms
 from paleo.studies.what_if import HARDWARE_SCALERS
 from paleo.units import MEBIBYTE, with_noun
 
@@ -92,9 +92,9 @@ class TrainingLogAudit:
     """
 
     log: TrainingLog
-    expected: Prediction
-    measured: _Evidence
-    predicted: _Evidence
+    expected_prediction: Prediction
+    measured_quantities: _Evidence
+    predicted_quantities: _Evidence
     faults: tuple[_Fault, ...]
     measured_step_time_ratio: float
     relative_step_deviation: float
@@ -104,10 +104,14 @@ class TrainingLogAudit:
     @property
     def outlying_quantities(self) -> tuple[str, ...]:
         """Names of logged quantities (step, memory, …) that differ from the prediction by more than its usual error."""
-        low, high = self.expected.interval
-        step = () if low <= self.measured["step"] <= high else ("step",)
-        others = [name for name in self.measured if name != "step"]
-        apart = (name for name in others if abs(_deviation(name, self.measured, self.predicted)) > _ASTRAY)
+        low, high = self.expected_prediction.interval
+        step = () if low <= self.measured_quantities["step"] <= high else ("step",)
+        others = [name for name in self.measured_quantities if name != "step"]
+        apart = (
+            name
+            for name in others
+            if abs(_deviation(name, self.measured_quantities, self.predicted_quantities)) > _ASTRAY
+        )
         return (*step, *apart)
 
     @property
@@ -118,21 +122,22 @@ class TrainingLogAudit:
 
     @property
     def explaining_prediction(self) -> Prediction:
-        return self.faults[0].prediction if self.faults else self.expected
+        return self.faults[0].prediction if self.faults else self.expected_prediction
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def assumptions(self) -> tuple[str, ...]:
         """Assumptions behind the audit, one sentence each, such as the batch of a log with tokens per second alone."""
-        plan, notes = self.expected.plan, list(self.log_irregularities)
+        plan, notes = self.expected_prediction.plan, list(self.log_irregularities)
         if all(record.seconds is None for record in self.log.steps):
-            size = f"{with_noun(plan.global_batch, 'sample')} of {self.expected.graph.tokens_per_sample:,.0f} tokens"
+            tokens = self.expected_prediction.graph.tokens_per_sample
+            size = f"{with_noun(plan.global_batch, 'sample')} of {tokens:,.0f} tokens"
             notes.append(f"the log states tokens a second alone: a step is taken to hold {size}, as stated or usual")
-        if not self.expected.memory.fits:
+        if not self.expected_prediction.memory.fits:
             notes.append("the predicted run does not fit into memory: its batch, splits or recomputation may be others")
         return tuple(notes)
 
     @property
-    def quantity_to_log(self) -> str | None:
+    def most_informative_unlogged_quantity(self) -> str | None:
         """Name of a quantity, missing from the log, that would best tell the two most likely faults apart.
 
         None if there are fewer than two faults, or no quantity helps.
@@ -142,7 +147,7 @@ class TrainingLogAudit:
         first, second = (fault.evidence for fault in self.faults[:2])
         apart = {
             name: abs(math.log(first[name] / second[name])) / _DEVIATION.get(name, _PART_DEVIATION)
-            for name in first.keys() & second.keys() - self.measured.keys()
+            for name in first.keys() & second.keys() - self.measured_quantities.keys()
             if first[name] > 0 and second[name] > 0
         }
         best = max(apart, key=lambda name: apart[name], default=None)
@@ -151,7 +156,9 @@ class TrainingLogAudit:
     @property
     def interval(self) -> tuple[float, float]:
         """Range that holds nine of ten logged step times [s]: the median, and 1.645 standard deviations each way."""
-        return _interval_around(self.measured["step"], 1.645 * max(self.relative_step_deviation, _DEVIATION["step"]))
+        return _interval_around(
+            self.measured_quantities["step"], 1.645 * max(self.relative_step_deviation, _DEVIATION["step"])
+        )
 
 
 def _interval_around(seconds: float, width: float) -> tuple[float, float]:
@@ -381,7 +388,7 @@ _HYPOTHESES: tuple[_Hypothesis, ...] = (
 )
 
 
-def audit(log: TrainingLog, expected: Prediction) -> TrainingLogAudit:
+def audit_training_log(log: TrainingLog, expected: Prediction) -> TrainingLogAudit:
     """Find the faults that explain a training log better than its prediction does.
 
     Parameters
@@ -411,8 +418,8 @@ def audit(log: TrainingLog, expected: Prediction) -> TrainingLogAudit:
     return TrainingLogAudit(
         log,
         expected,
-        measured=known,
-        predicted=plain,
+        measured_quantities=known,
+        predicted_quantities=plain,
         faults=tuple(faults),
         measured_step_time_ratio=ratio,
         relative_step_deviation=scatter,
@@ -446,7 +453,7 @@ def _beyond(
     observed = expected if fault is None else fault.prediction
     gpus = expected.plan.gpus * _RANKS_BEYOND
     batch = observed.plan.global_batch * _RANKS_BEYOND
-    strategy = without_replicas(observed.run.strategy)
+    strategy = without_data_parallel_degree(observed.run.strategy)
     more = {"gpus": gpus, "global_batch": batch, "batch": None, "strategy": strategy}
     try:
         larger = predict(observed.model, observed.system, observed.run.model_copy(update=more))
@@ -461,7 +468,7 @@ def _beyond(
 _SLOW, _LATE = 1.4, 2.0
 #: Payloads up to this tell the start; those of at least this, and of a quarter of the largest, the links [bytes].
 _SMALL, _LARGE, _NEAR_LARGEST = MEBIBYTE / 16.0, 16.0 * MEBIBYTE, 4.0
-ADVICE = {
+COLLECTIVE_FAULT_ADVICE = {
     "slow link": "a port that is down, a cable, TCP in place of RDMA (NCCL_DEBUG=INFO tells), other jobs, or fewer "
     "network cards than stated",
     "late start": "processes far from their cards (NUMA), power saving of the CPU, or a proxy thread without a core",
@@ -474,16 +481,16 @@ class CollectiveAudit:
     """Result of the comparison of an nccl-tests log with predicted collectives.
 
     ``small_payload_ratio`` and ``large_payload_ratio`` are medians of measured over predicted time for small and large
-    payloads, None without such payloads. ``faults`` maps a fault such as ``slow link`` to its ratio of times.
-    ``time_on_more_ranks`` is a larger number of ranks with the time of the largest payload there [s].
+    payloads, None without such payloads. ``fault_time_ratios`` maps a fault such as ``slow link`` to its ratio of
+    times. ``time_on_more_ranks`` is a larger number of ranks with the time of the largest payload there [s].
     """
 
     log: NcclTestsLog
     study: CollectiveStudy
-    predicted: tuple[float, ...]
+    predicted_times: tuple[float, ...]
     small_payload_ratio: float | None
     large_payload_ratio: float | None
-    faults: Mapping[str, float]
+    fault_time_ratios: Mapping[str, float]
     time_on_more_ranks: tuple[int, float] | None
 
     @property
@@ -494,7 +501,7 @@ class CollectiveAudit:
             return f"{subject}: the log is of {with_noun(self.log.ranks, 'rank')}; state --gpus {self.log.ranks}."
         if self.log.run_count > 1:
             return f"{subject}: the log holds {self.log.run_count} runs; state one alone."
-        if not self.faults:
+        if not self.fault_time_ratios:
             return f"{subject}: as predicted, nothing in this log says otherwise."
         words = {
             "slow link": "links carry {share:.0%} of what is predicted",
@@ -502,7 +509,8 @@ class CollectiveAudit:
             "faster than stated": "links carry {share:.0%} of what is predicted",
         }
         parts = [
-            f"{name}: {words[name].format(share=1.0 / factor, factor=factor)}" for name, factor in self.faults.items()
+            f"{name}: {words[name].format(share=1.0 / factor, factor=factor)}"
+            for name, factor in self.fault_time_ratios.items()
         ]
         return f"{subject}: {'; '.join(parts)}."
 
@@ -527,7 +535,7 @@ def audit_collectives(log: NcclTestsLog, operation: str, ranks: int, system: Sys
         Ratios of measured to predicted time, likely faults, and the time of the largest payload on `_RANKS_BEYOND` (8)
         times as many ranks.
     """
-    study = collective(operation, log.payloads[-1], ranks, system)
+    study = compare_algorithms(operation, log.payloads[-1], ranks, system)
     payloads, measured = np.asarray(log.payloads), np.asarray(log.seconds)
     predicted = _automatic_seconds(study, payloads)
     ratios = measured / predicted
@@ -560,7 +568,7 @@ def _on_more(study: CollectiveStudy, large: float | None) -> tuple[int, float] |
     """
     ranks = study.ranks * _RANKS_BEYOND
     try:
-        more = collective(study.operation, study.payload_bytes, ranks, study.system)
+        more = compare_algorithms(study.operation, study.payload_bytes, ranks, study.system)
     except PaleoError:
         return None
     return ranks, more.best.time * (large or 1.0)

@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.collectives.base import Algorithm, Array, algorithms_for
+from paleo.collectives.base import Array, CollectiveAlgorithm, algorithms_for
 from paleo.errors import PlanError, SpecError
 from paleo.pricing.calibration_lookup import constant_efficiencies
 from paleo.pricing.communication import (
     Crossover,
     Fabric,
     Nccl,
-    calibrated_families,
-    crossovers,
+    algorithm_crossovers,
+    collective_calibrations,
     describe_collective_calibration,
 )
 from paleo.pricing.communication import algorithm_times as policy_prices
 from paleo.pricing.links.alpha_beta import bus_factor
 from paleo.specs.calibration import load_user_calibration
-from paleo.specs.system import GroupLevel, System, as_system
-from paleo.step.exchange import gathered_elements_by_axes, gradient_elements_by_axes
-from paleo.step.interval import INTERVALS
+from paleo.specs.system import GroupLevel, System, resolve_system
+from paleo.step.gradient_exchange import gathered_elements_by_axes, gradient_elements_by_axes
+from paleo.step.interval import INTERVAL_CALIBRATION
 from paleo.step.section_times import collective_times, enumerate_collectives
 from paleo.units import Quantity
 
@@ -50,7 +50,7 @@ _BEYOND = 16.0
 
 
 @dataclass(frozen=True, slots=True)
-class AlgorithmRow:
+class AlgorithmTime:
     """Predicted time [s] and bandwidth [byte/s] of one collective algorithm, such as a ring or a tree.
 
     ``lower_bound_ratio`` is the time over the lower bound, and ``steps`` the number of consecutive messages.
@@ -77,12 +77,12 @@ class CollectiveStudy:
     payload_bytes: float
     ranks: int
     fabric: Fabric
-    spans: tuple[GroupLevel, ...]
+    group_levels: tuple[GroupLevel, ...]
     links: GroupLinks
-    rows: tuple[AlgorithmRow, ...]
+    rows: tuple[AlgorithmTime, ...]
     crossovers: tuple[Crossover, ...]
     lower_bound: float
-    calibration: str
+    calibration_text: str
 
     @property
     def system(self) -> System:
@@ -90,7 +90,7 @@ class CollectiveStudy:
         return self.fabric.system
 
     @property
-    def best(self) -> AlgorithmRow:
+    def best(self) -> AlgorithmTime:
         """Fastest algorithm that the library (such as NCCL) would choose; predictions of training steps use it."""
         return next(row for row in self.rows if row.chosen_by_library)
 
@@ -103,7 +103,7 @@ class CollectiveStudy:
         return "NCCL" if isinstance(self.fabric.collective_model, Nccl) else ""
 
     @property
-    def faster_unchosen(self) -> list[AlgorithmRow]:
+    def faster_unchosen_algorithms(self) -> list[AlgorithmTime]:
         """Algorithms faster than NCCL's choice: the fastest that NCCL has, and the fastest that NCCL lacks."""
         if not self.algorithm_selector:
             return []
@@ -129,7 +129,7 @@ class CollectiveStudy:
         return self.fabric.algorithm_times(self.operation, self.links, payload_bytes, names)
 
 
-def collective(
+def compare_algorithms(
     operation: str,
     payload_bytes: float | str,
     ranks: int,
@@ -170,12 +170,12 @@ def collective(
     operation, payload_bytes = str(operation).replace("-", "_"), _payload(payload_bytes)
     if not isinstance(ranks, Integral) or ranks < 2:
         raise SpecError(f"ranks {ranks!r:.80}: expected a whole number, 2 or more")
-    ranks, system = int(ranks), as_system(system)
+    ranks, system = int(ranks), resolve_system(system)
     if not system.levels:
         raise PlanError(f"system {system.name} is one device alone; {operation} over {ranks} ranks needs links")
     constant = constant_efficiencies(system.device.kind, calibration)
     measured = load_user_calibration(calibration) if constant is None and calibration != "auto" else None
-    if measured is not None and measured.subject == INTERVALS:
+    if measured is not None and measured.subject == INTERVAL_CALIBRATION:
         raise SpecError(
             f"--calibration {calibration}: holds intervals of whole steps; a collective needs a calibration "
             "of links, auto, ideal or ppp=…"
@@ -191,9 +191,10 @@ def collective(
     rows = _rows(operation, payload_bytes, links, fabric, bounds)
     best = next(row for row in rows if row.chosen_by_library)
     return CollectiveStudy(
-        operation, payload_bytes, ranks=ranks, fabric=fabric, spans=system.group(1, ranks), links=links, rows=rows,
+        operation, payload_bytes, ranks=ranks, fabric=fabric, group_levels=system.group_levels(1, ranks), links=links,
+        rows=rows,
         crossovers=_worthwhile(fabric, operation, links), lower_bound=bounds[best.in_network],
-        calibration=describe_collective_calibration(fabric, operation, links),
+        calibration_text=describe_collective_calibration(fabric, operation, links),
     )  # fmt: skip
 
 
@@ -209,7 +210,7 @@ def _payload(payload_bytes: object) -> float:
 
 def _rows(
     operation: str, payload_bytes: float, links: GroupLinks, fabric: Fabric, bounds: Mapping[bool, float]
-) -> tuple[AlgorithmRow, ...]:
+) -> tuple[AlgorithmTime, ...]:
     """Return time and bandwidth of every collective algorithm that the network can carry out, fastest first.
 
     Parameter servers are included, although a run uses them only on request.
@@ -234,7 +235,7 @@ def _rows(
 
 
 def _row(
-    algorithm: Algorithm,
+    algorithm: CollectiveAlgorithm,
     payload_bytes: float,
     seconds: float,
     factor: float,
@@ -242,10 +243,10 @@ def _row(
     bound: float,
     automatic: bool,
     candidate: bool,
-) -> AlgorithmRow:
+) -> AlgorithmTime:
     rate = payload_bytes / seconds if seconds > 0 else math.inf
     ratio = seconds / bound if bound > 0 else 1.0
-    return AlgorithmRow(
+    return AlgorithmTime(
         algorithm.name,
         seconds,
         algorithm_bandwidth=rate,
@@ -254,7 +255,7 @@ def _row(
         steps=steps,
         chosen_by_library=automatic,
         available_in_library=candidate,
-        in_network=algorithm.in_network,
+        in_network=algorithm.reduces_in_network,
     )
 
 
@@ -267,7 +268,7 @@ def _worthwhile(fabric: Fabric, operation: str, links: GroupLinks) -> tuple[Cros
     def prices(payload_bytes: Array, names: Sequence[str] | None = None, /) -> Mapping[str, Array]:
         return policy_prices(fabric.collective_model, operation, payload_bytes, links, names)
 
-    changes = crossovers(prices)
+    changes = algorithm_crossovers(prices)
     kept: list[Crossover] = []
     ends = [change.payload_bytes for change in changes[1:]]
     ends += [_BEYOND * change.payload_bytes for change in changes[-1:]]
@@ -289,7 +290,7 @@ class StepCollective:
     ``seconds`` is the time of one call without other traffic [s].
     """
 
-    content: str
+    data_kind: str
     operation: str
     axes: Axes
     ranks: int
@@ -315,7 +316,7 @@ def step_collectives(prediction: Prediction) -> list[StepCollective]:
     sent = [*_of_layers(prediction), *_over_replicas(prediction), *_between_stages(prediction)]
     same: dict[tuple[str, str, Axes, float], StepCollective] = {}
     for collective in sent:
-        key = collective.content, collective.operation, collective.axes, collective.payload_bytes
+        key = collective.data_kind, collective.operation, collective.axes, collective.payload_bytes
         calls = collective.calls + (same[key].calls if key in same else 0)
         same[key] = replace(collective, calls=calls)
     return sorted(same.values(), key=lambda each: -each.calls * each.seconds)
@@ -345,7 +346,7 @@ def _over_replicas(prediction: Prediction) -> Iterator[StepCollective]:
     if not batch.has_backward:
         return
     formats, kinds = batch.backend.formats, batch.assignment.distinct_stages_and_chunks.stages
-    holding = kinds.layer_and_copy_counts[batch.assignment.stage_kind[_busiest(prediction)]]
+    holding = kinds.layer_and_tied_copy_counts[batch.assignment.stage_kind[_busiest(prediction)]]
     passes = math.ceil(float(batch.microbatches[0]))
     sums = passes if batch.scatters_every_pass else 1
     sent: list[tuple[str, ExchangedTensors, dict[Axes, npt.NDArray[np.float64]], float, int]] = [
@@ -373,7 +374,9 @@ def _over_replicas(prediction: Prediction) -> Iterator[StepCollective]:
                 if over and part > 0:
                     pieces = max(calls, travelling[words])
                     size, groups = part * calls / pieces, batch.layouts.communication_groups([0], [over])
-                    seconds = float(batch.layouts.exchange_times(operation, [0], groups, np.array([size]))[0])
+                    seconds = float(
+                        batch.layouts.exchange_collective_times(operation, [0], groups, np.array([size]))[0]
+                    )
                     yield _step_collective(batch, words, operation, over, pieces, size, seconds)
 
 
@@ -418,11 +421,14 @@ def _time_source(fabric: Fabric, operation: str, links: GroupLinks) -> str:
     """Name the source of a collective's predicted time: a calibration file, or datasheets of links."""
     if fabric.constant_efficiencies is not None:
         return fabric.constant_efficiencies.name
-    inside, sources = len(links.levels) - links.fabric_levels, []
-    for family, entry in calibrated_families(fabric, operation, links).items():
+    inside, sources = len(links.levels) - links.inter_node_level_count, []
+    for family, entry in collective_calibrations(fabric, operation, links).items():
         between = family == "collective.fabric"
         levels = fabric.system.levels[inside : len(links.levels)] if between else fabric.system.levels[:inside]
         datasheet = f"datasheet ({', '.join(level.link.name for level in levels)})"
-        source_names = {"measured": f"measured ({entry.subject}.yaml)", "inherited": f"inherited ({entry.subject})"}
+        source_names = {
+            "measured": f"measured ({entry.source_name}.yaml)",
+            "inherited": f"inherited ({entry.source_name})",
+        }
         sources.append(source_names.get(entry.origin, datasheet))
     return ", ".join(dict.fromkeys(sources))

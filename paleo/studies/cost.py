@@ -22,9 +22,9 @@ from pydantic import Field
 
 from paleo.errors import SpecError
 from paleo.learning.laws import samples_to_target
-from paleo.lowering.policies import kernel_runs
+from paleo.lowering.stages_and_recompute import kernel_runs_per_microbatch
 from paleo.network.graph import build_graph
-from paleo.operations.tensor import precision
+from paleo.operations.tensor import default_precision
 from paleo.pricing.calibration_lookup import TIMING_METHODS, SourcedParameters, find_parameters
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.power import (
@@ -32,11 +32,11 @@ from paleo.pricing.power import (
     MIN_ARITHMETIC_POWER_SHARE,
     PICO,
     PowerParameters,
-    clock_under_limit,
-    relative_operand_energy,
+    power_limited_clock_share,
+    relative_flop_energy,
 )
 from paleo.specs.device import Price
-from paleo.specs.loading import Spec, build_validated, to_python_numbers
+from paleo.specs.loading import Spec, to_python_numbers, validate_mapping
 from paleo.specs.prices import (
     BilledDevices,
     RentalTerm,
@@ -165,7 +165,7 @@ def parse_tariff(
         "term": parse_rental_term(term),
         "years": None if buy is None else f"{buy * SECONDS_PER_YEAR} s",
     }
-    return build_validated(Tariff, {key: value for key, value in stated.items() if value is not None}, "options")
+    return validate_mapping(Tariff, {key: value for key, value in stated.items() if value is not None}, "options")
 
 
 def _prices_by_system(text: str) -> dict[str, str]:
@@ -237,7 +237,7 @@ class Power:
         excess = (self.uncapped_kernel_power - self.idle) / max(
             limit - self.idle, MIN_ARITHMETIC_POWER_SHARE * self.power_limit
         )
-        seconds = self.kernel_seconds / clock_under_limit(excess, least_voltage_clock)
+        seconds = self.kernel_seconds / power_limited_clock_share(excess, least_voltage_clock)
         return replace(
             self,
             kernel_seconds=seconds,
@@ -261,7 +261,7 @@ class Power:
         return replace(self, step_time=max(seconds, float(self.kernel_seconds.sum())))
 
 
-def power(prediction: Prediction, figures: PowerParameters | None = None) -> Power | None:
+def device_power(prediction: Prediction, figures: PowerParameters | None = None) -> Power | None:
     """Predict the power of one GPU over a training step, from the FLOP and bytes of its kernels.
 
     Parameters
@@ -328,13 +328,17 @@ def _energies(prediction: Prediction, figures: PowerParameters) -> Array:
     dtype, device = prediction.plan.dtype, prediction.system.device
     on_tensor_cores = dtype in device.tensor_dtypes and dtype != "fp32"
     family = (
-        f"gemm.{dtype}" if precision(dtype).quantises_operands else "gemm.tensor" if on_tensor_cores else _VECTOR_FAMILY
+        f"gemm.{dtype}"
+        if default_precision(dtype).quantises_operands
+        else "gemm.tensor"
+        if on_tensor_cores
+        else _VECTOR_FAMILY
     )
     flop, vector = (
         figures.arithmetic_energy_share * _calibrated(GemmParameters, device, name).parameters.training_energy_per_flop
         for name in (family, _VECTOR_FAMILY)
     )
-    wider = relative_operand_energy(dtype) if on_tensor_cores else 1.0
+    wider = relative_flop_energy(dtype) if on_tensor_cores else 1.0
     return np.array([flop * wider, vector, figures.dram_energy_per_byte]) * PICO
 
 
@@ -363,7 +367,7 @@ class _Kernels(NamedTuple):
 
 def _kernels(prediction: Prediction) -> _Kernels:
     counted = [
-        (each.kernel, each.repetitions * section.repeat * kernel_runs(section, each))
+        (each.kernel, each.repetitions * section.repeat * kernel_runs_per_microbatch(section, each))
         for section in prediction.program.sections
         for each in section.kernels
     ]
@@ -374,7 +378,7 @@ def _kernels(prediction: Prediction) -> _Kernels:
     return _Kernels(work.reshape(-1, 3).T, seconds_of_call, seconds_of_call * launches)
 
 
-def energy(prediction: Prediction, seconds: float, tariff: Tariff) -> float | None:
+def training_energy(prediction: Prediction, seconds: float, tariff: Tariff) -> float | None:
     """Return the energy of a run on all its GPUs, including hosts and cooling if the tariff has them.
 
     Parameters
@@ -391,7 +395,7 @@ def energy(prediction: Prediction, seconds: float, tariff: Tariff) -> float | No
     float, optional
         Energy [J]; None if the device file has no design power.
     """
-    watts = power(prediction)
+    watts = device_power(prediction)
     if watts is None:
         return None
     return seconds * (_watts_of_all(prediction, watts.average, tariff))
@@ -403,7 +407,7 @@ def _watts_of_all(prediction: Prediction, busy: float, tariff: Tariff) -> float:
     Active devices draw ``busy`` watts; the other devices of the billed nodes idle.
     """
     plan, devices = prediction.plan, billed_devices(prediction.system, prediction.plan.gpus).devices
-    watts = power(prediction)
+    watts = device_power(prediction)
     idle = (0.0 if watts is None else watts.idle) * (devices - plan.mesh.size)
     return (busy * plan.mesh.size + idle + (tariff.host_power or 0.0) * devices) * tariff.pue
 
@@ -414,7 +418,7 @@ JOULES_PER_KWH = KILO * HOUR
 
 
 @dataclass(frozen=True, slots=True)
-class TargetRequirement:
+class TrainingRequirement:
     """Samples and time [s] that a predicted run needs to reach its amount of training or target quality.
 
     ``interval`` is the 90 % interval of the time [s].
@@ -440,8 +444,8 @@ class TrainingAmount:
     """
 
     samples: float
-    text: str
-    requirement: Callable[[Prediction], TargetRequirement] | None = None
+    description: str
+    requirement: Callable[[Prediction], TrainingRequirement] | None = None
     batches: tuple[int, ...] = ()
     samples_log_deviation: float = 0.0
 
@@ -452,7 +456,7 @@ CountOrText = float | str
 MAX_TRAINING_AMOUNT = 2.0**53
 
 
-def amount_of_training(
+def convert_training_amount(
     model: ModelSpec,
     *,
     epochs: CountOrText | None = None,
@@ -514,7 +518,7 @@ def _number(name: str, value: CountOrText) -> float:
     raise SpecError(f"{name}: {value!r:.80}: expected a number, or a text such as 1M or 15T")
 
 
-def parse_amount(
+def parse_training_amount(
     model: ModelSpec,
     run: Run,
     *,
@@ -550,10 +554,12 @@ def parse_amount(
         If more than one is given, or a number is out of range.
     """
     tokens_of_sample = None if tokens is None else build_graph(model, batch=1, overrides=run.model).tokens_per_sample
-    return amount_of_training(model, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_of_sample)
+    return convert_training_amount(
+        model, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_of_sample
+    )
 
 
-def default_amount(model: ModelSpec) -> TrainingAmount:
+def default_training_amount(model: ModelSpec) -> TrainingAmount:
     """Return the amount of training if the user gives none: one epoch, or a million samples without a data set.
 
     Parameters
@@ -566,7 +572,7 @@ def default_amount(model: ModelSpec) -> TrainingAmount:
     TrainingAmount
         Number of samples with its description.
     """
-    epoch = amount_of_training(model, epochs=1) if model.dataset is not None else None
+    epoch = convert_training_amount(model, epochs=1) if model.dataset is not None else None
     return epoch or TrainingAmount(MEGA, "1 million samples")
 
 
@@ -576,8 +582,8 @@ class TrainingEstimate:
 
     ``energy`` is modelled from the work done (see ``paleo.studies.cost``), ``energy_at_design_power`` assumes every GPU
     at its design power all the time. ``interval`` holds the ends of the 90 % interval of ``time``; cost and energy
-    scale with it. ``gpus`` are used, ``billed`` are paid for. ``long_run`` describes failures, where they are counted;
-    all figures then include them.
+    scale with it. ``gpus`` are used, ``billed_devices`` are paid for. ``long_run`` describes failures, where they are
+    counted; all figures then include them.
     """
 
     amount: TrainingAmount
@@ -591,17 +597,17 @@ class TrainingEstimate:
     energy_at_design_power: float | None
     tariff: Tariff
     gpus: int
-    billed: BilledDevices
+    billed_devices: BilledDevices
     long_run: LongRun | None = None
     code_over_predicted_step_time: float = 1.0
     evaluation_seconds: float = 0.0
 
     @property
-    def billed_words(self) -> str:
+    def billed_devices_text(self) -> str:
         """Text on the whole nodes or racks that are paid for; empty if the run uses them fully."""
-        if self.billed.devices == self.gpus:
+        if self.billed_devices.devices == self.gpus:
             return ""
-        return f"{self.billed.devices} GPUs, as a {self.billed.machine_noun} is billed whole"
+        return f"{self.billed_devices.devices} GPUs, as a {self.billed_devices.machine_noun} is billed whole"
 
     @property
     def rent(self) -> float | None:
@@ -684,7 +690,7 @@ def estimate_training(
         rate *= 1.0 + spares / occupied_machines(prediction.system, plan.gpus)
     watts = prediction.system.device.tdp
     limit = None if watts is None else _watts_of_all(prediction, watts, terms) * seconds
-    joules = energy(prediction, seconds, terms)
+    joules = training_energy(prediction, seconds, terms)
     steps = math.ceil(needed.samples / plan.global_batch)
     return TrainingEstimate(
         amount,
@@ -698,14 +704,14 @@ def estimate_training(
         energy_at_design_power=limit,
         tariff=terms,
         long_run=failing,
-        billed=billed_devices(prediction.system, plan.gpus),
+        billed_devices=billed_devices(prediction.system, plan.gpus),
         gpus=plan.gpus,
         code_over_predicted_step_time=needed.code_over_predicted_step_time,
         evaluation_seconds=needed.evaluation_seconds,
     )
 
 
-def _need(prediction: Prediction, amount: TrainingAmount, critical_batch: float | None) -> TargetRequirement:
+def _need(prediction: Prediction, amount: TrainingAmount, critical_batch: float | None) -> TrainingRequirement:
     """Return samples and time that a run needs for a fixed amount of training, in whole steps, with the interval."""
     batch = prediction.plan.global_batch
     samples = float(samples_to_target(samples=amount.samples, global_batch=batch, critical_batch=critical_batch))
@@ -713,10 +719,10 @@ def _need(prediction: Prediction, amount: TrainingAmount, critical_batch: float 
     low, high = (end / prediction.step_time for end in prediction.interval)
     unsure = INTERVAL_DEVIATIONS * amount.samples_log_deviation
     ends = math.exp(-math.hypot(unsure, math.log(low))), math.exp(math.hypot(unsure, math.log(high)))
-    return TargetRequirement(samples, work, (work * ends[0], work * ends[1]))
+    return TrainingRequirement(samples, work, (work * ends[0], work * ends[1]))
 
 
-def require_amount(long_run: LongRunOptions | None, amount: TrainingAmount | None) -> LongRunOptions | None:
+def require_training_amount(long_run: LongRunOptions | None, amount: TrainingAmount | None) -> LongRunOptions | None:
     """Check that a run whose failures are counted has an amount of training; raise SpecError otherwise.
 
     Parameters

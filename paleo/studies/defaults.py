@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from paleo.errors import PaleoError
 from paleo.learning.laws import best_batch_tokens
 from paleo.network.graph import build_graph
-from paleo.parallel.abilities import framework_abilities, network_quantities
-from paleo.parallel.placement import without_replicas
+from paleo.parallel.framework_checks import framework_abilities, network_quantities
+from paleo.parallel.placement import without_data_parallel_degree
 from paleo.predict import MEMORY_HEADROOM_SHARE, predict
-from paleo.specs.run import Run, explicit_fields, replace_fields
-from paleo.specs.software import TPU_PROFILE, load_software
+from paleo.specs.run import Run, replace_fields, user_set_fields
+from paleo.specs.software import TPU_PROFILE_NAME, load_software
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -59,7 +59,7 @@ class RunWithDefaults:
         }
 
     @property
-    def choices_text(self) -> str:
+    def automatic_choices_text(self) -> str:
         """Message on the automatic choices of software and plan, with the options that change them; may be empty."""
         software = self.software_reason and f"software {self.run.software} ({self.software_reason})"
         strategy = self.strategy_reason and f"the plan ({self.strategy_reason})"
@@ -90,7 +90,7 @@ def usual_software(model: ModelSpec, system: System, run: Run) -> tuple[str, str
     device, language = system.device, _is_language_model(model, run)
     dtype = run.dtype or device.training_dtype
     if device.kind == "tpu":
-        return ("maxtext", "language models on TPUs") if language else (TPU_PROFILE, "compiled programs on TPUs")
+        return ("maxtext", "language models on TPUs") if language else (TPU_PROFILE_NAME, "compiled programs on TPUs")
     if not language:
         return Run.model_fields["software"].default, "networks that are no language models: data parallelism in PyTorch"
     if run.fine_tuning.lora is not None or run.fine_tuning.qlora or run.fine_tuning.freeze:
@@ -131,7 +131,7 @@ def leaves_plan_open(run: Run) -> bool:
     """
     if run.strategy == AUTO:
         return True
-    stated = {*run.model_fields_set, *explicit_fields(run)}
+    stated = {*run.model_fields_set, *user_set_fields(run)}
     return "strategy" not in stated and not stated & PLAN_FIELDS and run.gpus > 1
 
 
@@ -195,7 +195,7 @@ def leaves_software_and_plan_open(model: ModelSpec, run: Run) -> bool:
     return leaves_plan_open(run) and _is_language_model(model, run)
 
 
-def scaled_plan(model: ModelSpec, system: System, run: Run, counts: Sequence[int]) -> RunWithDefaults:
+def plan_for_scaling_curve(model: ModelSpec, system: System, run: Run, counts: Sequence[int]) -> RunWithDefaults:
     """Choose one parallel plan for a scaling curve: the best plan on the smallest GPU count where one fits in memory.
 
     Parameters
@@ -223,7 +223,10 @@ def scaled_plan(model: ModelSpec, system: System, run: Run, counts: Sequence[int
         choice = with_defaults(model, system, rescaled_run(run, gpus))
         step = predict(model, system, choice.run)
         if step.memory.fits:
-            update: dict[str, object] = {"strategy": without_replicas(choice.run.strategy), "pipeline.cut": None}
+            update: dict[str, object] = {
+                "strategy": without_data_parallel_degree(choice.run.strategy),
+                "pipeline.cut": None,
+            }
             if run.global_batch is None:
                 update["batch"] = step.plan.local_batch
             reason = f"{choice.strategy_reason} on {gpus} GPUs, then replicas"
@@ -293,7 +296,7 @@ def with_defaults(model: ModelSpec, system: System, run: Run) -> RunWithDefaults
     return RunWithDefaults(row.run, reason, f"{fits} of a bounded search")
 
 
-def with_one_software(model: ModelSpec, system: System, run: Run, most: int) -> tuple[Run, str]:
+def with_common_software(model: ModelSpec, system: System, run: Run, most: int) -> tuple[Run, str]:
     """Choose one software profile for all GPU counts of a comparison, if a run leaves software and plan open.
 
     Parameters
@@ -318,7 +321,7 @@ def with_one_software(model: ModelSpec, system: System, run: Run, most: int) -> 
     return run.model_copy(update={"software": software}), reason
 
 
-def with_usual_batch(model: ModelSpec, system: System, run: Run, gpus: int) -> Run:
+def with_fixed_global_batch(model: ModelSpec, system: System, run: Run, gpus: int) -> Run:
     """Set the global batch of a run and remove its batch per rank, so that all GPU counts train on the same batch.
 
     Parameters
@@ -340,7 +343,7 @@ def with_usual_batch(model: ModelSpec, system: System, run: Run, gpus: int) -> R
     batch = run.global_batch
     if batch is None:
         batch = predict(model, system, run.model_copy(update={"gpus": gpus, "strategy": "dp"})).plan.global_batch
-    fields = {path: value for path, value in explicit_fields(run).items() if path != "batch"}
+    fields = {path: value for path, value in user_set_fields(run).items() if path != "batch"}
     return Run(**fields | {"global_batch": batch})
 
 
@@ -368,17 +371,17 @@ def with_same_software(model: ModelSpec, system: System, run: Run) -> RunWithDef
 
 def _best(model: ModelSpec, system: System, run: Run) -> PlanRow | None:
     """Search the best plan of a run: search spaces widen until a plan has memory headroom, else the best one found."""
-    from paleo.search.plans import FIRST, plans_with_headroom, search
+    from paleo.search.plans import DEFAULT_PLAN_COUNT, plans_with_memory_headroom, search
     from paleo.search.tied_plans import simplest_plan
 
     rows: list[PlanRow] = []
     roomy = (1.0 - MEMORY_HEADROOM_SHARE) * system.device.memory.usable_bytes
     for space in _spaces(model, run):
         try:
-            result = search(model, system, run, space=space, top=FIRST)
+            result = search(model, system, run, space=space, top=DEFAULT_PLAN_COUNT)
         except PaleoError:
             continue
-        rows.append(simplest_plan(plans_with_headroom(result, system), system.device.memory.usable_bytes))
+        rows.append(simplest_plan(plans_with_memory_headroom(result, system), system.device.memory.usable_bytes))
         if rows[-1].memory <= roomy:
             return rows[-1]
     return min(
@@ -390,17 +393,17 @@ def _best(model: ModelSpec, system: System, run: Run) -> PlanRow | None:
 
 def _spaces(model: ModelSpec, run: Run) -> Iterator[SearchSpace]:
     """Yield search spaces of parallel plans, smallest first: what published recipes use, then all that is supported."""
-    from paleo.launch.commands import supported_space
+    from paleo.launch.commands import supported_search_space
     from paleo.search.space import LONG_SEQUENCE_TOKENS, SearchSpace
 
-    whole = supported_space(SearchSpace(), run.software)
+    whole = supported_search_space(SearchSpace(), run.software)
     facts = network_quantities(build_graph(model, batch=1, overrides=run.model))
     usual = load_software(run.software).parallelism.zero
     sharded = usual if usual and usual in whole.zero else max(whole.zero, default=0)
     degrees: Mapping[str, int] = {} if facts["seq"] >= 2 * LONG_SEQUENCE_TOKENS else {"cp": 1}
     small = replace(
         whole, degrees=degrees, microbatches=(1, 2, 4, 8, 16, 32), chunks=(1,), zero=(sharded,),
-        overlapped=load_software(run.software).overlap.gradients,
+        overlaps_gradient_exchange=load_software(run.software).overlap.gradients,
         schedules=tuple(name for name in ("1f1b",) if name in whole.schedules) or whole.schedules[:1],
         sequence_parallel=None if run.software in ("fsdp2", "deepspeed", "maxtext") else True,
     )  # fmt: skip

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from paleo.errors import CapacityError, SpecError, suggest_names
 from paleo.operations.base import configure_optimizer
 from paleo.operations.contraction import weight_matrix
-from paleo.operations.tensor import precision
+from paleo.operations.tensor import default_precision
 from paleo.specs.prices import occupied_machines, system_reliability
 from paleo.specs.system import Reliability
 from paleo.step.waiting import normal_quantile
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 Array = npt.NDArray[np.float64]
-Numeric = float | Array
+FloatOrArray = float | Array
 #: How a checkpoint reaches storage: training waits for all of it, for the copy to host memory, or for that alone while
 #: most failures are survived by the copy in memory.
 CheckpointMode = Literal["sync", "async", "memory"]
@@ -39,22 +39,22 @@ MEMORY_SURVIVAL_SHARE = 0.75
 
 
 def mean_time_between_failures(
-    *, nodes: Numeric, node_rate: Numeric, gpus: Numeric = 0.0, gpu_rate: Numeric = 0.0,
-    software_rate: Numeric = 0.0,
+    *, nodes: FloatOrArray, node_rate: FloatOrArray, gpus: FloatOrArray = 0.0, gpu_rate: FloatOrArray = 0.0,
+    software_rate: FloatOrArray = 0.0,
 ) -> Array:  # fmt: skip
     """Return the mean time between failures of a job [s]: 1 / (nodes · node_rate + gpus · gpu_rate + software_rate).
 
     Parameters
     ----------
-    nodes : Numeric
+    nodes : FloatOrArray
         Nodes of the job.
-    node_rate : Numeric
+    node_rate : FloatOrArray
         Failures of one node [1/s].
-    gpus : Numeric, optional
+    gpus : FloatOrArray, optional
         GPUs of the job.
-    gpu_rate : Numeric, optional
+    gpu_rate : FloatOrArray, optional
         Failures of one GPU [1/s].
-    software_rate : Numeric, optional
+    software_rate : FloatOrArray, optional
         Failures of the job's software [1/s].
 
     Returns
@@ -72,7 +72,9 @@ def mean_time_between_failures(
         return np.asarray(1.0 / np.asarray(total, dtype=np.float64))
 
 
-def goodput(*, interval: Numeric, save: Numeric, restart: Numeric, mtbf: Numeric, lag: Numeric = 0.0) -> Array:
+def goodput(
+    *, interval: FloatOrArray, save: FloatOrArray, restart: FloatOrArray, mtbf: FloatOrArray, lag: FloatOrArray = 0.0
+) -> Array:
     """Return the goodput of a run: the share of wall time that makes new steps, with checkpoints at a fixed interval.
 
     The goodput is interval / T, where T = M e^(R/M) (e^((interval + save)/M) − 1) is the expected wall time of one
@@ -80,15 +82,15 @@ def goodput(*, interval: Numeric, save: Numeric, restart: Numeric, mtbf: Numeric
 
     Parameters
     ----------
-    interval : Numeric
+    interval : FloatOrArray
         Work between checkpoints [s].
-    save : Numeric
+    save : FloatOrArray
         Time in which training stops for a checkpoint [s].
-    restart : Numeric
+    restart : FloatOrArray
         Time from a failure to the next new step [s].
-    mtbf : Numeric
+    mtbf : FloatOrArray
         Mean time M between failures [s].
-    lag : Numeric, optional
+    lag : FloatOrArray, optional
         Time until a checkpoint is durable [s]; a failure falls back that much further on average.
 
     Returns
@@ -111,16 +113,16 @@ def goodput(*, interval: Numeric, save: Numeric, restart: Numeric, mtbf: Numeric
         return np.asarray(np.where(np.isinf(m), work / (work + save), work / segment))
 
 
-def best_checkpoint_interval(*, save: Numeric, mtbf: Numeric) -> Array:
+def best_checkpoint_interval(*, save: FloatOrArray, mtbf: FloatOrArray) -> Array:
     """Return the checkpoint interval that maximises `goodput`, the share of wall time that makes new steps.
 
     The interval is τ = x M with e^(x + δ/M) (1 − x) = 1, solved by Newton's method from √(2 δ M).
 
     Parameters
     ----------
-    save : Numeric
+    save : FloatOrArray
         Time δ in which training stops for a checkpoint [s].
-    mtbf : Numeric
+    mtbf : FloatOrArray
         Mean time M between failures [s].
 
     Returns
@@ -154,9 +156,11 @@ _HOPELESS = 100.0
 
 
 def two_level_goodput(
-    *, memory_interval: Numeric, memory_save: Numeric, storage_interval: Numeric, storage_save: Numeric,
-    restart_memory: Numeric, restart_storage: Numeric, mtbf: Numeric, survived: float = MEMORY_SURVIVAL_SHARE,
-    lag: Numeric = 0.0,
+    *, memory_interval: FloatOrArray, memory_save: FloatOrArray, storage_interval: FloatOrArray,
+    storage_save: FloatOrArray,
+    restart_memory: FloatOrArray, restart_storage: FloatOrArray, mtbf: FloatOrArray,
+    survived: float = MEMORY_SURVIVAL_SHARE,
+    lag: FloatOrArray = 0.0,
 ) -> Array:  # fmt: skip
     """Return the goodput of a run with checkpoints at two levels, in host memory and in storage.
 
@@ -171,23 +175,23 @@ def two_level_goodput(
 
     Parameters
     ----------
-    memory_interval : Numeric
+    memory_interval : FloatOrArray
         Work between copies in host memory [s].
-    memory_save : Numeric
+    memory_save : FloatOrArray
         Time in which training stops for a copy in host memory [s].
-    storage_interval : Numeric
+    storage_interval : FloatOrArray
         Work between copies in storage [s].
-    storage_save : Numeric
+    storage_save : FloatOrArray
         Time in which training stops for a copy in storage [s].
-    restart_memory : Numeric
+    restart_memory : FloatOrArray
         Time of a restart from host memory [s].
-    restart_storage : Numeric
+    restart_storage : FloatOrArray
         Time of a restart from storage [s].
-    mtbf : Numeric
+    mtbf : FloatOrArray
         Mean time M between failures [s].
     survived : float, optional
         Share of failures that the copies in memory survive.
-    lag : Numeric, optional
+    lag : FloatOrArray, optional
         Time until a copy in storage is durable [s].
 
     Returns
@@ -208,7 +212,7 @@ def two_level_goodput(
     return np.asarray(np.clip(running - lost / m, 0.0, 1.0) / (1.0 + restarts))
 
 
-def _age(between: Numeric, mtbf: Array) -> Array:
+def _age(between: FloatOrArray, mtbf: Array) -> Array:
     """Return the mean age of the last checkpoint copy when a failure strikes [s].
 
     Copies are ``between`` seconds apart, and ``mtbf`` is the mean time between failures [s].
@@ -223,9 +227,11 @@ _SHORT = 1e-4
 
 
 def _save_seconds(
-    *, total_bytes: Numeric, process_rate: Numeric, processes: Numeric = 1.0, node_rate: Numeric = math.inf,
-    nodes: Numeric = 1.0, storage_rate: Numeric = math.inf, fixed: Numeric = 0.0, tensors: Numeric = 0.0,
-    per_tensor: Numeric = 0.0,
+    *, total_bytes: FloatOrArray, process_rate: FloatOrArray, processes: FloatOrArray = 1.0,
+    node_rate: FloatOrArray = math.inf,
+    nodes: FloatOrArray = 1.0, storage_rate: FloatOrArray = math.inf, fixed: FloatOrArray = 0.0,
+    tensors: FloatOrArray = 0.0,
+    per_tensor: FloatOrArray = 0.0,
 ) -> Array:  # fmt: skip
     """Return the time to write a checkpoint to storage [s].
 
@@ -240,7 +246,7 @@ def _save_seconds(
     return np.asarray(np.maximum(slowest, total / storage_rate) + fixed + np.asarray(tensors) * per_tensor)
 
 
-def spares_needed(*, nodes: float, node_rate: float, repair: float, quantile: float = 0.99) -> int:
+def spare_node_count(*, nodes: float, node_rate: float, repair: float, quantile: float = 0.99) -> int:
     """Return the number of spare nodes that replace all failed nodes during their repair, with a given probability.
 
     The number of failed nodes is Poisson-distributed with mean nodes · node_rate · repair.
@@ -263,7 +269,7 @@ def spares_needed(*, nodes: float, node_rate: float, repair: float, quantile: fl
 
     Examples
     --------
-    >>> spares_needed(nodes=2048, node_rate=4.0 / (1000 * 86400), repair=86400.0)
+    >>> spare_node_count(nodes=2048, node_rate=4.0 / (1000 * 86400), repair=86400.0)
     16
     """
     mean = nodes * node_rate * repair
@@ -276,7 +282,7 @@ def spares_needed(*, nodes: float, node_rate: float, repair: float, quantile: fl
 _NORMAL = 400.0
 
 
-def replacement_wait(*, mean_in_repair: float, spares: int, repair: float, swap: float) -> float:
+def mean_node_replacement_time(*, mean_in_repair: float, spares: int, repair: float, swap: float) -> float:
     """Return the expected time until a failed node of a run is replaced [s].
 
     With a free spare node the time is `swap`. Otherwise the run waits for the first repaired node, repair / (k + 1)
@@ -300,7 +306,7 @@ def replacement_wait(*, mean_in_repair: float, spares: int, repair: float, swap:
 
     Examples
     --------
-    >>> round(replacement_wait(mean_in_repair=1.0, spares=0, repair=86400.0, swap=30.0))  # repair (1 - 1/e)
+    >>> round(mean_node_replacement_time(mean_in_repair=1.0, spares=0, repair=86400.0, swap=30.0))  # repair (1 - 1/e)
     54615
     """
     if mean_in_repair > _NORMAL:
@@ -326,16 +332,16 @@ def _poisson(mean: float) -> Array:
     return np.asarray(math.exp(-mean) * np.cumprod(ratios))
 
 
-def elastic_goodput(*, base: Numeric, replicas: Numeric, failures_in_repair: Numeric) -> Array:
+def elastic_goodput(*, base: FloatOrArray, replicas: FloatOrArray, failures_in_repair: FloatOrArray) -> Array:
     """Return the goodput of an elastic run, which goes on with the remaining replicas while others are repaired.
 
     Parameters
     ----------
-    base : Numeric
+    base : FloatOrArray
         Goodput with all replicas.
-    replicas : Numeric
+    replicas : FloatOrArray
         Data-parallel replicas n.
-    failures_in_repair : Numeric
+    failures_in_repair : FloatOrArray
         Mean number k of replicas in repair.
 
     Returns
@@ -360,7 +366,7 @@ class RestartTimes:
     launch: float = 60.0
     warm_up: float = 30.0
 
-    def restart(self, load: float, replace: float | None = None) -> float:
+    def total_time(self, load: float, replace: float | None = None) -> float:
         """Return the time from a failure to the next new step: detect, replace, launch, load and warm up.
 
         Parameters
@@ -400,7 +406,7 @@ class CheckpointTimes:
     Training stops for ``save``, a copy is durable ``durable_lag`` later, and ``restart`` is the time from a failure to
     the next new step.
 
-    ``survival_share`` is the share of failures that leave a copy in host memory intact. These failures take
+    ``memory_survival_share`` is the share of failures that leave a copy in host memory intact. These failures take
     ``restart_memory`` and lose the work since that copy; others fall back to storage, which is written in the
     background. With ``replicas`` above zero the run is elastic: a failure stops all replicas for ``restart``, after
     which the failed replica is missing for ``repair`` seconds.
@@ -409,7 +415,7 @@ class CheckpointTimes:
     save: float
     restart: float
     durable_lag: float = 0.0
-    survival_share: float = 0.0
+    memory_survival_share: float = 0.0
     restart_memory: float = 0.0
     replicas: int = 0
     repair: float = 0.0
@@ -428,10 +434,12 @@ class CheckpointTimes:
             Time [s].
         """
         return float(
-            best_checkpoint_interval(save=self.save, mtbf=mtbf / self.survival_share if self.survival_share else mtbf)
+            best_checkpoint_interval(
+                save=self.save, mtbf=mtbf / self.memory_survival_share if self.memory_survival_share else mtbf
+            )
         )
 
-    def storage_interval(self, interval: float) -> float:
+    def storage_checkpoint_interval(self, interval: float) -> float:
         """Return the time between checkpoint copies in storage: at least the time in which one copy is written.
 
         Parameters
@@ -446,14 +454,14 @@ class CheckpointTimes:
         """
         return max(interval, self.durable_lag)
 
-    def goodput(self, interval: Numeric, mtbf: Numeric) -> Array:
+    def goodput(self, interval: FloatOrArray, mtbf: FloatOrArray) -> Array:
         """Return the goodput of a run under these checkpoints: the share of wall time that makes new steps.
 
         Parameters
         ----------
-        interval : Numeric
+        interval : FloatOrArray
             Work between checkpoints [s].
-        mtbf : Numeric
+        mtbf : FloatOrArray
             Mean time between failures [s].
 
         Returns
@@ -465,11 +473,11 @@ class CheckpointTimes:
             standing = 1.0 - self.restart / np.asarray(mtbf, dtype=np.float64)
             base = np.maximum(standing, 0.0) / (1.0 + self.save / np.asarray(interval))
             return elastic_goodput(base=base, replicas=self.replicas, failures_in_repair=self.repair / np.asarray(mtbf))
-        if self.survival_share:
+        if self.memory_survival_share:
             return two_level_goodput(
                 memory_interval=interval, memory_save=self.save, storage_save=0.0, lag=self.durable_lag,
                 storage_interval=np.maximum(interval, self.durable_lag), restart_memory=self.restart_memory,
-                restart_storage=self.restart, mtbf=mtbf, survived=self.survival_share,
+                restart_storage=self.restart, mtbf=mtbf, survived=self.memory_survival_share,
             )  # fmt: skip
         return goodput(interval=interval, save=self.save, restart=self.restart, mtbf=mtbf, lag=self.durable_lag)
 
@@ -479,9 +487,9 @@ class LongRun:
     """Duration of a long run with failures: goodput, expected wall time [s] and its 10th to 90th percentile.
 
     ``failure_free_time`` [s] is the time of all steps without failures and ``mtbf`` the mean time between failures [s].
-    ``failure_rate_range`` is the range of failure rates relative to the assumed rate, and ``source`` names where that
-    rate is from. ``spares`` is the number of spare nodes that are paid for: by default enough for 99 % of repairs, and
-    none on a cloud that boots new nodes.
+    ``failure_rate_range`` is the range of failure rates relative to the assumed rate, and ``failure_rate_source`` names
+    where that rate is from. ``spares`` is the number of spare nodes that are paid for: by default enough for 99 % of
+    repairs, and none on a cloud that boots new nodes.
     """
 
     failure_free_time: float
@@ -491,7 +499,7 @@ class LongRun:
     checkpoint_interval: float
     goodput: float
     failure_rate_range: tuple[float, float] = (1.0, 1.0)
-    source: str = "as stated"
+    failure_rate_source: str = "as stated"
     spares: int = 0
 
     @property
@@ -548,10 +556,10 @@ class LongRun:
         if checkpoints.replicas:
             absence = checkpoints.repair / self.mtbf / checkpoints.replicas
             return {"checkpoints": saving, "restarts": checkpoints.restart / self.mtbf, "replicas away": absence}
-        storage_interval = checkpoints.storage_interval(self.checkpoint_interval)
+        storage_interval = checkpoints.storage_checkpoint_interval(self.checkpoint_interval)
         from_memory, from_storage = (
-            checkpoints.survival_share / self.mtbf,
-            (1.0 - checkpoints.survival_share) / self.mtbf,
+            checkpoints.memory_survival_share / self.mtbf,
+            (1.0 - checkpoints.memory_survival_share) / self.mtbf,
         )
         repeated = from_memory * (self.checkpoint_interval + checkpoints.save) / 2.0
         repeated += from_storage * ((storage_interval + checkpoints.save) / 2.0 + checkpoints.durable_lag)
@@ -575,7 +583,7 @@ def _long_run(
     The checkpoint interval is the given one, or the best. CapacityError is raised if a checkpoint takes longer than its
     interval, or if the run never finishes.
     """
-    save, lag = checkpoints.save, 0.0 if checkpoints.survival_share else checkpoints.durable_lag
+    save, lag = checkpoints.save, 0.0 if checkpoints.memory_survival_share else checkpoints.durable_lag
     best = checkpoints.best_interval(mtbf) if interval is None else interval
     chosen = work if math.isinf(best) else max(best, lag + save) if interval is None else best
     if save + lag > chosen:
@@ -598,7 +606,7 @@ def _long_run(
         checkpoint_interval=chosen,
         goodput=share,
         failure_rate_range=rate_range,
-        source=source,
+        failure_rate_source=source,
         spares=spares,
     )
 
@@ -711,7 +719,7 @@ def _by_word(kind: str, name: str, table: Mapping[str, _Entry]) -> _Entry:
     return entry
 
 
-def checkpoint_seconds(
+def checkpoint_pause(
     *,
     total_bytes: float,
     software: str,
@@ -824,7 +832,7 @@ def parse_long_run(*, goodput: bool = False, **options: Any) -> LongRunOptions |
 
 def _checkpoint_bytes(prediction: Prediction) -> float:
     """Return the size of a checkpoint of a run [byte]: weights, fp32 master weights and optimizer states, each once."""
-    formats = precision(prediction.plan.dtype)
+    formats = default_precision(prediction.plan.dtype)
     rule, matrices = configure_optimizer(prediction.run.optimizer), 0.0
     if rule.matrix_update is not None:
         for node in prediction.graph.nodes:
@@ -876,7 +884,7 @@ def interruption_of(prediction: Prediction, options: LongRunOptions) -> Interrup
         If the run never finishes or its checkpoint does not fit into the storage.
     """
     long, path = predict_long_run(prediction, SECONDS_PER_YEAR, options), RestartTimes()
-    restore = long.checkpoint_bytes / storage_rate(options)
+    restore = long.checkpoint_bytes / checkpoint_storage_bandwidth(options)
     lost = long.restart + min(long.checkpoint_interval, SECONDS_PER_YEAR) / 2.0
     return Interruption(long.save, path.launch + path.warm_up, restore, long.goodput, long.mtbf, lost)
 
@@ -911,7 +919,7 @@ def predict_long_run(prediction: Prediction, work: float, options: LongRunOption
     spares = options.spares
     if spares is None:
         ready = prediction.system.price_per_node is None
-        spares = spares_needed(nodes=nodes, node_rate=rates.failures, repair=repair) if ready else 0
+        spares = spare_node_count(nodes=nodes, node_rate=rates.failures, repair=repair) if ready else 0
     return _long_run(
         work=work,
         mtbf=float(mean_time_between_failures(nodes=nodes, node_rate=rates.failures)),
@@ -924,7 +932,7 @@ def predict_long_run(prediction: Prediction, work: float, options: LongRunOption
     )
 
 
-def goodput_share(prediction: Prediction, options: LongRunOptions) -> float:
+def goodput_of_prediction(prediction: Prediction, options: LongRunOptions) -> float:
     """Return the goodput of a predicted run with failures and checkpoints; the length of the run does not matter.
 
     Parameters
@@ -963,7 +971,7 @@ def _checkpoints_of(
     """
     total, plan = _checkpoint_bytes(prediction), prediction.plan
     nodes = occupied_machines(prediction.system, plan.gpus)
-    rate = storage_rate(options)
+    rate = checkpoint_storage_bandwidth(options)
     size = (
         None
         if options.storage_size is None
@@ -980,10 +988,10 @@ def _checkpoints_of(
     # repaired one.
     swap = RestartTimes().replace
     if options.spares is not None:
-        replace = replacement_wait(mean_in_repair=in_repair, spares=options.spares, repair=repair, swap=swap)
+        replace = mean_node_replacement_time(mean_in_repair=in_repair, spares=options.spares, repair=repair, swap=swap)
     else:
         replace = ON_DEMAND_BOOT.seconds if prediction.system.price_per_node is not None else swap
-    restart = path.restart(total / rate, replace)
+    restart = path.total_time(total / rate, replace)
     if options.restart is not None:
         restart = _quantity("restart", options.restart, "time")
     if options.elastic:
@@ -1000,13 +1008,13 @@ def _checkpoints_of(
     host = prediction.system.host
     if host is not None and host.memory is not None:
         _check_room("host memory of a node", (total / nodes), host.memory)
-    memory_restart = min(path.restart(copy, 0.0), restart)
+    memory_restart = min(path.total_time(copy, 0.0), restart)
     return CheckpointTimes(
-        _PAUSE + copy, restart, write, survival_share=MEMORY_SURVIVAL_SHARE, restart_memory=memory_restart
+        _PAUSE + copy, restart, write, memory_survival_share=MEMORY_SURVIVAL_SHARE, restart_memory=memory_restart
     )
 
 
-def storage_rate(options: LongRunOptions) -> float:
+def checkpoint_storage_bandwidth(options: LongRunOptions) -> float:
     """Return the bandwidth of the checkpoint storage: that of the option, or 100 GB/s by default.
 
     Parameters

@@ -12,22 +12,28 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.compression.base import (
+    CompressedCollective,
     Compression,
-    Message,
     SummedGradient,
     break_even_bandwidth,
     parse_compression,
     wire_bytes,
 )
-from paleo.consistency.base import ConsistencyModel, ConsistencyResult, ParameterServers, Workload, parse_consistency
+from paleo.consistency.base import (
+    ConsistencyModel,
+    ConsistencyResult,
+    DataParallelWorkload,
+    ParameterServers,
+    parse_consistency,
+)
 from paleo.errors import CapacityError, PlanError, SpecError
-from paleo.operations.tensor import precision
+from paleo.operations.tensor import default_precision
 from paleo.parallel.placement import BATCH_AXES
 from paleo.specs.run import Run, replace_fields
 from paleo.step.backend import Backend, build_backend
-from paleo.step.exchange import scaled_gradient
-from paleo.step.step import straggler_wait
-from paleo.step.waiting import Noise
+from paleo.step.gradient_exchange import scaled_gradient
+from paleo.step.step import straggler_wait_time
+from paleo.step.waiting import StepTimeNoise
 from paleo.studies.what_if import change_system
 
 if TYPE_CHECKING:
@@ -57,7 +63,7 @@ class ConsistencyStudy:
 
     prediction: Prediction
     model: ConsistencyModel
-    workload: Workload
+    workload: DataParallelWorkload
     consistency_result: ConsistencyResult
     synchronous: ConsistencyResult
 
@@ -161,7 +167,7 @@ def step_time_under_consistency(prediction: Prediction) -> float:
     return prediction.step_time if study is None else study.step_time
 
 
-def _workload_of(prediction: Prediction) -> Workload:
+def _workload_of(prediction: Prediction) -> DataParallelWorkload:
     """Describe a predicted step as the workload of equal workers, which a consistency model evaluates.
 
     A worker is a data-parallel replica with all its ranks. Its compute time is the step without the gradient exchange.
@@ -176,7 +182,7 @@ def _workload_of(prediction: Prediction) -> Workload:
     batch = after.step_arrays.batch
     seconds, _ = batch.layouts.gradient_exchange_times_and_bytes(batch.assignment, plan.strategy.zero, chunks=False)
     exchange = float(seconds.sum(axis=1).max()) if plan.dp > 1 else 0.0
-    noise = Noise.of(run, batch.backend.software, plan.local_batch)
+    noise = StepTimeNoise.from_run(run, batch.backend.software, plan.local_batch)
     compute = max(after.step_time - exchange, 0.0)
     elements = float(
         batch.layouts.stage_parameter_counts(batch.assignment.distinct_stages_and_chunks.stages, trained=True).max()
@@ -185,11 +191,11 @@ def _workload_of(prediction: Prediction) -> Workload:
     tensors = (
         sum(section.trained_tensor_count * section.repeat for section in prediction.program.sections) / plan.stages
     )
-    return Workload(
+    return DataParallelWorkload(
         workers=float(plan.dp),
         compute_time=compute,
         all_reduce_time=exchange,
-        hidden_time=exchange - (prediction.step_time - compute),
+        overlapped_exchange_time=exchange - (prediction.step_time - compute),
         neighbour_exchange_time=_farthest_send_time(after, payload),
         payload=payload,
         parameters=elements,
@@ -248,29 +254,33 @@ def _server_of(run: Run, system: System, software: SoftwareProfile) -> Parameter
 class CompressionStudy:
     """Run with compressed gradients, compared with the same run without compression.
 
-    ``sent_bytes`` and ``dense_sent_bytes`` are the bytes that a rank sends for its gradients with and without
-    compression [byte]. ``coding_seconds`` is the time to compress and decompress [s], and ``dense_rate`` the rate of
-    the uncompressed exchange [byte/s]. Below ``break_even_bandwidth`` [byte/s] compression pays if nothing overlaps.
+    ``sent_bytes`` and ``uncompressed_sent_bytes`` are the bytes that a rank sends for its gradients with and without
+    compression [byte]. ``compression_time`` is the time to compress and decompress [s], and ``uncompressed_bandwidth``
+    the rate of the uncompressed exchange [byte/s]. Below ``break_even_bandwidth`` [byte/s] compression pays if nothing
+    overlaps.
     """
 
     prediction: Prediction
     uncompressed_prediction: Prediction
     method: Compression
     sent_bytes: float
-    dense_sent_bytes: float
-    coding_seconds: float
-    dense_rate: float
+    uncompressed_sent_bytes: float
+    compression_time: float
+    uncompressed_bandwidth: float
     break_even_bandwidth: float
 
     @property
-    def warm_up(self) -> float:
+    def warm_up_share(self) -> float:
         """Share (0 to 1) of all steps, at the start, that run without compression."""
-        return float(getattr(self.method, "warm_up_share", 0.0))
+        return float(getattr(self.method, "dense_warm_up_fraction", 0.0))
 
     @property
-    def mean_step(self) -> float:
+    def mean_step_time(self) -> float:
         """Mean step time of the run [s]: a share w of its steps (the warm-up) is uncompressed, 1 − w is compressed."""
-        return self.warm_up * self.uncompressed_prediction.step_time + (1.0 - self.warm_up) * self.prediction.step_time
+        return (
+            self.warm_up_share * self.uncompressed_prediction.step_time
+            + (1.0 - self.warm_up_share) * self.prediction.step_time
+        )
 
     @property
     def saves_time(self) -> bool:
@@ -299,8 +309,8 @@ def compression_study(prediction: Prediction) -> CompressionStudy | None:
     kinds = batch.assignment.distinct_stages_and_chunks.stages
     elements = float(batch.layouts.stage_parameter_counts(kinds, trained=True).max())
     gradient = scaled_gradient(batch.layouts.gradient_sizes(0, BATCH_AXES), elements)
-    sent = float(wire_bytes(method.messages(gradient), gradient))
-    plain = float(wire_bytes((Message("all_reduce", gradient.bytes),), gradient))
+    sent = float(wire_bytes(method.collectives(gradient), gradient))
+    plain = float(wire_bytes((CompressedCollective("all_reduce", gradient.bytes),), gradient))
     coding = float(batch.layouts.compression_times(kinds).max())
     before = dense.step_arrays.batch
     exchange, _ = before.layouts.gradient_exchange_times_and_bytes(
@@ -313,9 +323,9 @@ def compression_study(prediction: Prediction) -> CompressionStudy | None:
         dense,
         method=method,
         sent_bytes=sent,
-        dense_sent_bytes=plain,
-        coding_seconds=coding,
-        dense_rate=rate,
+        uncompressed_sent_bytes=plain,
+        compression_time=coding,
+        uncompressed_bandwidth=rate,
         break_even_bandwidth=float(break_even_bandwidth(plain, sent, coding)),
     )
 
@@ -391,55 +401,57 @@ _OF_NETWORKS = {"factors": "the layers and the batch of a network", "zeropp": "a
 
 
 @dataclass(frozen=True, slots=True)
-class CompressedRow:
+class CompressedAllReduce:
     """Cost of one gradient compression method with one collective scheme (the collectives that carry the gradient).
 
-    ``wire_seconds`` is the time to send and ``coding_seconds`` that to compress and decompress [s]. ``sent_bytes`` are
-    sent by each rank. The method saves time below ``break_even_bandwidth`` [byte/s] if nothing overlaps.
+    ``communication_time`` is the time to send and ``compression_time`` that to compress and decompress [s].
+    ``sent_bytes`` are sent by each rank. The method saves time below ``break_even_bandwidth`` [byte/s] if nothing
+    overlaps.
     """
 
     method: str
-    scheme: str
-    wire_seconds: float
-    coding_seconds: float
+    collective_scheme: str
+    communication_time: float
+    compression_time: float
     sent_bytes: float
     break_even_bandwidth: float
 
     @property
     def time(self) -> float:
         """Time to compress, send and decompress the gradient [s]."""
-        return self.wire_seconds + self.coding_seconds
+        return self.communication_time + self.compression_time
 
 
 @dataclass(frozen=True, slots=True)
 class AllReduceCompressionStudy:
     """Gradient compression methods for an all-reduce, fastest first, compared with the uncompressed all-reduce.
 
-    ``dense`` is the study of the uncompressed all-reduce, in which a rank sends ``dense_sent_bytes`` [byte] at
-    ``dense_rate`` [byte/s]. ``tensors`` is the number of square matrices that the gradient is made of.
+    ``uncompressed_study`` is the study of the uncompressed all-reduce, in which a rank sends
+    ``uncompressed_sent_bytes`` [byte] at ``uncompressed_bandwidth`` [byte/s]. ``matrix_count`` is the number of square
+    matrices that the gradient is made of.
     """
 
-    dense: CollectiveStudy
-    rows: tuple[CompressedRow, ...]
-    dense_sent_bytes: float
-    tensors: int
+    uncompressed_study: CollectiveStudy
+    rows: tuple[CompressedAllReduce, ...]
+    uncompressed_sent_bytes: float
+    matrix_count: int
 
     @property
-    def dense_time(self) -> float:
+    def uncompressed_time(self) -> float:
         """Time of the uncompressed all-reduce [s]."""
-        return self.dense.best.time
+        return self.uncompressed_study.best.time
 
     @property
-    def dense_rate(self) -> float:
+    def uncompressed_bandwidth(self) -> float:
         """Rate at which a rank sends in the uncompressed all-reduce [byte/s]."""
-        return self.dense_sent_bytes / self.dense_time
+        return self.uncompressed_sent_bytes / self.uncompressed_time
 
-    def saves_time(self, row: CompressedRow) -> bool:
+    def saves_time(self, row: CompressedAllReduce) -> bool:
         """Return True if compressing and sending a gradient take less time than the uncompressed all-reduce.
 
         Parameters
         ----------
-        row : CompressedRow
+        row : CompressedAllReduce
             Times of one compression method with one collective scheme.
 
         Returns
@@ -447,7 +459,7 @@ class AllReduceCompressionStudy:
         bool
             True if compression saves time.
         """
-        return row.time < self.dense_time
+        return row.time < self.uncompressed_time
 
 
 def compare_compressions(
@@ -484,8 +496,8 @@ def compare_compressions(
         raise SpecError(f"--tensors {tensors}: expected 1 or more")
     arithmetic = dtype if dtype in study.system.device.peak else "fp32"  # of coding, on devices without the format
     backend = build_backend(study.system, Run(dtype=arithmetic, calibration=calibration), arithmetic)
-    whole = _gradient(study, precision(dtype).gradient_bytes, tensors)
-    sent = float(wire_bytes((Message("all_reduce", whole.bytes),), whole))
+    whole = _gradient(study, default_precision(dtype).gradient_bytes, tensors)
+    sent = float(wire_bytes((CompressedCollective("all_reduce", whole.bytes),), whole))
     rows = [row for name in methods for row in _rows(study, backend, name, whole, sent)]
     return AllReduceCompressionStudy(study, tuple(sorted(rows, key=lambda row: row.time)), sent, tensors)
 
@@ -501,25 +513,27 @@ def _gradient(study: CollectiveStudy, width: float, tensors: int) -> SummedGradi
         elements=elements, tensors=float(tensors), ranks=float(study.ranks), element_bytes=width,
         matrices=float(tensors),
         ranks_per_node=float(min(study.ranks, study.system.devices_per_node)), matrix_elements=elements,
-        matrix_sides=sides,
+        matrix_side_sums=sides,
     )  # fmt: skip
 
 
 def _rows(
     study: CollectiveStudy, backend: Backend, name: str, whole: SummedGradient, sent: float
-) -> list[CompressedRow]:
+) -> list[CompressedAllReduce]:
     """Return times and sent bytes of one compression method, for each collective scheme that it can use."""
     plain = name.partition(":")[0].strip()
     if plain in _OF_NETWORKS:
         raise SpecError(f"--compress {name}: needs {_OF_NETWORKS[plain]}; use paleo estimate")
     method = parse_compression(name)
     coding = _coding(backend, method, whole)
-    schemes = method.schemes(whole) if hasattr(method, "schemes") else {"": method.messages(whole)}
+    schemes = method.schemes(whole) if hasattr(method, "schemes") else {"": method.collectives(whole)}
     rows = []
     for scheme, messages in schemes.items():
         wire = sum(_seconds(study, message) for message in messages)
         less = float(wire_bytes(messages, whole))
-        rows.append(CompressedRow(name, scheme, wire, coding, less, float(break_even_bandwidth(sent, less, coding))))
+        rows.append(
+            CompressedAllReduce(name, scheme, wire, coding, less, float(break_even_bandwidth(sent, less, coding)))
+        )
     return rows
 
 
@@ -530,7 +544,7 @@ def _coding(backend: Backend, method: Compression, whole: SummedGradient) -> flo
     return float(replace(backend, compression=method).compression_times(np.array([elements]), single)[0])
 
 
-def _seconds(study: CollectiveStudy, message: Message) -> float:
+def _seconds(study: CollectiveStudy, message: CompressedCollective) -> float:
     """Return the time of one collective over the study's group of ranks [s]."""
     stride, ranks = np.array([1]), np.array([study.ranks])
     payload = np.asarray(message.payload, dtype=np.float64).reshape(1)
@@ -617,12 +631,12 @@ class ExchangePlan:
 class ExchangeSearch:
     """Result of a plan search over consistency models and gradient compression methods.
 
-    ``plans`` come best first; ``refused`` says why some combinations have no plan. ``seconds`` is the duration of the
-    search [s].
+    ``plans`` come best first; ``refused`` says why some combinations have no plan. ``search_duration`` is the duration
+    of the search [s].
     """
 
     configurations: int
-    seconds: float
+    search_duration: float
     global_batch: int
     staleness_penalty: StalenessPenalty
     plans: tuple[ExchangePlan, ...]
@@ -757,7 +771,7 @@ class _Work(NamedTuple):
 
     steps: Array
     rows: IndexArray
-    workload: Workload | None
+    workload: DataParallelWorkload | None
     servers: int | None
 
 
@@ -775,15 +789,17 @@ def _work(part: EvaluatedGroup, system: System) -> _Work:
         chosen = order[ends[number] : ends[number + 1]]
         if batch.zero != 3 and not batch.overlaps_gradient_exchange and len(chosen):
             rows.append(chosen)
-            places = results.rows_in_batch(chosen)
+            places = results.indices_in_batch(chosen)
             workloads.append(_workload(batch, places, results.step_time[chosen], system, part.run))
     workload = _joined(workloads) if workloads else None
     return _Work(results.step_time, np.concatenate(rows), workload, part.run.exchange.servers)
 
 
-def _joined(workloads: Sequence[Workload]) -> Workload:
+def _joined(workloads: Sequence[DataParallelWorkload]) -> DataParallelWorkload:
     """Concatenate the arrays of several workloads of one system and run."""
-    names = [each.name for each in fields(Workload) if isinstance(getattr(workloads[0], each.name), np.ndarray)]
+    names = [
+        each.name for each in fields(DataParallelWorkload) if isinstance(getattr(workloads[0], each.name), np.ndarray)
+    ]
     arrays: dict[str, Any] = {
         name: np.concatenate([getattr(workload, name) for workload in workloads]) for name in names
     }
@@ -811,7 +827,7 @@ def _neighbour_seconds(layouts: Layouts, payload: Array) -> Array:
     ``payload`` [byte] and the result have shape (layouts,).
     """
     groups = layouts.communication_groups(range(len(layouts)), [BATCH_AXES] * len(layouts))
-    return layouts.slowest_group_time("send_recv", groups, payload)
+    return layouts.slowest_group_collective_time("send_recv", groups, payload)
 
 
 def _tensors(layouts: Layouts) -> Array:
@@ -824,7 +840,9 @@ def _tensors(layouts: Layouts) -> Array:
     )
 
 
-def _workload(batch: ConfigurationBatch, rows: IndexArray, steps: Array, system: System, run: Run) -> Workload:
+def _workload(
+    batch: ConfigurationBatch, rows: IndexArray, steps: Array, system: System, run: Run
+) -> DataParallelWorkload:
     """Describe configurations of a search as workloads of equal workers, which a consistency model evaluates.
 
     The workers exchange gradients after their backward passes. ``rows`` index the configurations, ``steps`` are their
@@ -840,14 +858,14 @@ def _workload(batch: ConfigurationBatch, rows: IndexArray, steps: Array, system:
     )
     neighbour = layouts.cache.get_or_compute("neighbour", lambda: _neighbour_seconds(layouts, payload))
     tensors = layouts.cache.get_or_compute("tensors of all stages", lambda: _tensors(layouts))
-    noise = Noise.of(run, batch.backend.software, np.array(layouts.local_batches, dtype=np.float64))
-    worked = steps - straggler_wait(batch)[rows]
+    noise = StepTimeNoise.from_run(run, batch.backend.software, np.array(layouts.local_batches, dtype=np.float64))
+    worked = steps - straggler_wait_time(batch)[rows]
     exposed = np.minimum(exchange[layout], worked)
-    return Workload(
+    return DataParallelWorkload(
         workers=layouts.replicas[layout],
         compute_time=worked - exposed,
         all_reduce_time=exchange[layout],
-        hidden_time=np.zeros(len(rows)),
+        overlapped_exchange_time=np.zeros(len(rows)),
         neighbour_exchange_time=neighbour[layout],
         payload=payload[layout],
         parameters=elements[layout],

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paleo.layers.base import LayerImplementations
-from paleo.lowering.launches import SavedTensorCounter
-from paleo.network.graph import Graph, Node, apply_graph_changes, build_graph
+from paleo.lowering.kernel_launches import SavedTensorCounter
+from paleo.network.graph import Graph, Node, apply_graph_transforms, build_graph
 from paleo.operations.base import Kernel, model_flops
-from paleo.operations.tensor import Precision, precision
-from paleo.parallel.plan import dtype_of
+from paleo.operations.tensor import Precision, default_precision
+from paleo.parallel.plan import resolve_dtype
 from paleo.pricing.kernels import kernel_predictor
 from paleo.specs.software import load_software
 
@@ -52,7 +52,7 @@ class LayerCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class NetworkSummary:
     """Parameters, FLOP and activation counts of each layer of a network for one batch, independent of hardware."""
 
     graph: Graph
@@ -82,7 +82,7 @@ class Summary:
         return None if math.isclose(forward + backward, counted) else (forward, backward)
 
 
-def summarise(model: ModelSpec, run: Run, system: System | None = None) -> Summary:
+def summarise_network(model: ModelSpec, run: Run, system: System | None = None) -> NetworkSummary:
     """Count parameters, FLOP, bytes and saved activations of every layer.
 
     Parameters
@@ -96,15 +96,15 @@ def summarise(model: ModelSpec, run: Run, system: System | None = None) -> Summa
 
     Returns
     -------
-    Summary
+    NetworkSummary
         Counts of the layers.
     """
-    dtype = run.dtype or "fp32" if system is None else dtype_of(system.device, run.dtype)
-    formats = precision(dtype)
+    dtype = run.dtype or "fp32" if system is None else resolve_dtype(system.device, run.dtype)
+    formats = default_precision(dtype)
     choices = LayerImplementations(run.kernels.attention or load_software(run.software).attention.implementation)
-    graph = apply_graph_changes(build_graph(model, batch=run.batch or 1, choices=choices, overrides=run.model), run)
+    graph = apply_graph_transforms(build_graph(model, batch=run.batch or 1, choices=choices, overrides=run.model), run)
     storage, known = SavedTensorCounter(graph), set[str]()
-    return Summary(graph, dtype, tuple(_counted(node, formats, storage, known) for node in graph.nodes))
+    return NetworkSummary(graph, dtype, tuple(_counted(node, formats, storage, known) for node in graph.nodes))
 
 
 def _counted(node: Node, formats: Precision, storage: SavedTensorCounter, known: set[str]) -> LayerCounts:
@@ -130,7 +130,8 @@ def _counted(node: Node, formats: Precision, storage: SavedTensorCounter, known:
         model_flops_backward=sum(flops for _, flops in model_counts),
         bytes_forward=sum(kernel.bytes for kernel in forward),
         bytes_backward=sum(kernel.bytes for kernel in backward),
-        saved_bytes=sum(tensor.bytes(formats) * storage.add(tensor, node) for tensor in kept) / max(node.repeat, 1),
+        saved_bytes=sum(tensor.bytes(formats) * storage.count_new_copies(tensor, node) for tensor in kept)
+        / max(node.repeat, 1),
         repeat=node.repeat,
         kernels=forward,
     )
@@ -141,17 +142,17 @@ class LayerSpeed:
     """Speed of a layer's forward kernels: arithmetic intensity [FLOP/byte], FLOP/s, and share of the network's FLOP."""
 
     type: str
-    intensity: float
+    arithmetic_intensity: float
     flops_per_s: float
     flops_share: float
 
 
-def layer_speeds(summary: Summary, system: System, run: Run) -> list[LayerSpeed]:
+def layer_speeds(summary: NetworkSummary, system: System, run: Run) -> list[LayerSpeed]:
     """Return the points of a roofline plot: arithmetic intensity and FLOP/s of each layer's forward kernels.
 
     Parameters
     ----------
-    summary : Summary
+    summary : NetworkSummary
         Counts of the layers.
     system : System
         Machine: its devices, nodes and links.
@@ -163,7 +164,7 @@ def layer_speeds(summary: Summary, system: System, run: Run) -> list[LayerSpeed]
     list of LayerSpeed
         One entry for each layer that computes.
     """
-    total, seconds = summary.total("flops_forward"), forward_times(summary, system, run)
+    total, seconds = summary.total("flops_forward"), layer_forward_times(summary, system, run)
     return [
         LayerSpeed(
             layer.type,
@@ -201,17 +202,17 @@ def faster_than_roofline(points: Sequence[LayerSpeed], system: System, dtype: st
         One sentence for each type of layer.
     """
     peak, bandwidth = system.device.peak_flops_per_s(dtype), system.device.memory.bandwidth
-    higher = [point.type for point in points if point.flops_per_s > min(peak, point.intensity * bandwidth)]
+    higher = [point.type for point in points if point.flops_per_s > min(peak, point.arithmetic_intensity * bandwidth)]
     reasons = {name: _FEWER_FLOPS.get(name, "kernels do less than is counted") for name in higher}
     return [f"{name} above the roof: {reason}" for name, reason in reasons.items()]
 
 
-def forward_times(summary: Summary, system: System, run: Run) -> list[float]:
+def layer_forward_times(summary: NetworkSummary, system: System, run: Run) -> list[float]:
     """Predict the forward time of one iteration of each layer on a device, as the sum of the times of its kernels.
 
     Parameters
     ----------
-    summary : Summary
+    summary : NetworkSummary
         Counts of the layers.
     system : System
         Machine: its devices, nodes and links.
@@ -225,5 +226,5 @@ def forward_times(summary: Summary, system: System, run: Run) -> list[float]:
     """
     prices = kernel_predictor(system.device, summary.dtype, run.calibration, load_software(run.software))
     kernels = [kernel for layer in summary.layers for kernel in layer.kernels]
-    seconds = iter(prices.times(kernels).synchronous_times.tolist() if kernels else [])
+    seconds = iter(prices.times(kernels).host_synchronous_times.tolist() if kernels else [])
     return [sum(next(seconds) for _ in layer.kernels) for layer in summary.layers]

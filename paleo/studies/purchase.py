@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 from paleo.errors import CapacityError, PaleoError, PlanError, SpecError, suggest_names
 from paleo.launch.commands import estimate_command
-from paleo.launch.jobs import preparation_steps, settings_line
+from paleo.launch.jobs import launch_preparation_text, settings_line
 from paleo.network.graph import build_graph
-from paleo.parallel.abilities import network_quantities
-from paleo.parallel.placement import without_replicas
+from paleo.parallel.framework_checks import network_quantities
+from paleo.parallel.placement import without_data_parallel_degree
 from paleo.parallel.plan import plan
 from paleo.predict import MEMORY_HEADROOM_SHARE, Prediction, predict
-from paleo.specs.loading import MAX_COUNT
+from paleo.specs.loading import MAX_EXACT_INTEGER
 from paleo.specs.model import ModelSpec
 from paleo.specs.prices import billed_devices
 from paleo.specs.run import Run, replace_fields
@@ -29,9 +29,9 @@ from paleo.studies.cost import (
     TrainingAmount,
     TrainingEstimate,
     comparable_tariff,
-    default_amount,
+    default_training_amount,
+    device_power,
     estimate_training,
-    power,
 )
 from paleo.studies.gradient_exchange import ConsistencyStudy, consistency_study
 from paleo.studies.scale import ScaleCurve, Scaling, predict_scale_curve
@@ -84,7 +84,7 @@ def parse_objective(text: str) -> Objective:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ComparedSystem:
     """One system of a comparison, with the prediction of the run on it, or the ``problem`` that prevents the run.
 
     ``training`` holds time, cost and energy of the whole training. ``consistency`` compares asynchronous with
@@ -123,7 +123,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class SystemComparison:
     """Several systems compared on one run, in the order of the request.
 
     Speed-ups refer to the first system that has a prediction. ``searched`` is True if each system has its own plan from
@@ -131,15 +131,15 @@ class Comparison:
     """
 
     amount: TrainingAmount
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[ComparedSystem, ...]
     searched: bool = False
 
-    def speedup(self, candidate: Candidate) -> float | None:
+    def speedup(self, candidate: ComparedSystem) -> float | None:
         """Return the throughput of one compared system relative to the first system that has a prediction.
 
         Parameters
         ----------
-        candidate : Candidate
+        candidate : ComparedSystem
             One of the compared systems with its prediction.
 
         Returns
@@ -150,7 +150,7 @@ class Comparison:
         first = next(rate for rate in (each.samples_per_s for each in self.candidates) if rate is not None)
         return None if candidate.samples_per_s is None else candidate.samples_per_s / first
 
-    def best(self, objective: Objective) -> Candidate | None:
+    def best(self, objective: Objective) -> ComparedSystem | None:
         """Return the compared system on which the run fits and takes the least time, cost or energy.
 
         Parameters
@@ -160,7 +160,7 @@ class Comparison:
 
         Returns
         -------
-        Candidate, optional
+        ComparedSystem, optional
             The system with its prediction; None if the objective is known for no system.
         """
         known = [
@@ -171,7 +171,7 @@ class Comparison:
         figures = [pair for pair in known if pair[0] is not None]
         return self.candidates[min(figures)[1]] if figures else None
 
-    def overlapping_candidates(self, objective: Objective) -> tuple[Candidate, ...]:
+    def overlapping_candidates(self, objective: Objective) -> tuple[ComparedSystem, ...]:
         """Return the systems that cannot be told from the best one: their 90 % interval overlaps that of the best.
 
         Parameters
@@ -181,7 +181,7 @@ class Comparison:
 
         Returns
         -------
-        tuple of Candidate
+        tuple of ComparedSystem
             Systems with their predictions, without the best one.
         """
         winner = self.best(objective)
@@ -191,7 +191,7 @@ class Comparison:
             each for each in others if (ends := _interval_of(each, objective)) and ends[0] <= high and low <= ends[1]
         )
 
-    def ranked(self, objective: Objective) -> Comparison:
+    def ranked(self, objective: Objective) -> SystemComparison:
         """Sort the compared systems, best first; systems without a value come next, those that do not fit last.
 
         Parameters
@@ -201,18 +201,18 @@ class Comparison:
 
         Returns
         -------
-        Comparison
+        SystemComparison
             A sorted copy.
         """
 
-        def place(candidate: Candidate) -> tuple[bool, bool, float]:
+        def place(candidate: ComparedSystem) -> tuple[bool, bool, float]:
             figure = getattr(candidate.training, objective, None)
             return not candidate.fits, figure is None, figure or 0.0
 
         return replace(self, candidates=tuple(sorted(self.candidates, key=place)))
 
 
-def _interval_of(candidate: Candidate, objective: Objective) -> tuple[float, float] | None:
+def _interval_of(candidate: ComparedSystem, objective: Objective) -> tuple[float, float] | None:
     """Return the 90 % interval of the training time [s], cost [USD] or energy [J] on one system; None if unknown.
 
     Cost and energy are proportional to the time.
@@ -225,7 +225,7 @@ def _interval_of(candidate: Candidate, objective: Objective) -> tuple[float, flo
     return value * low / trained.time, value * high / trained.time
 
 
-def compare(
+def compare_systems(
     model: ModelSpec,
     systems: Sequence[System],
     run: Run,
@@ -235,7 +235,7 @@ def compare(
     *,
     gpus: Sequence[int] = (),
     planner: PlanSearch | None = None,
-) -> Comparison:
+) -> SystemComparison:
     """Predict the same training run on several systems, with time, cost and energy, for a comparison.
 
     Parameters
@@ -259,7 +259,7 @@ def compare(
 
     Returns
     -------
-    Comparison
+    SystemComparison
         Candidates in the order of `systems`.
 
     Raises
@@ -267,7 +267,7 @@ def compare(
     PaleoError
         If no system can run it.
     """
-    amount = amount or default_amount(model)
+    amount = amount or default_training_amount(model)
     machines = list(zip(systems, gpus or [run.gpus] * len(systems), strict=True))
     tariff = comparable_tariff(tariff or Tariff(), systems)
     searched = run.strategy == AUTO
@@ -278,15 +278,15 @@ def compare(
         try:
             prediction = _predicted(model, system, run.model_copy(update={"gpus": count}), planner)
             cost = estimate_training(prediction, amount, tariff, long_run=long_run)
-            candidates.append(Candidate(system, prediction, cost, consistency=consistency_study(prediction)))
+            candidates.append(ComparedSystem(system, prediction, cost, consistency=consistency_study(prediction)))
         except (PlanError, SpecError, CapacityError) as error:
             errors.append(error)
-            candidates.append(Candidate(system, problem=str(error)))
+            candidates.append(ComparedSystem(system, problem=str(error)))
     if errors and len(errors) == len(candidates):
         raise errors[0]
     if not any(candidate.fits for candidate in candidates):
         candidates = [_advised(candidate) for candidate in candidates]
-    return Comparison(amount, tuple(candidates), searched)
+    return SystemComparison(amount, tuple(candidates), searched)
 
 
 def _common_batch(model: ModelSpec, systems: Sequence[tuple[System, int]], run: Run) -> int:
@@ -311,7 +311,7 @@ def _predicted(model: ModelSpec, system: System, run: Run, planner: PlanSearch |
     return planner(model, system, run.model_copy(update={"strategy": "dp"}))[0][0]
 
 
-def _advised(candidate: Candidate) -> Candidate:
+def _advised(candidate: ComparedSystem) -> ComparedSystem:
     return (
         candidate
         if candidate.prediction is None
@@ -359,7 +359,7 @@ class PurchaseRequest:
         counts = [count for count in self.counts if count % ranks == 0 and (capacity is None or count <= capacity)]
         if not counts:
             return None
-        run = best.run.model_copy(update={"strategy": without_replicas(best.run.strategy), **changes})
+        run = best.run.model_copy(update={"strategy": without_data_parallel_degree(best.run.strategy), **changes})
         if self.scaling == "weak":
             run = run.model_copy(update={"batch": best.plan.local_batch, "global_batch": None})
         try:
@@ -369,7 +369,7 @@ class PurchaseRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Sensitivity:
+class HardwareSensitivity:
     """Sensitivity of a plan's step time to one hardware property, such as memory bandwidth.
 
     ``step_ratio_decreased`` and ``step_ratio_increased`` are the step times with the property 20 % lower and higher
@@ -389,20 +389,20 @@ class Sensitivity:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class SystemOffer:
     """One system of a purchase study with the training plan recommended on it.
 
     ``plans_compared`` plans were compared, and ``plans_fitting`` of them fit in memory.
     """
 
-    candidate: Candidate
+    candidate: ComparedSystem
     gpus: int
     plans_compared: int
     plans_fitting: int
     runner_up: Prediction | None
     power: Power | None
-    sensitivity: tuple[Sensitivity, ...]
-    curve: ScaleCurve | None
+    sensitivity: tuple[HardwareSensitivity, ...]
+    scaling_curve: ScaleCurve | None
 
     @property
     def prediction(self) -> Prediction | None:
@@ -415,13 +415,13 @@ class Purchase:
 
     request: PurchaseRequest
     global_batch: int
-    offers: tuple[Offer, ...]
+    offers: tuple[SystemOffer, ...]
 
     @property
-    def comparison(self) -> Comparison:
-        return Comparison(self.request.amount, tuple(offer.candidate for offer in self.offers))
+    def comparison(self) -> SystemComparison:
+        return SystemComparison(self.request.amount, tuple(offer.candidate for offer in self.offers))
 
-    def best(self, objective: Objective) -> Offer | None:
+    def best(self, objective: Objective) -> SystemOffer | None:
         """Return the system whose recommended plan fits in memory and has the least time, cost or energy.
 
         Parameters
@@ -431,13 +431,13 @@ class Purchase:
 
         Returns
         -------
-        Offer, optional
+        SystemOffer, optional
             The system with its plan; None if the objective is known for no system.
         """
         winner = self.comparison.best(objective)
         return next((offer for offer in self.offers if offer.candidate is winner), None) if winner is not None else None
 
-    def overlapping_candidates(self, objective: Objective) -> tuple[Candidate, ...]:
+    def overlapping_candidates(self, objective: Objective) -> tuple[ComparedSystem, ...]:
         """Return the systems that cannot be told from the best one: their 90 % interval overlaps that of the best.
 
         Parameters
@@ -447,7 +447,7 @@ class Purchase:
 
         Returns
         -------
-        tuple of Candidate
+        tuple of ComparedSystem
             Systems with their predictions, without the best one.
         """
         return self.comparison.overlapping_candidates(objective)
@@ -480,15 +480,15 @@ def recommend_plans(request: PurchaseRequest) -> Purchase:
         except (PlanError, SpecError, CapacityError) as error:
             errors.append(error)
             offers.append(
-                Offer(
-                    Candidate(system, problem=str(error)),
+                SystemOffer(
+                    ComparedSystem(system, problem=str(error)),
                     gpus,
                     plans_compared=0,
                     plans_fitting=0,
                     runner_up=None,
                     power=None,
                     sensitivity=(),
-                    curve=None,
+                    scaling_curve=None,
                 )
             )
     if len(errors) == len(offers):
@@ -496,7 +496,7 @@ def recommend_plans(request: PurchaseRequest) -> Purchase:
     return Purchase(request, batch, tuple(offers))
 
 
-def _offer(request: PurchaseRequest, system: System, gpus: int, batch: int) -> Offer:
+def _offer(request: PurchaseRequest, system: System, gpus: int, batch: int) -> SystemOffer:
     from paleo.search.gpu_counts import recommended_plans
 
     run = request.run.model_copy(update={"gpus": gpus, "global_batch": batch, "batch": None})
@@ -510,22 +510,24 @@ def _offer(request: PurchaseRequest, system: System, gpus: int, batch: int) -> O
     trained = estimate_training(
         best, request.amount, request.tariff, critical_batch=request.critical_batch, long_run=request.long_run
     )
-    return Offer(
-        Candidate(system, best, trained, consistency=consistency_study(best)),
+    return SystemOffer(
+        ComparedSystem(system, best, trained, consistency=consistency_study(best)),
         gpus,
         plans_compared=tried,
         plans_fitting=fit,
         runner_up=fitting[1] if len(fitting) > 1 else None,
-        power=power(best),
-        sensitivity=sensitivity(best),
-        curve=request.scaling_curve(best),
+        power=device_power(best),
+        sensitivity=hardware_sensitivities(best),
+        scaling_curve=request.scaling_curve(best),
     )
 
 
 # what if the hardware were another
 
 
-def sensitivity(prediction: Prediction, change: float = SENSITIVITY_CHANGE) -> tuple[Sensitivity, ...]:
+def hardware_sensitivities(
+    prediction: Prediction, change: float = SENSITIVITY_CHANGE
+) -> tuple[HardwareSensitivity, ...]:
     """Predict how a plan's step time responds to changes of the hardware, one property at a time.
 
     Parameters
@@ -537,7 +539,7 @@ def sensitivity(prediction: Prediction, change: float = SENSITIVITY_CHANGE) -> t
 
     Returns
     -------
-    tuple of Sensitivity
+    tuple of HardwareSensitivity
         Step times relative to the unchanged hardware, the most important property first.
     """
     return tuple(
@@ -548,13 +550,13 @@ def sensitivity(prediction: Prediction, change: float = SENSITIVITY_CHANGE) -> t
     )
 
 
-def _moved(prediction: Prediction, figure: str, change: float) -> Sensitivity:
+def _moved(prediction: Prediction, figure: str, change: float) -> HardwareSensitivity:
     low, high = (
         prediction.predict_variant(HARDWARE_SCALERS[figure](prediction.system, factor))
         for factor in (1 - change, 1 + change)
     )
     step = prediction.step_time
-    return Sensitivity(figure, low.step_time / step, high.step_time / step, low.memory.fits)
+    return HardwareSensitivity(figure, low.step_time / step, high.step_time / step, low.memory.fits)
 
 
 #: The largest count that is tried to find one that fits, or that is in time.
@@ -565,7 +567,7 @@ _SystemCounts: TypeAlias = "tuple[System, Sequence[int]]"
 
 
 @dataclass(frozen=True, slots=True)
-class Requirements:
+class PurchaseRequirements:
     """Requirements of a purchase: amount of training, deadline [s], budget [USD] and objective.
 
     Without an amount, plans are ranked by the step alone. With ``long_run``, failures and checkpoints count, too.
@@ -579,9 +581,9 @@ class Requirements:
     long_run: LongRunOptions | None = None
 
 
-def parse_requirements(
+def parse_purchase_requirements(
     amount: TrainingAmount | None, deadline: str | None, budget: str | float | None, objective: str, tariff: Tariff
-) -> Requirements:
+) -> PurchaseRequirements:
     """Parse deadline, budget and objective of a purchase.
 
     Parameters
@@ -599,7 +601,7 @@ def parse_requirements(
 
     Returns
     -------
-    Requirements
+    PurchaseRequirements
         Requirements in SI units.
 
     Raises
@@ -609,7 +611,7 @@ def parse_requirements(
 
     Examples
     --------
-    >>> parse_requirements(None, "1.5d", "20k USD", "cost", Tariff()).deadline
+    >>> parse_purchase_requirements(None, "1.5d", "20k USD", "cost", Tariff()).deadline
     129600.0
     """
     seconds = None if deadline is None else _seconds(str(deadline))
@@ -619,11 +621,11 @@ def parse_requirements(
             dollars = parse_quantity(str(budget).removesuffix("USD").strip(), "count")
         except SpecError:
             dollars = 0.0
-        if not 0 < dollars <= MAX_COUNT:
+        if not 0 < dollars <= MAX_EXACT_INTEGER:
             raise SpecError(f"--budget {str(budget)!r}: expected USD above zero, such as 20000 or 5M")
     if seconds is not None and seconds <= 0:
         raise SpecError(f"--deadline {deadline!r}: expected a time above zero, such as 60d or 12h")
-    return Requirements(amount, seconds, dollars, objective, tariff)
+    return PurchaseRequirements(amount, seconds, dollars, objective, tariff)
 
 
 def _seconds(deadline: str) -> float:
@@ -672,7 +674,7 @@ class PlanWithCost:
         return None if tokens is None else tokens / self.step_time_ratio
 
     @property
-    def seconds(self) -> float | None:
+    def training_time(self) -> float | None:
         """Duration of the whole training [s]; None without an amount of training."""
         return None if self.best_training is None else self.best_training.time * self.step_time_ratio
 
@@ -713,7 +715,7 @@ class PlanWithCost:
             Seconds, USD, joules or GPUs; inf if unknown.
         """
         figures = {
-            "time": self.row.step_time if self.seconds is None else self.seconds,
+            "time": self.row.step_time if self.training_time is None else self.training_time,
             "cost": self.usd,
             "energy": self.joules,
             "gpus": float(self.row.gpus),
@@ -722,7 +724,9 @@ class PlanWithCost:
         if value is None:
             return math.inf
         fastest = (
-            self.row.class_step_time / self.row.step_time if self.row.class_step_time and objective != "gpus" else 1.0
+            self.row.tie_group_step_time / self.row.step_time
+            if self.row.tie_group_step_time and objective != "gpus"
+            else 1.0
         )
         return float(f"{value * fastest:.9g}")
 
@@ -731,12 +735,12 @@ class PlanWithCost:
         """True if the plan leaves enough free memory for allocator fragmentation."""
         return self.row.memory <= (1.0 - MEMORY_HEADROOM_SHARE) * self.system.device.memory.usable_bytes
 
-    def meets(self, wish: Requirements) -> bool:
+    def meets(self, wish: PurchaseRequirements) -> bool:
         """Return True if the plan fits in memory and meets deadline and budget.
 
         Parameters
         ----------
-        wish : Requirements
+        wish : PurchaseRequirements
             Deadline and budget of the purchase.
 
         Returns
@@ -744,7 +748,7 @@ class PlanWithCost:
         bool
             True if all requirements are met.
         """
-        in_time = wish.deadline is None or (self.seconds is not None and self.seconds <= wish.deadline)
+        in_time = wish.deadline is None or (self.training_time is not None and self.training_time <= wish.deadline)
         affordable = wish.budget is None or (self.usd is not None and self.usd <= wish.budget)
         return self.row.fits and in_time and affordable
 
@@ -764,26 +768,26 @@ class Remedy:
 class PurchasePlans:
     """Training plans for all systems and GPU counts of a purchase; those that meet the requirements come first.
 
-    ``searches`` holds the plan search of each system. ``skipped`` lists systems and GPU counts without a plan, with the
-    reason. ``remedies`` are changes that would meet the requirements if no plan does. ``choices`` says what the program
-    chose where the user left an option open, with reasons.
+    ``searches`` holds the plan search of each system. ``skipped_gpu_counts`` lists systems and GPU counts without a
+    plan, with the reason. ``remedies`` are changes that would meet the requirements if no plan does. ``choices`` says
+    what the program chose where the user left an option open, with reasons.
     """
 
     model: ModelSpec
-    requirements: Requirements
+    requirements: PurchaseRequirements
     global_batch: int
     plans: tuple[PlanWithCost, ...]
     searches: tuple[tuple[System, FoundPlans], ...]
-    skipped: tuple[tuple[System, int, str], ...]
+    skipped_gpu_counts: tuple[tuple[System, int, str], ...]
     remedies: tuple[Remedy, ...] = ()
     choices: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def reasons(self) -> tuple[str, ...]:
+    def skip_reasons(self) -> tuple[str, ...]:
         """Sentences on GPU counts without a plan: one for all counts of a system with the same reason."""
         # Group the counts of each system by the reason why they have no plan.
         reasons: dict[tuple[str, str], list[int]] = {}
-        for system, gpus, why in self.skipped:
+        for system, gpus, why in self.skipped_gpu_counts:
             words = re.sub(rf"^{gpus} gpus: | of {gpus} gpus\b", "", why)
             reasons.setdefault((system.name, words), []).append(gpus)
         return tuple(f"{', '.join(map(str, counts))} GPUs of {name}: {why}" for (name, why), counts in reasons.items())
@@ -794,15 +798,17 @@ class PurchasePlans:
         return self.plans[0] if self.plans and self.plans[0].meets(self.requirements) else None
 
     @property
-    def search(self) -> FoundPlans:
+    def joined_search(self) -> FoundPlans:
         """All plans found on the first system at the global batch of the answer, joined into one search result."""
-        from paleo.search.gpu_counts import join_searches
+        from paleo.search.gpu_counts import merge_search_results
 
         system, batch = self.searches[0][0], self.global_batch
         results = [result for each, result in self.searches if each is system and result.global_batch == batch]
         rows = tuple(plan.row for plan in self.plans if plan.system is system)
         return replace(
-            join_searches(results, system, results[0].objective), plans=rows, objective=self.requirements.objective
+            merge_search_results(results, system, results[0].objective),
+            plans=rows,
+            objective=self.requirements.objective,
         )
 
     @property
@@ -822,22 +828,22 @@ class PurchasePlans:
         unchanged = first.row.run == first.best_prediction.run
         prediction = first.best_prediction if unchanged else predict(self.model, first.system, first.row.run)
         flags = settings_line(prediction)
-        return flags, preparation_steps(prediction) if flags else ""
+        return flags, launch_preparation_text(prediction) if flags else ""
 
 
 #: The software and the choices of a search on a system with so many GPUs.
-SearchChooser = Callable[[System, int], tuple[str, "SearchSpace | None"]]
+SearchSettingsChooser = Callable[[System, int], tuple[str, "SearchSpace | None"]]
 
 
 def plan_purchase(
     model: ModelSpec,
     offers: Sequence[_SystemCounts],
     run: Run,
-    wish: Requirements,
+    wish: PurchaseRequirements,
     *,
     space: SearchSpace | None = None,
     top: int = 10,
-    settle: SearchChooser | None = None,
+    settle: SearchSettingsChooser | None = None,
 ) -> PurchasePlans:
     """Search training plans on every system at each of its GPU counts, and order them by the requirements.
 
@@ -851,7 +857,7 @@ def plan_purchase(
         Systems with their GPU counts.
     run : Run
         Options of the run: GPUs, batch, parallelism, number format and so on.
-    wish : Requirements
+    wish : PurchaseRequirements
         Amount of training, deadline, budget and objective.
     space : SearchSpace, optional
         Values that the search varies.
@@ -890,7 +896,7 @@ def plan_purchase(
             tried.search_smallest_count(system)
     if not tried.searches:
         raise PlanError(
-            "; ".join(dict.fromkeys(f"{each.machines_text(gpus)}: {why}" for each, gpus, why in tried.skipped))
+            "; ".join(dict.fromkeys(f"{each.gpus_and_nodes_text(gpus)}: {why}" for each, gpus, why in tried.skipped))
         )
     priced = tried.plans
     priced.sort(
@@ -917,8 +923,8 @@ class _Searches:
 
     model: ModelSpec
     run: Run
-    requirements: Requirements
-    choose_search: SearchChooser
+    requirements: PurchaseRequirements
+    choose_search: SearchSettingsChooser
     top: int
     plans: list[PlanWithCost] = field(default_factory=list)
     searches: list[tuple[System, FoundPlans]] = field(default_factory=list)
@@ -984,8 +990,8 @@ class _Searches:
                 continue
             late = (
                 self.requirements.deadline is not None
-                and plan.seconds is not None
-                and plan.seconds > self.requirements.deadline
+                and plan.training_time is not None
+                and plan.training_time > self.requirements.deadline
             )
             if plan.meets(self.requirements):
                 high, guess = units, units // 2
@@ -994,8 +1000,8 @@ class _Searches:
             else:
                 left = [size for size in left if size > units or _odd_factor(size) < _odd_factor(units)]
                 guess = 2 * units
-            if self.requirements.deadline is not None and plan.seconds is not None and plan.row.fits:
-                ideal = units * plan.seconds / self.requirements.deadline
+            if self.requirements.deadline is not None and plan.training_time is not None and plan.row.fits:
+                ideal = units * plan.training_time / self.requirements.deadline
                 least, guess = max(least, _EFFICIENT * ideal), math.ceil(ideal)
 
 
@@ -1030,7 +1036,7 @@ def _selected_plans(priced: Sequence[PlanWithCost], top: int, counts: int | None
     return [priced[number] for number in sorted([*leading, *itertools.islice(others, max(top - len(leading), 0))])]
 
 
-def _runs_at_all_batches(run: Run, wish: Requirements) -> list[Run]:
+def _runs_at_all_batches(run: Run, wish: PurchaseRequirements) -> list[Run]:
     """Return copies of a run at each global batch worth trying for a purchase.
 
     The run alone is returned if it sets a batch, or if the amount of training does not depend on the batch.
@@ -1047,7 +1053,7 @@ def _search(model: ModelSpec, system: System, gpus: int, run: Run, space: Search
     return search_gpu_counts(model, system, run, (gpus,), space=space, top=top)
 
 
-def _priced(model: ModelSpec, system: System, result: FoundPlans, wish: Requirements) -> list[PlanWithCost]:
+def _priced(model: ModelSpec, system: System, result: FoundPlans, wish: PurchaseRequirements) -> list[PlanWithCost]:
     first = result.plans[0]
     lead = predict(model, system, first.run)
     whole = None if wish.amount is None else estimate_training(lead, wish.amount, wish.tariff, long_run=wish.long_run)
@@ -1070,7 +1076,7 @@ def _more_gpus(tried: _Searches, offers: Sequence[_SystemCounts]) -> Remedy | No
         while gpus <= min(_MOST_GPUS, system.max_devices or _MOST_GPUS):
             plan = tried.best_plan(system, gpus)
             if plan is not None and plan.meets(tried.requirements):
-                return Remedy(f"{system.machines_text(gpus)} would do", plan.command)
+                return Remedy(f"{system.gpus_and_nodes_text(gpus)} would do", plan.command)
             gpus *= 2
     return None
 
@@ -1146,19 +1152,19 @@ def verdict_without_remedies(reply: PurchasePlans) -> str:
     return f"Nothing is done{limits}. Nearest: {_summary(fitting[0])}"
 
 
-def _deadline_warning(wish: Requirements, plan: PlanWithCost) -> str:
+def _deadline_warning(wish: PurchaseRequirements, plan: PlanWithCost) -> str:
     """Return a warning sentence if the upper end of a plan's 90 % interval is beyond the deadline; else empty."""
-    if wish.deadline is None or plan.seconds is None:
+    if wish.deadline is None or plan.training_time is None:
         return ""
-    slow = plan.seconds * plan.interval[1] / plan.row.step_time
+    slow = plan.training_time * plan.interval[1] / plan.row.step_time
     return ". The slow end of its interval is beyond the deadline" if slow > wish.deadline else ""
 
 
 def _summary(plan: PlanWithCost) -> str:
-    sentence = f"{plan.system.machines_text(plan.row.gpus)} with {plan.row.strategy or 'dp'}"
-    if plan.seconds is not None:
-        low, high = (format_long_duration(end / plan.row.step_time * plan.seconds) for end in plan.interval)
-        sentence += f", {format_long_duration(plan.seconds)} (90 %: {low} to {high})"
+    sentence = f"{plan.system.gpus_and_nodes_text(plan.row.gpus)} with {plan.row.strategy or 'dp'}"
+    if plan.training_time is not None:
+        low, high = (format_long_duration(end / plan.row.step_time * plan.training_time) for end in plan.interval)
+        sentence += f", {format_long_duration(plan.training_time)} (90 %: {low} to {high})"
     if plan.usd is not None:
         sentence += f", {plan.usd:,.0f} USD" if plan.usd >= 100 else f", {plan.usd:.3g} USD"
     return sentence

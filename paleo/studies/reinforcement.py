@@ -12,15 +12,15 @@ from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
 from paleo.errors import PaleoError
-from paleo.serving.plans import shardings
+from paleo.serving.plans import candidate_shardings
 from paleo.serving.reinforcement import (
     ReinforcementStep,
     RolloutGenerator,
     Rollouts,
     TrainerPrediction,
-    learning_step,
     predict_generator,
     predict_trainer,
+    reinforcement_step,
     trainer_run,
 )
 from paleo.specs.run import Run
@@ -78,7 +78,7 @@ class ReinforcementQuestion:
         Steps that the engine may be ahead; 0 shares all GPUs.
     generator_gpus : int or None
         GPUs of the engine where there are two sets; None tries several numbers.
-    layouts : sequence of Sharding or None
+    layouts : sequence of ZeroSharding or None
         Layouts of a replica of the engine; None takes those of a service.
     strategies : sequence of str or None
         Strategies of the trainer; None takes the usual ones, and a search where none of them fits.
@@ -102,7 +102,7 @@ class ReinforcementQuestion:
 
         Parameters
         ----------
-        sharding : Sharding
+        sharding : ZeroSharding
             Layout of one replica of the engine.
 
         Returns
@@ -127,7 +127,7 @@ class ReinforcementQuestion:
         return [*(f"tp={tp},zero=1,sp" if tp > 1 else "zero=1" for tp in powers), "zero=3", *experts]
 
 
-def rank_learning_steps(question: ReinforcementQuestion) -> tuple[list[ReinforcementStep], list[str]]:
+def rank_reinforcement_steps(question: ReinforcementQuestion) -> tuple[list[ReinforcementStep], list[str]]:
     """Predict the step of reinforcement learning for every layout of engine and trainer and every split of the GPUs.
 
     Engine and trainer are predicted once for each of their layouts and GPU counts.
@@ -170,8 +170,10 @@ def rank_learning_steps(question: ReinforcementQuestion) -> tuple[list[Reinforce
 
     def composed(searched: bool) -> list[ReinforcementStep]:
         return [
-            learning_step(system, engine, each, rollouts, algorithm=question.algorithm, staleness=question.staleness)
-            for sharding in question.layouts or shardings(model, system, question.gpus)
+            reinforcement_step(
+                system, engine, each, rollouts, algorithm=question.algorithm, staleness=question.staleness
+            )
+            for sharding in question.layouts or candidate_shardings(model, system, question.gpus)
             for first, second in question.gpu_splits(sharding)
             for engine in engines(sharding, first)
             for each in trainers(second, searched)
@@ -265,7 +267,7 @@ class ReinforcementStudy:
         )
 
 
-def learning_study(
+def reinforcement_study(
     question: ReinforcementQuestion, *, steps: int, usd_per_s: float | None = None
 ) -> ReinforcementStudy:
     """Study reinforcement learning under all layouts; keep those whose trainer fits in memory, or all if none does.
@@ -284,6 +286,6 @@ def learning_study(
     ReinforcementStudy
         The steps, the shortest first.
     """
-    tried, refusals = rank_learning_steps(question)
+    tried, refusals = rank_reinforcement_steps(question)
     fitting = [each for each in tried if each.trainer_fits] or tried
     return ReinforcementStudy(question, tuple(fitting), tuple(refusals), steps, usd_per_s)

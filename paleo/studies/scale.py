@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Literal, get_args
 from paleo.errors import CapacityError, PlanError, SpecError, suggest_names
 from paleo.parallel.plan import plan
 from paleo.predict import Prediction, predict
-from paleo.pricing.links.topology import NetworkShare, NodePlacement, node_placement, placement_port_share
+from paleo.pricing.links.topology import NetworkShare, NodePlacement, parse_node_placement, placement_nic_share
 from paleo.specs.run import replace_fields
 from paleo.studies.cost import TrainingAmount, TrainingEstimate, estimate_training
-from paleo.studies.goodput import LongRunOptions, goodput_share
+from paleo.studies.goodput import LongRunOptions, goodput_of_prediction
 from paleo.studies.gradient_exchange import ConsistencyStudy, consistency_study
 from paleo.units import DAY, HOUR, comma_separated, format_duration, format_gibibytes, format_percent, with_noun
 
@@ -47,7 +47,7 @@ def parse_scalings(text: str) -> tuple[Scaling, ...]:
 
     Returns
     -------
-    tuple of Scaling
+    tuple of QuantisationScaling
         Kinds of scaling.
 
     Raises
@@ -124,7 +124,7 @@ class ScalePoint:
         )
 
     @property
-    def usable(self) -> bool:
+    def is_usable(self) -> bool:
         return self.prediction is not None and not self.problem
 
     @property
@@ -137,7 +137,7 @@ class ScalePoint:
     @property
     def fits(self) -> bool:
         """True if the run works at this GPU count and fits in memory."""
-        return self.prediction is not None and self.usable and self.prediction.memory.fits
+        return self.prediction is not None and self.is_usable and self.prediction.memory.fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class ScaleCurve:
     Speed-up and efficiency refer to ``base_point``, the first count that fits in memory. ``fixed_batch`` [samples] is
     the global batch in strong scaling and the batch of each rank in weak scaling.
 
-    ``consistency`` (such as ``bsp`` or ``async``) and ``node_placement`` (``packed`` or scattered) are the run's
+    ``consistency`` (such as ``bsp`` or ``async``) and ``parse_node_placement`` (``packed`` or scattered) are the run's
     options for all counts.
     """
 
@@ -175,7 +175,7 @@ class ScaleCurve:
     @property
     def base_point(self) -> ScalePoint:
         fitting = [point for point in self.points if point.fits]
-        return (fitting or [point for point in self.points if point.usable])[0]
+        return (fitting or [point for point in self.points if point.is_usable])[0]
 
     def speedup(self, point: ScalePoint) -> float:
         """Return the throughput at one GPU count relative to the smallest count that runs.
@@ -208,7 +208,7 @@ class ScaleCurve:
         return self.speedup(point) * self.base_point.gpus / point.gpus
 
     @property
-    def fastest_with_failures(self) -> ScalePoint | None:
+    def fastest_point_with_failures(self) -> ScalePoint | None:
         """Point with the most useful throughput (speed-up times goodput); more GPUs only add failures.
 
         None if throughput still rises at the last count, or failures do not count.
@@ -242,7 +242,7 @@ def predict_scale_curve(
         Options of the run: GPUs, batch, parallelism, number format and so on.
     counts : sequence of int
         Numbers of GPUs.
-    scaling : Scaling
+    scaling : QuantisationScaling
         ``strong`` or ``weak``.
     long_run : LongRunOptions, optional
         Failures and checkpoints, which give each point a goodput.
@@ -266,7 +266,7 @@ def predict_scale_curve(
     rising = sorted(set(counts))
     fixed = _fixed_batch(model, system, run, rising, scaling)
     points = tuple(_failing(_point(model, system, run, count, scaling, fixed), long_run) for count in rising)
-    if not any(point.usable for point in points):
+    if not any(point.is_usable for point in points):
         raise PlanError(points[0].problem)
     if amount is not None:
         points = tuple(_with_training(point, amount, tariff, long_run) for point in points)
@@ -278,13 +278,15 @@ def _with_training(
 ) -> ScalePoint:
     """Add time, cost and energy of an amount of training to a scaling point; None if failures prevent an end."""
     try:
-        cost = estimate_training(point.required_prediction, amount, tariff, long_run=long_run) if point.usable else None
+        cost = (
+            estimate_training(point.required_prediction, amount, tariff, long_run=long_run) if point.is_usable else None
+        )
     except CapacityError:
         cost = None
     return replace(point, training=cost)
 
 
-def curve_runs(run: Run) -> tuple[Run, ...]:
+def split_into_curve_runs(run: Run) -> tuple[Run, ...]:
     """Split a run whose options are lists into one run per scaling curve.
 
     Each pair of consistency model and node placement gives one run. Packed nodes come first.
@@ -302,7 +304,7 @@ def curve_runs(run: Run) -> tuple[Run, ...]:
     Examples
     --------
     >>> from paleo.specs.run import Run
-    >>> [each.fabric.nodes for each in curve_runs(Run(nodes="random"))]
+    >>> [each.fabric.nodes for each in split_into_curve_runs(Run(nodes="random"))]
     ['packed', 'random']
     """
     models, places = comma_separated(run.exchange.consistency), comma_separated(run.fabric.nodes)
@@ -351,7 +353,7 @@ def _point(model: ModelSpec, system: System, run: Run, count: int, scaling: Scal
 def _failing(point: ScalePoint, long_run: LongRunOptions | None) -> ScalePoint:
     if long_run is None or point.prediction is None:
         return point
-    return replace(point, goodput=goodput_share(point.prediction, long_run))
+    return replace(point, goodput=goodput_of_prediction(point.prediction, long_run))
 
 
 def failure_limit_sentence(curve: ScaleCurve) -> str:
@@ -370,7 +372,7 @@ def failure_limit_sentence(curve: ScaleCurve) -> str:
     last = next((point for point in reversed(curve.points) if point.fits and point.goodput is not None), None)
     if last is None:
         return ""
-    best = curve.fastest_with_failures
+    best = curve.fastest_point_with_failures
     if best is None:
         kept = format_percent(last.goodput or 0.0)
         return f"With failures it still gains at {with_noun(last.gpus, 'GPU')} (goodput {kept})."
@@ -399,7 +401,8 @@ def scaling_verdict(curve: ScaleCurve) -> ScalingVerdict:
     """
     if not curve.base_point.fits:
         least = min(
-            (point for point in curve.points if point.usable), key=lambda point: point.required_prediction.memory.total
+            (point for point in curve.points if point.is_usable),
+            key=lambda point: point.required_prediction.memory.total,
         )
         where = f"at best ({with_noun(least.gpus, 'GPU')}) {_shortage(least.required_prediction)}"
         return ScalingVerdict(None, f"Does not fit at any of these counts: {where}.", "memory")
@@ -415,7 +418,7 @@ def scaling_verdict(curve: ScaleCurve) -> ScalingVerdict:
     return ScalingVerdict(last.gpus, text, cause)
 
 
-def placement_advice(curves: Sequence[ScaleCurve]) -> tuple[str, ...]:
+def node_placement_advice(curves: Sequence[ScaleCurve]) -> tuple[str, ...]:
     """Return sentences on how much scattered nodes slow down the largest GPU count of each curve, and why.
 
     Parameters
@@ -430,8 +433,8 @@ def placement_advice(curves: Sequence[ScaleCurve]) -> tuple[str, ...]:
     """
     sentences = []
     for curve in curves:
-        points = [point for point in curve.points if point.usable]
-        study = placement_study(points[-1].required_prediction) if points else None
+        points = [point for point in curve.points if point.is_usable]
+        study = node_placement_study(points[-1].required_prediction) if points else None
         if study is not None:
             sentences.append(f"{curve.node_placement} nodes at {with_noun(points[-1].gpus, 'GPU')}: {study.advice}")
     return tuple(sentences)
@@ -489,7 +492,7 @@ def cost_verdict(curve: ScaleCurve) -> str | None:
     if not known:
         return None
     least = min(known, key=lambda entry: (entry[2], entry[0]))
-    start = f"{least[1].amount.text}: cheapest on {with_noun(least[0], 'GPU')} ({_spent(least[1])})"
+    start = f"{least[1].amount.description}: cheapest on {with_noun(least[0], 'GPU')} ({_spent(least[1])})"
     within = [entry for entry in known if entry[0] >= least[0] and entry[2] <= (1.0 + _DEARER) * least[2]]
     last = max(within, key=lambda entry: entry[0])
     words = [start]
@@ -596,7 +599,9 @@ def curve_warnings(curves: Sequence[ScaleCurve]) -> list[str]:
         Warnings, each with its GPU counts in front.
     """
     firsts, counts = dict[str, str](), dict[str, list[int]]()
-    for point in (point for curve in curves for point in curve.points if point.prediction is not None and point.usable):
+    for point in (
+        point for curve in curves for point in curve.points if point.prediction is not None and point.is_usable
+    ):
         for warning in point.required_prediction.warnings:
             alike = re.sub(r"[\d.,]+", "0", warning)
             firsts.setdefault(alike, warning)
@@ -611,7 +616,7 @@ _UNITS = {"leaf switches": "leaf switch", "units of rails": "unit of rails", "gr
 
 
 @dataclass(frozen=True, slots=True)
-class PlacementStudy:
+class NodePlacementStudy:
     """Comparison of a run on scattered nodes, beside other jobs, with the same run alone on packed nodes.
 
     ``port_share`` holds the shares (0 to 1) of the nodes' network bandwidth that remain for rings and all-to-alls.
@@ -641,7 +646,9 @@ class PlacementStudy:
     @property
     def network_units(self) -> str:
         """Plural of the network unit, for messages: "leaf switches", "units of rails" or "groups" of a dragonfly."""
-        outer = (level for level in self.prediction.system.levels if self.prediction.system.joins_nodes(level))
+        outer = (
+            level for level in self.prediction.system.levels if self.prediction.system.is_network_between_nodes(level)
+        )
         level = next(outer)
         if level.topology == "dragonfly":
             return "groups"
@@ -677,7 +684,7 @@ class PlacementStudy:
         )
 
 
-def placement_study(prediction: Prediction) -> PlacementStudy | None:
+def node_placement_study(prediction: Prediction) -> NodePlacementStudy | None:
     """Compare a run on scattered nodes and a shared network with the same run alone on packed nodes.
 
     Parameters
@@ -687,16 +694,16 @@ def placement_study(prediction: Prediction) -> PlacementStudy | None:
 
     Returns
     -------
-    PlacementStudy, optional
+    NodePlacementStudy, optional
         The comparison; None for the usual run on packed nodes.
     """
     run, system = prediction.run, prediction.system
-    placement = node_placement(run.fabric.nodes, run.fabric.background, run.fabric.neighbour)
-    if placement.is_uncontended or not any(system.joins_nodes(level) for level in system.levels):
+    placement = parse_node_placement(run.fabric.nodes, run.fabric.background, run.fabric.neighbour)
+    if placement.is_uncontended or not any(system.is_network_between_nodes(level) for level in system.levels):
         return None
     nodes = math.ceil(prediction.plan.gpus / system.devices_per_node)
     packed = prediction.predict_variant(nodes="packed", background=0.0, neighbour=None)
-    return PlacementStudy(prediction, packed, placement, placement_port_share(system, nodes, placement), nodes)
+    return NodePlacementStudy(prediction, packed, placement, placement_nic_share(system, nodes, placement), nodes)
 
 
 def _direct_rails_words(share: NetworkShare) -> str:

@@ -31,14 +31,14 @@ from paleo.errors import PaleoError, SpecError, suggest_names
 from paleo.files import check_output_path, escape_csv_cell, exists, is_file, is_folder, write_atomically, write_text
 from paleo.predict import Prediction, predict
 from paleo.specs.calibration import load_calibration
-from paleo.specs.catalog import is_path, program_digest
-from paleo.specs.loading import Spec, Text, build_validated, changed_files, read_yaml, recorded_file_digests
+from paleo.specs.catalog import code_and_catalog_digest, is_path
+from paleo.specs.loading import NonEmptyText, Spec, changed_files, read_yaml, record_read_files, validate_mapping
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.prices import billed_devices, machine_rent
-from paleo.specs.run import OLD_NAMES, Run, flatten_to_paths
+from paleo.specs.run import FORMER_FIELD_NAMES, Run, flatten_to_paths
 from paleo.specs.software import load_software
 from paleo.specs.system import System, load_system
-from paleo.studies.cost import JOULES_PER_KWH, MAX_TRAINING_AMOUNT, Tariff, comparable_tariff, power
+from paleo.studies.cost import JOULES_PER_KWH, MAX_TRAINING_AMOUNT, Tariff, comparable_tariff, device_power
 from paleo.studies.gradient_exchange import ConsistencyStudy, consistency_study
 from paleo.studies.what_if import change_system
 from paleo.units import parse_quantity
@@ -64,9 +64,9 @@ class SweepStudy(Spec):
     prices, each with a list of values. A value of a system is ``x0.8`` (a factor) or a quantity with its unit.
     """
 
-    name: Text = "sweep"
-    models: list[Text] = Field(min_length=1)
-    systems: list[Text] = Field(min_length=1)
+    name: NonEmptyText = "sweep"
+    models: list[NonEmptyText] = Field(min_length=1)
+    systems: list[NonEmptyText] = Field(min_length=1)
     run: dict[str, Any] = Field(default_factory=dict)
     axes: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict)
 
@@ -93,14 +93,14 @@ class SweepStudy(Spec):
         return {name: values for name, values in self.axes.items() if name in _COST_AXES}
 
     @property
-    def points(self) -> int:
+    def point_count(self) -> int:
         return math.prod(len(values) for values in self.step_axes.values())
 
     @property
-    def rows(self) -> int:
-        return self.points * math.prod(len(values) for values in self.cost_axes.values())
+    def row_count(self) -> int:
+        return self.point_count * math.prod(len(values) for values in self.cost_axes.values())
 
-    def point(self, index: int) -> _Point:
+    def axis_values_at(self, index: int) -> _Point:
         """Return the axis values of one point of the sweep by index; the last axis changes fastest.
 
         Parameters
@@ -124,7 +124,7 @@ class SweepStudy(Spec):
         """Names of the result columns, without those of the axes."""
         return _FIGURES
 
-    def load_and_check(self) -> None:
+    def validate_axes_and_load_files(self) -> None:
         """Check every value of every axis, and load the software and calibration files that workers will read.
 
         Raises SpecError for the first run that is not valid.
@@ -135,7 +135,7 @@ class SweepStudy(Spec):
             if is_path(run.calibration):
                 load_calibration(run.calibration)
 
-    def table_row(self, job: SweepJob, point: _Point) -> _Record:
+    def predict_table_row(self, job: SweepJob, point: _Point) -> _Record:
         """Predict the run at one point of the sweep, and return its row of the result table.
 
         Parameters
@@ -158,11 +158,11 @@ class SweepStudy(Spec):
         changes = tuple(
             (key.removeprefix("system."), value) for key, value in point.items() if key.startswith("system.")
         )
-        system = job.system(str(point["system"]), changes)
+        system = job.changed_system(str(point["system"]), changes)
         return _figures(predict(job.models[str(point["model"])], system, _run_of(self, point)))
 
 
-def load_study(path: str | Path) -> SweepStudy:
+def load_sweep_study(path: str | Path) -> SweepStudy:
     """Load the study file of a parameter sweep and check every axis before anything is computed.
 
     Parameters
@@ -180,10 +180,10 @@ def load_study(path: str | Path) -> SweepStudy:
     SpecError
         If an axis, value or name is not valid.
     """
-    return study_from_mapping(SweepStudy, path, read_yaml(path))
+    return build_sweep_study(SweepStudy, path, read_yaml(path))
 
 
-def study_from_mapping(kind: type[SweepStudy], path: str | Path, data: dict[str, Any]) -> SweepStudy:
+def build_sweep_study(kind: type[SweepStudy], path: str | Path, data: dict[str, Any]) -> SweepStudy:
     """Build a parameter sweep from the parsed data of its study file, and check every axis.
 
     Parameters
@@ -205,15 +205,15 @@ def study_from_mapping(kind: type[SweepStudy], path: str | Path, data: dict[str,
     SpecError
         If an axis, value or name is not valid.
     """
-    study = build_validated(kind, {"name": Path(path).stem, **data}, path)
+    study = validate_mapping(kind, {"name": Path(path).stem, **data}, path)
     try:
-        check_study(study)
+        check_sweep_study(study)
     except SpecError as error:
         raise SpecError(f"{path}: {error}") from None
     return study
 
 
-def check_study(study: SweepStudy) -> None:
+def check_sweep_study(study: SweepStudy) -> None:
     """Check the axes, values and names of a parameter sweep.
 
     Parameters
@@ -226,8 +226,8 @@ def check_study(study: SweepStudy) -> None:
     SpecError
         For the first axis, value or name that is not valid.
     """
-    if study.rows > _MOST_ROWS:
-        raise SpecError(f"axes: their product is {study.rows:,} rows; at most {_MOST_ROWS:,} are made")
+    if study.row_count > _MOST_ROWS:
+        raise SpecError(f"axes: their product is {study.row_count:,} rows; at most {_MOST_ROWS:,} are made")
     if len([name for name in study.cost_axes if name in _AMOUNTS]) > 1:
         raise SpecError(f"axes: {', '.join(name for name in study.cost_axes if name in _AMOUNTS)}: state one of them")
     for name, values in {"models": study.models, "systems": study.systems}.items():
@@ -245,7 +245,7 @@ def check_study(study: SweepStudy) -> None:
         for key, values in study.axes.items():
             for value in values if key.startswith("system.") else ():
                 change_system(machine, key.removeprefix("system."), value)
-    study.load_and_check()
+    study.validate_axes_and_load_files()
     for account in _accounts_of(study):
         _tariff_of(account)
 
@@ -272,7 +272,7 @@ def _tariff_of(account: _Point) -> Tariff:
                 f"axes.{name}: {value!r:.60} must be a number above zero, and at most {MAX_TRAINING_AMOUNT:.0e}"
             )
     stated = {key: account[key] for key in Tariff.model_fields if account.get(key) is not None}
-    return build_validated(Tariff, stated, "axes")
+    return validate_mapping(Tariff, stated, "axes")
 
 
 def _run_of(study: SweepStudy, point: _Point) -> Run:
@@ -281,10 +281,10 @@ def _run_of(study: SweepStudy, point: _Point) -> Run:
     for key, value in point.items():
         if key not in ("model", "system") and not key.startswith("system."):
             known = [*Run.model_fields, *Run.extra_keys(), *_COST_AXES, "model.NAME", "input.NAME", "system.PATH"]
-            if key not in known and key not in OLD_NAMES and not key.startswith(("model.", "input.")):
+            if key not in known and key not in FORMER_FIELD_NAMES and not key.startswith(("model.", "input.")):
                 raise SpecError(f"axes.{key}: unknown axis; {suggest_names(key, known)}")
             data |= flatten_to_paths({key: value})
-    return build_validated(Run, data, "run")
+    return validate_mapping(Run, data, "run")
 
 
 _Record = dict[str, Any]
@@ -320,7 +320,7 @@ def _blocks(study: SweepStudy, parts: Iterable[list[_Record]]) -> Iterator[_Colu
     block: list[tuple[_Point, _Record]] = []
     most = max(1, _BLOCK // len(accounts))
     for index, record in enumerate(itertools.chain.from_iterable(parts)):
-        block.append((study.point(index), record))
+        block.append((study.axis_values_at(index), record))
         if len(block) == most:
             yield _columns(study, block, accounts)
             block = []
@@ -497,7 +497,7 @@ _CONNECT_S = 5
 #: How often the workers of a cluster are counted [s].
 _LOOK_S = 3
 #: This program and its shipped figures, as they were when the process started.
-_RELEASE = program_digest()
+_RELEASE = code_and_catalog_digest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -516,7 +516,7 @@ class SweepJob:
     release: str = _RELEASE
     _changed: dict[Any, System] = field(default_factory=dict, repr=False)
 
-    def system(self, name: str, changes: tuple[tuple[str, Any], ...]) -> System:
+    def changed_system(self, name: str, changes: tuple[tuple[str, Any], ...]) -> System:
         """Return a system with changed properties; it is built once for all points of the sweep that share it.
 
         Parameters
@@ -554,11 +554,11 @@ class SweepJob:
 
 def _job_of(study: SweepStudy) -> SweepJob:
     """Prepare a parameter sweep for worker processes: load its models and systems, and compute its fingerprint."""
-    with recorded_file_digests() as named:
+    with record_read_files() as named:
         models = {name: load_model(name, run_code=False) for name in study.models}
         systems = {name: load_system(name) for name in study.systems}
-    with recorded_file_digests() as read:
-        study.load_and_check()
+    with record_read_files() as read:
+        study.validate_axes_and_load_files()
     content = json.dumps([study.model_dump(mode="json"), sorted(named.values()), sorted(read.values()), _RELEASE])
     files = {path: digest for path, digest in read.items() if path not in named}
     return SweepJob(study, models, systems, files, hashlib.sha256(content.encode()).hexdigest())
@@ -567,19 +567,19 @@ def _job_of(study: SweepStudy) -> SweepJob:
 def _evaluate(job: SweepJob, part: int) -> list[_Record]:
     """Predict the points of one part of a sweep in order; a point that cannot be predicted gets the reason instead."""
     job.check_release_and_files()
-    first, last = part * _PART, min((part + 1) * _PART, job.study.points)
-    return [_record(job, job.study.point(index)) for index in range(first, last)]
+    first, last = part * _PART, min((part + 1) * _PART, job.study.point_count)
+    return [_record(job, job.study.axis_values_at(index)) for index in range(first, last)]
 
 
 def _record(job: SweepJob, point: _Point) -> _Record:
     try:
-        return job.study.table_row(job, point)
+        return job.study.predict_table_row(job, point)
     except PaleoError as error:
         return {"problem": " ".join(str(error).split())}
 
 
 def _figures(prediction: Prediction) -> _Record:
-    plan, watts, data = prediction.plan, power(prediction), prediction.model.dataset
+    plan, watts, data = prediction.plan, device_power(prediction), prediction.model.dataset
     study = consistency_study(prediction)
     seconds = prediction.step_time if study is None else study.step_time
     low, high = (end * seconds / prediction.step_time for end in prediction.interval)
@@ -626,7 +626,7 @@ def _cycle(study: ConsistencyStudy) -> _Record:
     return {name: None if math.isnan(value) else value for name, value in zip(_CYCLE, values, strict=True)}
 
 
-Evaluator = Callable[[SweepJob, Sequence[int]], Iterator[tuple[int, list[_Record]]]]
+SweepEvaluator = Callable[[SweepJob, Sequence[int]], Iterator[tuple[int, list[_Record]]]]
 
 
 def _serial(job: SweepJob, parts: Sequence[int]) -> Iterator[tuple[int, list[_Record]]]:
@@ -646,7 +646,7 @@ def _evaluate_job_of_process(part: int) -> list[_Record]:
     return _evaluate(_JOBS[0], part)
 
 
-def _processes(jobs: int) -> Evaluator:
+def _processes(jobs: int) -> SweepEvaluator:
     """Return an evaluator that computes the parts of a sweep in ``jobs`` processes of this machine."""
 
     def run(job: SweepJob, parts: Sequence[int]) -> Iterator[tuple[int, list[_Record]]]:
@@ -694,7 +694,7 @@ MAX_PROCESSES = 4096
 _GOES_ON = "what was computed is kept: the same command goes on from there"
 
 
-def local_evaluator(study: SweepStudy, jobs: int = 0) -> Evaluator:
+def local_evaluator(study: SweepStudy, jobs: int = 0) -> SweepEvaluator:
     """Return an evaluator that computes the points of a sweep in this process or in several local ones.
 
     Parameters
@@ -706,7 +706,7 @@ def local_evaluator(study: SweepStudy, jobs: int = 0) -> Evaluator:
 
     Returns
     -------
-    Evaluator
+    SweepEvaluator
         Function that yields the results of each part of a sweep.
 
     Raises
@@ -716,11 +716,11 @@ def local_evaluator(study: SweepStudy, jobs: int = 0) -> Evaluator:
     """
     if not 0 <= jobs <= MAX_PROCESSES:
         raise SpecError(f"--jobs {jobs}: must be 1 or more (at most {MAX_PROCESSES}), or 0 for as many as pay")
-    chosen = jobs or (len(os.sched_getaffinity(0)) if study.points >= _WORTH_PROCESSES else 1)
+    chosen = jobs or (len(os.sched_getaffinity(0)) if study.point_count >= _WORTH_PROCESSES else 1)
     return _serial if chosen == 1 else _processes(chosen)
 
 
-def dask_evaluator(scheduler: str, warn: Callable[[str], object] = lambda text: None) -> Evaluator:
+def dask_evaluator(scheduler: str, warn: Callable[[str], object] = lambda text: None) -> SweepEvaluator:
     """Return an evaluator that computes the points of a sweep on a Dask cluster.
 
     Parts of a worker that dies are computed again by other workers.
@@ -734,7 +734,7 @@ def dask_evaluator(scheduler: str, warn: Callable[[str], object] = lambda text: 
 
     Returns
     -------
-    Evaluator
+    SweepEvaluator
         Function that yields the results of each part of a sweep.
 
     Raises
@@ -837,14 +837,14 @@ def _first_line(error: BaseException) -> str:
 Progress = Callable[[int, int], None]
 
 
-def sweep_table(study: SweepStudy, evaluator: Evaluator | None = None) -> pd.DataFrame:
+def sweep_table(study: SweepStudy, evaluator: SweepEvaluator | None = None) -> pd.DataFrame:
     """Compute a parameter sweep, and return its result table as a DataFrame.
 
     Parameters
     ----------
     study : SweepStudy
         Study file: a run, and the axes that it varies.
-    evaluator : Evaluator, optional
+    evaluator : SweepEvaluator, optional
         Function that computes the points; by default in this process.
 
     Returns
@@ -855,13 +855,13 @@ def sweep_table(study: SweepStudy, evaluator: Evaluator | None = None) -> pd.Dat
     import pandas as pd
 
     job = _job_of(study)
-    records = dict((evaluator or _serial)(job, range(math.ceil(study.points / _PART))))
+    records = dict((evaluator or _serial)(job, range(math.ceil(study.point_count / _PART))))
     columns = _blocks(study, (records[part] for part in sorted(records)))
     return pd.concat([pd.DataFrame(block) for block in columns], ignore_index=True)
 
 
-def sweep(
-    study: SweepStudy, output: str | Path, evaluator: Evaluator | None = None, progress: Progress | None = None
+def write_sweep_table(
+    study: SweepStudy, output: str | Path, evaluator: SweepEvaluator | None = None, progress: Progress | None = None
 ) -> int:
     """Compute a parameter sweep, and write its result table to a file.
 
@@ -873,7 +873,7 @@ def sweep(
         Study file: a run, and the axes that it varies.
     output : str | Path
         File with suffix .csv, .csv.gz or .parquet.
-    evaluator : Evaluator, optional
+    evaluator : SweepEvaluator, optional
         Function that computes the points; by default in this process.
     progress : Progress, optional
         Called with the numbers of finished and of all parts.
@@ -885,7 +885,7 @@ def sweep(
     """
     output = Path(output)
     write, job = _table_writer(output), _job_of(study)
-    count = math.ceil(study.points / _PART)
+    count = math.ceil(study.point_count / _PART)
     with _claimed(output, job.fingerprint) as folder:
         missing = [part for part in range(count) if _finished_records(folder, job, part) is None]
         done = count - len(missing)

@@ -12,21 +12,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paleo.errors import PaleoError, PlanError, SpecError
-from paleo.learning.laws import DEFAULT_LOSS_LAW, SamplesToLoss, best_batch_tokens, samples_to_target, with_noise_scale
+from paleo.learning.laws import (
+    DEFAULT_LOSS_LAW,
+    SamplesToLoss,
+    best_batch_tokens,
+    law_with_noise_scale,
+    samples_to_target,
+)
 from paleo.network.graph import Graph, build_graph
 from paleo.predict import Prediction, predict
-from paleo.specs.loading import MAX_COUNT
+from paleo.specs.loading import MAX_EXACT_INTEGER
 from paleo.specs.model import ModelSpec, load_model
-from paleo.specs.run import Run, explicit_fields, flatten_to_paths, replace_fields
+from paleo.specs.run import Run, flatten_to_paths, replace_fields, user_set_fields
 from paleo.specs.task import NO_EVALUATION, TrainingCode, TrainingTask, load_task
 from paleo.studies.cost import (
     INTERVAL_DEVIATIONS,
     JOULES_PER_KWH,
-    TargetRequirement,
     Tariff,
     TrainingAmount,
-    energy,
+    TrainingRequirement,
     rent_rate,
+    training_energy,
 )
 from paleo.units import with_noun
 
@@ -74,7 +80,7 @@ class TargetTime:
         return self.evaluation_count * self.evaluation_time
 
     @property
-    def seconds(self) -> float:
+    def time_to_target(self) -> float:
         """Time until the target quality is reached [s]: steps, evaluations and start-up, without initialisation.
 
         MLPerf's rules do not time the initialisation, either.
@@ -90,7 +96,7 @@ class TargetTime:
         spread = math.exp(
             INTERVAL_DEVIATIONS * math.sqrt(self.samples_log_deviation**2 + self.step_log_deviation**2 + _SUBMITTERS**2)
         )
-        return self.seconds / spread, self.seconds * spread
+        return self.time_to_target / spread, self.time_to_target * spread
 
     @property
     def step_interval(self) -> tuple[float, float]:
@@ -112,7 +118,7 @@ class TargetTime:
             USD; None if no price is known.
         """
         rate, _ = rent_rate(self.prediction.system, self.prediction.plan.gpus, tariff)
-        return None if rate is None else rate * self.seconds
+        return None if rate is None else rate * self.time_to_target
 
     def kwh(self, tariff: Tariff | None = None) -> float | None:
         """Return the energy of the training until the target quality is reached [kWh].
@@ -127,7 +133,7 @@ class TargetTime:
         float, optional
             kWh; None if the device file has no design power.
         """
-        joules = energy(self.prediction, self.seconds, tariff or Tariff())
+        joules = training_energy(self.prediction, self.time_to_target, tariff or Tariff())
         return None if joules is None else joules / JOULES_PER_KWH
 
 
@@ -204,10 +210,10 @@ def _with_noise_scale(task: TrainingTask, noise_scale: float | None) -> Training
     """Copy a training task with a measured gradient noise scale [samples] as critical batch; unchanged for None."""
     if noise_scale is None:
         return task
-    if not 1 <= noise_scale <= MAX_COUNT:
-        expected = f"must be above zero: samples of the critical batch, from 1 to {MAX_COUNT:.0e}"
+    if not 1 <= noise_scale <= MAX_EXACT_INTEGER:
+        expected = f"must be above zero: samples of the critical batch, from 1 to {MAX_EXACT_INTEGER:.0e}"
         raise SpecError(f"--noise-scale {noise_scale:g} {expected}")
-    return task.model_copy(update={"law": with_noise_scale(task.law, noise_scale)})
+    return task.model_copy(update={"law": law_with_noise_scale(task.law, noise_scale)})
 
 
 def time_to_target(
@@ -242,11 +248,9 @@ def time_to_target(
         Samples, step time, evaluation time and their uncertainty.
     """
     if run.dtype is None:
-        run = run.model_copy(
-            update={"dtype": task.for_device_kind(system.device.kind).submission_format(system.device)}
-        )
+        run = run.model_copy(update={"dtype": task.for_device_kind(system.device.kind).submission_dtype(system.device)})
     prediction = predict(load_model(task.model, run_code=False), system, run, calibration=calibration)
-    forward = forward_seconds(prediction, calibration)
+    forward = forward_pass_time(prediction, calibration)
     return time_from_prediction(task, prediction, forward, global_batch=global_batch, runs=runs)
 
 
@@ -310,8 +314,8 @@ def _samples_needed(task: TrainingTask, global_batch: float, runs: float = 1.0) 
     law, extra = task.law, task.submissions
     samples = float(law.samples(global_batch))
     if extra is None:
-        return samples, float(law.log_std(global_batch, runs))
-    beyond = float(law.doublings_outside(global_batch)) * law.residual
+        return samples, float(law.log_standard_deviation(global_batch, runs))
+    beyond = float(law.doublings_outside_range(global_batch)) * law.residual
     return samples * extra.ratio, math.hypot(extra.residual, beyond)
 
 
@@ -326,7 +330,7 @@ def _evaluation_time(task: TrainingTask, forward: float, plan: Plan) -> float:
     return evaluation.fixed + passes * forward * evaluation.work
 
 
-def forward_seconds(prediction: Prediction, calibration: Calibration | None = None) -> float:
+def forward_pass_time(prediction: Prediction, calibration: Calibration | None = None) -> float:
     """Return the time of the forward pass alone of a predicted run [s], at the same batch on the same GPUs.
 
     Parameters
@@ -359,19 +363,19 @@ _FORWARD_SHARE = 1.0 / 3.0
 class TargetScaling:
     """Times to a target quality over GPU counts, with the count from which more GPUs no longer pay.
 
-    Beyond ``knee`` a doubling of the GPUs saves less than a quarter of the time. ``largest_useful`` is the fastest GPU
-    count, None if the time still falls at the last count. ``skipped`` maps counts without a time to reasons.
+    Beyond ``knee`` a doubling of the GPUs saves less than a quarter of the time. ``largest_useful_gpus`` is the fastest
+    GPU count, None if the time still falls at the last count. ``skipped`` maps counts without a time to reasons.
     """
 
     points: tuple[TargetTime, ...]
     knee: int | None
-    largest_useful: int | None
+    largest_useful_gpus: int | None
     skipped: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def verdict(self) -> str:
         """Sentence with the fastest GPU count, the knee and the largest useful count."""
-        best = min(self.points, key=lambda point: point.seconds)
+        best = min(self.points, key=lambda point: point.time_to_target)
         return "; ".join([f"fastest with {with_noun(best.prediction.plan.gpus, 'GPU')}", *self.limit_texts])
 
     @property
@@ -380,7 +384,11 @@ class TargetScaling:
         knee = (
             [] if self.knee is None else [f"beyond {with_noun(self.knee, 'GPU')} a doubling saves less than a quarter"]
         )
-        end = [] if self.largest_useful is None else [f"more than {with_noun(self.largest_useful, 'GPU')} are slower"]
+        end = (
+            []
+            if self.largest_useful_gpus is None
+            else [f"more than {with_noun(self.largest_useful_gpus, 'GPU')} are slower"]
+        )
         return knee + end
 
 
@@ -405,7 +413,7 @@ def target_scaling(points: list[TargetTime], skipped: Mapping[int, str] | None =
     """
     ordered = sorted(points, key=lambda point: point.prediction.plan.gpus)
     gpus = [point.prediction.plan.gpus for point in ordered]
-    seconds = [point.seconds for point in ordered]
+    seconds = [point.time_to_target for point in ordered]
     knee = None
     for (fewer, long), (more, short) in zip(
         zip(gpus, seconds, strict=True), zip(gpus[1:], seconds[1:], strict=True), strict=False
@@ -469,16 +477,16 @@ def _best_layout(task: TrainingTask, point: TargetTime) -> TargetTime:
     The search finds the best plan at the same batch, and tries it at half and twice the batch, too. Plans must fit in
     memory.
     """
-    from paleo.launch.commands import supported_space
+    from paleo.launch.commands import supported_search_space
     from paleo.search.plans import search
     from paleo.search.space import SearchSpace
 
     first = point.prediction
     run = first.run.model_copy(update={"microbatch": None, "strategy": "dp"})
     try:
-        plan = search(first.model, first.system, run, space=supported_space(SearchSpace(), run.software), top=1).plans[
-            0
-        ]
+        plan = search(
+            first.model, first.system, run, space=supported_search_space(SearchSpace(), run.software), top=1
+        ).plans[0]
     except PaleoError:
         return point
     if not plan.fits:
@@ -490,7 +498,7 @@ def _best_layout(task: TrainingTask, point: TargetTime) -> TargetTime:
             candidates.append(time_to_target(task, first.system, changed, global_batch=batch))
         except PlanError:
             continue
-    return min((each for each in candidates if each.prediction.memory.fits), key=lambda each: each.seconds)
+    return min((each for each in candidates if each.prediction.memory.fits), key=lambda each: each.time_to_target)
 
 
 def _positive_batch(text: str) -> float:
@@ -524,11 +532,11 @@ def _best_batch(
             tried.append(point)
         else:
             reason = f"a global batch of {batch:,.0f} does not fit in memory"
-        if len(tried) > 1 and tried[-1].seconds > _RISEN * min(point.seconds for point in tried):
+        if len(tried) > 1 and tried[-1].time_to_target > _RISEN * min(point.time_to_target for point in tried):
             break
     if not tried:
         raise PlanError(f"{task.name} on {gpus} GPUs: {reason}")
-    return min(tried, key=lambda point: point.seconds)
+    return min(tried, key=lambda point: point.time_to_target)
 
 
 #: A batch that takes this many times as long as the best so far ends the search for larger ones.
@@ -549,10 +557,10 @@ def _first_fitting(
     point = point_of()
     if point.prediction.memory.fits or options.get("strategy") is not None:
         return point
-    return first_fitting_point(MODEL_PARALLEL_STRATEGIES, point_of) or point
+    return first_fitting_target_time(MODEL_PARALLEL_STRATEGIES, point_of) or point
 
 
-def first_fitting_point(plans: Sequence[str], point_of: Callable[..., TargetTime]) -> TargetTime | None:
+def first_fitting_target_time(plans: Sequence[str], point_of: Callable[..., TargetTime]) -> TargetTime | None:
     """Return the time to a target under the first strategy of a list that runs and fits in memory.
 
     Parameters
@@ -594,7 +602,7 @@ def _candidate_batches(task: TrainingTask, gpus: int) -> list[float]:
 
 def _known_batches(task: TrainingTask, candidates: Sequence[float]) -> list[float]:
     """Return those global batches [samples] for which the task's sample law was fitted; all batches if none is."""
-    return [batch for batch in candidates if task.law.doublings_outside(batch) == 0] or list(candidates)
+    return [batch for batch in candidates if task.law.doublings_outside_range(batch) == 0] or list(candidates)
 
 
 #: Tokens at a global batch over those at the best one from which an estimate says so.
@@ -651,8 +659,8 @@ def amount_for_goal(
         return amount, warnings
     batch = prediction.plan.global_batch
     samples = samples_to_target(samples=amount.samples, global_batch=batch, critical_batch=goal.noise_scale)
-    words = f"{amount.text}, {float(samples) / amount.samples:.2f} times as many at a batch of {batch:,}"
-    return replace(amount, samples=float(samples), text=words), warnings
+    words = f"{amount.description}, {float(samples) / amount.samples:.2f} times as many at a batch of {batch:,}"
+    return replace(amount, samples=float(samples), description=words), warnings
 
 
 def _for_loss(prediction: Prediction, loss: float) -> tuple[TrainingAmount, tuple[str, ...]]:
@@ -670,7 +678,7 @@ def _for_loss(prediction: Prediction, loss: float) -> tuple[TrainingAmount, tupl
     words = f"{with_noun(round(tokens), 'token')} for a loss of {loss:g} nats ({DEFAULT_LOSS_LAW})"
     if tokens > _MORE * law.tokens_at_best_batch:
         words += f"; {with_noun(round(law.tokens_at_best_batch), 'token')} at the best global batch, {best:,.2g} tokens"
-    return TrainingAmount(samples, words, samples_log_deviation=law.residual), law.range_warnings(tokens)
+    return TrainingAmount(samples, words, samples_log_deviation=law.residual), law.token_range_warnings(tokens)
 
 
 def _samples_to_loss(graph: Graph, loss: float) -> SamplesToLoss:
@@ -679,7 +687,7 @@ def _samples_to_loss(graph: Graph, loss: float) -> SamplesToLoss:
         raise SpecError(f"--loss: samples of model {graph.name} are not counted in tokens; no law of loss holds for it")
     if any(node.type == "moe" for node in graph.nodes):
         raise SpecError(f"--loss: no law of loss is known for mixtures of experts such as {graph.name}; state --tokens")
-    return SamplesToLoss.of(loss, float(graph.parameters), float(graph.tokens_per_sample))
+    return SamplesToLoss.for_network(loss, float(graph.parameters), float(graph.tokens_per_sample))
 
 
 def _task_of_loss(model: str, loss: float) -> TrainingTask:
@@ -693,7 +701,7 @@ def _task_of_loss(model: str, loss: float) -> TrainingTask:
     )  # fmt: skip
 
 
-def resolve_task(
+def load_or_make_task(
     task: str | Path | TrainingTask, loss: float | None = None, noise_scale: float | None = None
 ) -> TrainingTask:
     """Load a training task, or make one from a language model and a loss to reach.
@@ -757,16 +765,16 @@ def _batches(task: TrainingTask) -> tuple[int, ...]:
     return tuple(2**power for power in powers[:: math.ceil(len(powers) / _MOST_BATCHES) or 1])
 
 
-def _need(task: TrainingTask, prediction: Prediction) -> TargetRequirement:
+def _need(task: TrainingTask, prediction: Prediction) -> TrainingRequirement:
     batch = prediction.plan.global_batch * task.packed
-    point = time_from_prediction(task, prediction, forward_seconds(prediction), global_batch=batch)
+    point = time_from_prediction(task, prediction, forward_pass_time(prediction), global_batch=batch)
     ratio = point.step_time / prediction.step_time
-    return TargetRequirement(
-        point.samples / task.packed, point.seconds, point.interval, ratio, point.total_evaluation_time
+    return TrainingRequirement(
+        point.samples / task.packed, point.time_to_target, point.interval, ratio, point.total_evaluation_time
     )
 
 
-def run_for_target(
+def run_and_amount_for_target(
     network: ModelSpec, run: Run, target: str | None, stated: TrainingAmount | None, systems: Sequence[System]
 ) -> tuple[Run, TrainingAmount | None]:
     """Fill in run options and amount of training from a target task; return both unchanged without a target.
@@ -808,7 +816,7 @@ def run_for_target(
             "cannot state both; ask for systems of one kind of device at a time"
         )
     (kind,) = by_kind
-    return Run(**_usual(task.for_device_kind(kind)) | explicit_fields(run)), _target_amount(task)
+    return Run(**_usual(task.for_device_kind(kind)) | user_set_fields(run)), _target_amount(task)
 
 
 def _task_of(network: ModelSpec, target: str) -> TrainingTask:

@@ -76,13 +76,13 @@ def residual_errors(predicted: Array, measured: Array) -> ResidualErrors:
 
 
 #: Measured efficiency above which one of the two measurements must be wrong: no cache or clock gives so much.
-IMPOSSIBLE_EFFICIENCY = 1.2
+MAX_PLAUSIBLE_SCALING_EFFICIENCY = 1.2
 #: The goal: points within which an efficiency should be predicted.
-EFFICIENCY_ERROR_GOAL = 8.0
+SCALING_EFFICIENCY_ERROR_GOAL = 8.0
 
 
 @dataclass(frozen=True, slots=True)
-class EfficiencyPoint:
+class ScalingEfficiencyPoint:
     """Measured and predicted scaling efficiency of one configuration on ``gpus`` devices.
 
     The efficiency is a fraction: step time on ``base_gpus`` devices over step time on ``gpus`` devices. ``base_gpus``
@@ -103,12 +103,12 @@ class EfficiencyPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class EfficiencyErrors:
+class ScalingEfficiencyErrors:
     """Errors of predicted scaling efficiencies over several points, in percentage points.
 
     ``mean_error`` is the mean absolute error, ``bias`` the mean error, ``worst`` the largest absolute error.
-    ``within_goal`` is the share of points within `EFFICIENCY_ERROR_GOAL` [-]. ``impossible`` counts points left out
-    because their measurements contradict each other (efficiency above `IMPOSSIBLE_EFFICIENCY`).
+    ``within_goal`` is the share of points within `SCALING_EFFICIENCY_ERROR_GOAL` [-]. ``impossible`` counts points left
+    out because their measurements contradict each other (efficiency above `MAX_PLAUSIBLE_SCALING_EFFICIENCY`).
     """
 
     points: int
@@ -119,7 +119,9 @@ class EfficiencyErrors:
     impossible: int
 
 
-def efficiency_points(curves: pd.DataFrame, *, measured: Array, predicted: Array) -> list[EfficiencyPoint]:
+def scaling_efficiency_points(
+    curves: pd.DataFrame, *, measured: Array, predicted: Array
+) -> list[ScalingEfficiencyPoint]:
     """Compute measured and predicted scaling efficiencies of all scaling curves of a table.
 
     A curve is one configuration measured on several GPU counts. The efficiency is the step time on its smallest count
@@ -139,13 +141,13 @@ def efficiency_points(curves: pd.DataFrame, *, measured: Array, predicted: Array
 
     Returns
     -------
-    list of EfficiencyPoint
+    list of ScalingEfficiencyPoint
         One entry for each GPU count above the smallest of its curve.
 
     Examples
     --------
     >>> curves = pd.DataFrame({"gpus": [1, 2, 2], "model": ["a"] * 3})
-    >>> one, = efficiency_points(curves, measured=np.array([1.0, 1.2, 1.3]), predicted=np.array([1.0] * 3))
+    >>> one, = scaling_efficiency_points(curves, measured=np.array([1.0, 1.2, 1.3]), predicted=np.array([1.0] * 3))
     >>> one.base_gpus, one.gpus, round(one.measured_efficiency, 3), round(one.error, 1)
     (1, 2, 0.8, 20.0)
     """
@@ -157,37 +159,37 @@ def efficiency_points(curves: pd.DataFrame, *, measured: Array, predicted: Array
         counts, seconds = times.index.to_numpy(dtype=np.int64), times.to_numpy(dtype=np.float64)
         curve = " ".join(str(word) for word in key if word)
         for count, (true, ours) in zip(counts[1:].tolist(), (seconds[0] / seconds[1:]).tolist(), strict=True):
-            points_of_curves.append(EfficiencyPoint(curve, int(counts[0]), count, true, ours))
+            points_of_curves.append(ScalingEfficiencyPoint(curve, int(counts[0]), count, true, ours))
     return points_of_curves
 
 
-def summarise_efficiencies(points: Sequence[EfficiencyPoint]) -> EfficiencyErrors:
+def summarise_scaling_efficiencies(points: Sequence[ScalingEfficiencyPoint]) -> ScalingEfficiencyErrors:
     """Summarise the errors of predicted scaling efficiencies over all points of all curves.
 
     Parameters
     ----------
-    points : sequence of EfficiencyPoint
+    points : sequence of ScalingEfficiencyPoint
         Efficiencies of all curves.
 
     Returns
     -------
-    EfficiencyErrors
+    ScalingEfficiencyErrors
         Errors in percentage points; None without points.
 
     Examples
     --------
     >>> figures = {2: (0.9, 0.95), 4: (0.9, 0.8), 8: (2.0, 1.0)}  # measured, predicted
-    >>> summarise_efficiencies([EfficiencyPoint("a", 1, gpus, *pair) for gpus, pair in figures.items()])
-    EfficiencyErrors(points=2, mean_error=7.5, bias=-2.5, worst=10.0, within_goal=0.5, impossible=1)
+    >>> summarise_scaling_efficiencies([ScalingEfficiencyPoint("a", 1, gpus, *pair) for gpus, pair in figures.items()])
+    ScalingEfficiencyErrors(points=2, mean_error=7.5, bias=-2.5, worst=10.0, within_goal=0.5, impossible=1)
     """
-    error = np.array([point.error for point in points if point.measured_efficiency <= IMPOSSIBLE_EFFICIENCY])
+    error = np.array([point.error for point in points if point.measured_efficiency <= MAX_PLAUSIBLE_SCALING_EFFICIENCY])
     left = len(points) - len(error)
     if not len(error):
-        return EfficiencyErrors(0, None, None, None, None, left)
+        return ScalingEfficiencyErrors(0, None, None, None, None, left)
     size = np.abs(error)
-    figures = (size.mean(), error.mean(), size.max(), np.mean(size <= EFFICIENCY_ERROR_GOAL))
+    figures = (size.mean(), error.mean(), size.max(), np.mean(size <= SCALING_EFFICIENCY_ERROR_GOAL))
     mean, bias, worst, within_goal = (round(float(point), 9) for point in figures)
-    return EfficiencyErrors(len(error), mean, bias, worst, within_goal, left)
+    return ScalingEfficiencyErrors(len(error), mean, bias, worst, within_goal, left)
 
 
 TextArray = npt.NDArray[np.object_]
@@ -201,9 +203,9 @@ class Predictions:
 
     ``values`` is the predicted time; ``low`` and ``high`` are the ends of its 90 % interval. ``baseline`` is the
     roofline time at the datasheet's peaks; the report divides it by one constant efficiency per device.
-    ``failure_reasons`` says why a row has no prediction, '' if it has one. ``subjects`` names the device or system in
-    the catalog. ``parameter_origins`` says where the calibrated parameters come from. Tables of other quantities than
-    times have SI values of that quantity (memory: bytes).
+    ``failure_reasons`` says why a row has no prediction, '' if it has one. ``device_names`` names the device or system
+    in the catalog. ``parameter_origins`` says where the calibrated parameters come from. Tables of other quantities
+    than times have SI values of that quantity (memory: bytes).
     """
 
     values: Array
@@ -211,11 +213,11 @@ class Predictions:
     high: Array
     baseline: Array
     failure_reasons: TextArray
-    subjects: TextArray
+    device_names: TextArray
     parameter_origins: TextArray
 
     @classmethod
-    def all_missing(cls, rows: int) -> Predictions:
+    def without_values(cls, rows: int) -> Predictions:
         """Create empty predictions for a table: nan values and '' texts, to be filled row by row.
 
         Parameters
@@ -320,7 +322,7 @@ class MeasuredTable(ABC):
             Predicted values with intervals, one entry per row; a reason where a row cannot be modelled.
         """
 
-    def further_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
+    def secondary_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
         """Predict further measured quantities of each row besides the main one, such as latencies beside throughput.
 
         Parameters

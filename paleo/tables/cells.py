@@ -70,7 +70,9 @@ def read_table(path: str | Path) -> pd.DataFrame:
     return frame
 
 
-def word_codes(frame: pd.DataFrame, column: str, default: str = "") -> tuple[npt.NDArray[np.integer[Any]], list[str]]:
+def factorize_text_column(
+    frame: pd.DataFrame, column: str, default: str = ""
+) -> tuple[npt.NDArray[np.integer[Any]], list[str]]:
     """Encode a text column of a measured table as integer codes into a list of its distinct words (`pandas.factorize`).
 
     Parameters
@@ -115,11 +117,13 @@ def text_column(frame: pd.DataFrame, column: str, default: str = "") -> pd.Serie
     Series[str]
         One text per row.
     """
-    codes, words = word_codes(frame, column, default)
+    codes, words = factorize_text_column(frame, column, default)
     return pd.Series(np.array(words, dtype=object)[codes], index=frame.index, dtype=object)
 
 
-def map_words(frame: pd.DataFrame, columns: Sequence[str], function: Callable[..., Any], dtype: Any = object) -> Any:
+def map_text_columns(
+    frame: pd.DataFrame, columns: Sequence[str], function: Callable[..., Any], dtype: Any = object
+) -> Any:
     """Apply a function to text columns of a table, with one call for each distinct combination of texts.
 
     Parameters
@@ -141,13 +145,13 @@ def map_words(frame: pd.DataFrame, columns: Sequence[str], function: Callable[..
     Examples
     --------
     >>> table = pd.DataFrame({"a": ["x", "y", "x"], "b": ["1", "2", "1"]})
-    >>> map_words(table, ("a", "b"), lambda a, b: a + b).tolist()
+    >>> map_text_columns(table, ("a", "b"), lambda a, b: a + b).tolist()
     ['x1', 'y2', 'x1']
     """
     if frame.empty:
         return np.zeros(0, dtype=dtype)
-    coded_columns = [word_codes(frame, column) for column in columns]
-    combination_of, combinations = combine_codes(coded_columns)
+    coded_columns = [factorize_text_column(frame, column) for column in columns]
+    combination_of, combinations = factorize_combinations(coded_columns)
     table = np.empty(len(combinations), dtype=dtype)
     for place, words in enumerate(combinations):
         table[place] = function(*words)
@@ -175,7 +179,7 @@ def parse_release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
-def combine_codes(
+def factorize_combinations(
     coded_columns: Sequence[tuple[npt.NDArray[np.integer[Any]], list[str]]],
 ) -> tuple[npt.NDArray[np.intp], list[tuple[str, ...]]]:
     """Encode the combination of several text columns as one integer per row, to group rows by it.
@@ -183,7 +187,7 @@ def combine_codes(
     Parameters
     ----------
     coded_columns : Sequence[tuple[npt.NDArray[np.integer[Any]], list[str]]]
-        One (codes, words) pair per column, as `word_codes` returns them.
+        One (codes, words) pair per column, as `factorize_text_column` returns them.
 
     Returns
     -------

@@ -75,7 +75,7 @@ class NumberRange(NamedTuple):
 
 #: Ranges of numbers by type. Quantities are bounded far beyond what anybody measures, so that slips of units and
 #: overflows are refused and nothing else is.
-RANGE_OF_TYPE = {
+NUMBER_RANGE_OF_TYPE = {
     name: NumberRange.parse(text)
     for name, text in {
         "count": "whole 1..9e15", "count0": "whole 0..9e15", "positive": "1e-30..1e30", "number0": "0..1e30",
@@ -98,7 +98,8 @@ class Column:
     name : str
         Header of the column.
     type : str
-        ``text``, ``flag`` (yes or no), ``word``, ``words`` (several, joined by ``+``) or a key of `RANGE_OF_TYPE`.
+        ``text``, ``flag`` (yes or no), ``word``, ``words`` (several, joined by ``+``) or a key of
+        `NUMBER_RANGE_OF_TYPE`.
     allowed_words : tuple of str
         Words that a cell may hold; empty if any text or number of the type is allowed.
     meaning : str
@@ -113,7 +114,7 @@ class Column:
     @property
     def unit(self) -> str:
         """Unit of the column's numbers; empty for words and counts."""
-        return RANGE_OF_TYPE[self.type].unit if self.type in RANGE_OF_TYPE else ""
+        return NUMBER_RANGE_OF_TYPE[self.type].unit if self.type in NUMBER_RANGE_OF_TYPE else ""
 
     @cached_property
     def expected_text(self) -> str:
@@ -124,19 +125,19 @@ class Column:
         """
         if self.type == "flag":
             return "0 or 1"
-        if self.type not in RANGE_OF_TYPE:
+        if self.type not in NUMBER_RANGE_OF_TYPE:
             return (
                 f"one of {', '.join(self.allowed_words)}" if self.allowed_words else "text without control characters"
             )
-        numbers = RANGE_OF_TYPE[self.type]
+        numbers = NUMBER_RANGE_OF_TYPE[self.type]
         bounds = f"from {numbers.minimum:g} to {numbers.maximum:g} {numbers.unit}".strip()
         return f"a {'whole ' if numbers.integers_only else ''}number {bounds}"
 
     @property
     def schema(self) -> dict[str, Any]:
         """JSON Schema of one cell of this column."""
-        if self.type in RANGE_OF_TYPE:
-            least, most, unit, whole = RANGE_OF_TYPE[self.type]
+        if self.type in NUMBER_RANGE_OF_TYPE:
+            least, most, unit, whole = NUMBER_RANGE_OF_TYPE[self.type]
             numbers = {"type": ["integer" if whole else "number", "null"], "minimum": least, "maximum": most}
             return numbers | {"description": f"{self.meaning} [{unit}]" if unit else self.meaning}
         words = {"enum": [*self.allowed_words, None]} if self.type == "word" else {"type": ["string", "number", "null"]}
@@ -169,8 +170,10 @@ class Column:
                 return np.zeros(len(cells), dtype=bool)
             codes, words = pd.factorize(cells.astype(str), use_na_sentinel=False)
             return np.array([any(ord(mark) < 32 for mark in str(word)) for word in words], dtype=bool)[codes]
-        if self.type in RANGE_OF_TYPE:
-            wrong: npt.NDArray[np.bool_] = ~RANGE_OF_TYPE[self.type].contains(_numbers(cells)) & ~blank_cells(cells)
+        if self.type in NUMBER_RANGE_OF_TYPE:
+            wrong: npt.NDArray[np.bool_] = ~NUMBER_RANGE_OF_TYPE[self.type].contains(_numbers(cells)) & ~blank_cells(
+                cells
+            )
             return wrong
         known = {*BOOLEAN_WORDS} if self.type == "flag" else {*self.allowed_words}
         codes, words = pd.factorize(cells.astype(str).str.strip().str.lower(), use_na_sentinel=False)
@@ -243,7 +246,9 @@ def with_numeric_columns(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFr
         A copy with float columns; ``frame`` itself if nothing had to be converted.
     """
     texts = [
-        name for name in names if name in frame and COLUMNS[name].type in RANGE_OF_TYPE and frame[name].dtype == object
+        name
+        for name in names
+        if name in frame and COLUMNS[name].type in NUMBER_RANGE_OF_TYPE and frame[name].dtype == object
     ]
     numbers = {
         name: pd.to_numeric(frame[name], errors="coerce") for name in texts if not blank_cells(frame[name]).all()

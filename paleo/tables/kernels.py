@@ -29,19 +29,19 @@ from paleo.tables.base import MeasuredTable, Predictions
 from paleo.tables.cells import (
     Array,
     UnreadableRowsError,
-    combine_codes,
-    map_words,
+    factorize_combinations,
+    factorize_text_column,
+    map_text_columns,
     number_column,
     text_column,
-    word_codes,
 )
 from paleo.units import MICROSECOND
 
 Datasheet = TypeVar("Datasheet")
 #: Bounds of what is measured, in whatever unit a column has: attoseconds are none, nor is the age of the universe.
-LEAST_MEASURED, MOST_MEASURED = 2.0**-60, 2.0**90
+MIN_MEASURED_VALUE, MAX_MEASURED_VALUE = 2.0**-60, 2.0**90
 #: Sizes above this one are slips.
-MAX_SIZE = 2.0**53
+MAX_TENSOR_SIZE = 2.0**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class FitSettings:
     """Settings of the fit of one family's parameters (of one timing formula) to rows of a kernel table.
 
     ``start_values`` holds the start values (a dataclass of parameters). Searches also begin at each of
-    ``alternative_starts`` and at ``random_starts`` - 1 random points near the start values. Parameters named in
+    ``alternative_starts`` and at ``search_count`` - 1 random points near the start values. Parameters named in
     ``fixed_parameters`` keep their start value, because the rows do not determine them. Those named in
     ``parameters_per_stack`` get one value per stack (way of timing); all others are shared by the stacks that are
     fitted together. At most ``max_training_rows`` rows are used. ``prior_precision`` is the inverse width, in log
@@ -62,7 +62,7 @@ class FitSettings:
     parameters_per_stack: tuple[str, ...] = ()
     fixed_parameters: tuple[str, ...] = ()
     max_training_rows: int = 1000
-    random_starts: int = 2
+    search_count: int = 2
     prior_precision: float = 0.5
     overestimate_weight: float = 1.0
 
@@ -81,11 +81,11 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
     #: Columns that must hold a whole number above zero.
     size_columns: ClassVar[tuple[str, ...]] = ()
     #: Family key -> dataclass of its parameters.
-    families: ClassVar[Mapping[str, type[Any]]]
+    parameters_by_family: ClassVar[Mapping[str, type[Any]]]
     #: Names of parameters that belong to the host or the stack (launch cost), not to the silicon.
     host_parameters: ClassVar[tuple[str, ...]] = ()
     #: Column that names what a row was measured on.
-    subject_column: ClassVar[str] = "device"
+    hardware_column: ClassVar[str] = "device"
     measured_column = "time_us"
     measured_unit_in_si = MICROSECOND
 
@@ -157,7 +157,7 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         sequence of Any
             Objects of the family's dataclass of parameters.
         """
-        return (self.families[family](),)
+        return (self.parameters_by_family[family](),)
 
     def fit_settings(
         self, subject: str, family: str, stack: str, figures: Datasheet, fitted: FittedParameters
@@ -242,7 +242,10 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
                 f"column {self.measured_column!r} is missing; {suggest_names(self.measured_column, frame.columns)}"
             )
         times = pd.to_numeric(frame[self.measured_column], errors="coerce").to_numpy(dtype=np.float64)
-        return np.where((times > LEAST_MEASURED) & (times < MOST_MEASURED), times, np.nan) * self.measured_unit_in_si
+        return (
+            np.where((times > MIN_MEASURED_VALUE) & (times < MAX_MEASURED_VALUE), times, np.nan)
+            * self.measured_unit_in_si
+        )
 
     @abstractmethod
     def kernel_family(self, frame: pd.DataFrame) -> pd.Series[str]:
@@ -289,7 +292,7 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
             (FLOP, bytes moved if each tensor is read or written once), shape (rows,) each.
         """
 
-    def ideal_time(self, frame: pd.DataFrame, figures: Datasheet) -> Array:
+    def roofline_times(self, frame: pd.DataFrame, figures: Datasheet) -> Array:
         """Compute the roofline time of each timed kernel at the peaks of the datasheet, as a baseline.
 
         Parameters
@@ -350,18 +353,18 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
             Predicted times [s] with 90 % intervals, one entry per row; a reason where a row cannot be modelled.
         """
         frame = _categorised(self.prepare_rows(frame.reset_index(drop=True)), self.size_columns)
-        out = Predictions.all_missing(len(frame))
-        out.subjects[:] = text_column(frame, self.subject_column).to_numpy()
+        out = Predictions.without_values(len(frame))
+        out.device_names[:] = text_column(frame, self.hardware_column).to_numpy()
         reasons = np.full(len(frame), "", dtype=object)
         for column in self.size_columns:
             values = pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=np.float64)
             reasons[~(np.isfinite(values) & (values > 0))] = f"{column} is missing or not a number above zero"
             reasons[np.isfinite(values) & (values != np.floor(values))] = f"{column} is not a whole number"
-            reasons[values > MAX_SIZE] = f"{column} is larger than any tensor"
+            reasons[values > MAX_TENSOR_SIZE] = f"{column} is larger than any tensor"
         out.failure_reasons[:] = reasons
         fine = out.failure_reasons == ""
         sound = self._supported(frame if fine.all() else frame[fine], out)
-        for group in row_groups(self, sound, checked=out.failure_reasons[sound.index] == ""):
+        for group in group_rows_for_prediction(self, sound, checked=out.failure_reasons[sound.index] == ""):
             self._predict_readable(group, out)
         return out
 
@@ -398,20 +401,20 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
 
     def _predict_group(self, group: RowGroup, out: Predictions) -> None:
         rows = group.frame.index
-        figures = self.load_datasheet(group.subject, group.dtype, group.compute_unit)
+        figures = self.load_datasheet(group.hardware, group.dtype, group.compute_unit)
         calibrated = self.calibrated_parameters(group, figures)
         with np.errstate(all="ignore"):
             seconds = self.predict_times(group.frame, figures, calibrated.parameters)
-            ideal = self.ideal_time(group.frame, figures)
+            ideal = self.roofline_times(group.frame, figures)
         wrong = ~(np.isfinite(seconds) & (seconds > 0))
         out.failure_reasons[rows[wrong]] = "the formula gives no finite time"
         seconds = np.where(wrong, np.nan, seconds)
         out.values[rows] = seconds
         out.low[rows], out.high[rows] = calibrated.interval_bounds(seconds)
         out.baseline[rows] = ideal
-        out.subjects[rows] = self.calibration_keys(figures)[0]
+        out.device_names[rows] = self.calibration_keys(figures)[0]
         out.parameter_origins[rows] = (
-            f"{calibrated.origin} ({calibrated.subject}: {group.family}, {group.timing_method})"
+            f"{calibrated.origin} ({calibrated.source_name}: {group.family}, {group.timing_method})"
         )
 
     def calibrated_parameters(self, group: RowGroup, figures: Any) -> SourcedParameters[Any]:
@@ -434,7 +437,8 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         subject, architecture, memory_kind = self.calibration_keys(figures)
         calibration = self.calibration if self.calibration is not None and self.calibration.subject == subject else None
         return find_parameters(
-            self.families[group.family], subject=subject, architecture=architecture, memory_kind=memory_kind,
+            self.parameters_by_family[group.family], subject=subject, architecture=architecture,
+            memory_kind=memory_kind,
             family=group.family, stacks=(group.timing_method,), user_calibration=calibration,
         )  # fmt: skip
 
@@ -446,11 +450,11 @@ KERNEL_TABLES: Registry[KernelTable[Any]] = Registry("table kind", "paleo.tables
 class RowGroup:
     """Rows of a kernel table that one call of a timing formula predicts.
 
-    They share device or system (``subject``), family (timing formula), timing method, number format and arithmetic
+    They share device or system (``hardware``), family (timing formula), timing method, number format and arithmetic
     unit.
     """
 
-    subject: str
+    hardware: str
     family: str
     timing_method: str
     dtype: str
@@ -463,7 +467,7 @@ class RowGroup:
         return measured_time(self.frame)
 
 
-def row_groups(
+def group_rows_for_prediction(
     kind: KernelTable[Any], frame: pd.DataFrame, checked: npt.NDArray[np.bool_] | None = None
 ) -> Iterator[RowGroup]:
     """Group the rows of a kernel table that can be modelled, so that one call of a timing formula predicts a group.
@@ -494,15 +498,15 @@ def row_groups(
         "stack": kind.timing_method(frame),
         "compute": kind.arithmetic_unit(frame),
     }
-    table = frame[list({kind.subject_column, "dtype"} & {*frame.columns})].assign(**keys)
-    names = (kind.subject_column, "family", "stack", "dtype", "compute")
-    combination_of, combinations = combine_codes([word_codes(table, name) for name in names])
+    table = frame[list({kind.hardware_column, "dtype"} & {*frame.columns})].assign(**keys)
+    names = (kind.hardware_column, "family", "stack", "dtype", "compute")
+    combination_of, combinations = factorize_combinations([factorize_text_column(table, name) for name in names])
     for place, key in sorted(enumerate(combinations), key=lambda pair: pair[1]):
         subject, family, stack, dtype, compute = key
         yield RowGroup(subject, family, stack, dtype, compute, frame.iloc[np.flatnonzero(combination_of == place)])
 
 
-def rowwise(method: Callable[..., str]) -> Callable[[Any, pd.DataFrame], pd.Series[str]]:
+def apply_per_row(method: Callable[..., str]) -> Callable[[Any, pd.DataFrame], pd.Series[str]]:
     """Decorate a method of one row's texts, so that it takes a whole table and returns one text per row.
 
     Parameters
@@ -519,12 +523,12 @@ def rowwise(method: Callable[..., str]) -> Callable[[Any, pd.DataFrame], pd.Seri
 
     @wraps(method)
     def of_table(kind: Any, frame: pd.DataFrame) -> pd.Series[str]:
-        return pd.Series(map_words(frame, columns, partial(method, kind)), index=frame.index, dtype=object)
+        return pd.Series(map_text_columns(frame, columns, partial(method, kind)), index=frame.index, dtype=object)
 
     return of_table
 
 
-def map_by_arithmetic_unit(
+def map_device_dtype_unit(
     frame: pd.DataFrame, compute: pd.Series[str], function: Callable[[str, str, str], str]
 ) -> pd.Series[str]:
     """Apply a function of device, dtype and arithmetic unit to each table row (to choose a kernel family).
@@ -543,11 +547,11 @@ def map_by_arithmetic_unit(
     Series[str]
         One result per row.
     """
-    words = map_words(frame.assign(compute=compute), ("device", "dtype", "compute"), function)
+    words = map_text_columns(frame.assign(compute=compute), ("device", "dtype", "compute"), function)
     return pd.Series(words, index=frame.index, dtype=object)
 
 
-def arithmetic_unit_of(frame: pd.DataFrame) -> pd.Series[str]:
+def arithmetic_units_of_rows(frame: pd.DataFrame) -> pd.Series[str]:
     """Return the arithmetic unit (tensor or vector cores) on which each row of a kernel table ran.
 
     Rows name the unit in column ``compute``; DeepBench's fp16 rows that name none ran on vector cores.
@@ -666,7 +670,7 @@ def roofline_time(flops: Array, bytes_moved: Array, figures: DeviceDatasheet) ->
     return np.maximum(flops / figures.peak_flops_per_s, bytes_moved / figures.memory_bandwidth)
 
 
-def best_constant_efficiency(roofline: Array, measured: Array) -> float:
+def best_constant_roofline_efficiency(roofline: Array, measured: Array) -> float:
     """Find the constant efficiency e with the least mean error |roofline / e / measured - 1| over all rows.
 
     Dividing rooflines by e gives the best "percent of peak" model, a favourable baseline to compare predictions with.
@@ -686,7 +690,7 @@ def best_constant_efficiency(roofline: Array, measured: Array) -> float:
 
     Examples
     --------
-    >>> best_constant_efficiency(np.array([1.0, 1.0, 4.0]), np.array([2.0, 2.0, 5.0]))
+    >>> best_constant_roofline_efficiency(np.array([1.0, 1.0, 4.0]), np.array([2.0, 2.0, 5.0]))
     0.5
     """
     ratio = roofline / measured

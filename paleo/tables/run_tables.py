@@ -23,9 +23,9 @@ from paleo.registry import Registry
 from paleo.specs.catalog import entry_names
 from paleo.specs.device import find_device, load_link
 from paleo.specs.loading import parse_yaml
-from paleo.specs.software import TPU_PROFILE, SoftwareProfile, load_software
+from paleo.specs.software import TPU_PROFILE_NAME, SoftwareProfile, load_software
 from paleo.specs.system import System, load_system
-from paleo.step.interval import INTERVALS, Uncertainty
+from paleo.step.interval import INTERVAL_CALIBRATION, StepUncertainty
 from paleo.tables.base import MeasuredTable, Predictions
 from paleo.tables.cells import Array, number_or_nan, text_column
 from paleo.tables.columns import best_matching_kind
@@ -35,7 +35,7 @@ from paleo.units import MILLISECOND
 if TYPE_CHECKING:
     from paleo.predict import Prediction
     from paleo.specs.calibration import Calibration
-    from paleo.step.memory import Footprint
+    from paleo.step.memory import MemoryFootprint
 
 #: What reading a malformed cell, or computing with an absurd one, raises.
 CELL_ERRORS = (KeyError, ValueError, OverflowError, ZeroDivisionError)
@@ -43,9 +43,9 @@ Row = Mapping[str, Any]
 #: What a report says of a run that ran out of memory.
 OUT_OF_MEMORY_REASON = "ran out of memory; predicted: {}"
 #: Names in measured tables and the entries of the catalog that they mean.
-NAMES = parse_yaml((Path(__file__).parent / "names.yaml").read_text(encoding="utf-8"), where="names.yaml")
+TABLE_NAME_ALIASES = parse_yaml((Path(__file__).parent / "names.yaml").read_text(encoding="utf-8"), where="names.yaml")
 #: Profiles for rows whose own is not in the catalog, by a word of the framework that they name; the first that fits.
-SUBSTITUTE_PROFILES: tuple[tuple[str, str], ...] = tuple(NAMES["profiles"].items())
+SUBSTITUTE_PROFILES: tuple[tuple[str, str], ...] = tuple(TABLE_NAME_ALIASES["profiles"].items())
 #: Words of frameworks without a profile of their own, whose rows take the default one.
 FRAMEWORKS_WITHOUT_PROFILE = (
     "torch",
@@ -61,8 +61,10 @@ FRAMEWORKS_WITHOUT_PROFILE = (
 )
 
 #: Finer profiles than the one that a row names, by a word of its framework.
-FINER_PROFILES = {
-    (profile, word): finer for profile, words in NAMES["finer_profiles"].items() for word, finer in words.items()
+PROFILES_BY_FRAMEWORK_WORD = {
+    (profile, word): finer
+    for profile, words in TABLE_NAME_ALIASES["finer_profiles"].items()
+    for word, finer in words.items()
 }
 
 #: The same by a word of a row's notes.
@@ -73,7 +75,7 @@ PROFILES_BY_NOTE = {("torchtitan", "fsdp (eager)"): "torchtitan-eager"}
 NVIDIA_EXAMPLE_SOURCES = ("DeepLearningExamples",)
 
 
-def software_of(row: Row, default: str = "pytorch-eager") -> str:
+def software_profile_name(row: Row, default: str = "pytorch-eager") -> str:
     """Choose the software profile (how a framework's release drives the device) with which a table row is predicted.
 
     The row's ``software`` cell is used if the catalog has that profile. Otherwise the words of the row's framework
@@ -92,11 +94,11 @@ def software_of(row: Row, default: str = "pytorch-eager") -> str:
         Name of a profile in the catalog.
     """
     if str(row.get("device", "")).startswith("tpu"):
-        return TPU_PROFILE
+        return TPU_PROFILE_NAME
     stated = str(row.get("software") or "").strip()
     if stated in entry_names("software"):
         texts = (
-            (str(row.get("framework", "")).lower(), FINER_PROFILES),
+            (str(row.get("framework", "")).lower(), PROFILES_BY_FRAMEWORK_WORD),
             (str(row.get("notes", "")).lower(), PROFILES_BY_NOTE),
         )
         finer = (
@@ -112,7 +114,7 @@ def software_of(row: Row, default: str = "pytorch-eager") -> str:
     return alike or default
 
 
-def is_substitute_profile(row: Row) -> bool:
+def uses_substitute_profile(row: Row) -> bool:
     """Return True if the catalog lacks the software of a measured run, so that a substitute profile is used.
 
     Parameters
@@ -127,7 +129,7 @@ def is_substitute_profile(row: Row) -> bool:
 
     Examples
     --------
-    >>> [is_substitute_profile(row) for row in ({"software": "colossalai"}, {"software": "megatron-core"}, {})]
+    >>> [uses_substitute_profile(row) for row in ({"software": "colossalai"}, {"software": "megatron-core"}, {})]
     [True, False, False]
     """
     stated = str(row.get("software") or "").strip() if has_value(row, "software") else ""
@@ -192,7 +194,7 @@ def profile_at_release(row: Row, name: str) -> str:
             date = software.release_date(version)
         except SpecError:
             continue
-        return f"{name}@{version}" if software.earlier_releases(date) else name
+        return f"{name}@{version}" if software.changes_at_date(date) else name
     return name
 
 
@@ -202,7 +204,7 @@ _DATED = re.compile(rf"\b(?:({'|'.join(_MONTHS)})[a-z]*[- ])?(20[12][0-9])\b|\b(
 
 
 #: Days of a diary by its last line of each (as far as rows of steps, which state both, cite it).
-DIARY_DATES = {
+LOGBOOK_LINE_DATES = {
     "chronicles-prequel.md": (
         (478, "2022-02-20"), (660, "2022-02-21"), (810, "2022-02-25"), (869, "2022-02-26"), (892, "2022-02-27"),
         (950, "2022-02-28"),
@@ -217,7 +219,7 @@ def _versions(row: Row) -> Iterator[str]:
     """
     texts = [str(row[key]).lower() for key in ("release", "framework", "source") if has_value(row, key)]
     line = re.search(r"([^/]+)#L(\d+)$", str(row.get("url_or_path", "")))
-    days = DIARY_DATES.get(line[1], ()) if line else ()
+    days = LOGBOOK_LINE_DATES.get(line[1], ()) if line else ()
     yield from [day for last, day in days if line and int(line[2]) <= last][:1]
     if has_value(row, "release"):
         yield texts[0].strip()
@@ -289,20 +291,20 @@ class RowPrediction:
     """Prediction for one measured run (a table row): the value with its 90 % interval, in SI units.
 
     ``value`` is the predicted quantity (mostly a step time [s]), ``low`` and ``high`` the ends of the interval.
-    ``roofline`` is the baseline value at the datasheet's peaks. ``subject`` names the device, ``origin`` the software
-    profile or source of the prediction. ``uncertainty`` holds the parts of the interval, for step times only.
+    ``baseline`` is the baseline value at the datasheet's peaks. ``device_name`` names the device, ``origin`` the
+    software profile or source of the prediction. ``uncertainty`` holds the parts of the interval, for step times only.
     """
 
     value: float
     low: float
     high: float
-    roofline: float
-    subject: str
+    baseline: float
+    device_name: str
     origin: str
-    uncertainty: Uncertainty | None = field(default=None, compare=False)  # low and high follow from it
+    uncertainty: StepUncertainty | None = field(default=None, compare=False)  # low and high follow from it
 
 
-def peak_step_time(prediction: Prediction) -> float:
+def peak_flops_step_time(prediction: Prediction) -> float:
     """Compute the ideal step time of a run: model FLOP over the peak FLOP/s of all its devices.
 
     Parameters
@@ -329,7 +331,7 @@ class RunTable(MeasuredTable):
     measured_column = "iteration_ms"
     measured_unit_in_si = MILLISECOND
 
-    def without_values_from(self, source: str) -> RunTable:
+    def without_fits_to_source(self, source: str) -> RunTable:
         """Create this kind of table with predictions that use no fitted value taken from one source.
 
         Leave-one-source-out validation uses the result to test predictions on rows that the catalog has not seen.
@@ -346,7 +348,7 @@ class RunTable(MeasuredTable):
         """
         return self
 
-    def calibration_of(self, system: System) -> Calibration | None:
+    def applicable_calibration(self, system: System) -> Calibration | None:
         """Return the user's calibration if its parameters or intervals apply to runs on a system, else None.
 
         Parameters
@@ -360,11 +362,11 @@ class RunTable(MeasuredTable):
             The calibration if it was fitted on this system or its device, or if it holds intervals of all steps; else
             None.
         """
-        subjects = (system.name, system.device.name, INTERVALS)
+        subjects = (system.name, system.device.name, INTERVAL_CALIBRATION)
         applies = self.calibration is not None and self.calibration.subject in subjects
         return self.calibration if applies else None
 
-    def system(self, row: Row) -> System:
+    def system_of_row(self, row: Row) -> System:
         """Build the system (devices and network) on which a measured run ran.
 
         Parameters
@@ -421,7 +423,7 @@ class RunTable(MeasuredTable):
         """
         return number_or_nan(frame, self.measured_column) * self.measured_unit_in_si
 
-    def unmeasured_reason(self, row: Mapping[Any, Any]) -> str:
+    def missing_measurement_reason(self, row: Mapping[Any, Any]) -> str:
         """Explain why a run of this table has no measured value to compare with.
 
         Parameters
@@ -447,7 +449,7 @@ class RunTable(MeasuredTable):
         except PaleoError as error:
             return OUT_OF_MEMORY_REASON.format(f"is not modelled ({error})")
 
-    def predict_memory(self, row: Row) -> Footprint:
+    def predict_memory(self, row: Row) -> MemoryFootprint:
         """Predict the memory that a measured run needs on its fullest GPU.
 
         Parameters
@@ -457,7 +459,7 @@ class RunTable(MeasuredTable):
 
         Returns
         -------
-        Footprint
+        MemoryFootprint
             Bytes by part (weights, activations, …).
 
         Raises
@@ -481,16 +483,16 @@ class RunTable(MeasuredTable):
             Predicted values in SI units with 90 % intervals, one entry per row; a reason where a row has none.
         """
         frame = frame.reset_index(drop=True)
-        out = Predictions.all_missing(len(frame))
-        out.subjects[:] = text_column(frame, "device").to_numpy()
+        out = Predictions.without_values(len(frame))
+        out.device_names[:] = text_column(frame, "device").to_numpy()
         for index, step in enumerate(self.predict_rows(frame)):
             if isinstance(step, str):
                 out.failure_reasons[index] = step
                 continue
             out.values[index], out.low[index], out.high[index] = step.value, step.low, step.high
-            out.baseline[index], out.subjects[index], out.parameter_origins[index] = (
-                step.roofline,
-                step.subject,
+            out.baseline[index], out.device_names[index], out.parameter_origins[index] = (
+                step.baseline,
+                step.device_name,
                 step.origin,
             )
         return out
@@ -532,7 +534,7 @@ class RunTable(MeasuredTable):
         str
             Name of a profile in the catalog.
         """
-        return software_of(row)
+        return software_profile_name(row)
 
     def _step_or_reason(self, row: Mapping[Any, Any]) -> RowPrediction | str:
         try:
@@ -543,12 +545,12 @@ class RunTable(MeasuredTable):
 
     def _why_unmeasured(self, row: Mapping[Any, Any]) -> str:
         try:
-            return self.unmeasured_reason(row)
+            return self.missing_measurement_reason(row)
         except (PaleoError, *CELL_ERRORS) as error:
             return _reason(error, row)
 
 
-class QuantityTable(RunTable):
+class NonStepTimeTable(RunTable):
     """Abstract base of tables whose runs measure another quantity than step time (memory, power, loss, …).
 
     Measured values are in SI units already. Software profiles and links are not fitted to such tables.
@@ -600,7 +602,7 @@ def row_prediction(prediction: Prediction, seconds: float | None = None) -> RowP
         value,
         value * low,
         value * high,
-        peak_step_time(prediction),
+        peak_flops_step_time(prediction),
         prediction.system.device.name,
         prediction.run.software,
         prediction.uncertainty,
@@ -608,14 +610,14 @@ def row_prediction(prediction: Prediction, seconds: float | None = None) -> RowP
 
 
 #: Systems for rows that name a device alone.
-DEFAULT_SYSTEMS: Mapping[str, str] = NAMES["systems"]
+USUAL_SYSTEM_OF_DEVICE: Mapping[str, str] = TABLE_NAME_ALIASES["systems"]
 
 #: Ethernet links, with their Gb/s, that stand for those of the same kind at other speeds.
-TCP, ROCE = ("ethernet-10g-tcp", 10.0), ("ethernet-100g-roce", 100.0)
+TCP_REFERENCE_LINK, ROCE_REFERENCE_LINK = ("ethernet-10g-tcp", 10.0), ("ethernet-100g-roce", 100.0)
 
 
 @cache
-def default_system(device: str) -> str:
+def usual_system_of_device(device: str) -> str:
     """Return the name of a device's usual server, on which runs with several such devices most likely ran.
 
     Parameters
@@ -626,10 +628,11 @@ def default_system(device: str) -> str:
     Returns
     -------
     str
-        Entry of `DEFAULT_SYSTEMS`, else the first system of the catalog with this device, else the device's name.
+        Entry of `USUAL_SYSTEM_OF_DEVICE`, else the first system of the catalog with this device, else the device's
+        name.
     """
-    if device in DEFAULT_SYSTEMS:
-        return DEFAULT_SYSTEMS[device]
+    if device in USUAL_SYSTEM_OF_DEVICE:
+        return USUAL_SYSTEM_OF_DEVICE[device]
     systems = (name for name in entry_names("systems") if load_system(name).device.name == device)
     return next(systems, device)
 
@@ -658,7 +661,7 @@ def with_row_device(system: System, row: Row) -> System:
     return system if device.name == system.device.name else system.model_copy(update={"device": device})
 
 
-def system_of(row: Row) -> System:
+def system_of_run(row: Row) -> System:
     """Build the system on which a measured run ran, with the row's devices per node and its network between nodes.
 
     The system comes from the row's column ``system``. Otherwise it is the usual server of the row's device, or the
@@ -680,7 +683,7 @@ def system_of(row: Row) -> System:
         If the system or device is not known, or a number of devices or nodes is not valid.
     """
     device, gpus = str(row["device"]), integer_cell(row, "n_gpus", 1)
-    usual = DEFAULT_SYSTEMS.get(device, "pcie3-8gpu") if gpus > 1 else device
+    usual = USUAL_SYSTEM_OF_DEVICE.get(device, "pcie3-8gpu") if gpus > 1 else device
     system = with_row_device(load_system(str(row["system"]) if has_value(row, "system") else usual), row)
     nodes = integer_cell(row, "nodes", 1)
     return with_row_network(with_devices_per_node(system, -(-gpus // nodes)), row) if nodes > 1 else system
@@ -731,7 +734,7 @@ def with_row_network(system: System, row: Row) -> System:
     speed = re.search(r"(\d+) ?Gb(?:/s|ps|it/s|E)", interconnect)
     if not speed or "infiniband" in interconnect.lower() or not system.levels:
         return system
-    name, usual = ROCE if re.search(r"(?i)roce|rdma", interconnect) else TCP
+    name, usual = ROCE_REFERENCE_LINK if re.search(r"(?i)roce|rdma", interconnect) else TCP_REFERENCE_LINK
     link = load_link(name)
     stated = link.model_copy(update={"bandwidth": link.bandwidth * float(speed.group(1)) / usual})
     outer = system.levels[-1].model_copy(update={"link": stated, "ports": 1})
@@ -739,7 +742,7 @@ def with_row_network(system: System, row: Row) -> System:
 
 
 #: Columns of tables that describe the rows of another: the networks of placements.
-DESCRIPTION_TABLES = {frozenset({"network", "group_a", "group_b", "pair_bytes_per_s"}): "placement"}
+SIDE_TABLE_HEADERS = {frozenset({"network", "group_a", "group_b", "pair_bytes_per_s"}): "placement"}
 
 
 #: Tables of whole steps; a module of ``paleo/tables/kinds`` registers an instance under its kind's name.
@@ -785,7 +788,7 @@ def find_table_kind(columns: Iterable[str], calibration: Calibration | None = No
         missing.
     """
     present = {str(column).strip() for column in columns}
-    for header, kind in DESCRIPTION_TABLES.items():
+    for header, kind in SIDE_TABLE_HEADERS.items():
         if header <= present:
             raise SpecError(f"describes the rows of a table of kind {kind!r} that lies beside it; nothing measured")
     known = table_kinds(calibration)

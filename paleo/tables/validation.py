@@ -15,17 +15,17 @@ import pandas as pd
 
 from paleo.errors import PaleoError, SpecError
 from paleo.tables.base import (
-    EfficiencyPoint,
     MeasuredTable,
     Predictions,
     ResidualErrors,
+    ScalingEfficiencyPoint,
     TextArray,
-    efficiency_points,
     residual_errors,
+    scaling_efficiency_points,
 )
 from paleo.tables.cells import Array, read_table, text_column
 from paleo.tables.columns import unread_columns, unusable_cell_reasons, with_numeric_columns
-from paleo.tables.kernels import best_constant_efficiency
+from paleo.tables.kernels import best_constant_roofline_efficiency
 from paleo.tables.run_tables import find_table_kind
 
 if TYPE_CHECKING:
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 Flags = npt.NDArray[np.bool_]
 #: Measured this many times faster than the datasheet's peaks allow, a row is suspect.
-IMPOSSIBLE_SPEEDUP = 1.02
+MAX_SPEEDUP_OVER_ROOFLINE = 1.02
 #: Share by which repeated measurements of one configuration must differ to explain a miss.
-MIN_SCATTER = 0.2
+MIN_REPEAT_SPREAD = 0.2
 #: Kinds of tables whose rooflines are no times.
-UNTIMED_TABLES = frozenset(
+TABLES_WITHOUT_TIMES = frozenset(
     {"power", "goodput", "staleness_accuracy", "learning", "convergence", "storage", "compression", "memory"}
     | {"rails"}
 )
 #: Rows that take this many rooflines are launches, waits and steps rather than arithmetic or traffic.
-FIXED_COST_ROOFLINES = 20.0
+FIXED_COST_ROOFLINE_RATIO = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,9 @@ class FileReport:
     """Result of validating predictions against one measured table: predictions and measurements of its rows.
 
     ``measured`` and ``baseline`` have shape (rows,), in SI units, nan where there is none. ``baseline`` is the roofline
-    time divided by the best constant efficiency of the row's device (``device_efficiencies``). ``readable_rows`` holds
-    the positions of rows whose cells can all be used; the other rows have a reason in ``predictions``.
+    time divided by the best constant efficiency of the row's device (``roofline_efficiency_by_device``).
+    ``readable_rows`` holds the positions of rows whose cells can all be used; the other rows have a reason in
+    ``predictions``.
     """
 
     file: str
@@ -96,7 +97,7 @@ class FileReport:
     predictions: Predictions
     measured: Array
     baseline: Array
-    device_efficiencies: Mapping[str, float]
+    roofline_efficiency_by_device: Mapping[str, float]
     readable_rows: npt.NDArray[np.intp]
 
     @property
@@ -105,14 +106,14 @@ class FileReport:
         return unread_columns(self.frame.columns, self.table.columns)
 
     @property
-    def was_predicted(self) -> Flags:
+    def predicted_row_mask(self) -> Flags:
         """Mask of the table rows that have a prediction, shape (rows,)."""
         return np.asarray(self.predictions.failure_reasons == "")
 
     @property
     def unsupported_reasons(self) -> dict[str, int]:
         """Number of rows for each reason why rows were not predicted, most frequent first."""
-        reasons = self.predictions.failure_reasons[~self.was_predicted]
+        reasons = self.predictions.failure_reasons[~self.predicted_row_mask]
         return {str(reason): int(count) for reason, count in pd.Series(reasons).value_counts().items()}
 
     @property
@@ -133,7 +134,7 @@ class FileReport:
         ErrorSummary
             Errors as fractions.
         """
-        mask = self.was_predicted if chosen is None else self.was_predicted & chosen
+        mask = self.predicted_row_mask if chosen is None else self.predicted_row_mask & chosen
         predictions = self.predictions
         return summarise_errors(
             predictions.values[mask],
@@ -143,7 +144,7 @@ class FileReport:
             self.baseline[mask],
         )
 
-    def errors_by_word(self, words: TextArray) -> dict[str, ErrorSummary]:
+    def errors_by_group(self, words: TextArray) -> dict[str, ErrorSummary]:
         """Summarise the errors of the predicted rows for each value of a text column, such as the device or the source.
 
         Parameters
@@ -156,19 +157,19 @@ class FileReport:
         dict of str to ErrorSummary
             Errors of the rows with each text.
         """
-        names = sorted({str(word) for word in words[self.was_predicted]})
+        names = sorted({str(word) for word in words[self.predicted_row_mask]})
         return {name: self.errors(words == name) for name in names}
 
     @property
-    def further_errors(self) -> dict[str, ResidualErrors]:
+    def secondary_quantity_errors(self) -> dict[str, ResidualErrors]:
         """Errors of quantities that a table measures besides its main one, such as evaluation time, by name.
 
         Errors are taken over the rows that have the quantity (`MeasuredTable.further_quantities`).
         """
         errors_of_parts = {}
-        for name, (predicted, measured) in self.table.further_quantities(self._sound).items():
+        for name, (predicted, measured) in self.table.secondary_quantities(self._sound).items():
             comparable = (
-                self.was_predicted[self.readable_rows]
+                self.predicted_row_mask[self.readable_rows]
                 & np.isfinite(predicted)
                 & np.isfinite(measured)
                 & (predicted > 0)
@@ -191,10 +192,10 @@ class FileReport:
             Rows by falling |log(predicted / measured)|.
         """
         log_error = np.abs(np.log(self.predictions.values / self.measured))
-        order = np.argsort(np.where(self.was_predicted, -log_error, np.inf), kind="stable")
+        order = np.argsort(np.where(self.predicted_row_mask, -log_error, np.inf), kind="stable")
         spread = self._scatter()
         misses: dict[str, _Worst] = {}
-        for row in order[: min(int(self.was_predicted.sum()), most * 20)]:
+        for row in order[: min(int(self.predicted_row_mask.sum()), most * 20)]:
             configuration = describe_row(self.frame, int(row), self.table)
             misses.setdefault(configuration, self._explained(int(row), configuration, float(spread[row])))
             if len(misses) == most:
@@ -202,14 +203,14 @@ class FileReport:
         return list(misses.values())
 
     @property
-    def scaling_efficiencies(self) -> list[EfficiencyPoint]:
+    def scaling_efficiencies(self) -> list[ScalingEfficiencyPoint]:
         """Measured and predicted scaling efficiencies of this table; [] if it has no scaling curves."""
         curves = self.table.scaling_curves(self._sound)
-        predicted = np.where(self.was_predicted, self.predictions.values, np.nan)[self.readable_rows]
+        predicted = np.where(self.predicted_row_mask, self.predictions.values, np.nan)[self.readable_rows]
         return (
             []
             if curves is None
-            else efficiency_points(curves, measured=self.measured[self.readable_rows], predicted=predicted)
+            else scaling_efficiency_points(curves, measured=self.measured[self.readable_rows], predicted=predicted)
         )
 
     @property
@@ -224,11 +225,13 @@ class FileReport:
     def _explained(self, row: int, configuration: str, spread: float) -> _Worst:
         predictions, measured = self.predictions, float(self.measured[row])
         ideal, predicted = float(predictions.baseline[row]), float(predictions.values[row])
-        if self.table.name in UNTIMED_TABLES:
+        if self.table.name in TABLES_WITHOUT_TIMES:
             reason = f"{predicted / measured:.2f} times what was measured"
         else:
-            reason = explain_miss(measured, predicted, ideal, spread, str(predictions.parameter_origins[row]))
-        return _Worst(row, str(predictions.subjects[row]), measured, predicted, configuration, reason)
+            reason = explain_prediction_error(
+                measured, predicted, ideal, spread, str(predictions.parameter_origins[row])
+            )
+        return _Worst(row, str(predictions.device_names[row]), measured, predicted, configuration, reason)
 
     def _scatter(self) -> Array:
         """Compute the relative spread of repeated measurements in a table, shape (rows,).
@@ -242,7 +245,7 @@ class FileReport:
         return ratio - 1.0
 
 
-def explain_miss(measured: float, predicted: float, ideal: float, spread: float, origin: str) -> str:
+def explain_prediction_error(measured: float, predicted: float, ideal: float, spread: float, origin: str) -> str:
     """Guess why a predicted time differs from the measured time, as a phrase for the list of worst rows.
 
     Parameters
@@ -265,21 +268,21 @@ def explain_miss(measured: float, predicted: float, ideal: float, spread: float,
 
     Examples
     --------
-    >>> explain_miss(1.0, 3.0, 2.0, 0.0, "measured")
+    >>> explain_prediction_error(1.0, 3.0, 2.0, 0.0, "measured")
     "measured faster than the datasheet's peaks allow: data in cache, or another algorithm"
     """
     if not ideal > 0:
         return "no roofline to compare with"
     times = f"{measured / ideal:.1f} times the roofline measured, {predicted / ideal:.1f} predicted"
-    if measured * IMPOSSIBLE_SPEEDUP < ideal:
+    if measured * MAX_SPEEDUP_OVER_ROOFLINE < ideal:
         return "measured faster than the datasheet's peaks allow: data in cache, or another algorithm"
-    if spread > MIN_SCATTER:
+    if spread > MIN_REPEAT_SPREAD:
         return f"repeated measurements of this configuration differ by {spread:.0%}"
     if origin.startswith(("inherited", "default")):
         return f"parameters are {origin}; {times}"
     if not origin.startswith("measured"):
         return f"a choice that the model of the software ({origin}) does not make; {times}"
-    if min(measured, predicted) > FIXED_COST_ROOFLINES * ideal:
+    if min(measured, predicted) > FIXED_COST_ROOFLINE_RATIO * ideal:
         return f"fixed costs, not work, decide; {times}"
     return f"a choice of kernel that the formula does not make; {times}"
 
@@ -404,19 +407,19 @@ def validate_frame(name: str, frame: pd.DataFrame, table: MeasuredTable) -> File
     reasons = unusable_cell_reasons(frame, table.columns)
     rows = np.flatnonzero(reasons == "")
     part = frame if len(rows) == len(frame) else select_rows(frame, rows, table)
-    measured, predictions = np.full(len(frame), np.nan), Predictions.all_missing(len(frame))
-    predictions.failure_reasons[:], predictions.subjects[:] = reasons, text_column(frame, "device").to_numpy()
+    measured, predictions = np.full(len(frame), np.nan), Predictions.without_values(len(frame))
+    predictions.failure_reasons[:], predictions.device_names[:] = reasons, text_column(frame, "device").to_numpy()
     if len(rows):
-        measured[rows], of_part = measure_and_predict(table, part)
+        measured[rows], of_part = measured_and_predicted_values(table, part)
         for field in dataclasses.fields(Predictions):
             getattr(predictions, field.name)[rows] = getattr(of_part, field.name)
     _complete(predictions, measured, table)
     # Divide the rooflines by one efficiency a device, the one that suits these rows best: a favourable baseline.
     baseline, efficiencies = np.full(len(measured), np.nan), dict[str, float]()
     usable = (predictions.failure_reasons == "") & np.isfinite(predictions.baseline) & (predictions.baseline > 0)
-    for subject in sorted({str(name) for name in predictions.subjects[usable]}):
-        subject_rows = usable & (predictions.subjects == subject)
-        efficiency = best_constant_efficiency(predictions.baseline[subject_rows], measured[subject_rows])
+    for subject in sorted({str(name) for name in predictions.device_names[usable]}):
+        subject_rows = usable & (predictions.device_names == subject)
+        efficiency = best_constant_roofline_efficiency(predictions.baseline[subject_rows], measured[subject_rows])
         baseline[subject_rows], efficiencies[subject] = predictions.baseline[subject_rows] / efficiency, efficiency
     return FileReport(name, table, frame, predictions, measured, baseline, efficiencies, rows)
 
@@ -480,7 +483,7 @@ def _complete(predictions: Predictions, measured: Array, table: MeasuredTable) -
     predictions.failure_reasons[failed] = "no prediction was made"
 
 
-def measure_and_predict(table: MeasuredTable, frame: pd.DataFrame) -> tuple[Array, Predictions]:
+def measured_and_predicted_values(table: MeasuredTable, frame: pd.DataFrame) -> tuple[Array, Predictions]:
     """Compute measured and predicted values of table rows; a row that fails gets a reason and does not stop the others.
 
     numpy warnings count as errors. If a set of rows fails, it is halved until each failing row is alone. An error that
@@ -505,14 +508,14 @@ def measure_and_predict(table: MeasuredTable, frame: pd.DataFrame) -> tuple[Arra
     except Exception as error:
         if len(frame) == 1:
             # The result of one row whose prediction raises an error.
-            predictions = Predictions.all_missing(1)
+            predictions = Predictions.without_values(1)
             words = " ".join(str(error).split())[:200]
             predictions.failure_reasons[0] = (
                 words if isinstance(error, PaleoError) else f"the row cannot be computed ({words})"
             )
             return np.full(1, np.nan), predictions
         halves = [select_rows(frame, rows, table) for rows in np.array_split(np.arange(len(frame)), 2)]
-        (measured, first), (others, second) = (measure_and_predict(table, half) for half in halves)
+        (measured, first), (others, second) = (measured_and_predicted_values(table, half) for half in halves)
         pairs = ((getattr(first, field.name), getattr(second, field.name)) for field in dataclasses.fields(first))
         predictions = Predictions(*(np.concatenate(arrays) for arrays in pairs))
         if isinstance(error, SpecError) and (predictions.failure_reasons == str(error)).all():

@@ -12,7 +12,12 @@ import numpy as np
 import pandas as pd
 
 from paleo.files import escape_csv_cell, write_atomically
-from paleo.tables.base import EFFICIENCY_ERROR_GOAL, IMPOSSIBLE_EFFICIENCY, EfficiencyErrors, summarise_efficiencies
+from paleo.tables.base import (
+    MAX_PLAUSIBLE_SCALING_EFFICIENCY,
+    SCALING_EFFICIENCY_ERROR_GOAL,
+    ScalingEfficiencyErrors,
+    summarise_scaling_efficiencies,
+)
 from paleo.tables.cells import text_column
 from paleo.tables.validation import ErrorSummary, FileReport, with_predictions
 from paleo.units import format_duration, format_gibibytes, format_quantity, with_noun
@@ -41,7 +46,7 @@ VALUE_FORMATS: dict[str, Callable[[float], str]] = {
 MAX_PLOT_POINTS = 4000
 
 
-def document(reports: Sequence[FileReport]) -> dict[str, Any]:
+def json_document(reports: Sequence[FileReport]) -> dict[str, Any]:
     """Build the JSON document that ``paleo validate --json`` prints: errors of predictions against measured tables.
 
     Parameters
@@ -58,7 +63,7 @@ def document(reports: Sequence[FileReport]) -> dict[str, Any]:
 
 
 def _file(report: FileReport) -> dict[str, Any]:
-    predicted = int(report.was_predicted.sum())
+    predicted = int(report.predicted_row_mask.sum())
     points = report.scaling_efficiencies
     return {
         "file": report.file,
@@ -71,13 +76,13 @@ def _file(report: FileReport) -> dict[str, Any]:
         "overall": dataclasses.asdict(report.errors()) if predicted else None,
         "by_device": {
             name: dataclasses.asdict(errors)
-            for name, errors in report.errors_by_word(report.predictions.subjects).items()
+            for name, errors in report.errors_by_group(report.predictions.device_names).items()
         },
         "by_source": {
-            name: dataclasses.asdict(errors) for name, errors in report.errors_by_word(report.row_sources).items()
+            name: dataclasses.asdict(errors) for name, errors in report.errors_by_group(report.row_sources).items()
         },
         "worst": [dataclasses.asdict(errors) for errors in report.worst_rows()],
-        **({"scaling": dataclasses.asdict(summarise_efficiencies(points))} if points else {}),
+        **({"scaling": dataclasses.asdict(summarise_scaling_efficiencies(points))} if points else {}),
         **_parts(report),
     }
 
@@ -87,14 +92,14 @@ def _parts(report: FileReport) -> dict[str, Any]:
 
     Further quantities are those of `MeasuredTable.further_quantities`, such as evaluation time beside time to target.
     """
-    parts = {name: dataclasses.asdict(errors) for name, errors in report.further_errors.items()}
+    parts = {name: dataclasses.asdict(errors) for name, errors in report.secondary_quantity_errors.items()}
     if not parts:
         return {}
-    benchmarks = report.errors_by_word(text_column(report.frame, "benchmark").to_numpy())
+    benchmarks = report.errors_by_group(text_column(report.frame, "benchmark").to_numpy())
     return {"by_benchmark": {name: dataclasses.asdict(errors) for name, errors in benchmarks.items()}, "parts": parts}
 
 
-def console(*, markup: bool = True) -> Console:
+def report_console(*, markup: bool = True) -> Console:
     """Create the rich console that prints report tables, as wide as the terminal, or 120 columns without a terminal.
 
     Parameters
@@ -112,7 +117,7 @@ def console(*, markup: bool = True) -> Console:
     return Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=markup)
 
 
-def terminal_renderables(report: FileReport, *, worst: int = 5) -> list[RenderableType]:
+def validation_renderables(report: FileReport, *, worst: int = 5) -> list[RenderableType]:
     """Build the terminal report of one validated table: errors by device and source, rows left out, and the worst rows.
 
     Parameters
@@ -140,14 +145,14 @@ def terminal_renderables(report: FileReport, *, worst: int = 5) -> list[Renderab
         blocks.append(Text(f"not read: {', '.join(ignored)}"))
     points = report.scaling_efficiencies
     if points:
-        blocks.append(Text(_scaling_line(summarise_efficiencies(points))))
-    for name, errors in report.further_errors.items():
+        blocks.append(Text(_scaling_line(summarise_scaling_efficiencies(points))))
+    for name, errors in report.secondary_quantity_errors.items():
         blocks.append(
             Text(f"  {name}: {with_noun(errors.rows, 'row')}, MAPE {errors.mape:.1%}, bias {errors.bias:+.1%}")
         )
     if suspect := _suspect_unit(report):
         blocks.append(Text(suspect))
-    if worst and report.was_predicted.any():
+    if worst and report.predicted_row_mask.any():
         from rich.table import Table
 
         table = Table(title="worst rows (row 0 is the first below the header)", title_justify="left", show_lines=False)
@@ -170,38 +175,40 @@ def _suspect_unit(report: FileReport) -> str:
 
     Returns '' otherwise.
     """
-    ratios = report.predictions.values[report.was_predicted] / report.measured[report.was_predicted]
+    ratios = report.predictions.values[report.predicted_row_mask] / report.measured[report.predicted_row_mask]
     ratio = float(np.median(ratios)) if len(ratios) else 1.0
     if 1.0 / SUSPECT_UNIT_RATIO < ratio < SUSPECT_UNIT_RATIO:
         return ""
     return f"predicted are {ratio:,.3g} times what was measured: is {report.table.measured_column} in its unit?"
 
 
-def _scaling_line(errors: EfficiencyErrors) -> str:
+def _scaling_line(errors: ScalingEfficiencyErrors) -> str:
     """Format the errors of scaling efficiencies as one line of the report."""
     left = (
-        f"; {errors.impossible} more contradict each other (efficiency above {IMPOSSIBLE_EFFICIENCY})"
+        f"; {errors.impossible} more contradict each other (efficiency above {MAX_PLAUSIBLE_SCALING_EFFICIENCY})"
         if errors.impossible
         else ""
     )
     if errors.mean_error is None or errors.bias is None or errors.worst is None or errors.within_goal is None:
         return f"scaling: no points{left}"
     sizes = f"{errors.mean_error:.1f} points of 100 off on average (bias {errors.bias:+.1f}, worst {errors.worst:.1f})"
-    within = f"{errors.within_goal:.0%} within {EFFICIENCY_ERROR_GOAL:g}"
+    within = f"{errors.within_goal:.0%} within {SCALING_EFFICIENCY_ERROR_GOAL:g}"
     return f"scaling: efficiency on several devices, {errors.points} times: {sizes}, {within}{left}"
 
 
 def _errors_table(report: FileReport) -> RenderableType:
     from rich.table import Table
 
-    title = (
-        f"{Path(report.file).name}: {report.table.name}, {int(report.was_predicted.sum())} of {len(report.frame)} rows"
-    )
+    rows = f"{int(report.predicted_row_mask.sum())} of {len(report.frame)} rows"
+    title = f"{Path(report.file).name}: {report.table.name}, {rows}"
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("of", overflow="fold")
     for heading in ("rows", "median", "MAPE", "p90", "bias", "total", "in 90 %", "roofline MAPE"):
         table.add_column(heading, justify="right")
-    subjects, sources = report.errors_by_word(report.predictions.subjects), report.errors_by_word(report.row_sources)
+    subjects, sources = (
+        report.errors_by_group(report.predictions.device_names),
+        report.errors_by_group(report.row_sources),
+    )
     table.add_row("all", *_cells(report.errors()), style="bold", end_section=True)
     for part in (subjects, sources):
         for index, (name, errors) in enumerate(part.items()):
@@ -261,9 +268,9 @@ def prediction_plot(reports: Sequence[FileReport]) -> Figure:
 
 def _panel(axes: Axes, report: FileReport) -> None:
     generator = np.random.default_rng(0)
-    names = sorted({str(errors) for errors in report.predictions.subjects[report.was_predicted]})
+    names = sorted({str(errors) for errors in report.predictions.device_names[report.predicted_row_mask]})
     for index, name in enumerate(names):
-        rows = np.flatnonzero(report.was_predicted & (report.predictions.subjects == name))
+        rows = np.flatnonzero(report.predicted_row_mask & (report.predictions.device_names == name))
         rows = rows[np.sort(generator.permutation(len(rows))[:MAX_PLOT_POINTS])]
         colour, size = COLOURS[index % len(COLOURS)], 3 if len(rows) > 1000 else 5
         axes.plot(
@@ -286,9 +293,11 @@ def _draw_axes(axes: Axes, report: FileReport) -> None:
     """Draw equal logarithmic axes, and lines where predicted is the measured value, twice that value, and half."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    if not report.was_predicted.any():
+    if not report.predicted_row_mask.any():
         return
-    seconds = np.concatenate([report.measured[report.was_predicted], report.predictions.values[report.was_predicted]])
+    seconds = np.concatenate(
+        [report.measured[report.predicted_row_mask], report.predictions.values[report.predicted_row_mask]]
+    )
     low, high = float(seconds.min()) / 1.5, float(seconds.max()) * 1.5
     for factor, style, label in ((1.0, "-", None), (2.0, ":", "twice, half"), (0.5, ":", None)):
         axes.plot([low, high], [low * factor, high * factor], style, color="0.4", linewidth=0.8, zorder=0, label=label)

@@ -58,12 +58,12 @@ def geometric_rungs(least: float, most: float, eta: int) -> tuple[float, ...]:
 class TrialJob(NamedTuple):
     """Training of one trial of a hyperparameter search up to a rung (a budget level).
 
-    ``restores`` is True if a checkpoint of another trial is loaded first.
+    ``restores_checkpoint`` is True if a checkpoint of another trial is loaded first.
     """
 
     trial: int
     rung: int
-    restores: bool = False
+    restores_checkpoint: bool = False
 
 
 class SynchronousStage(NamedTuple):
@@ -193,13 +193,13 @@ class TuningMethod(ABC):
     def synchronous_stages(self) -> list[SynchronousStage] | None:
         """Return the stages between barriers of a synchronous tuning method; None if the method is asynchronous.
 
-        The wall time of a search has a closed form from the stages (`synchronous_seconds`).
+        The wall time of a search has a closed form from the stages (`synchronous_search_time`).
         """
         return None
 
 
 #: Methods by name.
-METHODS: Registry[type[TuningMethod]] = Registry("method", "paleo.tuning.methods")
+TUNING_METHODS: Registry[type[TuningMethod]] = Registry("method", "paleo.tuning.methods")
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,19 +267,19 @@ class TrialTimeline:
     ends: list[float] = field(default_factory=list)
 
     @property
-    def seconds(self) -> float:
+    def wall_time(self) -> float:
         """Wall time of the search [s]."""
         return max(self.ends, default=0.0)
 
     @property
-    def busy_seconds(self) -> float:
+    def busy_worker_time(self) -> float:
         """Worker time spent on training, evaluation and checkpoints, summed over workers [s]."""
         return float(np.sum(np.subtract(self.ends, self.begins)))
 
     @property
     def utilisation(self) -> float:
         """Fraction of the worker time (0 to 1) spent on training, evaluation and checkpoints."""
-        return self.busy_seconds / (self.workers * self.seconds) if self.jobs else 0.0
+        return self.busy_worker_time / (self.workers * self.wall_time) if self.jobs else 0.0
 
     @property
     def first_full_trial_time(self) -> float:
@@ -294,7 +294,7 @@ class TrialTimeline:
         return [int(count) for count in reached]
 
 
-def simulate(method: TuningMethod, costs: TrialTimes, workers: int) -> TrialTimeline:
+def simulate_search(method: TuningMethod, costs: TrialTimes, workers: int) -> TrialTimeline:
     """Simulate a hyperparameter search by a tuning method on workers, each training one trial at a time.
 
     Parameters
@@ -317,7 +317,7 @@ def simulate(method: TuningMethod, costs: TrialTimes, workers: int) -> TrialTime
 
     def begin(job: TrialJob, launched: bool) -> None:
         before, after = trained.get(job.trial, 0.0), rungs[job.rung]
-        seconds = costs.job_time(sizes[job.trial], before, after, launched=launched, restores=job.restores)
+        seconds = costs.job_time(sizes[job.trial], before, after, launched=launched, restores=job.restores_checkpoint)
         trained[job.trial] = after
         queue.push(now + seconds, len(timeline.jobs))
         timeline.jobs.append(job)
@@ -338,7 +338,7 @@ def simulate(method: TuningMethod, costs: TrialTimes, workers: int) -> TrialTime
             begin(following, launched=False)
 
 
-def synchronous_seconds(stages: Sequence[SynchronousStage], costs: TrialTimes, workers: npt.ArrayLike) -> Array:
+def synchronous_search_time(stages: Sequence[SynchronousStage], costs: TrialTimes, workers: npt.ArrayLike) -> Array:
     """Return the wall time of a search by a synchronous tuning method with equal trials.
 
     A stage between two barriers takes ceil(jobs / workers) waves of jobs.

@@ -13,19 +13,19 @@ import numpy as np
 from paleo.errors import CapacityError, PlanError, SpecError, suggest_names
 from paleo.predict import predict
 from paleo.specs.prices import occupied_machines
-from paleo.studies.cost import JOULES_PER_KWH, Tariff, energy, parse_amount, rent_rate
-from paleo.studies.defaults import with_one_software, with_same_software, with_usual_batch
+from paleo.studies.cost import JOULES_PER_KWH, Tariff, parse_training_amount, rent_rate, training_energy
+from paleo.studies.defaults import with_common_software, with_fixed_global_batch, with_same_software
 from paleo.studies.goodput import LongRunOptions, interruption_of
-from paleo.studies.target import forward_seconds
+from paleo.studies.target import forward_pass_time
 from paleo.tuning.base import (
-    METHODS,
+    TUNING_METHODS,
     TrialTimeline,
     TrialTimes,
     TuningMethod,
     TuningProblem,
     sampled_trial_scores,
-    simulate,
-    synchronous_seconds,
+    simulate_search,
+    synchronous_search_time,
 )
 from paleo.units import HOUR, format_duration, format_percent, with_noun
 
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from paleo.specs.system import System
 
 #: Most trials, and most sizes of the network, of one search.
-MOST_TRIALS, MOST_SIZES = 100_000, 64
+MOST_TRIALS, MAX_NETWORK_SIZES = 100_000, 64
 #: Default ratio of the training of a whole trial to that of the first rung, and most jobs of a search.
-SPAN, _MOST_JOBS = 64.0, 2_000_000
+DEFAULT_RUNG_SPAN, _MOST_JOBS = 64.0, 2_000_000
 #: A doubling of a trial's GPUs that saves less than this fraction of its time is the last that is tried.
 _LEAST_GAIN = 0.1
 #: Number of simulated searches for the interval of the regret.
@@ -66,7 +66,7 @@ class TuningSettings:
         Ratio of one rung to the next; the best 1/eta of the trials of a rung continue.
     population : int
         Members that evolution keeps alive.
-    resumes : bool
+    resumes_from_checkpoint : bool
         True if promoted trials continue from their checkpoints.
     evaluation_samples : float
         Samples of one evaluation.
@@ -84,7 +84,7 @@ class TuningSettings:
     last_rung_samples: float
     eta: int = 4
     population: int = 20
-    resumes: bool = True
+    resumes_from_checkpoint: bool = True
     evaluation_samples: float = 0.0
     sizes: tuple[Mapping[str, Any], ...] = ({},)
     correlation: float | None = None
@@ -93,14 +93,14 @@ class TuningSettings:
     @property
     def method_class(self) -> type[TuningMethod]:
         """Class that implements the tuning method, such as `Hyperband`."""
-        return METHODS[self.method]
+        return TUNING_METHODS[self.method]
 
     @property
     def rungs(self) -> tuple[float, ...]:
         """Rungs of the search: amounts of training at which trials are evaluated [samples]."""
         return self.method_class.rungs(self.first_rung_samples, self.last_rung_samples, self.eta)
 
-    def problem(self, correlation: float = 1.0, seed: int | None = None) -> TuningProblem:
+    def tuning_problem(self, correlation: float = 1.0, seed: int | None = None) -> TuningProblem:
         """Return the tuning problem (trials, rungs, sampled scores) on which the method is simulated.
 
         Parameters
@@ -166,7 +166,7 @@ class TrialEstimate:
         float, optional
             Energy [J]; None if the device file has no design power.
         """
-        parts = [energy(each, seconds, tariff) for each in self.predictions]
+        parts = [training_energy(each, seconds, tariff) for each in self.predictions]
         known = [part for part in parts if part is not None]
         return float(np.mean(known)) if len(known) == len(parts) else None
 
@@ -213,14 +213,14 @@ def estimate_trial(
         restore=[pause.restore for _, pause in parts],
         save=[pause.save for _, pause in parts],
         evaluation=[_evaluation(step, tuning.evaluation_samples) for step, _ in parts],
-        resumes_from_checkpoint=tuning.resumes,
+        resumes_from_checkpoint=tuning.resumes_from_checkpoint,
     )
     return TrialEstimate(run.gpus, tuple(predictions), costs)
 
 
 def _evaluation(step: Prediction, samples: float) -> float:
     """Return the time of one evaluation of a trial [s]: forward passes over ``samples`` samples."""
-    return samples / step.plan.global_batch * forward_seconds(step) if samples else 0.0
+    return samples / step.plan.global_batch * forward_pass_time(step) if samples else 0.0
 
 
 def _words(size: Mapping[str, Any]) -> str:
@@ -246,9 +246,11 @@ class TuningSearch:
     @cached_property
     def timeline(self) -> TrialTimeline:
         """Simulated jobs of the search over time."""
-        return simulate(self.tuning.method_class(self.tuning.problem()), self.trial_estimate.trial_times, self.workers)
+        return simulate_search(
+            self.tuning.method_class(self.tuning.tuning_problem()), self.trial_estimate.trial_times, self.workers
+        )
 
-    def seconds_at(self, factor: float = 1.0) -> float:
+    def wall_time_at_step_factor(self, factor: float = 1.0) -> float:
         """Return the wall time of the search with all step times multiplied by a factor.
 
         Parameters
@@ -262,25 +264,25 @@ class TuningSearch:
             Wall time [s], in closed form for synchronous methods, otherwise simulated.
         """
         stages = (
-            self.tuning.method_class(self.tuning.problem()).synchronous_stages()
+            self.tuning.method_class(self.tuning.tuning_problem()).synchronous_stages()
             if len(self.tuning.sizes) == 1
             else None
         )
         costs = self.trial_estimate.scaled_trial_times(factor)
         if stages is not None:
-            return float(synchronous_seconds(stages, costs, self.workers))
-        return simulate(self.tuning.method_class(self.tuning.problem()), costs, self.workers).seconds
+            return float(synchronous_search_time(stages, costs, self.workers))
+        return simulate_search(self.tuning.method_class(self.tuning.tuning_problem()), costs, self.workers).wall_time
 
     @cached_property
     def seconds(self) -> float:
         """Wall time of the search [s]."""
-        return self.seconds_at()
+        return self.wall_time_at_step_factor()
 
     @property
     def interval(self) -> tuple[float, float]:
         """Wall time of the search at the ends of the 90 % interval of the step time [s]."""
         low, high = self.trial_estimate.step_time_interval_factors
-        return self.seconds_at(low), self.seconds_at(high)
+        return self.wall_time_at_step_factor(low), self.wall_time_at_step_factor(high)
 
     @property
     def gpu_hours(self) -> float:
@@ -316,7 +318,7 @@ class TuningSearch:
         float, optional
             Energy [kWh]; None if the device file has no design power.
         """
-        joules = self.trial_estimate.joules(self.timeline.busy_seconds, tariff)
+        joules = self.trial_estimate.joules(self.timeline.busy_worker_time, tariff)
         return None if joules is None else joules / JOULES_PER_KWH
 
 
@@ -369,7 +371,7 @@ class TuningStudy:
     unmodelled: tuple[str, ...] = field(default=UNMODELLED)
 
     @property
-    def best(self) -> TuningSearch:
+    def fastest_search(self) -> TuningSearch:
         """Fastest search over all numbers of GPUs per trial, on all GPUs."""
         return min((point for point in self.searches if point.gpus == self.gpus), key=lambda point: point.seconds)
 
@@ -379,14 +381,14 @@ class TuningStudy:
         return self.searches[0].trial_estimate.predictions[0].run.software
 
     @property
-    def cheapest(self) -> TuningSearch:
+    def cheapest_search(self) -> TuningSearch:
         """Search with the fewest GPU-hours over all numbers of GPUs and of GPUs per trial."""
         return min(self.searches, key=lambda point: point.gpu_hours)
 
     @property
     def verdict(self) -> str:
         """Answer of the study in a few sentences: time, cost, cheapest division of GPUs, and deadline."""
-        best, kind = self.best, self.tuning.method_class
+        best, kind = self.fastest_search, self.tuning.method_class
         usd = best.usd(self.tariff)
         price = "" if usd is None else f", {usd:,.0f} USD"
         trials = f"{with_noun(self.tuning.trials, 'trial')} by {kind.title}"
@@ -399,7 +401,7 @@ class TuningStudy:
 
     def _cheaper(self) -> str:
         """Return a sentence on the cheapest number of GPUs per trial, if it is not the fastest; otherwise empty."""
-        cheap, best = self.cheapest, self.best
+        cheap, best = self.cheapest_search, self.fastest_search
         if cheap.gpu_hours > best.gpu_hours * (1.0 - _LEAST_GAIN):
             return ""
         return (
@@ -466,8 +468,8 @@ def tuning_study(
         If a trial fits on no number of GPUs.
     """
     options = long_run or LongRunOptions()
-    run, reason = with_one_software(model, system, run, per_trial or gpus)
-    fixed = with_usual_batch(model, system, run, per_trial or min(gpus, system.devices_per_node))
+    run, reason = with_common_software(model, system, run, per_trial or gpus)
+    fixed = with_fixed_global_batch(model, system, run, per_trial or min(gpus, system.devices_per_node))
     # Price trials by their number of GPUs until a doubling saves too little.
     prices: list[TrialEstimate] = []
     refusals: list[str] = []
@@ -491,7 +493,7 @@ def tuning_study(
     study = TuningStudy(
         model, system, tuning, tariff or Tariff(), points, gpus, batch, per_trial, tuple(refusals), reason
     )
-    best = study.best
+    best = study.fastest_search
     margin = None if deadline is None else _margin(best, system, deadline)
     regret = None if tuning.correlation is None else _regret(tuning, best, tuning.correlation)
     return replace(study, deadline_margin=margin, regret=regret)
@@ -530,8 +532,8 @@ def _regret(tuning: TuningSettings, point: TuningSearch, correlation: float) -> 
     """Return the regret of a search, the share of trials better than the returned one, over random draws of scores."""
     shares = []
     for seed in range(_DRAWS):
-        problem = tuning.problem(correlation, seed)
-        timeline = simulate(tuning.method_class(problem), point.trial_estimate.trial_times, point.workers)
+        problem = tuning.tuning_problem(correlation, seed)
+        timeline = simulate_search(tuning.method_class(problem), point.trial_estimate.trial_times, point.workers)
         final = problem.scores[:, -1]
         reached = max(job.rung for job in timeline.jobs)
         trials = [job.trial for job in timeline.jobs if job.rung == reached]
@@ -544,7 +546,7 @@ def _regret(tuning: TuningSettings, point: TuningSearch, correlation: float) -> 
 # options as the user states them
 
 
-def parse_sizes(settings: Sequence[str]) -> tuple[Mapping[str, Any], ...]:
+def parse_network_sizes(settings: Sequence[str]) -> tuple[Mapping[str, Any], ...]:
     """Parse the options that vary the network over trials, such as ``layers=12,24``, to all combinations.
 
     Parameters
@@ -564,7 +566,7 @@ def parse_sizes(settings: Sequence[str]) -> tuple[Mapping[str, Any], ...]:
 
     Examples
     --------
-    >>> parse_sizes(["layers=12..24:6", "heads=8"])
+    >>> parse_network_sizes(["layers=12..24:6", "heads=8"])
     ({'layers': 12, 'heads': 8}, {'layers': 18, 'heads': 8}, {'layers': 24, 'heads': 8})
     """
     axes: dict[str, list[Any]] = {}
@@ -577,8 +579,8 @@ def parse_sizes(settings: Sequence[str]) -> tuple[Mapping[str, Any], ...]:
             )
         axes[name.strip().removeprefix("model.")] = numbers
     product = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-    if len(product) > MOST_SIZES:
-        raise SpecError(f"--vary: {len(product)} sizes; expected {MOST_SIZES} or fewer")
+    if len(product) > MAX_NETWORK_SIZES:
+        raise SpecError(f"--vary: {len(product)} sizes; expected {MAX_NETWORK_SIZES} or fewer")
     return tuple(product)
 
 
@@ -594,10 +596,10 @@ def _numbers(text: str) -> Iterator[int]:
         if not all(word.strip().isdecimal() and len(word) < 10 for word in words) or (step and not dots):
             return
         low, high, stride = (int(word) for word in words)
-        yield from itertools.islice(range(low, high + 1, max(stride, 1)), MOST_SIZES + 1)
+        yield from itertools.islice(range(low, high + 1, max(stride, 1)), MAX_NETWORK_SIZES + 1)
 
 
-def parse_training(model: ModelSpec, run: Run, name: str, **amounts: Any) -> float:
+def parse_trial_samples(model: ModelSpec, run: Run, name: str, **amounts: Any) -> float:
     """Convert the training of a trial from tokens, samples or epochs to samples.
 
     Parameters
@@ -622,7 +624,7 @@ def parse_training(model: ModelSpec, run: Run, name: str, **amounts: Any) -> flo
         If none or several are given.
     """
     try:
-        amount = parse_amount(model, run, **amounts)
+        amount = parse_training_amount(model, run, **amounts)
     except SpecError as error:
         raise SpecError(f"--{name}-{error}") from None
     if amount is None:
@@ -630,7 +632,7 @@ def parse_training(model: ModelSpec, run: Run, name: str, **amounts: Any) -> flo
     return amount.samples
 
 
-def validated_tuning(tuning: TuningSettings) -> TuningSettings:
+def validate_tuning_settings(tuning: TuningSettings) -> TuningSettings:
     """Check that the method, trial counts and budgets of a hyperparameter search are valid, and return the options.
 
     Parameters
@@ -648,8 +650,8 @@ def validated_tuning(tuning: TuningSettings) -> TuningSettings:
     SpecError
         If a number is out of range.
     """
-    if tuning.method not in METHODS:
-        raise SpecError(f"--method {tuning.method!r:.40}: {suggest_names(tuning.method, METHODS)}")
+    if tuning.method not in TUNING_METHODS:
+        raise SpecError(f"--method {tuning.method!r:.40}: {suggest_names(tuning.method, TUNING_METHODS)}")
     bounds = {
         "--trials": (tuning.trials, 1, MOST_TRIALS),
         "--eta": (tuning.eta, 2, MOST_TRIALS),

@@ -13,7 +13,7 @@ import re
 import shlex
 from pathlib import Path
 
-from paleo.cli import run
+from paleo.cli import run_command_line as run
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 _CONSOLE = re.compile(r"```console\n\$ paleo (?P<command>.*)\n(?P<output>(?:.*\n)*?)```")

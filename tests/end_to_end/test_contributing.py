@@ -32,7 +32,7 @@ REFUSED = {
 REGISTERED = ["example-paused", "example_power", "example_gate", "example-lines", "example-nibbles", "example_scan"]
 RUN_ALL = """
 import shlex, sys
-from paleo.cli import run
+from paleo.cli import run_command_line as run
 from paleo.compression.base import COMPRESSIONS
 from paleo.consistency.base import CONSISTENCY
 from paleo.layers.base import LAYERS

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from paleo.cli import run as paleo
+from paleo.cli import run_command_line as paleo
 from paleo.cluster.jobs import read_jobs
 from paleo.specs.device import load_device
 from paleo.specs.loading import parse_yaml
@@ -97,7 +97,7 @@ def test_files_shown_are_right(tmp_path: Path, printed: Callable[..., dict[str, 
         path = tmp_path / "shown.yaml"
         path.write_text(text)
         if "axes" in data:
-            assert SweepStudy.model_validate(data).rows > 1
+            assert SweepStudy.model_validate(data).row_count > 1
         elif "placement" in data:
             written = ["estimate", "gpt2", "--system", "dgx-a100-80gb", "--run", str(path), "--json"]
             asked = ["--gpus", "16", "--batch", "8", "--strategy", "tp=4,sp", "--json"]

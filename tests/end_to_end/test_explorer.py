@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from paleo import Run, load_model, load_system
-from paleo.cli import run as paleo
-from paleo.launch.commands import supported_space
+from paleo.cli import run_command_line as paleo
+from paleo.launch.commands import supported_search_space
 from paleo.search.gpu_counts import search_gpu_counts
 from paleo.search.plan_columns import plan_columns
 from paleo.search.plans import search
@@ -46,7 +46,9 @@ def test_columns_are_those_of_the_search(page: Path) -> None:
     model, system, results = load_model("gpt2-xl"), load_system("dgx-a100-80gb"), []
     for count, software in ((8, "torchtitan"), (16, "megatron-core")):
         run = Run(gpus=count, global_batch=64, software=software)
-        results.append(search_gpu_counts(model, system, run, (count,), space=supported_space(SearchSpace(), software)))
+        results.append(
+            search_gpu_counts(model, system, run, (count,), space=supported_search_space(SearchSpace(), software))
+        )
     steps = np.concatenate([result.ranking.step for result in results if result.ranking is not None])
     assert len(step) == len(steps) == data["count"] == data["evaluated"]
     assert np.allclose(np.sort(step), np.sort(steps), rtol=1e-6) and set(gpus.tolist()) == {8, 16}
@@ -60,7 +62,7 @@ def test_few_columns_are_the_best_ones() -> None:
     result = search(load_model("gpt2-xl"), load_system("dgx-a100-80gb"), Run(gpus=8, global_batch=64))
     assert result.ranking is not None
     some = plan_columns(result.ranking, 50)
-    assert len(some) == 50 and some.evaluated == result.covered_configurations
+    assert len(some) == 50 and some.evaluated_count == result.covered_configurations
     assert some.step_time.max() <= np.sort(result.ranking.step[result.ranking.fits])[49] * (1 + 1e-9)
 
 

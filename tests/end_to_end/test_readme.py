@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paleo.cli import run
+from paleo.cli import run_command_line as run
 from tests.end_to_end.readme import README, commands, refreshed
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paleo.cli.process import run
+from paleo.cli.process import run_command_line
 
 PAGES = Path(__file__).parents[2] / "docs" / "howto"
 STORIES = ["tune", "pretrain", "mixtral", "ethernet", "workstations", "torchtitan"]
@@ -56,7 +56,7 @@ def test_one_command_answers_on_its_first_screen(
     if file is not None:
         (tmp_path / file[1]).write_text(file[2])
     monkeypatch.chdir(tmp_path)
-    assert run(commands()[number]) == code
+    assert run_command_line(commands()[number]) == code
     screen = " ".join(capsys.readouterr().out.splitlines()[:SCREEN])
     assert re.search(verdict, screen), screen
     assert re.search(further, screen), screen

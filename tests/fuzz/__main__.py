@@ -34,8 +34,8 @@ from pathlib import Path
 
 import tests.fuzz.onnx_inputs
 import tests.fuzz.options  # noqa: F401
-from paleo.cli import run
-from paleo.report.json_schemas import schema_of
+from paleo.cli import run_command_line as run
+from paleo.report.json_schemas import json_schema
 from tests.fuzz.doors import called
 from tests.fuzz.inputs import COSTS, KINDS
 from tests.json_documents import violations
@@ -132,7 +132,7 @@ def _json_fault(out: str) -> str:
 def _nulls(document: object) -> Iterator[str]:
     """Numbers that a document's schema promises and that came out as null: they were not finite."""
     command = str(document.get("schema", "")).partition(".")[2].partition("/")[0] if isinstance(document, dict) else ""
-    for text in violations(document, schema_of(command)) if command else ():
+    for text in violations(document, json_schema(command)) if command else ():
         if "is null" in text:
             yield f"a null in JSON: {text}"
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import paleo
-from paleo.cli import run
+from paleo.cli import run_command_line as run
 from paleo.errors import PaleoError
 
 SERVED: dict[str, Any] = {"model": "qwen3-0.6b", "system": "dgx-h100", "input": 200, "output": 20, "rate": "1/s"}

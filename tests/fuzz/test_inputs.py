@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paleo.cli import run
+from paleo.cli import run_command_line as run
 from tests.fuzz import __main__ as driver
 from tests.fuzz import inputs
 from tests.fuzz.__main__ import Answer, Settings, _fault, _flood, _hang, answer, answers_of, drawn

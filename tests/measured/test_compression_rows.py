@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.tables.kinds._compression import counted_flops
+from paleo.tables.kinds._compression import megatron_deepspeed_flops
 from paleo.tables.validation import FileReport, validate_file
 from paleo.units import TERA
 
@@ -19,7 +19,7 @@ def report(shared: Path) -> FileReport:
 
 
 def ratio(report: FileReport, chosen: pd.Series) -> np.ndarray:
-    mask = chosen.to_numpy(dtype=bool) & report.was_predicted
+    mask = chosen.to_numpy(dtype=bool) & report.predicted_row_mask
     assert mask.any()
     return report.predictions.values[mask] / report.measured[mask]
 
@@ -60,14 +60,14 @@ def test_flop_of_zeropp_rows_count_the_pass_that_is_computed_again(report: FileR
     rows = report.frame[(report.frame["sharding"] == "zero3") & (report.frame["compressor"] == "none")]
     row = rows[(rows["parameters"] == 18e9) & (rows["tokens_per_gpu"] == 2048)].nsmallest(1, "link_bytes_per_s").iloc[0]
     rate, crossing = row["tflops_per_gpu"] * TERA, 6.0 * 18e9 / row["link_bytes_per_s"]
-    assert 6.0 * 18e9 * 2048 / rate < crossing < counted_flops(18e9, 2048) / rate
+    assert 6.0 * 18e9 * 2048 / rate < crossing < megatron_deepspeed_flops(18e9, 2048) / rate
 
 
 @pytest.mark.shared
 def test_the_verdict_is_right(report: FileReport) -> None:
     """Of all pairs that differ in the compressor alone, those where it pays and those where it does not."""
     frame = report.frame.assign(predicted=report.predictions.values, value=report.measured)
-    frame = frame[report.was_predicted & ~frame["time_over_dense"].notna() & (frame["gpus"] > 4)]
+    frame = frame[report.predicted_row_mask & ~frame["time_over_dense"].notna() & (frame["gpus"] > 4)]
     keys = ["source", "model", "batch_per_gpu", "tokens_per_gpu", "gpus", "link_bytes_per_s"]
     better = np.where(frame["step_s"].notna(), -1.0, 1.0)  # a shorter step, or more speed
     frame = frame.assign(value=frame["value"] * better, predicted=frame["predicted"] * better)

@@ -18,7 +18,7 @@ def report(shared: Path) -> FileReport:
 
 
 def errors(report: FileReport, chosen: pd.Series) -> np.ndarray:
-    mask = chosen.to_numpy(dtype=bool) & report.was_predicted
+    mask = chosen.to_numpy(dtype=bool) & report.predicted_row_mask
     assert mask.any()
     return np.abs(report.predictions.values[mask] / report.measured[mask] - 1.0)
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from paleo.pricing.calibration_lookup import UNMEASURED_INTERVAL
+from paleo.pricing.calibration_lookup import UNMEASURED_INTERVAL_FACTORS
 from paleo.pricing.communication import Fabric, Nccl, fastest_algorithm
 from paleo.pricing.links.alpha_beta import bus_factor
 from paleo.pricing.links.fabric import default_fabric_parameters
@@ -124,5 +124,5 @@ def test_fabrics_that_are_left_out_lie_inside(large: Errors, small: Errors) -> N
 
 @pytest.mark.shared
 def test_the_width_of_unmeasured_fabrics_holds_large_rings_on_each(large: Errors) -> None:
-    low, high = np.log(UNMEASURED_INTERVAL)
+    low, high = np.log(UNMEASURED_INTERVAL_FACTORS)
     assert min(float(((rows >= low) & (rows <= high)).mean()) for rows in large.values()) >= 0.85

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paleo.importers.sources import FAMILIES, import_network
+from paleo.importers.import_sources import FAMILIES, import_network
 from paleo.network.graph import Graph
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "networks"

@@ -118,7 +118,7 @@ Validated = Callable[[str], FileReport]
 
 
 def rows_of(report: FileReport, source: str, device: str) -> Flags:
-    return np.asarray((report.row_sources == source) & (report.predictions.subjects == device))
+    return np.asarray((report.row_sources == source) & (report.predictions.device_names == device))
 
 
 def errors_of(report: FileReport, pairs: list[Pair]) -> ErrorSummary:
@@ -146,7 +146,9 @@ def test_errors_on_other_devices_do_not_grow(
     report, unseen, missed = validated(table), UNSEEN.get(table, {}), MISSED.get(table, {})
     calibrated = {(source, device) for source, devices in sources.items() for device in devices}
     known = zip(
-        report.row_sources[report.was_predicted], report.predictions.subjects[report.was_predicted], strict=True
+        report.row_sources[report.predicted_row_mask],
+        report.predictions.device_names[report.predicted_row_mask],
+        strict=True,
     )
     assert set(known) - calibrated <= {*unseen, *missed}, "hold these rows by a bar too"
     for pair, highest in unseen.items():

@@ -16,7 +16,7 @@ Validated = Callable[[str], FileReport]
 def test_accuracy_by_staleness_on_cards_that_were_left_out(validated: Validated) -> None:
     """The best constant errs by 1.3 % there; one run at the accuracy of guessing is counted as not predicted."""
     report = validated("staleness_accuracy.csv")
-    left_out = report.errors(np.asarray(report.predictions.subjects == "v100-sxm2-16gb"))
+    left_out = report.errors(np.asarray(report.predictions.device_names == "v100-sxm2-16gb"))
     assert left_out.rows == 84 and left_out.mape is not None and left_out.mape < 0.008
     assert report.unsupported_reasons == {"the run never learned: its accuracy is that of guessing (10%)": 1}
 

@@ -70,7 +70,7 @@ def test_flows_of_a_group_share_its_link() -> None:
          "pair_bytes_per_s": 1e9, "shared_by_group": 0}
         for node, first in (("n0", 0), ("n1", 2))
     ]  # fmt: skip
-    network = PairNetwork.of(pd.DataFrame([general, *nodes]))
+    network = PairNetwork.from_rows(pd.DataFrame([general, *nodes]))
     apart = network.transfer_times(np.array([0, 1, 0]), np.array([2, 3, 1]), 1460.0)
     assert apart.tolist() == pytest.approx([1538.0 / 0.5e8, 1538.0 / 0.5e8, 1460.0 / 1e9])
 

@@ -52,7 +52,7 @@ STEPS = {("Llama 3.2 1B", "plain"): 0.07, ("Llama 3.2 1B", "transformers"): 0.05
 def test_training_steps_of_an_h100_are_predicted(network: str, code: str) -> None:
     column, table = ("model_slug", "cnn") if network == "resnet50" else ("model", "llm")
     report = validate_file(str(ROWS / f"h100-sxm5-80gb.{table}_iterations.csv"))
-    assert bool(report.was_predicted.all())
+    assert bool(report.predicted_row_mask.all())
     chosen = (report.frame[column] == network) & report.frame["notes"].str.contains(f"code: {code}")
     errors = report.errors(chosen.to_numpy())
     assert errors.rows >= 2 and errors.mape is not None

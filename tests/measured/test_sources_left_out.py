@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from paleo.calibrate.command import SOURCE_ERROR_COLUMNS, STEP_TABLES, source_errors, worsened_sources
+from paleo.calibrate.command import SOURCE_ERROR_COLUMNS, STEP_TABLES, step_errors_by_source, worsened_sources
 
 ROOT = Path(__file__).resolve().parents[2]
 LEDGER = ROOT / "docs" / "ledger.csv"
@@ -28,6 +28,6 @@ def test_the_ledger_names_each_source_once() -> None:
 @pytest.mark.slow
 def test_no_source_left_out_gets_worse_without_a_line_in_the_changelog(shared: Path) -> None:
     """``paleo calibrate --fit … --only ledger -o docs/ledger.csv`` writes it anew, once the changelog says why."""
-    now = source_errors([str(shared / "measurements" / f"{name}.csv") for name in STEP_TABLES])
+    now = step_errors_by_source([str(shared / "measurements" / f"{name}.csv") for name in STEP_TABLES])
     unexplained = [line for source, line in worsened_sources(pd.read_csv(LEDGER), now) if source not in unreleased()]
     assert unexplained == []

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from paleo.tables.base import EFFICIENCY_ERROR_GOAL, EfficiencyPoint, summarise_efficiencies
+from paleo.tables.base import SCALING_EFFICIENCY_ERROR_GOAL, ScalingEfficiencyPoint, summarise_scaling_efficiencies
 from paleo.tables.validation import FileReport
 from tests.replay.freeze import WHOLE_TABLES, differences, error_figures, load, rounded
 
@@ -39,7 +39,7 @@ FIRST_SOURCES = {
 
 
 def on(report: FileReport, *devices: str) -> np.ndarray:
-    return np.isin(report.predictions.subjects.astype(str), devices)
+    return np.isin(report.predictions.device_names.astype(str), devices)
 
 
 @pytest.mark.shared
@@ -108,11 +108,11 @@ def test_steps_in_tf32_stay_within_their_bar(validated: Validated) -> None:
 def test_intervals_of_images_hold_nine_tenths_of_the_mean_source(validated: Validated) -> None:
     """Sources, not rows: which share of a source lies inside its 90 % intervals, on the mean of those of ten rows."""
     report = validated(CNN)
-    shares = [errors.coverage for errors in report.errors_by_word(report.row_sources).values() if errors.rows >= 10]
+    shares = [errors.coverage for errors in report.errors_by_group(report.row_sources).values() if errors.rows >= 10]
     assert len(shares) >= 8 and 0.82 < float(np.mean([share for share in shares if share is not None])) < 0.95
 
 
-def first_points(points: Sequence[EfficiencyPoint]) -> list[EfficiencyPoint]:
+def first_points(points: Sequence[ScalingEfficiencyPoint]) -> list[ScalingEfficiencyPoint]:
     """Points of the sources that the bars of scaling were set for."""
     sources = ("DeepLearningExamples v100-sxm2-", "lambda-tensorflow-benchmark a100-sxm4-40gb")
     return [point for point in points if point.configuration.startswith(sources)]
@@ -123,18 +123,18 @@ def test_scaling_of_convolutional_networks(validated: Validated) -> None:
     """Points of frameworks without mixed-precision EfficientNets lie within the goal of 8 on average."""
     points = validated(CNN).scaling_efficiencies
     first = first_points(points)
-    whole = summarise_efficiencies(first)
+    whole = summarise_scaling_efficiencies(first)
     assert whole.points >= 68 and whole.impossible <= 6
     assert whole.mean_error is not None and whole.mean_error < 9.5
-    later = summarise_efficiencies(
+    later = summarise_scaling_efficiencies(
         [point for point in points if point not in first and "fficient" not in point.configuration]
     )
-    assert later.points >= 60 and later.mean_error is not None and later.mean_error < EFFICIENCY_ERROR_GOAL
+    assert later.points >= 60 and later.mean_error is not None and later.mean_error < SCALING_EFFICIENCY_ERROR_GOAL
 
 
 @pytest.mark.shared
 def test_scaling_without_efficient_networks(validated: Validated) -> None:
-    plain = summarise_efficiencies(
+    plain = summarise_scaling_efficiencies(
         [point for point in first_points(validated(CNN).scaling_efficiencies) if "fficient" not in point.configuration]
     )
     assert plain.points >= 48 and plain.mean_error is not None and plain.mean_error < 4.0

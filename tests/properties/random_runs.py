@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from paleo.cli import run
-from paleo.report.json_schemas import schema_of
+from paleo.cli import run_command_line as run
+from paleo.report.json_schemas import json_schema
 from paleo.specs.system import load_system
 from tests.json_documents import LOG, NCCL, SAMPLES, violations
 
@@ -207,7 +207,7 @@ def answer(call: Call) -> tuple[int, Document | None, str]:
 
 def broken(call: Call, document: Document) -> Iterator[str]:
     """Everything that is wrong with a document."""
-    yield from violations(document, schema_of(call[0]))
+    yield from violations(document, json_schema(call[0]))
     yield from _numbers(document)
     yield from CHECKS.get(call[0], lambda call, document: iter(()))(call, document)
 

@@ -23,9 +23,9 @@ import numpy as np
 import pandas as pd
 
 from paleo.calibrate import fit as fits
-from paleo.cli import run
+from paleo.cli import run_command_line as run
 from paleo.tables.cells import read_table
-from paleo.tables.columns import COLUMNS, RANGE_OF_TYPE
+from paleo.tables.columns import COLUMNS, NUMBER_RANGE_OF_TYPE
 from paleo.tables.run_tables import find_table_kind
 from paleo.tables.validation import FileReport, validate_frame
 
@@ -80,14 +80,14 @@ def broken_by(column: str, value: str, spoilt: pd.DataFrame, whole: FileReport) 
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             report = validate_frame("spoilt", spoilt, find_table_kind(spoilt.columns))
-            counted = int(report.was_predicted.sum()) + sum(report.unsupported_reasons.values())
+            counted = int(report.predicted_row_mask.sum()) + sum(report.unsupported_reasons.values())
             others = np.array_equal(report.predictions.values[1:], whole.predictions.values[1:], equal_nan=True)
-            refused = COLUMNS[column].type not in RANGE_OF_TYPE or value in ("", "nan") or _sound(column, value)
+            refused = COLUMNS[column].type not in NUMBER_RANGE_OF_TYPE or value in ("", "nan") or _sound(column, value)
     except Exception as error:
         return f": {type(error).__name__}: {str(error)[:150]}"
     if counted != len(spoilt) or not others:
         return f": {counted} of {len(spoilt)} rows, others as before: {others}"
-    return " is predicted" if not refused and report.was_predicted[0] else ""
+    return " is predicted" if not refused and report.predicted_row_mask[0] else ""
 
 
 def broken_fit(spoilt: pd.DataFrame, folder: Path) -> str:
@@ -133,7 +133,7 @@ def one_evaluation() -> Iterator[None]:
 def _sound(column: str, value: str) -> bool:
     """Whether a column's range holds a number."""
     number = pd.to_numeric(pd.Series([value]), errors="coerce").to_numpy(dtype=np.float64)
-    return bool(RANGE_OF_TYPE[COLUMNS[column].type].contains(number)[0])
+    return bool(NUMBER_RANGE_OF_TYPE[COLUMNS[column].type].contains(number)[0])
 
 
 def main() -> int:

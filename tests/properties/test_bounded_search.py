@@ -15,12 +15,12 @@ import pytest
 
 from paleo.errors import PaleoError
 from paleo.questions import search as answer
-from paleo.questions import unstated_search_space
+from paleo.questions import search_space_of_unset_fields
 from paleo.search import plans
-from paleo.search.plans import FoundPlans, search, search_with_headroom
+from paleo.search.plans import FoundPlans, prefer_memory_headroom, search
 from paleo.search.ranking import PlanRow
 from paleo.search.tied_plans import group_tied_plans
-from paleo.specs.loading import build_validated
+from paleo.specs.loading import validate_mapping
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
@@ -67,19 +67,19 @@ def rounded(rows: Sequence[PlanRow | None]) -> list[PlanRow | None]:
 
 def classes_of(rows: Sequence[PlanRow]) -> list[tuple[PlanRow | None, str]]:
     """Rounded rows beside the shortest step of their class [s], with ten digits as well."""
-    alike = rounded([replace(row, class_step_time=0.0) for row in rows])
-    return list(zip(alike, [f"{row.class_step_time:.9e}" for row in rows], strict=True))
+    alike = rounded([replace(row, tie_group_step_time=0.0) for row in rows])
+    return list(zip(alike, [f"{row.tie_group_step_time:.9e}" for row in rows], strict=True))
 
 
 @pytest.mark.parametrize("number", range(0, CASES, STEP))
 def test_a_search_by_bounds_finds_what_an_exhaustive_one_finds(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     network, system, stated = drawn(number)
     monkeypatch.setattr(plans, "_FEW_CASES", 0)
-    run, machine, model = build_validated(Run, stated, "test"), load_system(system), load_model(network)
+    run, machine, model = validate_mapping(Run, stated, "test"), load_system(system), load_model(network)
 
     def found(exhaustive: bool) -> FoundPlans | str:
         try:
-            return search(model, machine, run, space=unstated_search_space(run), exhaustive=exhaustive)
+            return search(model, machine, run, space=search_space_of_unset_fields(run), exhaustive=exhaustive)
         except PaleoError as error:
             return str(error)
 
@@ -88,11 +88,13 @@ def test_a_search_by_bounds_finds_what_an_exhaustive_one_finds(number: int, monk
         assert bounded == whole
         return
     assert rounded(bounded.plans) == rounded(whole.plans)
-    assert rounded(bounded.front_plans) == rounded(whole.front_plans)
+    assert rounded(bounded.pareto_plans) == rounded(whole.pareto_plans)
     assert rounded((bounded.runner_up,)) == rounded((whole.runner_up,))
-    assert rounded(search_with_headroom(bounded, machine).plans) == rounded(search_with_headroom(whole, machine).plans)
+    assert rounded(prefer_memory_headroom(bounded, machine).plans) == rounded(
+        prefer_memory_headroom(whole, machine).plans
+    )
     classes = [
-        group_tied_plans(model, machine, search_with_headroom(found, machine), 10).plans for found in (bounded, whole)
+        group_tied_plans(model, machine, prefer_memory_headroom(found, machine), 10).plans for found in (bounded, whole)
     ]
     assert classes_of(classes[0]) == classes_of(classes[1])
     assert bounded.evaluated_configurations <= whole.evaluated_configurations == whole.covered_configurations
@@ -125,4 +127,4 @@ def test_a_large_search_prints_what_an_exhaustive_one_prints(
     monkeypatch.setattr(plans, "_FEW_CASES", 0)
     bounded, whole = (answer(network, system, gpus, exhaustive=exhaustive) for exhaustive in (False, True))
     assert digits(bounded.json_document()) == digits(whole.json_document())
-    assert bounded.search.evaluated_configurations < whole.search.evaluated_configurations
+    assert bounded.found_plans.evaluated_configurations < whole.found_plans.evaluated_configurations

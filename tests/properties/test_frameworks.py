@@ -8,10 +8,10 @@ import pytest
 
 from paleo.operations.base import OPTIMIZERS
 from paleo.operations.tensor import BYTES_PER_NUMBER
-from paleo.parallel.abilities import refusal_reasons
+from paleo.parallel.framework_checks import restriction_messages
 from paleo.schedules.base import SCHEDULES
-from paleo.specs.abilities import CONDITION_QUANTITIES, load_framework
 from paleo.specs.catalog import entry_names
+from paleo.specs.framework_capabilities import CONDITION_QUANTITIES, load_framework
 from paleo.specs.software import load_software
 
 FRAMEWORKS = entry_names("frameworks")
@@ -36,7 +36,7 @@ def test_plain_data_parallelism_runs_everywhere(name: str) -> None:
     simple = dict.fromkeys(CONDITION_QUANTITIES, 0) | dict.fromkeys(("dp", "tp", "cp", "ep", "pp", "vp", "shard"), 1)
     simple |= {"dp": 8, "gpus": 8, "overlapped": 1, "microbatch": 1, "microbatches": 1, "global_batch": 8}
     simple |= {"schedule": "none", "recompute": "none", "dtype": "bf16", "scaling": "none", "optimizer": "adamw"}
-    assert refusal_reasons(load_framework(name), simple) == []
+    assert restriction_messages(load_framework(name), simple) == []
 
 
 def test_profiles_name_frameworks_that_exist() -> None:

@@ -14,7 +14,7 @@ from paleo.pricing.calibration_lookup import constant_efficiencies
 from paleo.pricing.communication import Fabric, fastest_algorithm
 from paleo.specs.catalog import entry_files, entry_names
 from paleo.specs.device import Device, find_device, load_device, load_link
-from paleo.specs.loading import NOT_STATED, read_yaml
+from paleo.specs.loading import UNKNOWN_SOURCE, read_yaml
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
 from paleo.units import GIBIBYTE, GIGA, KILO, MICROSECOND, TERA
@@ -49,8 +49,8 @@ def test_a_file_is_named_as_its_entry(kind: str) -> None:
 @pytest.mark.parametrize("name", entry_names("devices"))
 def test_a_device_is_sane(name: str) -> None:
     device = load_device(name)
-    assert device.source != NOT_STATED and device.year is not None
-    assert device.multiprocessor is None or device.multiprocessor.source != NOT_STATED
+    assert device.source != UNKNOWN_SOURCE and device.year is not None
+    assert device.multiprocessor is None or device.multiprocessor.source != UNKNOWN_SOURCE
     assert GIBIBYTE <= device.memory.usable_bytes <= device.memory.capacity <= KILO * GIBIBYTE
     assert device.memory.usable_bytes >= 0.92 * device.memory.capacity  # inline error correction takes a sixteenth
     assert 30 * GIGA <= device.memory.bandwidth <= 20 * TERA
@@ -117,7 +117,7 @@ def test_dots_of_aliases_count() -> None:
 @pytest.mark.parametrize("name", entry_names("links"))
 def test_a_link_is_sane(name: str) -> None:
     link = load_link(name)
-    assert link.source != NOT_STATED
+    assert link.source != UNKNOWN_SOURCE
     assert link.achieved_fraction is None or link.achieved_source is not None
     assert link.latency is None or link.latency_source is not None
     assert GIGA / 10 <= link.bandwidth <= TERA
@@ -127,8 +127,8 @@ def test_a_link_is_sane(name: str) -> None:
 @pytest.mark.parametrize("name", entry_names("systems"))
 def test_a_system_is_sane(name: str) -> None:
     system = load_system(name)
-    assert system.name == name and system.source != NOT_STATED and system.year is not None
-    assert system.host is None or system.host.source != NOT_STATED
+    assert system.name == name and system.source != UNKNOWN_SOURCE and system.year is not None
+    assert system.host is None or system.host.source != UNKNOWN_SOURCE
     assert system.levels
     assert system.device.name in entry_names("devices")
     for level in system.levels:
@@ -148,7 +148,7 @@ def test_nvswitches_add_from_the_third_generation_on(name: str) -> None:
     """Bridges, meshes of NVLink, PCIe trees and earlier NVSwitches do not."""
     system = load_system(name)
     for level in system.levels:
-        if not system.joins_nodes(level):
+        if not system.is_network_between_nodes(level):
             nvswitch = level.topology == "switch" and level.link.kind in ("nvlink", "nvswitch")
             assert level.in_switch_reduction == (nvswitch and system.device.architecture in SHARP)
 
@@ -178,7 +178,7 @@ def test_ports_between_nodes_are_counted_once(name: str) -> None:
     system = load_system(name)
     devices = system.devices_per_node
     for level in system.levels:
-        if system.joins_nodes(level):
+        if system.is_network_between_nodes(level):
             assert level.ports == 1 or not level.link.scope.startswith(("node", "per node"))
             assert level.member_bandwidth / devices <= WIDEST_PORT
             devices = level.ranks or devices
@@ -213,7 +213,7 @@ def test_the_fan_outs_of_a_group_multiply_to_its_size(data: st.DataObject) -> No
     capacity = system.max_devices or 64 * system.devices_per_node
     size = data.draw(st.integers(1, capacity))
     stride = data.draw(st.integers(1, (capacity - 1) // max(size - 1, 1)) if capacity > size else st.just(1))
-    spans = system.group(stride, size)
+    spans = system.group_levels(stride, size)
     product = math.prod(span.fan_out for span in spans)
     assert len(spans) == sum(len(level.shape or (1,)) for level in system.levels)  # a torus: one a dimension
     assert product >= size

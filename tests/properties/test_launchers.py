@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from paleo.launch._base import LAUNCHERS, JobPlan, LaunchError, normalise_plan
-from paleo.launch.jobs import launch_file_texts, read_job
+from paleo.launch.jobs import launch_file_texts, read_launch_files
 from paleo.network.graph import build_graph
-from paleo.parallel.abilities import network_quantities
-from paleo.specs.abilities import load_framework
+from paleo.parallel.framework_checks import network_quantities
+from paleo.specs.framework_capabilities import load_framework
 from paleo.specs.model import load_model
 
 QUICK, ALL = 30, 2000 if os.environ.get("PALEO_ALL_CASES") else 200
@@ -154,7 +154,7 @@ def round_trips(name: str, count: int, folder: Path) -> tuple[int, int]:
             continue
         for file, text in files.items():
             Path(file).write_text(text)
-        read = read_job(list(files), None if launcher.name != "trainer" else job.gpus)
+        read = read_launch_files(list(files), None if launcher.name != "trainer" else job.gpus)
         assert read.launcher == name
         changed = {
             key: (value, compared(read.plan)[key])

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
-from paleo.cli import run
+from paleo.cli import run_command_line as run
 from paleo.specs.catalog import entry_files
 from paleo.specs.loading import read_yaml
 

@@ -227,7 +227,7 @@ from __future__ import annotations
 
 from paleo.importers._builder import Builder
 from paleo.importers._builder import Invocation, TranslatedCall, torch_functions, translates
-from paleo.importers._trace import Call
+from paleo.importers._network_trace import Call
 
 
 @torch_functions("matrix_exp linalg_matrix_exp")

@@ -17,7 +17,7 @@ import pytest
 from paleo.errors import PlanError
 from paleo.lowering.program import Program
 from paleo.operations.base import OPTIMIZERS
-from paleo.parallel.placement import STRATEGIES
+from paleo.parallel.placement import STRATEGY_PRESETS
 from paleo.predict import Prediction, predict
 from paleo.pricing.communication import Fabric
 from paleo.schedules.base import SCHEDULES
@@ -97,7 +97,7 @@ CASES = [
 
 
 def test_every_strategy_and_every_network_is_among_the_cases() -> None:
-    assert set(STRATEGIES) == {"batch", "dp", "owt"}, "a new preset belongs into STRATEGY"
+    assert set(STRATEGY_PRESETS) == {"batch", "dp", "owt"}, "a new preset belongs into STRATEGY"
     laid = {(name, strategy) for name, strategy, _ in (case.values for case in CASES) if predicted(name, strategy)}
     assert all(any(pair[1] == strategy for pair in laid) for strategy in STRATEGY)
     assert all(any(pair[0] == name for pair in laid) for name in SMALL)
@@ -150,7 +150,7 @@ def test_no_step_is_shorter_than_its_messages(name: str, strategy: str) -> None:
     )
     needed = 0.0
     for section in made.program.sections:
-        for one in section.transfers:
+        for one in section.collectives:
             if mesh.degree(one.axis) > 1:
                 links = fabric.links(mesh.stride((one.axis,)), mesh.group_size((one.axis,)))
                 bound = float(
@@ -352,7 +352,7 @@ def test_a_forward_pass_is_shorter_than_a_step(name: str) -> None:
 PIPELINES = [
     (schedule, chunks)
     for schedule, entry in SCHEDULES.items()
-    for chunks in ([1, 2] if entry.chunks is None else [entry.chunks])
+    for chunks in ([1, 2] if entry.chunks_per_stage is None else [entry.chunks_per_stage])
 ]
 
 

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from paleo.errors import PlanError, SpecError
 from paleo.schedules.base import (
-    MAX_UNROLLED_PASSES,
+    MAX_SIMULATED_PASSES,
     SCHEDULES,
     ClosedForms,
     PassTimes,
     Schedule,
     SchedulePass,
-    add_schedule,
-    evaluates_every_microbatch,
+    register_schedule,
+    simulates_every_microbatch,
 )
-from paleo.schedules.engine import ChunkPassTimes, pipeline_time
-from paleo.schedules.stage_ends import stage_ends
+from paleo.schedules.pipeline_simulation import ChunkPassTimes, simulate_pipeline
+from paleo.schedules.stage_ends import pipeline_stage_end_times
 
 Array = npt.NDArray[np.float64]
 ANY = pytest.mark.parametrize("name", list(SCHEDULES))
@@ -38,7 +38,7 @@ def pieces_of(schedule: Schedule, stages: int, chunks: int, spread: float, seed:
         passes[2] = 0.0
     factors = 1.0 + spread * generator.uniform(-1.0, 1.0, (1, stages * chunks, CASES))
     by_piece = passes * factors
-    return np.array([[[each[k] for k in held] for held in schedule.model_chunks(stages, chunks)] for each in by_piece])
+    return np.array([[[each[k] for k in held] for held in schedule.stage_chunks(stages, chunks)] for each in by_piece])
 
 
 def totals(schedule: Schedule, pieces: Array) -> PassTimes:
@@ -49,12 +49,16 @@ def engine_ends(name: str, pieces: Array, case: int, microbatches: int) -> Array
     times = [
         [ChunkPassTimes(*pieces[:, s, c, case], 0.0) for c in range(pieces.shape[2])] for s in range(pieces.shape[1])
     ]
-    return np.array(pipeline_time(name, times, microbatches).ends)
+    return np.array(simulate_pipeline(name, times, microbatches).stage_ends)
 
 
 def configurations(name: str) -> st.SearchStrategy[tuple[int, int, int]]:
     """Stages, microbatches and chunks that a schedule may have."""
-    chunks = st.integers(2, 4) if SCHEDULES[name].chunks is None else st.just(SCHEDULES[name].chunks or 1)
+    chunks = (
+        st.integers(2, 4)
+        if SCHEDULES[name].chunks_per_stage is None
+        else st.just(SCHEDULES[name].chunks_per_stage or 1)
+    )
     counts = [(p, m) for p in range(2, 7) for m in range(1, 61) if SCHEDULES[name].allows_microbatches(p, m)]
     return st.tuples(st.sampled_from(counts), chunks).map(lambda drawn: (*drawn[0], drawn[1]))
 
@@ -67,7 +71,7 @@ def test_arrays_end_when_the_engines_timelines_do(name: str, data: st.DataObject
     schedule = SCHEDULES[name]
     stages, microbatches, chunks = data.draw(configurations(name))
     pieces = pieces_of(schedule, stages, chunks, spread, seed)
-    ends = stage_ends(schedule, totals(schedule, pieces), microbatches, chunks, PassTimes(*pieces))
+    ends = pipeline_stage_end_times(schedule, totals(schedule, pieces), microbatches, chunks, PassTimes(*pieces))
     for case in range(CASES):
         played = engine_ends(name, pieces, case, microbatches)
         assert ends[:, case].max() == pytest.approx(played.max(), rel=1e-9)
@@ -82,8 +86,8 @@ def test_a_schedule_without_closed_forms_behaves_as_with_them(name: str, data: s
     schedule, bare = SCHEDULES[name], replace(SCHEDULES[name], closed_forms=ClosedForms())
     stages, microbatches, chunks = data.draw(configurations(name))
     passes = totals(schedule, pieces_of(schedule, stages, chunks, 0.0, seed))
-    assert stage_ends(bare, passes, microbatches, chunks).max(axis=0) == pytest.approx(
-        stage_ends(schedule, passes, microbatches, chunks).max(axis=0), rel=1e-9
+    assert pipeline_stage_end_times(bare, passes, microbatches, chunks).max(axis=0) == pytest.approx(
+        pipeline_stage_end_times(schedule, passes, microbatches, chunks).max(axis=0), rel=1e-9
     )
     stage = np.arange(float(stages))
     stated = np.broadcast_to(schedule.peak_activations(stage, stages, microbatches, chunks), (stages,))
@@ -91,9 +95,9 @@ def test_a_schedule_without_closed_forms_behaves_as_with_them(name: str, data: s
     by_piece = [each.peak_activations_by_chunk(stage, stages, microbatches, chunks) for each in (bare, schedule)]
     assert np.array_equal(*np.broadcast_arrays(*by_piece))
     for chunk in range(chunks * schedule.replicas):
-        counted = np.array(bare.remaining_passes(stage, stages, chunk, chunks))
+        counted = np.array(bare.passes_after_last_gradient(stage, stages, chunk, chunks))
         assert np.array_equal(
-            counted, [n + 0.0 * stage for n in schedule.remaining_passes(stage, stages, chunk, chunks)]
+            counted, [n + 0.0 * stage for n in schedule.passes_after_last_gradient(stage, stages, chunk, chunks)]
         )
 
 
@@ -105,7 +109,10 @@ def test_zero_bubble_with_fewer_microbatches_than_stages_is_that_of_its_order() 
         pieces = pieces_of(schedule, 8, 1, 0.5, seed)
         passes = totals(schedule, pieces)
         assert schedule.closed_forms.makespan is not None
-        formula, span = schedule.closed_forms.makespan(passes, 3, 1), stage_ends(schedule, passes, 3, 1).max(axis=0)
+        formula, span = (
+            schedule.closed_forms.makespan(passes, 3, 1),
+            pipeline_stage_end_times(schedule, passes, 3, 1).max(axis=0),
+        )
         for case in range(CASES):
             played = engine_ends("zb-h1", pieces, case, 3).max()
             assert span[case] == pytest.approx(played, rel=1e-12)
@@ -117,8 +124,8 @@ def test_chimera_with_a_heavy_last_piece_is_that_of_its_order() -> None:
     schedule = SCHEDULES["chimera"]
     by_piece = np.ones((3, 4, 1)) * np.array([1.0, 2.0, 0.0])[:, None, None]
     by_piece[:, -1] *= 2.5
-    pieces = np.array([[[each[k] for k in held] for held in schedule.model_chunks(4, 1)] for each in by_piece])
-    ends = stage_ends(schedule, totals(schedule, pieces), 8, 1, PassTimes(*pieces))
+    pieces = np.array([[[each[k] for k in held] for held in schedule.stage_chunks(4, 1)] for each in by_piece])
+    ends = pipeline_stage_end_times(schedule, totals(schedule, pieces), 8, 1, PassTimes(*pieces))
     assert ends[:, 0] == pytest.approx(engine_ends("chimera", pieces, 0, 8), rel=1e-12)
 
 
@@ -126,11 +133,12 @@ def test_cases_with_and_without_a_closed_form_stand_in_one_array() -> None:
     """Microbatches differ from case to case; ZB-H1's formula holds for the last two."""
     schedule, counts = SCHEDULES["zb-h1"], np.array([2.0, 6.0, 40.0])
     pieces = pieces_of(schedule, 6, 1, 0.0, 4)
-    together = stage_ends(schedule, totals(schedule, pieces), counts, 1, PassTimes(*pieces))
+    together = pipeline_stage_end_times(schedule, totals(schedule, pieces), counts, 1, PassTimes(*pieces))
     for case, count in enumerate(counts):
         alone = PassTimes(*pieces[..., case : case + 1])
         assert together[:, case] == pytest.approx(
-            stage_ends(schedule, totals(schedule, pieces[..., case : case + 1]), count, 1, alone)[:, 0], rel=1e-12
+            pipeline_stage_end_times(schedule, totals(schedule, pieces[..., case : case + 1]), count, 1, alone)[:, 0],
+            rel=1e-12,
         )
 
 
@@ -138,12 +146,12 @@ def test_cases_with_and_without_a_closed_form_stand_in_one_array() -> None:
 def test_very_many_microbatches_are_a_window_and_as_many_rounds_more(name: str) -> None:
     """Times are those of the formula on equal pieces."""
     schedule, bare = SCHEDULES[name], replace(SCHEDULES[name], closed_forms=ClosedForms())
-    chunks = schedule.chunks or 2
+    chunks = schedule.chunks_per_stage or 2
     passes = totals(schedule, pieces_of(schedule, 4, chunks, 0.0, 1))
-    count = MAX_UNROLLED_PASSES // (4 * chunks) * 2
-    assert not evaluates_every_microbatch(4, chunks, count)
-    assert stage_ends(bare, passes, count, chunks).max(axis=0) == pytest.approx(
-        stage_ends(schedule, passes, count, chunks).max(axis=0), rel=1e-9
+    count = MAX_SIMULATED_PASSES // (4 * chunks) * 2
+    assert not simulates_every_microbatch(4, chunks, count)
+    assert pipeline_stage_end_times(bare, passes, count, chunks).max(axis=0) == pytest.approx(
+        pipeline_stage_end_times(schedule, passes, count, chunks).max(axis=0), rel=1e-9
     )
 
 
@@ -153,19 +161,19 @@ def test_an_order_that_waits_for_itself_is_an_error() -> None:
 
     schedule = Schedule("stuck", "this test", backward_first)
     with pytest.raises(PlanError, match="4 passes wait for one another"):
-        stage_ends(schedule, PassTimes(*np.ones((3, 2, 1))), 1, 1).max(axis=0)
+        pipeline_stage_end_times(schedule, PassTimes(*np.ones((3, 2, 1))), 1, 1).max(axis=0)
 
 
 def _with_changed_order(change: str) -> Schedule:
     def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[SchedulePass]:
-        actions = SCHEDULES["zb-h1"].order(stage, stages, microbatches, chunks)
+        actions = SCHEDULES["zb-h1"].pass_order(stage, stages, microbatches, chunks)
         if stage == 1 and change == "lacks":
             return [action for action in actions if action != SchedulePass("B", 1)]
         if stage == 1 and change == "repeats":
             return [*actions, SchedulePass("W", 0)]
         return [*actions, SchedulePass("F", microbatches)] if stage == 1 else actions
 
-    return replace(SCHEDULES["zb-h1"], name=f"zb-h1 that {change}", order=order)
+    return replace(SCHEDULES["zb-h1"], name=f"zb-h1 that {change}", pass_order=order)
 
 
 @pytest.mark.parametrize(
@@ -179,5 +187,5 @@ def _with_changed_order(change: str) -> Schedule:
 def test_an_incomplete_schedule_is_not_registered(change: str, says: str) -> None:
     """One backward pass less was priced 5.5 % too fast without a warning."""
     with pytest.raises(SpecError, match=says):
-        add_schedule(_with_changed_order(change))
+        register_schedule(_with_changed_order(change))
     assert f"zb-h1 that {change}" not in SCHEDULES

@@ -9,8 +9,14 @@ from paleo.serving.formats import Formats
 from paleo.serving.forward_lowering import Sharding
 from paleo.serving.iteration_times import iteration_tables
 from paleo.serving.requests import sample_requests
-from paleo.serving.simulation import simulate
-from paleo.serving.steady import Batching, RequestLengths, closed_loop_state, saturated_state, state_at_rate
+from paleo.serving.simulation import simulate_requests
+from paleo.serving.steady_state import (
+    BatchingLimits,
+    RequestLengths,
+    closed_loop_steady_state,
+    saturated_steady_state,
+    steady_state_at_rate,
+)
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
 
@@ -32,7 +38,7 @@ def broken_laws(replica, seed):
     random = np.random.default_rng(seed)
     prompt, answer, capacity = random.uniform(1, 1500), random.uniform(1, 300), random.uniform(8_000, 40_000)
     spreads = random.uniform(0, 1, 2)
-    limits = Batching(
+    limits = BatchingLimits(
         int(random.integers(64, 4096)), int(random.integers(1, 256)), mixes_prefill=bool(random.integers(2))
     )
     users = int(random.integers(1, 40)) if seed % 4 == 0 else None
@@ -41,12 +47,12 @@ def broken_laws(replica, seed):
         input_variation=spreads[0], output_variation=spreads[1], arrivals="closed" if users else "poisson", seed=seed,
     )  # fmt: skip
     capacity = max(capacity, float((requests.prompt_tokens + requests.answer_tokens).max()) + 2)
-    result = simulate(replica, limits, requests, capacity=capacity, reservation=random.uniform(), users=users)
-    decoded = result.mean_batch * result.iterations
+    result = simulate_requests(replica, limits, requests, capacity=capacity, reservation=random.uniform(), users=users)
+    decoded = result.mean_decoding_sequences * result.iterations
     rates = np.geomspace(0.01, 2.0, 9) * float(
-        saturated_state(replica, limits, RequestLengths(prompt, answer, *spreads), 30.0).requests_per_s
+        saturated_steady_state(replica, limits, RequestLengths(prompt, answer, *spreads), 30.0).requests_per_s
     )
-    steady = state_at_rate(replica, limits, RequestLengths(prompt, answer, *spreads), 30.0, rates)
+    steady = steady_state_at_rate(replica, limits, RequestLengths(prompt, answer, *spreads), 30.0, rates)
     stable = steady.utilisation < 1
     turns = np.maximum(answer - 1.0, 1.0)
     laws = {
@@ -54,8 +60,8 @@ def broken_laws(replica, seed):
         "the last token comes after the first": bool((result.latency >= result.ttft - 1e-12).all()),
         "tokens are conserved": result.tokens == requests.answer_tokens.sum()
         and abs(decoded + result.preemptions - (requests.answer_tokens - 1).sum()) < 1e-6 * max(decoded, 1.0),
-        "the cache holds": result.peak_cache <= capacity,
-        "places hold": result.mean_batch <= np.asarray(limits.max_sequences),
+        "the cache holds": result.peak_cached_tokens <= capacity,
+        "places hold": result.mean_decoding_sequences <= np.asarray(limits.max_sequences),
         "users wait": users is None or result.latency.sum() <= users * result.makespan * (1 + 1e-9),
         "Little's law": np.allclose(
             steady.decoding_sequences, steady.requests_per_s * turns * steady.iteration_time, rtol=1e-6
@@ -78,21 +84,21 @@ def relative_errors(replica, seed):
     random = np.random.default_rng(seed)
     prompt, answer = random.uniform(20, 4000), random.uniform(10, 800)
     spreads, share = random.uniform(0, 1, 2), random.uniform(0.05, 0.8)
-    limits = Batching(
+    limits = BatchingLimits(
         int(random.integers(1024, 16384)), int(random.integers(16, 512)), mixes_prefill=bool(random.integers(2)),
         host_time=random.uniform(0, 1e-3), time_per_request=float(random.choice([0.0, 0.002, 0.01])),
     )  # fmt: skip
     capacity, lengths = random.uniform(30, 400) * (prompt + answer), RequestLengths(prompt, answer, *spreads)
     places = capacity / float(lengths.mean_cached_tokens)
-    rate = share * float(saturated_state(replica, limits, lengths, places).requests_per_s)
+    rate = share * float(saturated_steady_state(replica, limits, lengths, places).requests_per_s)
     requests = sample_requests(
         3000, input_tokens=prompt, output_tokens=answer, rate=rate, input_variation=spreads[0],
         output_variation=spreads[1], seed=seed,
     )  # fmt: skip
     if float((requests.prompt_tokens + requests.answer_tokens).max()) + 2 > capacity:
         return None
-    state = state_at_rate(replica, limits, lengths, places, rate)
-    result = simulate(replica, limits, requests, capacity=capacity, reservation=0.0)
+    state = steady_state_at_rate(replica, limits, lengths, places, rate)
+    result = simulate_requests(replica, limits, requests, capacity=capacity, reservation=0.0)
     finish, arrival = np.sort(result.finish)[[EDGE, -EDGE]], np.sort(requests.arrival)[[EDGE, -EDGE]]
     errors = [float(state.requests_per_s) / rate * np.diff(finish)[0] / np.diff(arrival)[0] - 1.0]
     for part in ("ttft", "tpot", "latency"):
@@ -117,7 +123,7 @@ def test_closed_form_agrees_with_simulation_on_random_stable_loads(replicas, loa
 
 @pytest.mark.slow
 def test_a_closed_loop_never_exceeds_its_users(replicas):
-    state = closed_loop_state(
-        replicas[0], Batching(8192, 1024), RequestLengths(500, 100), 400.0, np.array([1.0, 8.0, 64.0]), 1.0
+    state = closed_loop_steady_state(
+        replicas[0], BatchingLimits(8192, 1024), RequestLengths(500, 100), 400.0, np.array([1.0, 8.0, 64.0]), 1.0
     )
     assert np.all(state.requests_per_s * (state.latency + 1.0) <= np.array([1.0, 8.0, 64.0]) * (1 + 1e-6))

@@ -15,8 +15,8 @@ from paleo.predict import Prediction, predict
 from paleo.schedules.base import SCHEDULES
 from paleo.search.plans import _sized, _sources, search
 from paleo.search.ranking import Ranking
-from paleo.search.space import SearchSpace, narrowed_space
-from paleo.specs.loading import build_validated
+from paleo.search.space import SearchSpace, search_space_from_options
+from paleo.specs.loading import validate_mapping
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
@@ -47,7 +47,7 @@ def sampled(name: str, pipeline: str, count: int) -> list[Run]:
     for strategy, options, batch in random.Random(f"{name} {pipeline}").sample(every, count):
         parts = ",".join(part for part in (pipeline, strategy) if part) or "dp"
         stated = {"gpus": 16, "global_batch": batch, "strategy": parts, "schedule": name, "model": SIZES}
-        runs.append(build_validated(Run, {"microbatch": 1} | stated | options, "test"))
+        runs.append(validate_mapping(Run, {"microbatch": 1} | stated | options, "test"))
     return runs
 
 
@@ -62,7 +62,10 @@ def predictions(name: str, pipeline: str, count: int) -> list[Prediction]:
     return made
 
 
-PIPELINES = [(name, f"pp=4{f',vp={each.chunks or 2}' * (each.chunks != 1)}") for name, each in SCHEDULES.items()]
+PIPELINES = [
+    (name, f"pp=4{f',vp={each.chunks_per_stage or 2}' * (each.chunks_per_stage != 1)}")
+    for name, each in SCHEDULES.items()
+]
 
 
 @pytest.mark.parametrize(("name", "pipeline"), [*PIPELINES, ("1f1b", "pp=2"), ("1f1b", "")])
@@ -70,14 +73,14 @@ def test_the_timeline_ends_when_the_step_does(name: str, pipeline: str) -> None:
     runs = predictions(name, pipeline, 14)
     assert len(runs) > 3
     for prediction in runs:
-        assert prediction.timeline.end == pytest.approx(prediction.step_time, rel=1e-9), prediction.run
+        assert prediction.timeline.end_time == pytest.approx(prediction.step_time, rel=1e-9), prediction.run
         parts = {part: seconds[0] for part, seconds in prediction.step_arrays.breakdown.items()}
         assert sum(parts.values()) - parts["communication_total"] == pytest.approx(prediction.step_time, rel=1e-9)
 
 
 def test_a_trace_of_a_pipeline_names_what_a_stage_does() -> None:
     options = {"gpus": 16, "global_batch": 16, "microbatch": 1, "strategy": "tp=2,pp=4,zero=1", "schedule": "zb-h1"}
-    run = build_validated(Run, options | {"input": {"decode": "1 ms"}, "model": SIZES}, "test")
+    run = validate_mapping(Run, options | {"input": {"decode": "1 ms"}, "model": SIZES}, "test")
     prediction = predict(load_model("gpt2"), load_system("dgx-h100"), run)
     kinds = {event.task.kind for event in prediction.timeline.events}
     assert kinds == {"F", "B", "W", "send", "transfer", "exchange", "update", "gather", "input"}
@@ -89,10 +92,10 @@ def test_a_trace_of_a_pipeline_names_what_a_stage_does() -> None:
 def test_many_microbatches_are_drawn_as_a_window(name: str) -> None:
     pipeline = dict(PIPELINES)[name]
     options = {"gpus": 4, "global_batch": 16384, "microbatch": 1, "strategy": pipeline, "schedule": name}
-    run = build_validated(Run, options | {"model": SIZES}, "test")
+    run = validate_mapping(Run, options | {"model": SIZES}, "test")
     prediction = predict(load_model("gpt2"), load_system("dgx-h100"), run)
     assert len(prediction.timeline.events) < 20_000
-    assert prediction.timeline.end == pytest.approx(prediction.step_time, rel=1e-9)
+    assert prediction.timeline.end_time == pytest.approx(prediction.step_time, rel=1e-9)
     for stage in range(4):
         spans = sorted((e.start, e.end) for e in prediction.timeline.events if e.task.resource == f"stage{stage}")
         assert all(before[1] <= after[0] * (1 + 1e-12) for before, after in itertools.pairwise(spans))
@@ -129,8 +132,10 @@ STATED: list[tuple[str, dict[str, Any], str | None]] = [
     ],
 )
 def test_a_search_asks_for_the_same_step(model: str, options: dict[str, Any], strategy: str | None, draws: int) -> None:
-    network, machine, run = load_model(model), load_system("dgx-h100"), build_validated(Run, options, "test")
-    source, *_ = _sources(network, machine, _sized(run, run.gpus, run.global_batch or 0), narrowed_space(strategy))
+    network, machine, run = load_model(model), load_system("dgx-h100"), validate_mapping(Run, options, "test")
+    source, *_ = _sources(
+        network, machine, _sized(run, run.gpus, run.global_batch or 0), search_space_from_options(strategy)
+    )
     part = source.evaluate_within()
     ranking = Ranking([part], machine, "time")
     for index in random.Random(2026).sample(range(len(ranking.step)), draws):
@@ -145,7 +150,7 @@ def test_no_strategy_that_fits_beats_the_first_plan(layers: int) -> None:
     """Runs drawn from a seed: degrees, chunks, schedules, cuts, recomputation of some layers, shard groups."""
     network, machine = load_model("gpt2"), load_system("dgx-h100")
     stated: dict[str, Any] = {"gpus": 16, "global_batch": 16, "model": {"layers": layers, "seq": 512}}
-    best = search(network, machine, build_validated(Run, stated, "test"), top=1).plans[0]
+    best = search(network, machine, validate_mapping(Run, stated, "test"), top=1).plans[0]
     draw, tried = random.Random(layers), 0
     for _ in range(160):
         pipeline, tensor = draw.choice((1, 2, 4, 8)), draw.choice((1, 2))
@@ -156,7 +161,7 @@ def test_no_strategy_that_fits_beats_the_first_plan(layers: int) -> None:
         cut = draw.choice(({}, {"pipeline.cut": "time"})) if pipeline > 1 else {}
         free = {"strategy": strategy, "microbatch": draw.choice((1, 2)), "schedule": draw.choice(("1f1b", "zb-h1"))}
         try:
-            alone = predict(network, machine, build_validated(Run, stated | free | recompute | cut, "test"))
+            alone = predict(network, machine, validate_mapping(Run, stated | free | recompute | cut, "test"))
         except PaleoError:
             continue
         tried += 1
@@ -172,7 +177,7 @@ def test_one_configuration_is_what_it_is_among_others() -> None:
     part = source.evaluate_within()
     results = part.results
     for number, stored in list(enumerate(results.batches))[::7]:
-        rows = results.rows_in_batch(np.flatnonzero(results.batch_index == number))
+        rows = results.indices_in_batch(np.flatnonzero(results.batch_index == number))
         batch = replace(
             stored,
             cases=stored.cases.select(rows),

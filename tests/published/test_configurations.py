@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from paleo.cli import run as command
+from paleo.cli import run_command_line as command
 
 
 class Published(NamedTuple):

@@ -18,14 +18,14 @@ import pytest
 from paleo.layers.base import LayerImplementations
 from paleo.network.graph import Graph, build_graph
 from paleo.operations.contraction import FusedAttention
-from paleo.operations.tensor import Tensor, precision
+from paleo.operations.tensor import Tensor, default_precision
 from paleo.specs.model import load_model
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-FP32, SEQ = precision("fp32"), 64
+FP32, SEQ = default_precision("fp32"), 64
 
 
 def counted(name: str, **overrides: Any) -> Graph:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from paleo.network.graph import Graph, build_graph
-from paleo.operations.tensor import precision
+from paleo.operations.tensor import default_precision
 from paleo.specs.catalog import entry_names
 from paleo.specs.model import load_model
 
@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-FP32 = precision("fp32")
+FP32 = default_precision("fp32")
 
 
 class Concat(nn.Module):

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from paleo.importers.sources import from_torch, import_network
+from paleo.importers.import_sources import from_torch, import_network
 from paleo.layers.base import LayerImplementations
 from paleo.network.graph import Graph, build_graph
-from paleo.operations.tensor import precision
+from paleo.operations.tensor import default_precision
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -141,7 +141,7 @@ def graph_of(one: Case, module: Any, folder: Path, seq: int) -> Graph:
 
 
 def flops(graph: Graph) -> float:
-    formats = precision("fp32")
+    formats = default_precision("fp32")
     return sum(n.repeat * k.flops for n in graph.nodes for op in n.operations for k in op.forward_kernels(formats))
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import paleo
-from paleo.importers.sources import import_network
+from paleo.importers.import_sources import import_network
 from paleo.importers.torch import build_module, parse_input
 from paleo.layers.base import LayerImplementations
 from paleo.network.graph import Graph, build_graph
-from paleo.operations.tensor import precision
+from paleo.operations.tensor import default_precision
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
@@ -36,7 +36,7 @@ def counted(module: Any, texts: list[str]) -> float:
 
 
 def flops(graph: Graph) -> float:
-    formats = precision("fp32")
+    formats = default_precision("fp32")
     return sum(n.repeat * k.flops for n in graph.nodes for op in n.operations for k in op.forward_kernels(formats))
 
 

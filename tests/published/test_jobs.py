@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from paleo.cli import run as command
+from paleo.cli import run_command_line as command
 
 TORCHTITAN_405B = """
 [model]

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from paleo.network.graph import Graph, build_graph
-from paleo.operations.tensor import precision
+from paleo.operations.tensor import default_precision
 from paleo.specs.catalog import entry_names
 from paleo.specs.model import agrees_with_published, load_model
 
@@ -21,13 +21,13 @@ def graph(name: str, batch: int = 1) -> Graph:
 
 def flops(of: Graph, phase: str = "forward", dtype: str = "fp32") -> float:
     """FLOP of a pass over the batch; repeated layers count as often as they stand."""
-    fp = precision(dtype)
+    fp = default_precision(dtype)
     return sum(k.flops * n.repeat for n in of.nodes for op in n.operations for k in getattr(op, f"{phase}_kernels")(fp))
 
 
 def saved(of: Graph, dtype: str = "fp32") -> float:
     """Bytes that live until the backward pass; a storage counts with the first layer that keeps it."""
-    fp, sizes = precision(dtype), dict[str, float]()
+    fp, sizes = default_precision(dtype), dict[str, float]()
     for node in of.nodes:
         for tensor in (t for op in node.operations for t in op.saved_tensors if t.role != "parameter"):
             sizes.setdefault(tensor.name, tensor.bytes(fp) * of.copy_count(tensor, node))
@@ -159,7 +159,7 @@ def test_a_step_of_the_gan() -> None:
     nodes = {node.name: node for node in graph("dcgan").nodes}
 
     def phases(name: str) -> list[str]:
-        return [k.phase for op in nodes[name].operations for k in op.backward_kernels(precision("fp32"))]
+        return [k.phase for op in nodes[name].operations for k in op.backward_kernels(default_precision("fp32"))]
 
     assert phases("real_score.conv1") == phases("fake_score.conv1") == ["backward_weight"]
     assert phases("generator_score.conv1") == ["backward", "backward_weight"]

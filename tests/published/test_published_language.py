@@ -9,11 +9,11 @@ import pytest
 from paleo.errors import GraphError
 from paleo.layers.base import LayerImplementations
 from paleo.network.graph import Graph, Node, build_graph
-from paleo.operations.tensor import precision
+from paleo.operations.tensor import default_precision
 from paleo.specs.catalog import entry_names
 from paleo.specs.model import build_model_spec, load_model
 
-FP32, FP16 = precision("fp32"), precision("fp16")
+FP32, FP16 = default_precision("fp32"), default_precision("fp16")
 MEGATRON = [name for name in entry_names("models") if name.startswith("megatron-")]
 
 

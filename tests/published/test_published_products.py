@@ -10,7 +10,7 @@ import math
 
 import pytest
 
-from paleo.operations.tensor import precision
+from paleo.operations.tensor import default_precision
 from paleo.pricing.calibration_lookup import find_parameters
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.pricing.kernels import device_datasheet
@@ -22,16 +22,16 @@ SIDE = 8192.0
 
 def sustained_rate(name: str, dtype: str) -> float:
     """FLOP/s of products of 8192 by 8192 by 8192 on a device under long load."""
-    device, formats = load_device(name), precision(dtype)
+    device, formats = load_device(name), default_precision(dtype)
     family = f"gemm.{dtype}" if formats.quantises_operands else "gemm.tensor"
     entry = find_parameters(
         GemmParameters, subject=name, architecture=device.architecture, memory_kind=device.memory.kind, family=family
     )
-    assert entry.subject != device.architecture  # of another maker, and said to be
+    assert entry.source_name != device.architecture  # of another maker, and said to be
     seconds = gemm_time(
         m=SIDE, n=SIDE, k=SIDE, element_bytes=formats.operand_bytes, result_bytes=formats.activation_bytes,
         weight_copies=math.inf,
-        activity=entry.parameters.training_activity, sustained=1.0, device=device_datasheet(device, dtype),
+        activity=entry.parameters.training_energy_ratio, sustained=1.0, device=device_datasheet(device, dtype),
         parameters=entry.parameters,
     )  # fmt: skip
     return 2.0 * SIDE**3 / float(seconds)

@@ -13,16 +13,16 @@ from paleo.errors import PlanError
 from paleo.layers.base import LayerImplementations
 from paleo.lowering.program import CountedKernel, LayerCollective, Program, lower_graph
 from paleo.network.graph import build_graph
-from paleo.operations.tensor import precision
-from paleo.parallel.placement import Mesh, parse_strategy, placement
-from paleo.parallel.propagation import deduplicated_dispatch_share
+from paleo.operations.tensor import default_precision
+from paleo.parallel.placement import Mesh, parse_strategy, strategy_placement
+from paleo.parallel.propagation import deduplicated_dispatch_fraction
 from paleo.predict import Prediction, predict
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import SoftwareProfile, load_software
 from paleo.specs.system import load_system
 from paleo.step.backend import build_backend
-from paleo.step.exchange import gradient_exchange_collectives
+from paleo.step.gradient_exchange import gradient_exchange_collectives
 
 SYSTEM = load_system("dgx-a100-80gb")
 SMALL = {"hidden": 256, "heads": 8, "layers": 4, "seq": 128, "vocab": 1024}
@@ -37,11 +37,16 @@ def made(strategy: str, network: str = "gpt2", **more: Any) -> Prediction:
 def program(model: str, strategy: str, batch: int = 8, imbalance: float = 1.0, **choices: Any) -> Program:
     graph = build_graph(load_model(model), batch=batch, choices=LayerImplementations(**choices))
     chosen = parse_strategy(strategy)
-    return lower_graph(graph, placement(graph, chosen, {}, imbalance), Mesh.of(chosen.degrees), precision("bf16"))
+    return lower_graph(
+        graph,
+        strategy_placement(graph, chosen, {}, imbalance),
+        Mesh.from_degrees(chosen.degrees),
+        default_precision("bf16"),
+    )
 
 
 def block(of: Program) -> tuple[LayerCollective, ...]:
-    return max(of.sections, key=lambda section: section.repeat).transfers
+    return max(of.sections, key=lambda section: section.repeat).collectives
 
 
 def block_kernels(of: Program) -> tuple[CountedKernel, ...]:
@@ -109,10 +114,10 @@ def test_states_of_zero_are_the_published_ones() -> None:
 def test_a_shard_group_scatters_inside_and_sums_between_groups() -> None:
     """HSDP (Zhao et al., PyTorch FSDP, VLDB 2023, section 3.2.2): a reduce-scatter of Ψ over F ranks, an
     all-reduce of Ψ/F over W/F replicas; parameters are gathered inside the group alone."""
-    mesh = Mesh.of({"shard": 8, "dp": 2})
+    mesh = Mesh.from_degrees({"shard": 8, "dp": 2})
     scattered = gradient_exchange_collectives(3, ("dp", "shard"), 800.0, mesh)
     assert scattered == (("reduce_scatter", ("shard",), 800.0), ("all_reduce", ("dp",), 100.0))
-    assert (mesh.stride(("shard",)), mesh.stride(("dp",)), mesh.state_axes) == (1, 8, ("shard",))
+    assert (mesh.stride(("shard",)), mesh.stride(("dp",)), mesh.zero_shard_axes) == (1, 8, ("shard",))
     grouped, whole = made("zero=3,shard=8"), made("zero=3")
     assert sent(grouped) == sent(whole), "the payloads are the same, their groups are not"
     for name in ("parameters", "gradients", "optimizer"):
@@ -185,7 +190,7 @@ def test_ulysses_needs_heads_for_its_ranks() -> None:
 def test_both_forms_share_out_the_same_work(strategy: str, attention: str) -> None:
     """FLOP and kept activations of all ranks are those of one."""
     alone, split = (program("llama3-8b", one, attention=attention) for one in ("dp", strategy))
-    ranks = Mesh.of(parse_strategy(strategy).degrees).size
+    ranks = Mesh.from_degrees(parse_strategy(strategy).degrees).size
     assert split.flops() * ranks == pytest.approx(alone.flops(), rel=1e-12)
     if attention == "fused":
         assert split.saved_bytes * ranks == pytest.approx(alone.saved_bytes, rel=0.25)
@@ -206,7 +211,7 @@ def test_a_causal_mask_is_shared_out_evenly() -> None:
 
     alone = below(program("llama3-8b", "dp"))
     for strategy in ("cp=2", "cp=8", "cp=8,ulysses"):
-        assert below(program("llama3-8b", strategy)) * Mesh.of(parse_strategy(strategy).degrees).size == alone
+        assert below(program("llama3-8b", strategy)) * Mesh.from_degrees(parse_strategy(strategy).degrees).size == alone
 
 
 def test_a_ring_adds_up_what_it_makes_share_by_share() -> None:
@@ -251,7 +256,7 @@ def distinct(chosen: int, experts: int, targets: int) -> float:
 @pytest.mark.parametrize(("chosen", "experts", "targets"), [(2, 8, 8), (2, 8, 4), (2, 8, 2), (3, 12, 4), (6, 12, 2)])
 def test_a_token_goes_once_to_each_node_that_has_some_of_its_experts(chosen: int, experts: int, targets: int) -> None:
     """DeepSeek-V3 technical report, 2024, section 3.2.2; counted over all choices of experts."""
-    assert deduplicated_dispatch_share(chosen, experts, targets) * chosen == pytest.approx(
+    assert deduplicated_dispatch_fraction(chosen, experts, targets) * chosen == pytest.approx(
         distinct(chosen, experts, targets)
     )
 
@@ -264,10 +269,10 @@ def test_dispatch_once_sends_to_nodes_and_within_one_to_devices() -> None:
     def sent(software: SoftwareProfile, gpus: int) -> float:
         run = Run(gpus=gpus, batch=1, dtype="bf16", strategy=f"dp={gpus},ep={gpus}", model={"layers": 2})
         made = build_backend(system, run, "bf16", software)
-        mesh = Mesh.of({"ep": gpus})
+        mesh = Mesh.from_degrees({"ep": gpus})
         graph = made.graph(model, gpus)
-        of = made.lower(graph, placement(graph, parse_strategy(f"ep={gpus}"), {}), mesh)
-        return sum(one.payload_bytes for section in of.sections for one in section.transfers if one.axis == "ep")
+        of = made.lower(graph, strategy_placement(graph, parse_strategy(f"ep={gpus}"), {}), mesh)
+        return sum(one.payload_bytes for section in of.sections for one in section.collectives if one.axis == "ep")
 
     for gpus, targets in ((8, 8), (64, 8), (16, 2)):
         share = distinct_share(8, 128, targets)
@@ -324,14 +329,14 @@ def test_capacity_pads_every_expert() -> None:
 def test_vocabulary_parallel_embedding_sums_its_rows() -> None:
     """Shoeybi et al., 2019, section 3: every rank looks up its rows, an all-reduce of b·s·h adds them."""
     first = program("gpt3-175b", "tp=8").sections
-    owed = [(t.operation, t.phase, t.payload_bytes) for s in first[:2] for t in s.transfers if t.axis == "tp"]
+    owed = [(t.operation, t.phase, t.payload_bytes) for s in first[:2] for t in s.collectives if t.axis == "tp"]
     assert owed == [("all_reduce", "forward", 8 * 2048 * 12288 * 2.0)]
 
 
 def test_the_head_owes_one_all_reduce_backward() -> None:
     """The same paper: the gradient of its input sums over the vocabulary; logits are never gathered."""
     head = next(s for s in program("gpt3-175b", "tp=8").sections if s.name == "head")
-    owed = [(t.operation, t.phase, t.payload_bytes) for t in head.transfers]
+    owed = [(t.operation, t.phase, t.payload_bytes) for t in head.collectives]
     assert owed == [("all_reduce", "backward", 8 * 2048 * 12288 * 2.0)]
 
 

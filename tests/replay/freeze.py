@@ -33,12 +33,12 @@ import numpy as np
 import pandas as pd
 
 from paleo.errors import PaleoError
-from paleo.parallel.placement import STRATEGIES
+from paleo.parallel.placement import STRATEGY_PRESETS
 from paleo.predict import Breakdown, predict
 from paleo.schedules.base import SCHEDULES
 from paleo.search.plans import search
 from paleo.specs.catalog import entry_names
-from paleo.specs.loading import build_validated
+from paleo.specs.loading import validate_mapping
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
@@ -98,7 +98,7 @@ def drawn(draws: int = DRAWS, seed: int = SEED) -> list[Case]:
     """Configurations that can be laid over their networks. Strategies, schedules and profiles take turns, so that none
     is left to chance."""
     chance, cases, attempt = random.Random(seed), list[Case](), 0
-    strategies = [*SPLITS, *(preset for preset in sorted(STRATEGIES) if preset != "dp")]
+    strategies = [*SPLITS, *(preset for preset in sorted(STRATEGY_PRESETS) if preset != "dp")]
     profiles, schedules = sorted(entry_names("software")), sorted(SCHEDULES)
     while len(cases) < draws:
         strategy, attempt = strategies[len(cases) % len(strategies)], attempt + 1
@@ -155,7 +155,7 @@ TOP = 5
 
 def step_figures(case: Case) -> Figures:
     """Step time, its parts and interval [s], FLOP, and the parts of the memory [byte] of one configuration."""
-    step = predict(load_model(case["model"]), load_system(case["system"]), build_validated(Run, case["run"], "replay"))
+    step = predict(load_model(case["model"]), load_system(case["system"]), validate_mapping(Run, case["run"], "replay"))
     memory = {**step.memory.parts, "total": step.memory.total, "host": step.host_memory}
     parts = {field.name: getattr(step.breakdown, field.name) for field in fields(Breakdown)}
     parts = {name: seconds for name, seconds in parts.items() if seconds or name != "stragglers"}  # asked for alone
@@ -171,7 +171,7 @@ def step_figures(case: Case) -> Figures:
 
 def plan_figures(case: Case) -> Figures:
     """How many configurations were searched and fit, and the first plans."""
-    run = build_validated(Run, case["run"], "replay")
+    run = validate_mapping(Run, case["run"], "replay")
     ranking = search(load_model(case["model"]), load_system(case["system"]), run, top=TOP)
     plans = [
         [
@@ -232,10 +232,10 @@ def error_figures(case: Case, whole: FileReport | None = None) -> Figures:
     chosen = rows if whole is not None else np.ones(int(rows.sum()), dtype=bool)
     errors = {
         source: report.errors(chosen & (report.row_sources == source))
-        for source in sorted(set(report.row_sources[chosen & report.was_predicted]))
+        for source in sorted(set(report.row_sources[chosen & report.predicted_row_mask]))
     }
     sources = {source: [each.rows, each.mape, each.bias, each.coverage] for source, each in errors.items()}
-    unsupported = int((chosen & ~report.was_predicted).sum())
+    unsupported = int((chosen & ~report.predicted_row_mask).sum())
     return {"rows": int(chosen.sum()), "unsupported": unsupported, "sources": sources}
 
 

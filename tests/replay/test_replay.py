@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from paleo.parallel.placement import STRATEGIES
+from paleo.parallel.placement import STRATEGY_PRESETS
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.catalog import entry_names
 from paleo.specs.run import Run
@@ -29,7 +29,7 @@ def test_plans_have_not_moved(case: dict[str, object], frozen: dict[str, object]
 def test_every_strategy_schedule_and_profile_is_among_the_cases() -> None:
     runs = [case["run"] for case, _ in STEPS]
     strategies = {run["strategy"].removesuffix(",vp=2") for run in runs}
-    assert strategies == {*SPLITS, *STRATEGIES}, "draw the cases anew"
+    assert strategies == {*SPLITS, *STRATEGY_PRESETS}, "draw the cases anew"
     assert {run["software"] for run in runs} == set(entry_names("software")), "draw the cases anew"
     assert {Run.model_validate(run).pipeline.schedule for run in runs} == set(SCHEDULES), "draw the cases anew"
     recomputed = Counter(run["recompute"] for run in runs)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paleo.cli import run as paleo
+from paleo.cli import run_command_line as paleo
 from paleo.errors import PlanError, SpecError
 from paleo.network.graph import build_graph
-from paleo.parallel.abilities import framework_abilities, network_quantities, pipeline_order_name
+from paleo.parallel.framework_checks import framework_abilities, framework_schedule_name, network_quantities
 from paleo.predict import predict
 from paleo.questions import plan
-from paleo.specs.abilities import Condition, FrameworkRestriction, load_framework
+from paleo.specs.framework_capabilities import Condition, FrameworkRestriction, load_framework
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
@@ -54,7 +54,7 @@ def test_quantities_of_networks() -> None:
 
 
 def test_names_of_orders() -> None:
-    assert [pipeline_order_name("1f1b", pp, vp) for pp, vp in ((1, 1), (4, 1), (4, 2))] == [
+    assert [framework_schedule_name("1f1b", pp, vp) for pp, vp in ((1, 1), (4, 1), (4, 2))] == [
         "none",
         "1f1b",
         "interleaved",

@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 import pytest
 
 import paleo
-from paleo.cli import run
-from paleo.report.service_pages import learning_page, service_page
+from paleo.cli import run_command_line as run
+from paleo.report.service_pages import reinforcement_page, service_page
 
 DATE = "2030-01-31"
 VOID = {"meta", "link", "br", "input"}
@@ -71,7 +71,7 @@ def test_page_of_a_refusal_says_no_and_why():
 
 def test_page_of_a_step_has_parts_that_take_time_and_every_layout():
     answer = paleo.rl("qwen3-0.6b", "dgx-h100", gpus=8, rollouts=64, engine_strategy="tp=1", strategy="zero=1")
-    page = learning_page(answer.study, date=DATE)
+    page = reinforcement_page(answer.study, date=DATE)
     assert not Balanced(page).open
     assert answer.study.verdict in page
     assert page.count("<tr>") - page.count("<thead><tr>") == len(answer.study.steps)

@@ -12,22 +12,22 @@ import pytest
 from paleo.errors import SpecError
 from paleo.pricing.attention import (
     ATTENTION_KERNELS,
-    STREAM_START_TIME,
+    DRAM_STREAM_START_TIME,
     DecodeParameters,
     PrefillParameters,
     attention_backward_time,
     attention_decode_time,
     attention_kernel,
     attention_prefill_time,
-    balanced_splits,
+    balanced_kv_splits,
     cache_write_time,
-    default_kernel,
-    device_filling_splits,
-    key_blocks,
-    miss_fraction,
+    default_attention_kernel,
+    device_filling_kv_splits,
+    full_wave_kv_splits,
+    l2_miss_rate,
     padded_head_dim,
     tile_shape,
-    wave_splits,
+    visited_key_blocks,
 )
 from paleo.pricing.kernels import DeviceDatasheet
 from paleo.specs.run import Run
@@ -78,7 +78,7 @@ def test_keys_from_memory_stream_after_a_start():
     )  # fmt: skip
     small, large = (float(decode(batch=batch, query_heads=8.0, parameters=free)) for batch in (64.0, 128.0))
     assert large - small == pytest.approx(2 * 64 * 8 * 4096 * 128 * 2 / (0.9 * A100.memory_bandwidth), rel=0.01)
-    assert 2 * small - large == pytest.approx(STREAM_START_TIME, rel=0.1)
+    assert 2 * small - large == pytest.approx(DRAM_STREAM_START_TIME, rel=0.1)
 
 
 def test_one_tile_is_two_products_exponentials_and_its_start():
@@ -113,8 +113,8 @@ def test_causal_blocks_are_counted_exactly_on_whole_tiles(
     tiles: float, tokens: float, columns: float, kv_length: float, blocks: float
 ):
     shape = {"query_tiles": tiles, "tokens_per_tile": tokens, "columns": columns, "query_length": tiles * tokens}
-    assert key_blocks(**shape, kv_length=kv_length, causal=True) == blocks
-    assert key_blocks(**shape, kv_length=kv_length, causal=False) == tiles * np.ceil(kv_length / columns)
+    assert visited_key_blocks(**shape, kv_length=kv_length, causal=True) == blocks
+    assert visited_key_blocks(**shape, kv_length=kv_length, causal=False) == tiles * np.ceil(kv_length / columns)
 
 
 def test_causal_tiles_in_any_order_leave_two_thirds_of_the_longest_idle() -> None:
@@ -211,14 +211,16 @@ def test_more_bandwidth_helps_decode_and_leaves_long_prefill():
 
 
 def test_splits_follow_the_published_rules():
-    assert balanced_splits(tiles=8.0, blocks=64.0, multiprocessors=132, most=32) == 13  # ceil(8 * 64 * 1.1 / 132) = 5
-    assert balanced_splits(tiles=1000.0, blocks=64.0, multiprocessors=132, most=32) == 1
-    assert wave_splits(tiles=216.0, blocks=64.0, slots=216) == 1  # the waves are full as it is
+    assert (
+        balanced_kv_splits(tiles=8.0, blocks=64.0, multiprocessors=132, most=32) == 13
+    )  # ceil(8 * 64 * 1.1 / 132) = 5
+    assert balanced_kv_splits(tiles=1000.0, blocks=64.0, multiprocessors=132, most=32) == 1
+    assert full_wave_kv_splits(tiles=216.0, blocks=64.0, slots=216) == 1  # the waves are full as it is
     # 2 tiles on 216 slots: 108 splits fill the wave; 94 is the first above 85 % that shortens the longest part.
-    assert wave_splits(tiles=2.0, blocks=1024.0, slots=216) == 94
-    assert wave_splits(tiles=1.0, blocks=3.0, slots=216) == 3
-    assert device_filling_splits(tiles=10.0, blocks=64.0, multiprocessors=148) == 14  # 140 of 148 multiprocessors
-    assert device_filling_splits(tiles=200.0, blocks=64.0, multiprocessors=148) == 1
+    assert full_wave_kv_splits(tiles=2.0, blocks=1024.0, slots=216) == 94
+    assert full_wave_kv_splits(tiles=1.0, blocks=3.0, slots=216) == 3
+    assert device_filling_kv_splits(tiles=10.0, blocks=64.0, multiprocessors=148) == 14  # 140 of 148 multiprocessors
+    assert device_filling_kv_splits(tiles=200.0, blocks=64.0, multiprocessors=148) == 1
 
 
 def test_captured_splits_cost_a_short_sequence_what_filling_ones_do_not():
@@ -265,8 +267,8 @@ def test_cache_write_is_bound_by_resident_blocks_then_by_bytes():
 def test_tables_of_shapes():
     assert [float(size) for size in tile_shape(ATTENTION_KERNELS["fa3"].tiles, 64.0)] == [192.0, 128.0]
     assert padded_head_dim(80.0) == 96
-    assert miss_fraction(0.0, 1.0) < 1e-6 < 0.5 == miss_fraction(1.0, 1.0)
-    assert default_kernel("Turing") == default_kernel("Blackwell", "GDDR7") == "fa2"
+    assert l2_miss_rate(0.0, 1.0) < 1e-6 < 0.5 == l2_miss_rate(1.0, 1.0)
+    assert default_attention_kernel("Turing") == default_attention_kernel("Blackwell", "GDDR7") == "fa2"
 
 
 def test_unknown_kernel_names_the_nearest():
@@ -329,7 +331,7 @@ def test_the_kind_prices_with_the_parameters_of_the_phase():
     assert kind.predict_times(table(), A100, PrefillParameters()).item() > PrefillParameters().launch_time
     rows = table(phase="generation", q_len=1, kv_len=4096)
     assert kind.predict_times(rows, A100, DecodeParameters()).item() > DecodeParameters().launch_time
-    for family, parameters in kind.families.items():
+    for family, parameters in kind.parameters_by_family.items():
         plan = kind.fit_settings("a100", family, "graph", A100, {})
         assert isinstance(plan.start_values, parameters)
         assert set(plan.fixed_parameters) <= set(parameters.__dataclass_fields__)

@@ -14,22 +14,22 @@ import pytest
 
 import paleo
 from paleo import Prediction, Run, load_model, load_system, predict
-from paleo.cli import run as command
+from paleo.cli import run_command_line as command
 from paleo.errors import SpecError
 from paleo.logs.base import (
     NCCL_TESTS_PROGRAMS,
-    READERS,
+    TRAINING_LOG_READERS,
     logged_collective,
     read_log,
     read_log_lines,
     read_nccl_tests_log,
 )
-from paleo.report.audit import verdict
+from paleo.report.audit import audit_verdict
 from paleo.specs.run import replace_fields
 from paleo.specs.software import load_software
 from paleo.specs.system import System
-from paleo.studies.audit import _HYPOTHESES, _automatic_seconds, audit, audit_collectives
-from paleo.studies.collective import collective
+from paleo.studies.audit import _HYPOTHESES, _automatic_seconds, audit_collectives, audit_training_log
+from paleo.studies.collective import compare_algorithms
 from paleo.studies.what_if import HARDWARE_SCALERS
 from paleo.units import GIBIBYTE, MEBIBYTE
 
@@ -138,7 +138,7 @@ def test_injected_faults_are_named(tmp_path: Path) -> None:
     well as a slow link; both are named."""
     verdicts = []
     for fault, run, text in FAULTS:
-        result = audit(read_log(write(tmp_path, text())), prediction(run))
+        result = audit_training_log(read_log(write(tmp_path, text())), prediction(run))
         verdicts.append((fault, [named.name for named in result.faults]))
     right = [fault for fault, names in verdicts if names and names[0] == fault]
     assert len(right) >= 9, verdicts
@@ -152,7 +152,7 @@ def test_clean_logs_are_not_accused(tmp_path: Path, seed: int) -> None:
     text = (
         titan_log(step, seed, 0.015) if run == "llama" else megatron_log(step, seed, noise=0.015, timers=seed % 2 == 0)
     )
-    result = audit(read_log(write(tmp_path, text)), step)
+    result = audit_training_log(read_log(write(tmp_path, text)), step)
     assert result.faults == ()
     assert result.interval[0] < step.step_time < result.interval[1]
 
@@ -161,7 +161,7 @@ def test_clean_logs_are_not_accused(tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize("strategy", ["dp", "dp=8", "pp=2,dp=4"])
 def test_the_run_goes_on_to_more_ranks(strategy: str, tmp_path: Path) -> None:
     step = prediction("gpt", strategy=strategy)
-    result = audit(read_log(write(tmp_path, megatron_log(step, 1))), step)
+    result = audit_training_log(read_log(write(tmp_path, megatron_log(step, 1))), step)
     assert result.step_time_on_more_ranks is not None
     gpus, seconds, (low, high) = result.step_time_on_more_ranks
     assert gpus == 64 and low < seconds < high and seconds > step.step_time * 0.95
@@ -177,7 +177,7 @@ TEXTS = {
 
 
 def test_every_kind_of_log_is_read(tmp_path: Path) -> None:
-    assert set(TEXTS) == set(READERS)
+    assert set(TEXTS) == set(TRAINING_LOG_READERS)
     for kind, line in TEXTS.items():
         log = read_log(write(tmp_path, "noise\n" + "\n".join(line.format(n=n) for n in range(1, 9)) + "\nmore noise"))
         assert (log.kind, len(log.steps)) == (kind, 8)
@@ -225,7 +225,7 @@ def nccl_log(operation: str, ranks: int, *, link: float = 1.0, late: float = 0.0
     """As nccl-tests prints them: predicted times with noise, slower links, a later start [s]."""
     random = np.random.default_rng(seed)
     payloads = 2.0 ** np.arange(10, 31, 2)
-    study = collective(operation, payloads[-1], ranks, load_system("dgx-h100"))
+    study = compare_algorithms(operation, payloads[-1], ranks, load_system("dgx-h100"))
     seconds = (_automatic_seconds(study, payloads) / link + late) * np.exp(0.05 * random.standard_normal(len(payloads)))
     program = next(name for name, meant in NCCL_TESTS_PROGRAMS.items() if meant == operation)
     lines = [
@@ -247,10 +247,10 @@ def test_logs_of_nccl_tests(operation: str, wrong: dict[str, float], fault: str 
     log = read_nccl_tests_log(write(tmp_path, nccl_log(operation, 16, **wrong)))
     assert log is not None and (log.operation, log.ranks, len(log.payloads)) == (operation, 16, 11)
     result = audit_collectives(log, logged_collective(log, None), 16, load_system("dgx-h100"))
-    assert list(result.faults) == ([] if fault is None else [fault])
+    assert list(result.fault_time_ratios) == ([] if fault is None else [fault])
     assert result.time_on_more_ranks is not None and result.time_on_more_ranks[0] == 128
     if fault == "slow link":
-        assert result.faults[fault] == pytest.approx(2.5, rel=0.1)
+        assert result.fault_time_ratios[fault] == pytest.approx(2.5, rel=0.1)
 
 
 def test_an_operation_that_no_log_names_has_to_be_stated(tmp_path: Path) -> None:
@@ -288,10 +288,10 @@ def test_what_was_taken_for_granted_is_noted(tmp_path: Path) -> None:
     titan, megatron = tmp_path / "titan.log", tmp_path / "megatron.log"
     titan.write_text("".join(f"step: {n}  loss:  7.1  memory: 47.30GiB(59.8%)  tps: 5,762\n" for n in range(1, 9)))
     megatron.write_text(megatron_log(step, 1))
-    assert audit(read_log(megatron), step).notes == ()
-    (assumed,) = audit(read_log(titan), step).notes
+    assert audit_training_log(read_log(megatron), step).assumptions == ()
+    (assumed,) = audit_training_log(read_log(titan), step).assumptions
     assert "a step is taken to hold 64 samples of 8,192 tokens" in assumed
-    (fits,) = audit(read_log(megatron), prediction("llama", strategy="dp", recompute="none")).notes
+    (fits,) = audit_training_log(read_log(megatron), prediction("llama", strategy="dp", recompute="none")).assumptions
     assert "does not fit into memory" in fits
 
 
@@ -325,14 +325,14 @@ def test_spoilt_logs_are_not_as_predicted(case: str, tmp_path: Path) -> None:
     change, said = SPOILT[case]
     step = prediction("gpt")
     text = _lines(megatron_log(step, 3, timers=False), change)
-    answer = verdict(audit(read_log(write(tmp_path, text)), step))
+    answer = audit_verdict(audit_training_log(read_log(write(tmp_path, text)), step))
     assert said in answer and "nothing in this log says otherwise" not in answer
 
 
 @pytest.mark.slow
 def test_a_rank_that_is_slower_is_never_as_predicted(tmp_path: Path) -> None:
     step = prediction("gpt")
-    answer = verdict(audit(read_log(write(tmp_path, megatron_log(step, 3, slow=3.0))), step))
+    answer = audit_verdict(audit_training_log(read_log(write(tmp_path, megatron_log(step, 3, slow=3.0))), step))
     assert "straggler" in answer and "says otherwise" not in answer
 
 
@@ -347,5 +347,5 @@ def test_a_log_of_more_ranks_than_stated_is_not_as_predicted(tmp_path: Path) -> 
 def test_steps_that_scatter_beyond_all_numbers_have_an_interval(tmp_path: Path) -> None:
     step = prediction("gpt")
     text = _lines(megatron_log(step, 3, timers=False), lambda at, line: _slower(line, 10.0 ** (5 * (at % 4))))
-    low, high = audit(read_log(write(tmp_path, text)), step).interval
+    low, high = audit_training_log(read_log(write(tmp_path, text)), step).interval
     assert 0.0 < low < high < math.inf

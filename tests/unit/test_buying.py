@@ -12,18 +12,18 @@ import pytest
 from rich.console import Console
 
 from paleo import Run, load_model, load_system
-from paleo.cli import run as paleo
+from paleo.cli import run_command_line as paleo
 from paleo.errors import SpecError
-from paleo.launch.commands import supported_space
+from paleo.launch.commands import supported_search_space
 from paleo.launch.jobs import settings_line
 from paleo.predict import predict
 from paleo.report.plan import purchase_table
 from paleo.search import plans
 from paleo.search.gpu_counts import search_gpu_counts
 from paleo.search.space import SearchSpace
-from paleo.search.tied_plans import simplicity_key, tie_class_numbers
+from paleo.search.tied_plans import simplicity_key, tie_group_numbers
 from paleo.studies.cost import TrainingAmount
-from paleo.studies.purchase import Requirements, plan_purchase, purchase_verdict
+from paleo.studies.purchase import PurchaseRequirements, plan_purchase, purchase_verdict
 from paleo.units import DAY
 
 MODEL = "gpt2-medium"
@@ -38,23 +38,23 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) 
 
 def test_the_cheapest_that_is_in_time_comes_first() -> None:
     offers = [(load_system(name), (8, 16)) for name in ("dgx-h100", "dgx-a100-80gb")]
-    wish = Requirements(AMOUNT, objective="cost")
+    wish = PurchaseRequirements(AMOUNT, objective="cost")
     reply = plan_purchase(load_model(MODEL), offers, Run(global_batch=64), wish)
     costs = [plan.objective_value("cost") for plan in reply.plans if plan.has_memory_headroom]
     assert costs == sorted(costs) and reply.best is reply.plans[0]
-    slowest = max(plan.seconds or 0.0 for plan in reply.plans)
-    tight = Requirements(AMOUNT, deadline=slowest * 0.9, objective="cost")
+    slowest = max(plan.training_time or 0.0 for plan in reply.plans)
+    tight = PurchaseRequirements(AMOUNT, deadline=slowest * 0.9, objective="cost")
     sooner = plan_purchase(load_model(MODEL), offers, Run(global_batch=64), tight)
-    assert sooner.best is not None and (sooner.best.seconds or 0.0) <= slowest * 0.9
+    assert sooner.best is not None and (sooner.best.training_time or 0.0) <= slowest * 0.9
     assert "Cheapest within" in purchase_verdict(sooner)
 
 
 def test_where_nothing_is_in_time_a_larger_count_is_named() -> None:
     fast = plan_purchase(
-        load_model(MODEL), [(load_system("dgx-h100"), (32,))], Run(global_batch=64), Requirements(AMOUNT)
+        load_model(MODEL), [(load_system("dgx-h100"), (32,))], Run(global_batch=64), PurchaseRequirements(AMOUNT)
     )
-    assert fast.best is not None and fast.best.seconds is not None
-    wish = Requirements(AMOUNT, deadline=fast.best.seconds * 1.05)
+    assert fast.best is not None and fast.best.training_time is not None
+    wish = PurchaseRequirements(AMOUNT, deadline=fast.best.training_time * 1.05)
     reply = plan_purchase(load_model(MODEL), [(load_system("dgx-h100"), (8,))], Run(global_batch=64), wish)
     assert reply.best is None and "nodes) would do" in reply.remedies[0].text
     assert purchase_verdict(reply).startswith("Nothing is done within")
@@ -63,7 +63,7 @@ def test_where_nothing_is_in_time_a_larger_count_is_named() -> None:
 @pytest.mark.slow
 def test_where_nothing_fits_a_count_or_an_offload_is_named() -> None:
     reply = plan_purchase(
-        load_model("llama3-70b"), [(load_system("dgx-a100-80gb"), (8,))], Run(global_batch=8), Requirements()
+        load_model("llama3-70b"), [(load_system("dgx-a100-80gb"), (8,))], Run(global_batch=8), PurchaseRequirements()
     )
     assert reply.best is None and purchase_verdict(reply).startswith("Nothing fits into memory")
     for remedy in reply.remedies:
@@ -99,8 +99,10 @@ def test_the_command_shows_the_plan_again(capsys: pytest.CaptureFixture[str]) ->
 )
 def test_flags_name_the_layout(software: str, words: str) -> None:
     run = Run(global_batch=64, software=software)
-    space = supported_space(SearchSpace(), software)
-    reply = plan_purchase(load_model(MODEL), [(load_system("dgx-a100-80gb"), (8,))], run, Requirements(), space=space)
+    space = supported_search_space(SearchSpace(), software)
+    reply = plan_purchase(
+        load_model(MODEL), [(load_system("dgx-a100-80gb"), (8,))], run, PurchaseRequirements(), space=space
+    )
     assert [word for word in words.split("|") if word not in reply.launch_settings_line] == []
     assert settings_line(reply.plans[0].best_prediction)
 
@@ -123,7 +125,9 @@ def test_full_plans_stand_behind_roomy_ones_and_say_so() -> None:
     """As a table says it: how layers are recomputed, why a faster plan is not the first, whose price is not known."""
     run = Run(global_batch=64, model={"seq": 6144}, qlora=True)
     offers = [(load_system("rtx-5090-8gpu-100gbe"), (4,))]
-    reply = plan_purchase(load_model("qwen3-32b"), offers, run, Requirements(TrainingAmount(1e4, "10,000 samples")))
+    reply = plan_purchase(
+        load_model("qwen3-32b"), offers, run, PurchaseRequirements(TrainingAmount(1e4, "10,000 samples"))
+    )
     page = Console(width=400, record=True, file=io.StringIO())
     page.print(purchase_table(reply))
     text = page.export_text()
@@ -152,16 +156,16 @@ def test_mixtures_under_software_without_a_time_of_routing_are_warned_of(capsys:
 
 def test_only_schedules_that_a_framework_runs() -> None:
     assert (
-        supported_space(SearchSpace(), "megatron-core").schedules
-        == supported_space(SearchSpace(), "nemo").schedules
+        supported_search_space(SearchSpace(), "megatron-core").schedules
+        == supported_search_space(SearchSpace(), "nemo").schedules
         == ("1f1b", "interleaved")
     )
-    assert supported_space(SearchSpace(), "pytorch-eager") == SearchSpace()
-    assert supported_space(SearchSpace(), "mxnet").schedules == ()
-    assert supported_space(SearchSpace(), "mxnet").zero == (0,)
-    assert supported_space(SearchSpace(zero=(3,)), "mxnet").zero == (3,)  # it is asked what ZeRO-3 would do
+    assert supported_search_space(SearchSpace(), "pytorch-eager") == SearchSpace()
+    assert supported_search_space(SearchSpace(), "mxnet").schedules == ()
+    assert supported_search_space(SearchSpace(), "mxnet").zero == (0,)
+    assert supported_search_space(SearchSpace(zero=(3,)), "mxnet").zero == (3,)  # it is asked what ZeRO-3 would do
     stated = SearchSpace(degrees={"pp": 2}, zero=(0,))
-    assert supported_space(stated, "mxnet") == stated  # it is asked what pipelines would do
+    assert supported_search_space(stated, "mxnet") == stated  # it is asked what pipelines would do
 
 
 @pytest.mark.slow
@@ -178,7 +182,7 @@ def test_any_software_leaves_nothing_out(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_framework_without_pipelines_has_no_plan_with_stages() -> None:
     search = plans.search(
         load_model("alexnet"), load_system("pcie3-8gpu"), Run(global_batch=64, gpus=4, software="mxnet"), top=50,
-        space=supported_space(SearchSpace(), "mxnet"),
+        space=supported_search_space(SearchSpace(), "mxnet"),
     )  # fmt: skip
     assert search.plans
     assert not any("pp=" in row.strategy for row in search.plans)
@@ -203,20 +207,20 @@ def test_bad_questions_are_one_message(
 
 def test_wishes_without_an_amount_are_refused() -> None:
     with pytest.raises(SpecError, match="need an amount"):
-        plan_purchase(load_model(MODEL), [(load_system("dgx-h100"), (8,))], Run(), Requirements(deadline=DAY))
+        plan_purchase(load_model(MODEL), [(load_system("dgx-h100"), (8,))], Run(), PurchaseRequirements(deadline=DAY))
 
 
 @pytest.mark.slow
 def test_an_interval_beyond_the_deadline_is_told() -> None:
     """A plan that meets the deadline by its prediction alone may be late."""
     plain = plan_purchase(
-        load_model(MODEL), [(load_system("dgx-a100-80gb"), (8,))], Run(global_batch=64), Requirements(AMOUNT)
+        load_model(MODEL), [(load_system("dgx-a100-80gb"), (8,))], Run(global_batch=64), PurchaseRequirements(AMOUNT)
     )
-    assert plain.best is not None and plain.best.seconds is not None
+    assert plain.best is not None and plain.best.training_time is not None
     slow = plain.best.interval[1] / plain.best.row.step_time
     told = {}
     for share in (1.01, 1.01 * slow):
-        wish = Requirements(AMOUNT, deadline=share * plain.best.seconds)
+        wish = PurchaseRequirements(AMOUNT, deadline=share * plain.best.training_time)
         told[share] = "slow end of its interval is beyond" in purchase_verdict(replace(plain, requirements=wish))
     assert list(told.values()) == [True, False]
 
@@ -249,13 +253,13 @@ def test_every_count_has_a_row_or_a_reason(capsys: pytest.CaptureFixture[str]) -
 def test_plans_of_a_class_are_as_fast_as_can_be_told_and_the_simplest_comes_first() -> None:
     model, system = load_model("llama3-8b"), load_system("dgx-h100")
     found = search_gpu_counts(
-        model, system, Run(global_batch=64), (8,), space=supported_space(SearchSpace(), "torchtitan")
+        model, system, Run(global_batch=64), (8,), space=supported_search_space(SearchSpace(), "torchtitan")
     )
-    numbers = tie_class_numbers(found.plans)
+    numbers = tie_group_numbers(found.plans)
     assert numbers == sorted(numbers) and numbers.count(1) > 1
     capacity = system.device.memory.usable_bytes
     members = [row for row, number in zip(found.plans, numbers, strict=True) if number == 1]
     assert members[0] == min(members, key=lambda row: simplicity_key(row, capacity))
-    assert all(row.class_step_time == min(each.step_time for each in members) for row in members)
+    assert all(row.tie_group_step_time == min(each.step_time for each in members) for row in members)
     low, high = predict(model, system, members[0].run).interval
-    assert max(row.step_time for row in members) < high and low < members[0].class_step_time
+    assert max(row.step_time for row in members) < high and low < members[0].tie_group_step_time

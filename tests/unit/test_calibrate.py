@@ -20,23 +20,23 @@ from paleo.calibrate.device_benchmarks import (
     PAYLOAD_BYTES,
     SUITES,
     BenchmarkPoint,
+    KernelTiming,
     MeasurementFolder,
-    Timing,
     WallClock,
     benchmark_points,
-    catalog_name,
     collective_benchmarks,
-)
-from paleo.calibrate.files import (
-    MIN_ROWS_TO_HOLD_OUT,
-    SubjectEntry,
-    calibrations_by_subject,
-    fit_jobs,
-    has_kernel_families,
-    kernel_fit_jobs,
-    yaml_text,
+    device_catalog_name,
 )
 from paleo.calibrate.fit import Fit, MeasuredRows
+from paleo.calibrate.kernel_fits import (
+    MIN_ROWS_TO_HOLD_OUT,
+    FittedEntry,
+    calibration_yaml,
+    calibrations_by_hardware,
+    has_kernel_families,
+    kernel_fit_jobs,
+    run_kernel_fits,
+)
 from paleo.errors import SpecError
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.kernels import device_datasheet
@@ -93,19 +93,21 @@ def test_a_fit_writes_a_calibration_that_predicts_its_table(file: Path, tmp_path
     assert np.mean(np.abs(own - 1)) < 0.04 < np.mean(np.abs(inherited - 1))
 
 
-def fits_of(tables: Sequence[Path], only: Sequence[str] = ()) -> list[SubjectEntry]:
-    return [each for fits_of_job in fit_jobs(kernel_fit_jobs(tables, only), "2026-01-02") for each in fits_of_job]
+def fits_of(tables: Sequence[Path], only: Sequence[str] = ()) -> list[FittedEntry]:
+    return [
+        each for fits_of_job in run_kernel_fits(kernel_fit_jobs(tables, only), "2026-01-02") for each in fits_of_job
+    ]
 
 
 def test_fits_are_deterministic(file: Path) -> None:
-    one, two = (calibrations_by_subject(fits_of([file])) for _ in range(2))
-    assert yaml_text(one["l40s"]) == yaml_text(two["l40s"])
+    one, two = (calibrations_by_hardware(fits_of([file])) for _ in range(2))
+    assert calibration_yaml(one["l40s"]) == calibration_yaml(two["l40s"])
 
 
 def test_other_families_of_a_file_are_kept(file: Path, tmp_path: Path) -> None:
     entry = load_calibration("h100-sxm5-80gb").entries[0].model_copy(update={"family": "memory.rope"})
     old = load_calibration("h100-sxm5-80gb").model_copy(update={"subject": "l40s", "entries": (entry,)})
-    (tmp_path / "l40s.yaml").write_text(yaml_text(old))
+    (tmp_path / "l40s.yaml").write_text(calibration_yaml(old))
     assert command.fit_tables([str(file)], output_dir=str(tmp_path)) == 0
     made = load_calibration(str(tmp_path / "l40s.yaml"))
     assert [one.family for one in made.entries] == ["gemm.tensor", "memory.rope"]
@@ -123,7 +125,7 @@ def test_tables_that_no_family_is_fitted_to_are_passed_over(file: Path, tmp_path
     other = tmp_path / "other.csv"
     pd.DataFrame({"a": [1]}).to_csv(other, index=False)
     assert has_kernel_families(file) and not has_kernel_families(other)
-    assert [job.subject for job in kernel_fit_jobs([other, file])] == ["l40s"]
+    assert [job.hardware for job in kernel_fit_jobs([other, file])] == ["l40s"]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +196,7 @@ def test_fits_side_by_side_are_those_in_turn(file: Path, tmp_path: Path, monkeyp
     def fitted(processors: int) -> tuple[list[str], str]:
         monkeypatch.setattr("os.cpu_count", lambda: processors)
         started = list[str]()
-        return started, repr(list(fit_jobs(work, "2026-01-02", lambda job: started.append(job.label))))
+        return started, repr(list(run_kernel_fits(work, "2026-01-02", lambda job: started.append(job.label))))
 
     (in_turn, first), (side_by_side, second) = fitted(1), fitted(4)
     assert sorted(in_turn) == sorted(side_by_side) and len(in_turn) == 4
@@ -253,21 +255,21 @@ class CountingClock:
 
     def time_calls(
         self, calls: Sequence[device_benchmarks.KernelCall], flush: device_benchmarks.KernelCall | None
-    ) -> Timing:
+    ) -> KernelTiming:
         for call in calls:
             call()
         if flush is not None:
             flush()
         self.calls += 1
-        return Timing(1e-6, "graph")
+        return KernelTiming(1e-6, "graph")
 
-    def time_eager(self, call: device_benchmarks.KernelCall) -> Timing:
-        return Timing(self.time_calls([call], None).seconds, "eager")
+    def time_eager(self, call: device_benchmarks.KernelCall) -> KernelTiming:
+        return KernelTiming(self.time_calls([call], None).seconds, "eager")
 
 
-def cpu_bench() -> device_benchmarks.DeviceBench:
+def cpu_bench() -> device_benchmarks.DeviceBenchmarkRunner:
     pytest.importorskip("torch")
-    return replace(device_benchmarks.make_bench("cpu", "epyc-9654", "2026-01-02"), clock=CountingClock())
+    return replace(device_benchmarks.device_benchmark_runner("cpu", "epyc-9654", "2026-01-02"), clock=CountingClock())
 
 
 @pytest.mark.torch
@@ -289,11 +291,11 @@ def test_measured_points_are_not_measured_again(tmp_path: Path) -> None:
     bench = cpu_bench()
     wanted = benchmark_points(("gemm", "copies"), ("fp32",), 64)
     tables = MeasurementFolder(tmp_path, bench.name, bench.library)
-    written, failed = device_benchmarks.measure_all(bench, wanted[:3], tables, 60.0)
+    written, failed = device_benchmarks.run_benchmarks(bench, wanted[:3], tables, 60.0)
     assert (written, failed) == (3, [])
     again = MeasurementFolder(tmp_path, bench.name, bench.library)
-    assert device_benchmarks.measure_all(bench, wanted, again, 60.0)[0] == len(wanted) - 3
-    assert device_benchmarks.measure_all(bench, wanted, again, 60.0)[0] == 0
+    assert device_benchmarks.run_benchmarks(bench, wanted, again, 60.0)[0] == len(wanted) - 3
+    assert device_benchmarks.run_benchmarks(bench, wanted, again, 60.0)[0] == 0
     with again.path("gemm").open() as stream:
         assert len(list(csv.DictReader(stream))) == sum(point.table == "gemm" for point in wanted)
 
@@ -302,14 +304,14 @@ def test_measured_points_are_not_measured_again(tmp_path: Path) -> None:
 def test_a_budget_ends_a_run_and_a_failure_does_not(tmp_path: Path) -> None:
     bench = cpu_bench()
     tables = MeasurementFolder(tmp_path, bench.name, bench.library)
-    assert device_benchmarks.measure_all(bench, benchmark_points(("gemm",), ("fp32",), 64), tables, -1.0) == (0, [])
+    assert device_benchmarks.run_benchmarks(bench, benchmark_points(("gemm",), ("fp32",), 64), tables, -1.0) == (0, [])
     broken = BenchmarkPoint(
         "gemm", {"dtype": "fp32", "m": 64, "n": 64, "k": 64, "batch": -2, "trans_a": "N", "trans_b": "N"}
     )
     huge = BenchmarkPoint(
         "elementwise", {"op": "copy", "shape": "9" * 15, "dtype": "fp32", "bytes_moved": 8, "cache": "warm"}
     )
-    written, failed = device_benchmarks.measure_all(bench, [huge, broken], tables, 60.0)
+    written, failed = device_benchmarks.run_benchmarks(bench, [huge, broken], tables, 60.0)
     assert len(failed) == 1 and failed[0].startswith("elementwise") and written == 1
 
 
@@ -341,9 +343,9 @@ def test_what_measuring_needs_is_said() -> None:
 
 
 def test_devices_are_known_by_what_cuda_calls_them() -> None:
-    assert catalog_name("NVIDIA H100 80GB HBM3", None) == "h100-sxm5-80gb"
+    assert device_catalog_name("NVIDIA H100 80GB HBM3", None) == "h100-sxm5-80gb"
     with pytest.raises(SpecError, match="say --name NAME"):
-        catalog_name("NVIDIA Z900", None)
+        device_catalog_name("NVIDIA Z900", None)
 
 
 def test_wall_clock_takes_calls_in_turn() -> None:

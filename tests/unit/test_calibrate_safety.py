@@ -11,8 +11,8 @@ import pytest
 
 from paleo.calibrate import command
 from paleo.calibrate.device_benchmarks import BenchmarkPoint, MeasurementFolder
-from paleo.calibrate.files import count_unusable_rows, kernel_fit_jobs
-from paleo.cli import run
+from paleo.calibrate.kernel_fits import count_unusable_rows, kernel_fit_jobs
+from paleo.cli import run_command_line as run
 from paleo.errors import SpecError
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.kernels import device_datasheet

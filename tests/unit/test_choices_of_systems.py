@@ -7,20 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from paleo.cli.process import run
+from paleo.cli.process import run_command_line
 from paleo.errors import PaleoError
 from paleo.network.graph import build_graph
 from paleo.parallel.placement import parse_strategy
 from paleo.parallel.plan import plan
 from paleo.predict import MEMORY_HEADROOM_SHARE, predict
-from paleo.questions import systems_with_counts
+from paleo.questions import parse_systems_with_gpu_counts
 from paleo.search.gpu_counts import recommended_plans
-from paleo.search.space import list_layouts, narrowed_space
+from paleo.search.space import list_layouts, search_space_from_options
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
 from paleo.studies.cost import Tariff, TrainingAmount
-from paleo.studies.purchase import AUTO, Requirements, compare, plan_purchase
+from paleo.studies.purchase import AUTO, PurchaseRequirements, compare_systems, plan_purchase
 from paleo.studies.scale import cost_verdict, predict_scale_curve
 
 H100 = load_system("dgx-h100")
@@ -39,12 +39,12 @@ def test_names_of_data_parallelism_are_stages_of_zero(words: str, meaning: str) 
 
 
 def test_a_search_within_named_sharding_tries_that_alone() -> None:
-    assert narrowed_space("fsdp").zero == (3,) and narrowed_space("ddp").zero == (0,)
+    assert search_space_from_options("fsdp").zero == (3,) and search_space_from_options("ddp").zero == (0,)
 
 
 @pytest.mark.parametrize("words", ["hsdp", "tp=2,hsdp", "tp=8,hsdp"])
 def test_a_search_shards_within_nodes_as_a_run_does(words: str) -> None:
-    chosen = list_layouts(build_graph(GPT2, batch=1), 16, 64, narrowed_space(words), H100.devices_per_node)
+    chosen = list_layouts(build_graph(GPT2, batch=1), 16, 64, search_space_from_options(words), H100.devices_per_node)
     stated = plan(GPT2, H100, SIXTEEN.model_copy(update={"strategy": words}))
     assert stated.mesh in [layout.mesh for layout in chosen]
 
@@ -56,21 +56,21 @@ def test_contradictions_are_errors(words: str) -> None:
 
 
 def test_counts_behind_a_colon_are_gpus_and_words_say_how_many_nodes_those_are() -> None:
-    machines = systems_with_counts("dgx-h100:4, dgx-a100-80gb", 16)
+    machines = parse_systems_with_gpu_counts("dgx-h100:4, dgx-a100-80gb", 16)
     assert [(system.name, gpus) for system, gpus in machines] == [("dgx-h100", 4), ("dgx-a100-80gb", 16)]
-    words = [system.machines_text(gpus) for system, gpus in machines]
+    words = [system.gpus_and_nodes_text(gpus) for system, gpus in machines]
     assert words == ["4 GPUs of dgx-h100 (of 8 in a node)", "16 GPUs of dgx-a100-80gb (2 nodes)"]
-    assert H100.machines_text(12) == "12 GPUs of dgx-h100 (2 nodes)"
+    assert H100.gpus_and_nodes_text(12) == "12 GPUs of dgx-h100 (2 nodes)"
 
 
 @pytest.mark.slow
 def test_a_comparison_finds_the_plan_that_plan_and_report_find() -> None:
     """The same search, the same order: that of `recommended`, with room in memory."""
     auto = Run(strategy=AUTO, global_batch=32)
-    study = compare(LLAMA, [H100], auto, gpus=[8], planner=recommended_plans)
+    study = compare_systems(LLAMA, [H100], auto, gpus=[8], planner=recommended_plans)
     assert study.candidates[0].prediction is not None
     best = study.candidates[0].prediction
-    reply = plan_purchase(LLAMA, [(H100, [8])], Run(global_batch=32), Requirements())
+    reply = plan_purchase(LLAMA, [(H100, [8])], Run(global_batch=32), PurchaseRequirements())
     assert reply.plans[0].row.run == best.run
     assert reply.plans[0].row.step_time == pytest.approx(best.step_time, rel=1e-14)  # sums of one and of many plans
     assert best.memory.total <= (1 - MEMORY_HEADROOM_SHARE) * best.memory.capacity
@@ -78,14 +78,14 @@ def test_a_comparison_finds_the_plan_that_plan_and_report_find() -> None:
 
 @pytest.mark.slow
 def test_where_nothing_fits_a_comparison_says_what_would() -> None:
-    study = compare(LLAMA, [H100], Run(gpus=8, batch=4))
+    study = compare_systems(LLAMA, [H100], Run(gpus=8, batch=4))
     (candidate,) = study.candidates
     assert not candidate.fits and candidate.advice[0].fits
     assert predict(LLAMA, H100, candidate.advice[0].prediction.run).memory.fits
 
 
 def test_json_of_a_comparison_of_counts(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["compare", "alexnet", "--systems", "dgx-h100:4,dgx-1-v100:8", "--json"]) == 0
+    assert run_command_line(["compare", "alexnet", "--systems", "dgx-h100:4,dgx-1-v100:8", "--json"]) == 0
     assert [each["gpus"] for each in json.loads(capsys.readouterr().out)["systems"]] == [4, 8]
 
 
@@ -128,5 +128,5 @@ def test_no_price_no_sentence() -> None:
 def test_a_utilisation_that_nobody_reaches_is_remarked_on(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """On the bare roofline a network without element-wise passes to speak of is near its peak."""
     sizes = ["--set", "model.hidden=12288", "--set", "model.layers=1", "--set", "model.vocab=512", "--batch", "16"]
-    run([*words, *sizes, "--calibration", "ideal", "--software", "cuda-graph"])
+    run_command_line([*words, *sizes, "--calibration", "ideal", "--software", "cuda-graph"])
     assert "hardly anybody reaches 75 %" in capsys.readouterr().out

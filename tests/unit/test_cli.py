@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperOption
 
 from paleo import questions
-from paleo.cli import run
+from paleo.cli import run_command_line as run
 from paleo.cli.process import app_with_all_commands
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -425,7 +425,7 @@ assert paleo.search.__module__ == "paleo.questions" and not hasattr(paleo.search
 def test_help_loads_neither_numbers_nor_specs() -> None:
     code = """
 import sys
-from paleo.cli import run
+from paleo.cli import run_command_line as run
 run(["--help"])
 heavy = {"numpy", "pandas", "matplotlib", "networkx", "pydantic", "yaml", "scipy", "torch"}
 sys.exit(", ".join(sorted(heavy & set(sys.modules))) or 0)

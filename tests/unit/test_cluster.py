@@ -9,7 +9,7 @@ import random
 import numpy as np
 import pytest
 
-from paleo.cluster.nodes import POLICIES, NodePool
+from paleo.cluster.nodes import SCHEDULING_POLICIES, NodePool
 from paleo.cluster.simulation import ClusterJob, simulate_cluster
 
 
@@ -24,7 +24,7 @@ def elastic(name: str, arrival: float, seconds: float, most: int, **more) -> Clu
 
 
 def simulated(policy: str, jobs, nodes: int = 1, per_node: int = 8, **options):
-    return simulate_cluster(jobs, [NodePool(nodes, per_node)], POLICIES[policy], **options)
+    return simulate_cluster(jobs, [NodePool(nodes, per_node)], SCHEDULING_POLICIES[policy], **options)
 
 
 # by hand
@@ -84,7 +84,7 @@ def test_elastic_jobs_share_and_grow():
 def test_predecessors_end_first():
     jobs = [job("b", 0, 5, predecessors=(1,)), job("a", 0, 10)]
     run = simulated("fifo", jobs)
-    assert run.start.tolist() == [10, 0] and run.waited.tolist() == [0, 0]
+    assert run.start.tolist() == [10, 0] and run.waiting_time.tolist() == [0, 0]
 
 
 def test_a_job_may_arrive_when_its_predecessor_ends():
@@ -102,7 +102,7 @@ def test_a_gang_smaller_than_a_node_lies_on_one():
 
 def test_whole_nodes_come_from_one_rack_or_from_all():
     pool = NodePool(8, 8, nodes_per_rack=4)
-    pool.take([(0, 8)])
+    pool.allocate_gang([(0, 8)])
     assert [node for node, _ in pool.gang_placement(32)] == [4, 5, 6, 7]
     assert not pool.has_excess_racks(pool.gang_placement(32))
     spread = NodePool(8, 8, nodes_per_rack=4, spreads_over_racks=True)
@@ -112,11 +112,11 @@ def test_whole_nodes_come_from_one_rack_or_from_all():
 
 def test_jobs_take_the_nodes_on_which_they_are_fastest():
     described = ClusterJob("a", 0.0, ({8: 10.0}, {8: 4.0}), (8, 8))
-    run = simulate_cluster([described, described], [NodePool(1, 8), NodePool(1, 8)], POLICIES["fifo"])
+    run = simulate_cluster([described, described], [NodePool(1, 8), NodePool(1, 8)], SCHEDULING_POLICIES["fifo"])
     assert sorted(run.finish.tolist()) == [4, 10]
 
 
-@pytest.mark.parametrize("policy", list(POLICIES))
+@pytest.mark.parametrize("policy", list(SCHEDULING_POLICIES))
 def test_a_kind_without_nodes_changes_nothing(policy: str) -> None:
     draw = random.Random(3)
     jobs = [job(f"{n:02d}", draw.randint(0, 50), draw.randint(1, 40), draw.choice([1, 4, 8, 16])) for n in range(30)]
@@ -125,7 +125,7 @@ def test_a_kind_without_nodes_changes_nothing(policy: str) -> None:
         for each in jobs
     ]
     alone = simulated(policy, jobs, nodes=2)
-    mixed = simulate_cluster(both, [NodePool(0, 8), NodePool(2, 8)], POLICIES[policy])
+    mixed = simulate_cluster(both, [NodePool(0, 8), NodePool(2, 8)], SCHEDULING_POLICIES[policy])
     assert mixed.finish.tolist() == alone.finish.tolist()
 
 
@@ -165,7 +165,7 @@ def check_fleet(seed: int, policy: str) -> None:
         return [NodePool(nodes, per_node, rack, seed % 2 == 1) for nodes, per_node, rack in shapes]
 
     factors = None if seed % 3 else [1.0 + 0.5 * random.Random(n).random() for n in range(len(jobs))]
-    run = simulate_cluster(jobs, pools(), POLICIES[policy], factors=factors)
+    run = simulate_cluster(jobs, pools(), SCHEDULING_POLICIES[policy], factors=factors)
     assert np.isfinite(run.finish).all()
     used = np.zeros(len(jobs))
     busy: dict[tuple[int, int], list[tuple[float, int]]] = {}
@@ -209,19 +209,19 @@ def check_fleet(seed: int, policy: str) -> None:
 
     shuffled = [replace(jobs[n], predecessors=tuple(place[before] for before in jobs[n].predecessors)) for n in order]
     again = simulate_cluster(
-        shuffled, pools(), POLICIES[policy], factors=None if factors is None else [factors[n] for n in order]
+        shuffled, pools(), SCHEDULING_POLICIES[policy], factors=None if factors is None else [factors[n] for n in order]
     )
     assert again.finish[[place[n] for n in range(len(jobs))]].tolist() == run.finish.tolist()
 
 
-@pytest.mark.parametrize("policy", list(POLICIES))
+@pytest.mark.parametrize("policy", list(SCHEDULING_POLICIES))
 def test_random_fleets_conserve_gpu_seconds(policy: str) -> None:
     for seed in range(25):
         check_fleet(seed, policy)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", list(POLICIES))
+@pytest.mark.parametrize("policy", list(SCHEDULING_POLICIES))
 def test_a_thousand_random_fleets_conserve_gpu_seconds(policy: str) -> None:
     """143 seeds of each of seven policies."""
     for seed in range(25, 168):
@@ -240,7 +240,9 @@ def poisson_jobs(count: int, rate: float, draw, seed: int) -> list[ClusterJob]:
 def mean_wait(policy: str, servers: int, rate: float, draw, *, count: int, seeds: int, **options) -> float:
     """Mean waiting time without the first tenth of the jobs."""
     waits = [
-        simulated(policy, poisson_jobs(count, rate, draw, seed), 1, servers, **options).waited[count // 10 :].mean()
+        simulated(policy, poisson_jobs(count, rate, draw, seed), 1, servers, **options)
+        .waiting_time[count // 10 :]
+        .mean()
         for seed in range(seeds)
     ]
     return float(np.mean(waits))

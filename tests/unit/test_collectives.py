@@ -11,13 +11,13 @@ import pandas as pd
 import pytest
 
 from paleo.collectives.base import (
-    ALGORITHMS,
+    COLLECTIVE_ALGORITHMS,
     COLLECTIVE_LIBRARIES,
     COLLECTIVE_OPERATIONS,
-    Algorithm,
+    CollectiveAlgorithm,
     LevelTraffic,
     Traffic,
-    add_algorithm,
+    register_algorithm,
 )
 from paleo.collectives.one_step import _parameter_server_all_reduce
 from paleo.errors import PlanError, SpecError
@@ -26,14 +26,18 @@ from paleo.pricing.communication import (
     AlphaBetaModel,
     Fabric,
     Nccl,
+    algorithm_crossovers,
     algorithm_times,
-    crossovers,
+    collective_parameters,
     fastest_algorithm,
-    link_parameters,
 )
-from paleo.pricing.exchanges import CustomAllReduceParameters, custom_all_reduce_time
-from paleo.pricing.links.alpha_beta import LevelCost, bus_factor, time_lower_bound, traffic_time
-from paleo.pricing.links.fabric import FabricParameters, default_fabric_parameters, prefers_switch, prefers_tree
+from paleo.pricing.links.alpha_beta import LevelCost, bus_factor, collective_time_lower_bound, collective_traffic_time
+from paleo.pricing.links.fabric import (
+    FabricParameters,
+    default_fabric_parameters,
+    tuner_prefers_in_switch,
+    tuner_prefers_tree,
+)
 from paleo.pricing.links.group import (
     LL,
     LL128,
@@ -42,16 +46,17 @@ from paleo.pricing.links.group import (
     GroupLinks,
     LinkLevel,
     NcclParameters,
-    exchange_time,
     group_links,
-    link_kind,
+    intra_node_exchange_time,
+    intra_node_link_kind,
     sole_group_links,
-    stack_links,
+    stack_group_links,
     tuner_protocol,
 )
+from paleo.pricing.moe_token_exchange import CustomAllReduceParameters, custom_all_reduce_time
 from paleo.specs.catalog import entry_names
 from paleo.specs.system import System, load_system
-from paleo.studies.collective import collective
+from paleo.studies.collective import compare_algorithms
 from paleo.tables.kernels import KERNEL_TABLES
 from paleo.tables.run_tables import find_table_kind
 
@@ -64,11 +69,11 @@ P5EN = load_system("aws-p5en.48xlarge")
 
 
 #: A flat network of 64 ranks behind one kind of link.
-FLAT = GroupLinks((LinkLevel(64.0, 1 / G, rank_ports=1.0, latency=L, calibrated_latency=L),))
+FLAT = GroupLinks((LinkLevel(64.0, 1 / G, rank_ports=1.0, latency=L, latency_in_calibrated_hops=L),))
 
 
 def flat(name: str, operation: str = "all_reduce") -> np.ndarray:
-    return traffic_time(ALGORITHMS[name].traffic(operation, S, (RANKS,)), [LevelCost(L, G)])
+    return collective_traffic_time(COLLECTIVE_ALGORITHMS[name].traffic(operation, S, (RANKS,)), [LevelCost(L, G)])
 
 
 @pytest.mark.parametrize(
@@ -90,12 +95,12 @@ def test_all_reduce_textbook_formulas(name: str, expected: np.ndarray) -> None:
 
 
 def test_lower_bound_textbook_formula() -> None:
-    bound = time_lower_bound("all_reduce", S, (RANKS,), [LevelCost(L, G)])
+    bound = collective_time_lower_bound("all_reduce", S, (RANKS,), [LevelCost(L, G)])
     assert np.allclose(bound, L * LOG + 2 * S * G * (RANKS - 1) / RANKS, rtol=1e-13)
 
 
 def test_parameter_server_of_s_shards() -> None:
-    priced = traffic_time(
+    priced = collective_traffic_time(
         _parameter_server_all_reduce(np.float64(S), (np.float64(16),), servers=4.0),  # type: ignore[arg-type]
         [LevelCost(L, G)],
     )
@@ -105,7 +110,9 @@ def test_parameter_server_of_s_shards() -> None:
 @pytest.mark.parametrize("ranks", [2, 3, 8, 100])
 def test_original_paleo_without_latency(ranks: int) -> None:
     def seconds(name: str) -> float:
-        return float(traffic_time(ALGORITHMS[name].traffic("all_reduce", S, (ranks,)), [LevelCost(0.0, G)]))
+        return float(
+            collective_traffic_time(COLLECTIVE_ALGORITHMS[name].traffic("all_reduce", S, (ranks,)), [LevelCost(0.0, G)])
+        )
 
     rounds = int(np.ceil(np.log2(ranks)))
     assert seconds("one_to_all") == pytest.approx(2 * (ranks - 1) * S * G)
@@ -131,41 +138,41 @@ def test_original_paleo_without_latency(ranks: int) -> None:
     ],
 )
 def test_steps_and_bytes_of_eight_ranks(name: str, operation: str, steps: float, wire: float) -> None:
-    traffic = ALGORITHMS[name].traffic(operation, 800.0, (8,))
+    traffic = COLLECTIVE_ALGORITHMS[name].traffic(operation, 800.0, (8,))
     assert float(traffic.steps) == steps
     assert float(traffic.wire_bytes) == pytest.approx(800.0 * wire)
 
 
 def test_two_nodes_of_eight_by_hand() -> None:
-    ring = ALGORITHMS["ring"].traffic("all_reduce", 1600.0, (8, 2))
+    ring = COLLECTIVE_ALGORITHMS["ring"].traffic("all_reduce", 1600.0, (8, 2))
     assert [float(level.steps) for level in ring.levels] == [28.0, 2.0]
     assert [float(level.wire_bytes) for level in ring.levels] == [3000.0, 3000.0]
-    layered = ALGORITHMS["hierarchical"].traffic("all_reduce", 1600.0, (8, 2))
+    layered = COLLECTIVE_ALGORITHMS["hierarchical"].traffic("all_reduce", 1600.0, (8, 2))
     assert [float(level.steps) for level in layered.levels] == [14.0, 2.0]
     assert [float(level.wire_bytes) for level in layered.levels] == [2800.0, 1600.0]
-    exchange = ALGORITHMS["pairwise"].traffic("all_to_all", 1600.0, (8, 2))
+    exchange = COLLECTIVE_ALGORITHMS["pairwise"].traffic("all_to_all", 1600.0, (8, 2))
     assert [float(level.steps) for level in exchange.levels] == [7.0, 8.0]
     assert [float(level.wire_bytes) for level in exchange.levels] == [1500.0, 6400.0]
-    message = ALGORITHMS["point_to_point"].traffic("send_recv", 1600.0, (2, 2))
+    message = COLLECTIVE_ALGORITHMS["point_to_point"].traffic("send_recv", 1600.0, (2, 2))
     assert [float(level.wire_bytes) for level in message.levels] == [0.0, 1600.0]
 
 
 def test_trees_between_nodes_by_hand() -> None:
     """One edge joins two nodes, and carries S/2 up and S/2 down of each of two trees: S from either node."""
     for name, inner_steps in (("double_tree", 6.0), ("chain_tree", 14.0)):
-        traffic = ALGORITHMS[name].traffic("all_reduce", 1600.0, (8, 2))
+        traffic = COLLECTIVE_ALGORITHMS[name].traffic("all_reduce", 1600.0, (8, 2))
         assert [float(level.steps) for level in traffic.levels] == [inner_steps, 2.0]
         assert [float(level.wire_bytes) for level in traffic.levels] == [2800.0, 1600.0]
-        four = ALGORITHMS[name].traffic("all_reduce", 1600.0, (8, 4))
+        four = COLLECTIVE_ALGORITHMS[name].traffic("all_reduce", 1600.0, (8, 4))
         assert float(four.levels[1].wire_bytes) == 2 * 1600 * 3 / 4
 
 
 def test_pipelined_levels_overlap_and_phases_add() -> None:
     costs = [LevelCost(1.0, 2.0), LevelCost(10.0, 5.0)]
     both = (LevelTraffic(1, 100.0), LevelTraffic(1, 30.0))
-    assert traffic_time(Traffic.from_levels(*both), costs) == 11.0 + 200.0
+    assert collective_traffic_time(Traffic.from_levels(*both), costs) == 11.0 + 200.0
     assert (
-        traffic_time(Traffic.from_levels(both[0]) + Traffic.from_levels(LevelTraffic(), both[1]), costs)
+        collective_traffic_time(Traffic.from_levels(both[0]) + Traffic.from_levels(LevelTraffic(), both[1]), costs)
         == 11.0 + 200.0 + 150.0
     )
 
@@ -177,7 +184,7 @@ def test_crossover_of_butterfly_and_rabenseifner_is_where_algebra_puts_it() -> N
         )
 
     ranks, log = 64.0, 6.0
-    changes = crossovers(two)
+    changes = algorithm_crossovers(two)
     expected = L * log / (G * (log - 2 * (ranks - 1) / ranks))
     assert [(change.below, change.above) for change in changes] == [("butterfly", "rabenseifner")]
     assert changes[0].payload_bytes == pytest.approx(expected, rel=1e-8)
@@ -224,14 +231,14 @@ def test_groups_share_the_ports_of_a_node() -> None:
     [
         (lambda: algorithm_times(Nccl(), "all_reduse", 1.0, FLAT), "all_reduce"),
         (lambda: algorithm_times(Nccl(), "all_reduce", 1.0, FLAT, ["rings"]), "'ring'"),
-        (lambda: ALGORITHMS["rign"], "'ring'"),
-        (lambda: ALGORITHMS["ring"].traffic("send_recv", 1.0, (2,)), "no 'send_recv'"),
-        (lambda: ALGORITHMS["ring"].traffic("all_reduce", -1.0, (2,)), "zero or more"),
-        (lambda: ALGORITHMS["ring"].traffic("all_reduce", np.nan, (2,)), "finite"),
-        (lambda: ALGORITHMS["ring"].traffic("all_reduce", 1.0, (0,)), "whole numbers"),
-        (lambda: ALGORITHMS["ring"].traffic("all_reduce", 1.0, (2.5,)), "whole numbers"),
-        (lambda: ALGORITHMS["ring"].traffic("all_reduce", 1.0, ()), "at least one level"),
-        (lambda: time_lower_bound("all_reduce", 1.0, (2, 2), [LevelCost(0, 1)]), "2 levels"),
+        (lambda: COLLECTIVE_ALGORITHMS["rign"], "'ring'"),
+        (lambda: COLLECTIVE_ALGORITHMS["ring"].traffic("send_recv", 1.0, (2,)), "no 'send_recv'"),
+        (lambda: COLLECTIVE_ALGORITHMS["ring"].traffic("all_reduce", -1.0, (2,)), "zero or more"),
+        (lambda: COLLECTIVE_ALGORITHMS["ring"].traffic("all_reduce", np.nan, (2,)), "finite"),
+        (lambda: COLLECTIVE_ALGORITHMS["ring"].traffic("all_reduce", 1.0, (0,)), "whole numbers"),
+        (lambda: COLLECTIVE_ALGORITHMS["ring"].traffic("all_reduce", 1.0, (2.5,)), "whole numbers"),
+        (lambda: COLLECTIVE_ALGORITHMS["ring"].traffic("all_reduce", 1.0, ()), "at least one level"),
+        (lambda: collective_time_lower_bound("all_reduce", 1.0, (2, 2), [LevelCost(0, 1)]), "2 levels"),
     ],
 )
 def test_bad_input_is_refused_with_the_cure(call: object, says: str) -> None:
@@ -261,8 +268,8 @@ def test_a_group_knows_its_levels_and_the_nics_it_reaches() -> None:
 
 def test_a_pcie_tree_is_no_nvlink_and_a_system_without_fabric_stays_in_its_node() -> None:
     tree = load_system("deepbench-8gpu-dual-root")
-    assert link_kind(tree) == "pcie" and link_kind(A100) == "nvlink"
-    assert link_kind(load_system("l40s-pcie-8gpu")) == "pcie-staged"
+    assert intra_node_link_kind(tree) == "pcie" and intra_node_link_kind(A100) == "nvlink"
+    assert intra_node_link_kind(load_system("l40s-pcie-8gpu")) == "pcie-staged"
     assert not sole_group_links(tree, ranks=8, ranks_per_node=8).is_nvlink
     with pytest.raises(PlanError, match="nodes"):
         sole_group_links(load_system("l40s-pcie-8gpu"), ranks=16, ranks_per_node=8)
@@ -285,7 +292,7 @@ def test_rings_over_nvlink_5_go_from_ll_to_simple_at_once() -> None:
         links = sole_group_links(load_system(system), ranks=8, ranks_per_node=8)
         wire = float(bus_factor("all_gather", 8)) * 2.0 ** np.arange(10, 30) / 900e9
         assert set(tuner_protocol(steps=7, wire_time=wire, links=links).tolist()) == {LL, SIMPLE}
-    small, large = (collective("all_gather", 2.0**k, 8, load_system("dgx-b200")).best.time for k in (22, 24))
+    small, large = (compare_algorithms("all_gather", 2.0**k, 8, load_system("dgx-b200")).best.time for k in (22, 24))
     assert small == pytest.approx(29e-6, rel=0.1) and large == pytest.approx(102e-6, rel=0.1)
 
 
@@ -323,7 +330,7 @@ def test_a_rank_that_sends_and_receives_has_half_a_port_where_its_neighbours_dif
     """nccl-tests' send_recv over ten nodes of one rank reaches 24.9 of 50 GB/s, over two 39.6 (xxrjun's cluster)."""
     for nodes, measured in ((2, 39.6e9), (10, 24.9e9)):
         links = sole_group_links(H100, ranks=nodes, ranks_per_node=1)
-        rate = 2.0**34 / float(fastest_algorithm(Nccl(sends_round_group=True), "send_recv", 2.0**34, links).time)
+        rate = 2.0**34 / float(fastest_algorithm(Nccl(sends_in_ring_shift=True), "send_recv", 2.0**34, links).time)
         assert rate == pytest.approx(measured, rel=0.1)
 
 
@@ -342,7 +349,7 @@ def test_an_unmeasured_infiniband_fabric_is_near_nccl_tests(operation: str, payl
 def test_rings_wait_for_their_slowest_hop_once_there_is_much_to_send() -> None:
     """Polaris, all_gather over 32 ranks: 64.5 us for 8 KiB in LL, 689 us for 1 MiB in Simple (ALCF)."""
     polaris = load_system("polaris")
-    measured = Fabric(polaris).parameters()["collective.fabric"].parameters
+    measured = Fabric(polaris).calibrated_parameters()["collective.fabric"].parameters
     links = sole_group_links(polaris, ranks=32, ranks_per_node=4)
     low, high = (
         float(fastest_algorithm(Nccl(inter_node=measured), "all_gather", size, links).time)
@@ -437,14 +444,15 @@ def test_large_sums_over_more_than_two_nodes_go_round_rings() -> None:
 def test_a_relative_of_a_measured_fabric_is_known_less_well() -> None:
     """Perlmutter's Slingshot is priced as Polaris's, 1.2 wider: EFA's three fabrics differ by as much."""
     (_, low, high), (_, wider_low, wider_high) = (
-        link_parameters(load_system(name), "collective.fabric").interval_bins[-1] for name in ("polaris", "perlmutter")
+        collective_parameters(load_system(name), "collective.fabric").interval_bins[-1]
+        for name in ("polaris", "perlmutter")
     )
     assert (wider_low, wider_high) == pytest.approx((low / 1.2, high * 1.2))
 
 
 def test_an_exchange_over_a_rack_is_not_faster_than_its_links() -> None:
     """4 GB over 64 of 72 GB200: 63/64 of it leaves each rank at 900 GB/s, 4.375 ms."""
-    seconds = collective("all_to_all", 4e9, 64, load_system("gb200-nvl72")).best.time
+    seconds = compare_algorithms("all_to_all", 4e9, 64, load_system("gb200-nvl72")).best.time
     assert 4.375e-3 < seconds < 1.6 * 4.375e-3
 
 
@@ -458,14 +466,16 @@ def test_no_price_is_below_the_bound_that_is_stated(system: str, operation: str)
         links = Fabric(machine).links(1, ranks)
         policy = Fabric(machine).collective_model
         for name, seconds in algorithm_times(policy, operation, SIZES, links).items():
-            least = policy.time_lower_bound(operation, SIZES, links, in_network=ALGORITHMS[name].in_network)
+            least = policy.time_lower_bound(
+                operation, SIZES, links, in_network=COLLECTIVE_ALGORITHMS[name].reduces_in_network
+            )
             assert np.all(seconds >= least * (1 - 1e-12)), name
 
 
 @pytest.mark.parametrize("algorithm", [None, "ring", "butterfly"])
 @pytest.mark.parametrize(("system", "ranks"), [("dgx-h100", 8), ("dgx-h100", 64), ("pcie4-8gpu", 8)])
 def test_a_step_and_the_study_have_one_price(system: str, ranks: int, algorithm: str | None) -> None:
-    study = collective("all_reduce", 1e9, ranks, load_system(system))
+    study = compare_algorithms("all_reduce", 1e9, ranks, load_system(system))
     fabric = Fabric(load_system(system), algorithm)
     seconds = fabric.collective_times("all_reduce", np.array([1]), np.array([ranks]), np.array([1e9]))
     rows = {row.algorithm: row.time for row in study.rows}
@@ -475,12 +485,14 @@ def test_a_step_and_the_study_have_one_price(system: str, ranks: int, algorithm:
 def test_a_torus_uses_all_links_of_a_chip() -> None:
     """64 chips of a v5p are a cube of 4 x 4 x 4 whose dimensions close: 2 S 63/64 over six links at 0.9 of 100 GB/s."""
     system = load_system("tpu-v5p-pod")
-    study = collective("all_reduce", 6.4e9, 64, system)
+    study = compare_algorithms("all_reduce", 6.4e9, 64, system)
     assert study.best.algorithm == "torus"
     assert study.best.time == pytest.approx(2 * 6.4e9 * 63 / 64 / (6 * 90e9), rel=1e-2)
-    line = collective("all_reduce", 6.4e9, 4, load_system("tpu-v5e-pod"))  # 2 x 2: one link to each neighbour
+    line = compare_algorithms("all_reduce", 6.4e9, 4, load_system("tpu-v5e-pod"))  # 2 x 2: one link to each neighbour
     assert line.best.time == pytest.approx(2 * 6.4e9 * 3 / 4 / (2 * 45e9), rel=1e-2)
-    across = collective("all_to_all", 1e9, 256, load_system("tpu-v5e-pod"))  # 64 GB cross 32 links of the middle
+    across = compare_algorithms(
+        "all_to_all", 1e9, 256, load_system("tpu-v5e-pod")
+    )  # 64 GB cross 32 links of the middle
     assert across.best.time == pytest.approx(128 * 0.5e9 / (2 * 16 * 45e9), rel=1e-2)
     assert {"ring", "torus"} <= {row.algorithm for row in study.rows}
     assert not {"butterfly", "double_tree"} & {row.algorithm for row in study.rows}
@@ -488,7 +500,7 @@ def test_a_torus_uses_all_links_of_a_chip() -> None:
 
 def test_boxes_of_a_torus_nest_and_axes_of_a_mesh_fill_its_dimensions() -> None:
     system = load_system("tpu-v5p-pod")
-    whole, outer = system.group(1, 512), system.group(8, 64)
+    whole, outer = system.group_levels(1, 512), system.group_levels(8, 64)
     assert [(span.fan_out, span.bandwidth) for span in whole] == [(8, 200e9), (8, 1600e9), (8, 12800e9)]
     assert [(span.fan_out, span.bandwidth) for span in outer] == [(1, 200e9), (8, 200e9), (8, 1600e9)]
 
@@ -504,9 +516,11 @@ def test_pairs_of_a_mesh_share_no_links() -> None:
 
 def test_double_precision_is_added_in_the_switch() -> None:
     """nccl-tests in fp64 on 8 H100: 481.8 GB/s of bus bandwidth at 16 GiB, more than the 450 GB/s of a link."""
-    times = [collective("all_reduce", 2.0**34, 8, H100, dtype=dtype).best.time for dtype in ("fp64", "bf16", "int8")]
+    times = [
+        compare_algorithms("all_reduce", 2.0**34, 8, H100, dtype=dtype).best.time for dtype in ("fp64", "bf16", "int8")
+    ]
     assert times[0] == times[1] < times[2]
-    assert collective("all_reduce", 2.0**34, 8, H100, dtype="int8").best.algorithm == "ring"
+    assert compare_algorithms("all_reduce", 2.0**34, 8, H100, dtype="int8").best.algorithm == "ring"
 
 
 def test_the_switch_adds_floats_of_five_ranks_and_more() -> None:
@@ -521,8 +535,8 @@ def test_bytes_are_added_more_slowly_than_they_are_moved() -> None:
     """nccl-tests on two B200 (ai-dynamo/aiconfigurator): 512 MiB scattered by sums of int8 take 737 us, gathered 612
     us."""
     system, payload, dtypes = load_system("dgx-b200"), 2.0**29, ("int8", "fp16")
-    sums, floats = (collective("reduce_scatter", payload, 2, system, dtype=dtype).best.time for dtype in dtypes)
-    gathered = [collective("all_gather", payload, 2, system, dtype=dtype).best.time for dtype in dtypes]
+    sums, floats = (compare_algorithms("reduce_scatter", payload, 2, system, dtype=dtype).best.time for dtype in dtypes)
+    gathered = [compare_algorithms("all_gather", payload, 2, system, dtype=dtype).best.time for dtype in dtypes]
     assert sums == pytest.approx(737e-6, rel=0.05) and gathered[0] == pytest.approx(612e-6, rel=0.05)
     assert gathered[0] == gathered[1] and 1.1 * floats < sums
 
@@ -580,7 +594,7 @@ def test_rows_of_several_groups_are_priced_as_one_by_one() -> None:
     separate = [sole_group_links(A100, ranks=n, ranks_per_node=m) for n, m in groups]
     payload = np.array([1e4, 1e6, 1e8, 1e7])
     for policy in (Nccl(), AlphaBetaModel(IDEAL_EFFICIENCIES)):
-        together = fastest_algorithm(policy, "all_reduce", payload, stack_links(separate, np.arange(4))).time
+        together = fastest_algorithm(policy, "all_reduce", payload, stack_group_links(separate, np.arange(4))).time
         by_itself = [
             float(fastest_algorithm(policy, "all_reduce", size, links).time)
             for links, size in zip(separate, payload, strict=True)
@@ -667,7 +681,7 @@ def test_rows_find_their_family_and_stack(changes: dict[str, object], family: st
     assert find_table_kind(frame.columns).name == kind.name
     assert kind.unsupported_reasons(frame).tolist() == [""]
     assert (kind.kernel_family(frame).item(), kind.timing_method(frame).item()) == (family, stack)
-    start, fixed = kind.start_and_fixed_names(family, stack, H100)  # type: ignore[attr-defined]
+    start, fixed = kind.start_and_fixed_parameters(family, stack, H100)  # type: ignore[attr-defined]
     assert kind.predict_times(frame, H100, start)[0] > 0 and all(hasattr(start, name) for name in fixed)
 
 
@@ -700,13 +714,14 @@ def test_work_of_a_row_is_what_a_rank_sends() -> None:
     kind, frame = KERNEL_TABLES["collective"], measured_rows()
     flops, sent = kind.flops_and_bytes(frame)
     assert flops.tolist() == [0.0] and sent.tolist() == [1.75 * 1048576]
-    assert kind.ideal_time(frame, H100).tolist() == pytest.approx([1.75 * 1048576 / 450e9])  # type: ignore[attr-defined]
+    assert kind.roofline_times(frame, H100).tolist() == pytest.approx([1.75 * 1048576 / 450e9])  # type: ignore[attr-defined]
 
 
 def test_exchanges_over_efa_cost_what_they_do_over_slingshot() -> None:
     """Rings do not: those of EFA keep the usual share of a NIC."""
     slingshot, efa = (
-        link_parameters(load_system(name), "collective.fabric").parameters for name in ("polaris", "aws-p5.48xlarge")
+        collective_parameters(load_system(name), "collective.fabric").parameters
+        for name in ("polaris", "aws-p5.48xlarge")
     )
     assert (efa.time_per_peer, efa.exchange_fraction) == (slingshot.time_per_peer, slingshot.exchange_fraction)
     assert efa.fabric_fraction == default_fabric_parameters(load_system("aws-p5.48xlarge")).fabric_fraction
@@ -717,13 +732,13 @@ def test_the_tuner_takes_rings_for_large_sums_over_few_nodes() -> None:
     send 1 / 1.75 of it between nodes. The more nodes, the later rings pay."""
     system = load_system("polaris")
     few, many = (sole_group_links(system, ranks=ranks, ranks_per_node=4) for ranks in (8, 32))
-    policy = Nccl(inter_node=link_parameters(system, "collective.fabric").parameters)
+    policy = Nccl(inter_node=collective_parameters(system, "collective.fabric").parameters)
     choice = fastest_algorithm(policy, "all_reduce", np.array([2.0**20, 2.0**30]), few)
     assert choice.algorithm.tolist() == ["chain_tree", "ring"] and choice.time[1] == pytest.approx(51.05e-3, rel=0.05)
     sizes = np.geomspace(1e5, 1e9, 200)
-    in_tree = [prefers_tree(sizes, links).sum() for links in (few, many)]
+    in_tree = [tuner_prefers_tree(sizes, links).sum() for links in (few, many)]
     assert 0 < in_tree[0] < in_tree[1] < len(sizes)
-    assert not prefers_tree(sizes, sole_group_links(system, ranks=4, ranks_per_node=4))[-1]
+    assert not tuner_prefers_tree(sizes, sole_group_links(system, ranks=4, ranks_per_node=4))[-1]
 
 
 def test_sums_in_switches_over_four_nodes_wait_for_the_busiest_and_end_where_the_tuner_says() -> None:
@@ -734,8 +749,10 @@ def test_sums_in_switches_over_four_nodes_wait_for_the_busiest_and_end_where_the
     links = sole_group_links(system, ranks=32, ranks_per_node=8)
     seconds = float(fastest_algorithm(Nccl(), "all_reduce", 2.0**44, links, ["in_switch"]).time)
     assert 2.0**44 / seconds == pytest.approx(194e9, rel=0.01)
-    assert prefers_switch(np.array([510e6, 516e6]), links).tolist() == [True, False]
-    assert np.all(prefers_switch(np.geomspace(1e6, 1e12), sole_group_links(system, ranks=16, ranks_per_node=8)))
+    assert tuner_prefers_in_switch(np.array([510e6, 516e6]), links).tolist() == [True, False]
+    assert np.all(
+        tuner_prefers_in_switch(np.geomspace(1e6, 1e12), sole_group_links(system, ranks=16, ranks_per_node=8))
+    )
 
 
 def test_channels_bound_what_two_ranks_exchange_over_a_wide_link() -> None:
@@ -752,10 +769,10 @@ def test_channels_bound_what_two_ranks_exchange_over_a_wide_link() -> None:
     )
     seconds = {}
     for ranks in (2, 4, 8):
-        links = GroupLinks((LinkLevel(float(ranks), 900e9),), clock=1.965e9)
-        traffic = ALGORITHMS["pairwise"].traffic("all_to_all", 2.0**29, links.fan_outs)
+        links = GroupLinks((LinkLevel(float(ranks), 900e9),), multiprocessor_clock=1.965e9)
+        traffic = COLLECTIVE_ALGORITHMS["pairwise"].traffic("all_to_all", 2.0**29, links.fan_outs)
         seconds[ranks] = float(
-            exchange_time(payload_bytes=2.0**29, traffic=traffic, links=links, parameters=parameters)
+            intra_node_exchange_time(payload_bytes=2.0**29, traffic=traffic, links=links, parameters=parameters)
         )
     channels, wire = 2**29 / (32 * 11.8 * 1.965e9), 2**28 / 900e9
     moved = (channels**4 + (wire / 0.8) ** 4) ** 0.25
@@ -763,17 +780,19 @@ def test_channels_bound_what_two_ranks_exchange_over_a_wide_link() -> None:
     assert seconds[2] == pytest.approx(9.3e-6 + np.hypot(4.5e-6, moved) + 2 * np.sqrt(moved * 2e-6), rel=1e-6)
     assert seconds == pytest.approx({2: 809e-6, 4: 826e-6, 8: 836e-6}, rel=0.12)
     unknown = GroupLinks((LinkLevel(2.0, 900e9),))
-    traffic = ALGORITHMS["pairwise"].traffic("all_to_all", 2.0**29, unknown.fan_outs)
-    assert exchange_time(payload_bytes=2.0**29, traffic=traffic, links=unknown, parameters=parameters) < 450e-6
+    traffic = COLLECTIVE_ALGORITHMS["pairwise"].traffic("all_to_all", 2.0**29, unknown.fan_outs)
+    assert (
+        intra_node_exchange_time(payload_bytes=2.0**29, traffic=traffic, links=unknown, parameters=parameters) < 450e-6
+    )
 
 
 def test_an_algorithm_belongs_to_no_library_unless_it_says_so() -> None:
-    formulas = {"all_reduce": ALGORITHMS["ring"].formulas["all_reduce"]}
-    unclaimed = Algorithm("unclaimed", "", "this test", formulas)
-    assert not any(unclaimed.belongs_to(library, "all_reduce") for library in COLLECTIVE_LIBRARIES)
-    assert ALGORITHMS["ring"].belongs_to("nccl", "all_reduce")
-    assert not ALGORITHMS["parameter_server"].belongs_to("textbook", "all_reduce")
+    formulas = {"all_reduce": COLLECTIVE_ALGORITHMS["ring"].traffic_formulas["all_reduce"]}
+    unclaimed = CollectiveAlgorithm("unclaimed", "", "this test", formulas)
+    assert not any(unclaimed.is_candidate_for(library, "all_reduce") for library in COLLECTIVE_LIBRARIES)
+    assert COLLECTIVE_ALGORITHMS["ring"].is_candidate_for("nccl", "all_reduce")
+    assert not COLLECTIVE_ALGORITHMS["parameter_server"].is_candidate_for("textbook", "all_reduce")
     with pytest.raises(SpecError, match="unknown library 'ncl'; nearest: 'nccl'"):
-        add_algorithm(Algorithm("misspelt", "", "this test", formulas, {"ncl": ("all_reduce",)}))
+        register_algorithm(CollectiveAlgorithm("misspelt", "", "this test", formulas, {"ncl": ("all_reduce",)}))
     with pytest.raises(SpecError, match="unknown operation 'all_reduc' of nccl"):
-        add_algorithm(Algorithm("misspelt", "", "this test", formulas, {"nccl": ("all_reduc",)}))
+        register_algorithm(CollectiveAlgorithm("misspelt", "", "this test", formulas, {"nccl": ("all_reduc",)}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paleo.compression._methods import _Sparse, recursive_doubling_bytes, union_density
+from paleo.compression._methods import _Sparse, recursive_doubling_bytes, union_density_of_ranks
 from paleo.compression.base import COMPRESSIONS, SummedGradient, break_even_bandwidth, parse_compression, wire_bytes
 from paleo.errors import PaleoError
 
@@ -15,7 +15,8 @@ EXAMPLES = (
 )  # fmt: skip
 GRADIENT = SummedGradient(
     elements=25e6, tensors=160.0, ranks=64.0, ranks_per_node=8.0,
-    matrix_elements=24e6, matrix_sides=1e5, dense_elements=2e6, dense_sides=3e3, dense_batch_rows=32.0,
+    matrix_elements=24e6, matrix_side_sums=1e5, fully_connected_elements=2e6, fully_connected_side_sums=3e3,
+    fully_connected_batch_rows=32.0,
 )  # fmt: skip
 
 
@@ -31,7 +32,7 @@ def test_methods_broadcast_and_count_something(text: str) -> None:
     many = SummedGradient(**fields | {"ranks": ranks})
     for place, count in enumerate(ranks):
         alone = SummedGradient(**fields | {"ranks": float(count)})
-        for several, single in zip(method.messages(many), method.messages(alone), strict=True):
+        for several, single in zip(method.collectives(many), method.collectives(alone), strict=True):
             assert np.broadcast_to(several.payload, ranks.shape)[place] == pytest.approx(float(single.payload))
         coded = method.encoding_work(many) + method.decoding_work(many)
         single_coding = method.encoding_work(alone) + method.decoding_work(alone)
@@ -45,13 +46,13 @@ def test_methods_broadcast_and_count_something(text: str) -> None:
 @pytest.mark.parametrize("text", sorted(set(EXAMPLES) - {"zeropp", "factors"}))
 def test_less_is_sent_than_of_the_dense_gradient(text: str) -> None:
     dense = 2.0 * 63 / 64 * 1e8
-    assert float(wire_bytes(parse_compression(text).messages(GRADIENT), GRADIENT)) < 0.6 * dense
+    assert float(wire_bytes(parse_compression(text).collectives(GRADIENT), GRADIENT)) < 0.6 * dense
 
 
 def test_worked_bytes() -> None:
     """64 ranks, 25 M fp32 elements: 1 bit sends 2 · 63/64 · 3.125 MB, fp16 2 · 63/64 · 50 MB."""
     sent = {
-        text: float(wire_bytes(parse_compression(text).messages(GRADIENT), GRADIENT)) for text in ("onebit", "fp16")
+        text: float(wire_bytes(parse_compression(text).collectives(GRADIENT), GRADIENT)) for text in ("onebit", "fp16")
     }
     assert sent["onebit"] == pytest.approx(2 * 63 / 64 * 3.125e6)
     assert sent["fp16"] == pytest.approx(2 * 63 / 64 * 50e6)
@@ -94,14 +95,14 @@ def test_sparse_sums_never_cost_more_than_dense_ones() -> None:
     split = np.array([sent_by_schemes(share, 64)["split and gather"] for share in density])
     assert (split <= (8.0 * density + 4.0) * 63 / 64 + 1e-12).all()
     assert (recursive_doubling_bytes(density, 64.0) <= 6 * 4.0).all()
-    assert (np.diff(union_density(density, 64.0)) >= 0).all()
+    assert (np.diff(union_density_of_ranks(density, 64.0)) >= 0).all()
 
 
 def test_factors_pay_for_small_batches_alone() -> None:
     """P B (a + b) < 2 a b: 64 · 32 · 3000 is more than 4 M, 2 · 32 · 3000 is less."""
     fields = {name: getattr(GRADIENT, name) for name in GRADIENT.__dataclass_fields__}
     many, few = (
-        parse_compression("factors").messages(SummedGradient(**fields | {"ranks": ranks})) for ranks in (64.0, 2.0)
+        parse_compression("factors").collectives(SummedGradient(**fields | {"ranks": ranks})) for ranks in (64.0, 2.0)
     )
     assert float(many[1].payload) == 0.0 and float(few[1].payload) == 2 * 32 * 3e3 * 4
 
@@ -143,5 +144,5 @@ def test_sparse_sums_on_index_sets(density: float, ranks: int) -> None:
     split = (8.0 * density * elements + min(8.0 * len(held[0]), 4.0 * elements)) * (ranks - 1) / ranks
     assert float(wire_bytes(schemes["split and gather"], gradient)) == pytest.approx(split, rel=0.05)
     cheapest = min(float(wire_bytes(messages, gradient)) for messages in schemes.values())
-    chosen_messages = parse_compression(f"topk:{density}").messages(gradient)
+    chosen_messages = parse_compression(f"topk:{density}").collectives(gradient)
     assert float(wire_bytes(chosen_messages, gradient)) == pytest.approx(cheapest)

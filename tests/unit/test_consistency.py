@@ -8,8 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paleo.consistency.asynchronous import DETERMINISTIC, class_throughputs, closed_queue
-from paleo.consistency.base import CONSISTENCY, ParameterServers, Workload, parse_consistency, unused_server_warnings
+from paleo.consistency.asynchronous import DETERMINISTIC_SERVICE_VARIATION, closed_queue, throughput_by_worker_class
+from paleo.consistency.base import (
+    CONSISTENCY_MODELS,
+    DataParallelWorkload,
+    ParameterServers,
+    parse_consistency,
+    unused_server_warnings,
+)
 from paleo.errors import PaleoError, PlanError
 from paleo.specs.run import Run
 
@@ -24,11 +30,11 @@ EXAMPLES = (
     "federated:10",
     "gossip:exp2",
 )
-WORKLOAD = Workload(
+WORKLOAD = DataParallelWorkload(
     workers=8.0,
     compute_time=0.2,
     all_reduce_time=0.05,
-    hidden_time=0.0,
+    overlapped_exchange_time=0.0,
     neighbour_exchange_time=0.03,
     payload=1e8,
     parameters=25e6,
@@ -68,7 +74,7 @@ def simulated_server(
 def test_the_queue_is_that_of_a_simulation(workers: int, load: float, regular: bool, jitter: float) -> None:
     """Mean-value analysis is exact for exponential service and within a few per cent for regular service."""
     rate, mean, _ = simulated_server(np.ones(workers), load, jitter, regular=regular, updates=12_000)
-    station = closed_queue(float(workers), 1.0, load, DETERMINISTIC if regular else 1.0)
+    station = closed_queue(float(workers), 1.0, load, DETERMINISTIC_SERVICE_VARIATION if regular else 1.0)
     assert float(station.throughput) == pytest.approx(rate, rel=0.05 if regular else 0.025)
     assert mean == pytest.approx(workers - 1, rel=0.02)
 
@@ -91,7 +97,7 @@ def test_staleness_deviation_is_that_of_a_simulation() -> None:
             for jitter in (0.1, 0.3, 0.6):
                 _, _, deviation = simulated_server(np.ones(workers), load, jitter, regular=True, updates=8_000)
                 server = ParameterServers(seconds_per_tensor=0.0, bandwidth=1.0 / load)
-                work = Workload(float(workers), 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, jitter, server=server)
+                work = DataParallelWorkload(float(workers), 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, jitter, server=server)
                 errors.append(abs(float(parse_consistency("async").evaluate(work).staleness_sd) / deviation - 1.0))
     assert np.mean(errors) <= 0.04 and np.max(errors) <= 0.16
 
@@ -113,7 +119,7 @@ def test_a_window_of_steps_is_that_of_a_simulation() -> None:
     for workers in (4, 8, 16, 64):
         for window in (1, 3, 15):
             for jitter in (0.1, 0.3, 0.6, 1.0):
-                work = Workload(float(workers), 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, jitter)
+                work = DataParallelWorkload(float(workers), 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, jitter)
                 predicted = float(parse_consistency(f"ssp:{window}").evaluate(work).step_time)
                 errors.append(abs(predicted / simulated_window(workers, window, jitter, 1000) - 1.0))
     assert np.mean(errors) <= 0.02 and np.max(errors) <= 0.10
@@ -145,7 +151,7 @@ def test_a_window_around_a_server_is_that_of_a_simulation(window: int, mean: flo
         for jitter in (0.1, 0.6):
             for service in (0.005, 0.1, 0.3):
                 server = ParameterServers(seconds_per_tensor=0.0, bandwidth=1.0 / service)
-                work = Workload(float(workers), 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, jitter, server=server)
+                work = DataParallelWorkload(float(workers), 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, jitter, server=server)
                 predicted = float(parse_consistency(f"ssp:{window}").evaluate(work).step_time)
                 errors.append(abs(predicted / simulated_windowed_server(workers, window, jitter, service) - 1.0))
     assert np.mean(errors) <= mean and np.max(errors) <= largest
@@ -175,9 +181,9 @@ def test_models_broadcast_and_have_references(text: str) -> None:
     model = parse_consistency(text)
     workers = np.array([1.0, 2.0, 8.0, 64.0])
     fields = {name: getattr(WORKLOAD, name) for name in WORKLOAD.__dataclass_fields__}
-    many = model.evaluate(Workload(**fields | {"workers": workers}))
+    many = model.evaluate(DataParallelWorkload(**fields | {"workers": workers}))
     for place, count in enumerate(workers):
-        alone = model.evaluate(Workload(**fields | {"workers": float(count)}))
+        alone = model.evaluate(DataParallelWorkload(**fields | {"workers": float(count)}))
         for name in many.__dataclass_fields__:
             assert getattr(many, name)[place] == pytest.approx(float(getattr(alone, name)), nan_ok=True), name
     assert (np.diff(many.step_time) >= -1e-12).all()
@@ -185,7 +191,7 @@ def test_models_broadcast_and_have_references(text: str) -> None:
 
 
 def test_every_model_has_an_example_here() -> None:
-    assert {text.partition(":")[0] for text in EXAMPLES} == set(CONSISTENCY)
+    assert {text.partition(":")[0] for text in EXAMPLES} == set(CONSISTENCY_MODELS)
 
 
 def test_limits() -> None:
@@ -218,8 +224,10 @@ def test_workers_of_two_kinds_share_a_server(load: float) -> None:
     """Each class against the simulation, of which the faster workers come more often."""
     counts, think = np.array([3.0, 3.0]), np.array([0.5, 1.5])
     rate, _, _ = simulated_server(np.repeat(think, 3), load, 0.3, regular=True)
-    assert float(class_throughputs(counts, think, np.array([load, load])).sum()) == pytest.approx(rate, rel=0.06)
-    alike = class_throughputs(np.array([8.0]), np.array([1.0]), np.array([load]))
+    assert float(throughput_by_worker_class(counts, think, np.array([load, load])).sum()) == pytest.approx(
+        rate, rel=0.06
+    )
+    alike = throughput_by_worker_class(np.array([8.0]), np.array([1.0]), np.array([load]))
     assert float(alike.sum()) == pytest.approx(float(closed_queue(8.0, 1.0, load).throughput), rel=0.06)
 
 
@@ -244,7 +252,7 @@ def test_bad_models_are_one_message(text: str, words: str) -> None:
 def test_asynchronous_workers_need_a_server() -> None:
     fields = {name: getattr(WORKLOAD, name) for name in WORKLOAD.__dataclass_fields__}
     with pytest.raises(PlanError, match="no parameter server"):
-        parse_consistency("async").evaluate(Workload(**fields | {"server": None}))
+        parse_consistency("async").evaluate(DataParallelWorkload(**fields | {"server": None}))
 
 
 def test_closed_queues_of_many_customers_take_a_closed_form() -> None:
@@ -255,7 +263,7 @@ def test_closed_queues_of_many_customers_take_a_closed_form() -> None:
     alone = [float(closed_queue(count, 4096.0, 1.0).throughput) for count in counts]
     assert together.throughput.tolist() == alone
     for load in (0.5, 0.9, 0.99, 1.0, 1.01, 1.2):
-        for variation in (DETERMINISTIC, 1.0):
+        for variation in (DETERMINISTIC_SERVICE_VARIATION, 1.0):
             throughput, queue = 0.0, 0.0
             for number in range(1, 5001):
                 visit = max(1.0 + queue - throughput * (1.0 - variation) / 2.0, 1.0)

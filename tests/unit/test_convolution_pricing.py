@@ -11,29 +11,34 @@ import pandas as pd
 import pytest
 
 from paleo.pricing.convolution import (
-    ALGORITHMS,
+    CONVOLUTION_ALGORITHMS,
     FIRST_AUTOTUNED_RELEASE,
     FIRST_CHOSEN_RELEASE,
-    OWN_KERNELS,
-    AlgorithmCost,
+    NON_CUDNN_RELEASE,
     Array,
+    ConvolutionCost,
+    ConvolutionDirection,
     ConvolutionParameters,
     ConvolutionSetup,
     ConvolutionShape,
-    Direction,
-    algorithm_costs,
+    convolution_costs,
     convolution_shape,
     explicit_im2col_cost,
-    fastest_time,
-    overlap_with_loss,
-    sustained_clock_share,
+    fastest_convolution_time,
+    lossy_overlap_time,
+    power_limited_boost_share,
     tiled_gemm_time,
     wave_count,
 )
 from paleo.pricing.kernels import DeviceDatasheet, device_datasheet
 from paleo.specs.device import load_device
 from paleo.tables.kernels import KERNEL_TABLES
-from paleo.tables.kinds._conv import SCATTER_REASON, framework_of, layer_shape, library_version
+from paleo.tables.kinds._conv import (
+    STRIDED_GRADIENT_UNSUPPORTED_REASON,
+    convolution_library_names,
+    cudnn_versions,
+    layer_convolution_shapes,
+)
 from paleo.tables.run_tables import find_table_kind
 from paleo.units import GIGA, MEGA, TERA
 
@@ -45,7 +50,7 @@ PARAMETERS = ConvolutionParameters()
 
 def square(
     batch: float | Array = 32.0, channels: float = 64.0, size: float = 56.0, filters: float = 64.0, kernel: float = 3.0,
-    *, pad: float = 1.0, stride: float = 1.0, groups: float = 1.0, direction: int = Direction.FORWARD,
+    *, pad: float = 1.0, stride: float = 1.0, groups: float = 1.0, direction: int = ConvolutionDirection.FORWARD,
 ) -> ConvolutionShape:  # fmt: skip
     return convolution_shape(
         batch=batch, channels=channels, height=size, width=size, filters=filters, kernel_h=kernel, kernel_w=kernel,
@@ -54,7 +59,7 @@ def square(
 
 
 def seconds(shape: ConvolutionShape, device: DeviceDatasheet = V100, library: float = 8.0) -> dict[str, float]:
-    costs = algorithm_costs(shape, device=device, parameters=PARAMETERS, library=library)
+    costs = convolution_costs(shape, device=device, parameters=PARAMETERS, library=library)
     return {name: float(cost.seconds) for name, cost in costs.items()}
 
 
@@ -65,7 +70,7 @@ def test_first_kernels_for_ampere_sum_over_sixty_four_channels() -> None:
 
     def product(channels: float, device: DeviceDatasheet, library: float, width: float = 2.0) -> float:
         shape = square(channels=channels, filters=256.0)
-        costs = algorithm_costs(
+        costs = convolution_costs(
             shape, device=device, parameters=PARAMETERS, library=library, element_bytes=width, channels_last=True
         )
         return float(costs["implicit"].seconds)
@@ -81,7 +86,7 @@ def test_shape_of_a_strided_grouped_layer() -> None:
     shape = square(batch=2.0, channels=32.0, size=57.0, filters=64.0, stride=2.0, groups=4.0)
     assert (float(shape.out_h), float(shape.channels), float(shape.filters)) == (29.0, 8.0, 16.0)
     assert float(shape.flops) == 2 * 2 * 29 * 29 * 8 * 16 * 9 * 4
-    assert float(shape.elements) == 2 * 57 * 57 * 32 + 2 * 29 * 29 * 64 + 8 * 16 * 9 * 4
+    assert float(shape.moved_elements) == 2 * 57 * 57 * 32 + 2 * 29 * 29 * 64 + 8 * 16 * 9 * 4
 
 
 def test_dilation_widens_the_filter() -> None:
@@ -114,7 +119,7 @@ def test_fused_winograd_charges_whole_blocks_of_8_by_16_outputs() -> None:
     assert small["implicit"] < 0.6 * full["implicit"]
 
 
-def fastest_algorithm(costs: Mapping[str, AlgorithmCost]) -> str:
+def fastest_algorithm(costs: Mapping[str, ConvolutionCost]) -> str:
     return min(costs, key=lambda name: float(costs[name].seconds))
 
 
@@ -123,7 +128,7 @@ def test_frameworks_that_search_find_kernels_that_heuristics_leave() -> None:
     shape, known = square(batch=64.0, channels=512.0, size=28.0, filters=512.0), ("implicit", "winograd", "nonfused")
 
     def fastest(library: float, available: Mapping[str, tuple[float, float, float]]) -> str:
-        costs = algorithm_costs(
+        costs = convolution_costs(
             shape, device=V100, parameters=PARAMETERS, library=library, algorithms=known, available=available
         )
         return fastest_algorithm(costs)
@@ -152,7 +157,7 @@ def test_depthwise_filter_gradients_read_their_channel_for_each_tap() -> None:
     calm = dataclasses.replace(V100, peak_flops_per_s=1e4 * TERA)
     times = [
         seconds(square(64.0, 96.0, 56.0, 96.0, groups=96.0, direction=way), calm)["direct"] - PARAMETERS.launch_time
-        for way in (Direction.FORWARD, Direction.DATA, Direction.FILTER)
+        for way in (ConvolutionDirection.FORWARD, ConvolutionDirection.DATA, ConvolutionDirection.FILTER)
     ]
     assert times[1] == pytest.approx(times[0])
     assert times[2] / times[0] == pytest.approx(1 + 8, rel=1e-3)
@@ -165,7 +170,7 @@ def test_faster_tensor_cores_need_wider_tiles() -> None:
 
     def gain(shape: ConvolutionShape) -> float:
         one, two = (
-            algorithm_costs(shape, device=d, parameters=PARAMETERS, element_bytes=2.0) for d in (V100_TENSOR, double)
+            convolution_costs(shape, device=d, parameters=PARAMETERS, element_bytes=2.0) for d in (V100_TENSOR, double)
         )
         return float(one["implicit"].seconds / two["implicit"].seconds)
 
@@ -193,7 +198,10 @@ def test_a_lone_wave_pays_the_latency_of_each_element_of_the_sum() -> None:
 
 def test_added_columns_stay_in_their_image_and_fill_it_with_zeros_first() -> None:
     """1 x 1 with stride 2 on 7 x 7: a block owns the 16 positions of one image, whatever the images."""
-    shapes = [square(n, 2048.0, 7.0, 512.0, 1.0, pad=0.0, stride=2.0, direction=Direction.DATA) for n in (8.0, 16.0)]
+    shapes = [
+        square(n, 2048.0, 7.0, 512.0, 1.0, pad=0.0, stride=2.0, direction=ConvolutionDirection.DATA)
+        for n in (8.0, 16.0)
+    ]
     few, many = (float(explicit_im2col_cost(shape, machine()).seconds) for shape in shapes)
     assert many > 1.7 * few
     once, twice = (
@@ -202,7 +210,7 @@ def test_added_columns_stay_in_their_image_and_fill_it_with_zeros_first() -> Non
                 square(8.0, 64.0, 56.0, 64.0, 1.0, pad=0.0, stride=s, direction=way), machine()
             ).seconds
         )
-        for s, way in ((2.0, Direction.FORWARD), (2.0, Direction.DATA))
+        for s, way in ((2.0, ConvolutionDirection.FORWARD), (2.0, ConvolutionDirection.DATA))
     )
     filled = 0.5 * 8 * 64 * 56 * 56 * 4 / (PARAMETERS.transform_bandwidth * 900 * GIGA)
     assert twice > once + 0.9 * filled
@@ -210,8 +218,8 @@ def test_added_columns_stay_in_their_image_and_fill_it_with_zeros_first() -> Non
 
 def test_the_data_gradient_adds_columns_up_without_a_workspace() -> None:
     forward, data = (
-        algorithm_costs(square(direction=way), device=V100, parameters=PARAMETERS)["explicit"]
-        for way in (Direction.FORWARD, Direction.DATA)
+        convolution_costs(square(direction=way), device=V100, parameters=PARAMETERS)["explicit"]
+        for way in (ConvolutionDirection.FORWARD, ConvolutionDirection.DATA)
     )
     assert float(forward.workspace_bytes) == 32 * 56 * 56 * 64 * 9 * 4
     assert float(data.workspace_bytes) == 0.0
@@ -219,9 +227,9 @@ def test_the_data_gradient_adds_columns_up_without_a_workspace() -> None:
 
 def test_winograd_beats_the_direct_peak_on_wide_layers() -> None:
     shape = square(batch=64.0, channels=512.0, size=28.0, filters=512.0)
-    costs = algorithm_costs(shape, device=V100, parameters=PARAMETERS, library=8.0)
+    costs = convolution_costs(shape, device=V100, parameters=PARAMETERS, library=8.0)
     assert fastest_algorithm(costs) == "nonfused"
-    assert float(shape.flops / fastest_time(costs)) > 1.5 * V100.peak_flops_per_s
+    assert float(shape.flops / fastest_convolution_time(costs)) > 1.5 * V100.peak_flops_per_s
 
 
 def test_the_library_era_decides_what_there_is() -> None:
@@ -229,9 +237,9 @@ def test_the_library_era_decides_what_there_is() -> None:
     assert seconds(shape, library=4.0)["winograd"] == np.inf
     assert np.isfinite(seconds(shape, library=5.0)["winograd"])
     assert seconds(shape, library=2.0)["fft"] == np.inf
-    gradient = square(channels=256.0, filters=256.0, size=28.0, direction=Direction.FILTER)
+    gradient = square(channels=256.0, filters=256.0, size=28.0, direction=ConvolutionDirection.FILTER)
     assert seconds(gradient, library=9.0)["winograd"] == np.inf
-    assert np.isfinite(seconds(gradient, library=OWN_KERNELS)["explicit"])
+    assert np.isfinite(seconds(gradient, library=NON_CUDNN_RELEASE)["explicit"])
 
 
 def test_large_filters_go_through_frequencies() -> None:
@@ -242,7 +250,7 @@ def test_large_filters_go_through_frequencies() -> None:
 
 def test_a_strided_data_gradient_wastes_taps_unless_columns_are_added_up() -> None:
     forward = square(channels=64.0, filters=128.0, kernel=5.0, stride=2.0)
-    back = square(channels=64.0, filters=128.0, kernel=5.0, stride=2.0, direction=Direction.DATA)
+    back = square(channels=64.0, filters=128.0, kernel=5.0, stride=2.0, direction=ConvolutionDirection.DATA)
     assert seconds(back)["implicit"] > 2.5 * seconds(forward)["implicit"]
     assert seconds(back)["explicit"] < seconds(back)["implicit"]
     tensor = seconds(back, V100_TENSOR)
@@ -250,13 +258,17 @@ def test_a_strided_data_gradient_wastes_taps_unless_columns_are_added_up() -> No
     assert tensor["explicit"] == np.inf
 
 
-@pytest.mark.parametrize("direction", list(Direction))
+@pytest.mark.parametrize("direction", list(ConvolutionDirection))
 @pytest.mark.parametrize("device", [V100, V100_TENSOR, T4])
-def test_no_faster_than_the_roofline_of_the_reduced_work(direction: Direction, device: DeviceDatasheet) -> None:
+def test_no_faster_than_the_roofline_of_the_reduced_work(
+    direction: ConvolutionDirection, device: DeviceDatasheet
+) -> None:
     """At most 6.25 times fewer products than the direct method, FFT apart, and each tensor moved once."""
     shape = square(batch=np.array([1.0, 8.0, 64.0, 256.0]), channels=128.0, filters=256.0, direction=direction)
-    costs = algorithm_costs(shape, device=device, parameters=PARAMETERS, element_bytes=2.0)
-    bound = np.maximum(shape.flops / (6.25 * device.peak_flops_per_s), 2.0 * shape.elements / device.memory_bandwidth)
+    costs = convolution_costs(shape, device=device, parameters=PARAMETERS, element_bytes=2.0)
+    bound = np.maximum(
+        shape.flops / (6.25 * device.peak_flops_per_s), 2.0 * shape.moved_elements / device.memory_bandwidth
+    )
     for name in ("implicit", "winograd", "nonfused", "explicit"):
         assert np.all(costs[name].seconds >= bound)
     assert np.all(np.diff(costs["implicit"].seconds) >= 0)
@@ -266,24 +278,26 @@ def test_depthwise_is_at_least_its_memory_time() -> None:
     shape = square(batch=64.0, channels=512.0, size=14.0, filters=512.0, groups=512.0)
     costs = seconds(shape)
     assert min(costs, key=lambda name: costs[name]) == "direct"
-    assert costs["direct"] >= float(4.0 * shape.elements) / V100.memory_bandwidth
+    assert costs["direct"] >= float(4.0 * shape.moved_elements) / V100.memory_bandwidth
     assert seconds(square())["direct"] == np.inf
 
 
 def test_scalars_equal_arrays() -> None:
     batches = np.array([1.0, 7.0, 32.0])
-    whole = fastest_time(algorithm_costs(square(batches), device=V100, parameters=PARAMETERS))
-    single = [fastest_time(algorithm_costs(square(b), device=V100, parameters=PARAMETERS)) for b in batches]
+    whole = fastest_convolution_time(convolution_costs(square(batches), device=V100, parameters=PARAMETERS))
+    single = [
+        fastest_convolution_time(convolution_costs(square(b), device=V100, parameters=PARAMETERS)) for b in batches
+    ]
     assert whole == pytest.approx(np.array([float(one) for one in single]))
 
 
 def test_parts() -> None:
-    assert float(overlap_with_loss(np.array(5.0), np.array(0.0))) == pytest.approx(5.0)
+    assert float(lossy_overlap_time(np.array(5.0), np.array(0.0))) == pytest.approx(5.0)
     assert float(wave_count(np.array(81.0), 80.0, 0.5)) == pytest.approx(0.5 * 2 + 0.5 * 81 / 80)
-    assert sustained_clock_share(V100, 17.0) == 1.0
-    assert sustained_clock_share(T4, 17.0) == pytest.approx((70 / (17.0 * 8.1)) ** 0.5)
-    assert sustained_clock_share(V100_TENSOR, 17.0) == 1.0
-    assert set(ALGORITHMS) == set(FIRST_CHOSEN_RELEASE)
+    assert power_limited_boost_share(V100, 17.0) == 1.0
+    assert power_limited_boost_share(T4, 17.0) == pytest.approx((70 / (17.0 * 8.1)) ** 0.5)
+    assert power_limited_boost_share(V100_TENSOR, 17.0) == 1.0
+    assert set(CONVOLUTION_ALGORITHMS) == set(FIRST_CHOSEN_RELEASE)
 
 
 SECOND_LAYER = {
@@ -298,8 +312,8 @@ def test_calls_of_fewer_samples_recover_what_a_workspace_limit_costs() -> None:
 
     def time_of(samples: float, limit: float) -> float:
         shape = convolution_shape(batch=samples, **SECOND_LAYER)
-        costs = algorithm_costs(shape, device=V100, parameters=PARAMETERS, library=7.0)
-        return float(fastest_time(costs, limit))
+        costs = convolution_costs(shape, device=V100, parameters=PARAMETERS, library=7.0)
+        return float(fastest_convolution_time(costs, limit))
 
     unlimited, undivided, without = (time_of(256.0, limit) for limit in (np.inf, 64 * MEGA, 0.0))
     divided = min(calls * time_of(256.0 / calls, 64 * MEGA) for calls in (2, 4, 8, 16))
@@ -323,11 +337,11 @@ def test_the_table_kind_sorts_its_rows() -> None:
     assert kind.kernel_family(frame).tolist() == ["conv.vector", "conv.half", "conv.vector"]
     assert kind.unsupported_reasons(frame).tolist() == ["", "", ""]
     scatter = table(dtype="fp16", direction="bwd_data", stride_h=2, stride_w=2)
-    assert kind.unsupported_reasons(scatter).tolist() == [SCATTER_REASON]
+    assert kind.unsupported_reasons(scatter).tolist() == [STRIDED_GRADIENT_UNSUPPORTED_REASON]
     assert "int3" in kind.unsupported_reasons(table(dtype="int3")).iloc[0]
     assert "direction" in kind.unsupported_reasons(table(direction="sideways")).iloc[0]
     assert "extent" in kind.unsupported_reasons(table(h=1, pad_h=0)).iloc[0]
-    assert library_version(frame["library"]).tolist() == [6.0, 6.0, 6.0]
+    assert cudnn_versions(frame["library"]).tolist() == [6.0, 6.0, 6.0]
 
 
 def test_integers_are_convolved_without_transforms() -> None:
@@ -365,7 +379,7 @@ def test_layers_of_networks() -> None:
     )
     frame = layers()
     assert find_table_kind(frame.columns).name == kind.name
-    assert framework_of(frame).tolist() == ["cudnn4"]
+    assert convolution_library_names(frame).tolist() == ["cudnn4"]
     assert kind.measured_values(frame)[0] == pytest.approx(0.01626573)  # type: ignore[attr-defined]
     assert kind.unsupported_reasons(frame).tolist() == [""]
     assert float(kind.predict_times(frame, titan, PARAMETERS)[0]) == pytest.approx(0.0163, rel=0.35)
@@ -377,8 +391,9 @@ def test_layers_of_networks() -> None:
     assert kind.predict_times(native, titan, PARAMETERS)[0] > kind.predict_times(frame, titan, PARAMETERS)[0]
     assert "DeepCL" in kind.unsupported_reasons(layers(framework="DeepCL", cudnn="")).iloc[0]
     assert "not modelled" in kind.unsupported_reasons(layers(layer_type="")).iloc[0]
-    dense = layer_shape(
-        layers(layer_type="InnerProduct", input_shape="128x256x6x6", output_shape="128x4096"), Direction.FORWARD
+    dense = layer_convolution_shapes(
+        layers(layer_type="InnerProduct", input_shape="128x256x6x6", output_shape="128x4096"),
+        ConvolutionDirection.FORWARD,
     )
     assert float(dense.flops[0]) == 2 * 128 * 256 * 36 * 4096
 
@@ -393,8 +408,8 @@ def _tensor_time(extents: dict[str, Any] = EXTENTS, *, on: str = "a100-sxm4-80gb
     priced = {"algorithms": ("implicit",)} | library
     device = device_datasheet(load_device(on), "fp16")
     shape = convolution_shape(**(EXTENTS | extents))
-    costs = algorithm_costs(shape, element_bytes=2.0, device=device, parameters=ConvolutionParameters(), **priced)
-    return float(fastest_time(costs))
+    costs = convolution_costs(shape, element_bytes=2.0, device=device, parameters=ConvolutionParameters(), **priced)
+    return float(fastest_convolution_time(costs))
 
 
 def test_kernels_for_ampere_ask_for_fewer_operands_from_release_8_1_on() -> None:
@@ -414,7 +429,7 @@ def test_few_channels_laid_out_last_are_padded_to_four() -> None:
 
 
 def test_a_depthwise_filter_gradient_reads_both_tensors_once_a_tap() -> None:
-    depthwise = {"channels": 256.0, "filters": 256.0, "groups": 256.0, "direction": Direction.FILTER}
+    depthwise = {"channels": 256.0, "filters": 256.0, "groups": 256.0, "direction": ConvolutionDirection.FILTER}
     assert np.isinf(_tensor_time(depthwise))
     seconds = _tensor_time(depthwise, algorithms=("direct",))
     moved = 9 * 2 * 64 * 56 * 56 * 256 * 2.0  # nine taps, two tensors, two bytes

@@ -11,12 +11,12 @@ from paleo.errors import SpecError
 from paleo.learning.laws import samples_to_target
 from paleo.predict import predict
 from paleo.pricing.power import NON_ARITHMETIC_SHARE, PowerParameters
-from paleo.specs.loading import build_validated
+from paleo.specs.loading import validate_mapping
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
-from paleo.studies.cost import Power, Tariff, TrainingAmount, TrainingEstimate, estimate_training, power
-from paleo.studies.purchase import compare
+from paleo.studies.cost import Power, Tariff, TrainingAmount, TrainingEstimate, device_power, estimate_training
+from paleo.studies.purchase import compare_systems
 from paleo.tables.validation import FileReport
 from paleo.units import HOUR
 
@@ -25,7 +25,7 @@ HUNDRED = TrainingAmount(100.0, "100 samples")
 
 def test_power_lies_between_idle_and_design_power() -> None:
     model, system = load_model("bert_large"), load_system("dgx-a100-80gb")
-    small, large = (power(predict(model, system, Run(gpus=8, batch=batch))) for batch in (1, 32))
+    small, large = (device_power(predict(model, system, Run(gpus=8, batch=batch))) for batch in (1, 32))
     assert small is not None and large is not None
     assert NON_ARITHMETIC_SHARE * 400 < small.average < large.average <= 400
 
@@ -71,7 +71,7 @@ def test_measured_watts_of_training_steps(validated: Callable[[str], FileReport]
     report = validated("power.csv")
     assert len(report.unsupported_reasons) == 0
     for device in ("a40", "v100-pcie-32gb"):
-        errors = report.errors(report.predictions.subjects == device)
+        errors = report.errors(report.predictions.device_names == device)
         assert errors.mape is not None and errors.baseline_mape is not None and errors.coverage is not None
         assert errors.mape < 0.12 < errors.baseline_mape and 0.8 <= errors.coverage < 0.97
 
@@ -79,16 +79,16 @@ def test_measured_watts_of_training_steps(validated: Callable[[str], FileReport]
 def test_recomputation_takes_energy_as_it_takes_time() -> None:
     model, system = load_model("gpt2"), load_system("dgx-a100-80gb")
     plain, again = (predict(model, system, Run(gpus=1, batch=8, recompute=way)) for way in ("none", "full"))
-    spent = [power(made) for made in (plain, again)]
+    spent = [device_power(made) for made in (plain, again)]
     joules = [watts.dynamic_energy for watts in spent if watts is not None]
     assert 1.15 < joules[1] / joules[0] < 4 / 3 + 0.02  # blocks run a third pass beside one forward and two backward
 
 
 def test_energy_grows_with_pue_and_hosts() -> None:
     made = predict(load_model("lenet"), load_system("dgx-a100-80gb"), Run(gpus=8, batch=64))
-    tariff = build_validated(Tariff, {"pue": 1.5, "host_power": "100 W"}, "options")
+    tariff = validate_mapping(Tariff, {"pue": 1.5, "host_power": "100 W"}, "options")
     plain, more = estimate_training(made, HUNDRED), estimate_training(made, HUNDRED, tariff)
-    drawn = power(made)
+    drawn = device_power(made)
     assert plain.energy is not None and more.energy is not None and drawn is not None
     assert plain.energy == pytest.approx(drawn.average * 8 * plain.time)
     assert more.energy == pytest.approx(1.5 * (drawn.average + 100) * 8 * plain.time)
@@ -96,7 +96,7 @@ def test_energy_grows_with_pue_and_hosts() -> None:
 
 
 def test_electricity_is_paid_for_ones_own_machines_alone() -> None:
-    tariff = build_validated(Tariff, {"electricity": "0.36 USD/kWh"}, "options")  # 1e-7 USD/J
+    tariff = validate_mapping(Tariff, {"electricity": "0.36 USD/kWh"}, "options")  # 1e-7 USD/J
     hired = predict(load_model("lenet"), load_system("aws-p4d.24xlarge"), Run(gpus=8, batch=64))
     owned = predict(load_model("lenet"), load_system("dgx-a100-80gb"), Run(gpus=8, batch=64))
     assert estimate_training(hired, HUNDRED, tariff).electricity is None
@@ -104,7 +104,7 @@ def test_electricity_is_paid_for_ones_own_machines_alone() -> None:
     assert bill.rent is None and bill.energy is not None
     assert bill.cost == bill.electricity == pytest.approx(1e-7 * bill.energy)
     both = estimate_training(
-        owned, HUNDRED, build_validated(Tariff, {"electricity": "0.36 USD/kWh", "gpu_price": "2 USD/h"}, "options")
+        owned, HUNDRED, validate_mapping(Tariff, {"electricity": "0.36 USD/kWh", "gpu_price": "2 USD/h"}, "options")
     )
     assert both.rent == pytest.approx(8 * 2 * both.time / HOUR)
     assert both.cost == pytest.approx(8 * 2 * both.time / HOUR + 1e-7 * bill.energy)
@@ -112,11 +112,11 @@ def test_electricity_is_paid_for_ones_own_machines_alone() -> None:
 
 def test_systems_side_by_side_are_all_rented_where_one_is() -> None:
     """A bill of electricity alone beside a rent would make any machine of one's own the cheapest."""
-    tariff = build_validated(Tariff, {"electricity": "0.12 USD/kWh"}, "options")
+    tariff = validate_mapping(Tariff, {"electricity": "0.12 USD/kWh"}, "options")
     model, run = load_model("lenet"), Run(gpus=8, batch=64)
 
     def bills(*names: str) -> list[TrainingEstimate]:
-        answer = compare(model, [load_system(name) for name in names], run, HUNDRED, tariff)
+        answer = compare_systems(model, [load_system(name) for name in names], run, HUNDRED, tariff)
         return [each.training for each in answer.candidates if each.training is not None]
 
     own, own_too = bills("dgx-h100", "dgx-a100-80gb")
@@ -146,7 +146,7 @@ def test_systems_are_ranked_by_any_figure() -> None:
         load_system(name)
         for name in ("meta-grand-teton-h100-96gb", "aws-p3dn.24xlarge", "aws-p5.48xlarge", "v100-pcie-16gb")
     ]
-    found = compare(load_model("bert_large"), systems, Run(gpus=8, batch=8))
+    found = compare_systems(load_model("bert_large"), systems, Run(gpus=8, batch=8))
     by_time = [one.system.name for one in found.ranked("time").candidates]
     assert by_time == ["aws-p5.48xlarge", "meta-grand-teton-h100-96gb", "aws-p3dn.24xlarge", "v100-pcie-16gb"]
     by_cost = [one.system.name for one in found.ranked("cost").candidates]
@@ -158,4 +158,4 @@ def test_systems_are_ranked_by_any_figure() -> None:
 )
 def test_tariffs_that_make_no_sense(stated: dict[str, object]) -> None:
     with pytest.raises(SpecError, match=next(iter(stated))):
-        build_validated(Tariff, stated, "options")
+        validate_mapping(Tariff, stated, "options")

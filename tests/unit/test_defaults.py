@@ -8,8 +8,8 @@ import random
 import pytest
 
 import paleo
-from paleo.cli import run as command
-from paleo.launch.commands import supported_space
+from paleo.cli import run_command_line as command
+from paleo.launch.commands import supported_search_space
 from paleo.predict import predict
 from paleo.search.plans import search
 from paleo.search.space import SearchSpace
@@ -99,7 +99,7 @@ def answered_first(model: str, system: str, gpus: int) -> None:
     step = predict(load_model(model), machine, choice.run)
     assert step.framework_violations == () and choice.strategy_reason
     if not step.memory.fits and STATES * step.graph.parameters / gpus <= machine.device.memory.usable_bytes:
-        whole = supported_space(SearchSpace(), choice.run.software)
+        whole = supported_search_space(SearchSpace(), choice.run.software)
         every = search(load_model(model), machine, Run(gpus=gpus, software=choice.run.software), space=whole)
         assert every.covered_configurations > 0 and every.fitting_configurations == 0, (
             model,

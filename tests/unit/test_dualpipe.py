@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from paleo.errors import PlanError
 from paleo.predict import Prediction, predict
 from paleo.schedules.base import SCHEDULES, PassTimes, check_schedule
-from paleo.schedules.bidirectional import dualpipe_idle_time
-from paleo.schedules.engine import ChunkPassTimes, pipeline_time
-from paleo.schedules.stage_ends import stage_ends
+from paleo.schedules.bidirectional import dualpipe_bubble_time
+from paleo.schedules.pipeline_simulation import ChunkPassTimes, simulate_pipeline
+from paleo.schedules.stage_ends import pipeline_stage_end_times
 from paleo.search.plans import search
-from paleo.search.space import narrowed_space
+from paleo.search.space import search_space_from_options
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
@@ -43,7 +43,7 @@ def half_of(name: str, stages: int) -> int:
 def words(name: str, stage: int, stages: int, microbatches: int) -> str:
     """A stage's order, microbatches from 0; small letters for the second chunk, brackets around what runs as one."""
     texts = []
-    for group in SCHEDULES[name].pass_groups(stage, stages, microbatches, SCHEDULES[name].chunks or 1):
+    for group in SCHEDULES[name].pass_groups(stage, stages, microbatches, SCHEDULES[name].chunks_per_stage or 1):
         text = " ".join(f"{a.kind.lower() if a.chunk else a.kind}{a.microbatch}" for a in group)
         texts.append(f"[{text}]" if len(group) > 1 else text)
     return " ".join(texts)
@@ -66,15 +66,15 @@ def test_orders_of_small_pipelines() -> None:
 def test_bubble_is_the_published_one(name: str, pairs: int) -> None:
     """(PP / 2 − 1)(F&B + B − 3W), table 2 of the report; with F = W = 1 and B = 2 a pair takes 3."""
     stages, microbatches = 2 * pairs, 4 * pairs
-    work = 3.0 * microbatches * (SCHEDULES[name].chunks or 1)
+    work = 3.0 * microbatches * (SCHEDULES[name].chunks_per_stage or 1)
     published = (half_of(name, stages) - 1) * (3.0 + 2.0 - 3.0)
-    assert pipeline_time(name, uniform(stages), microbatches).total == pytest.approx(work + published)
+    assert simulate_pipeline(name, uniform(stages), microbatches).makespan == pytest.approx(work + published)
 
 
 @pytest.mark.parametrize("half", [2, 3, 8])
 def test_bubble_is_a_forward_pass_less_where_backward_is_the_longest(half: int) -> None:
     """Of a forward pass of 1 and a backward pass of 2 + 1 the published form makes 4 for each of n = PP / 2 − 1."""
-    idle = dualpipe_idle_time(np.array(1.0), np.array(2.0), np.array(1.0), half)
+    idle = dualpipe_bubble_time(np.array(1.0), np.array(2.0), np.array(1.0), half)
     assert idle == pytest.approx((half - 1) * (4.0 + 3.0 - 3.0) - 1.0)
 
 
@@ -83,17 +83,19 @@ def test_bubble_is_a_forward_pass_less_where_backward_is_the_longest(half: int) 
 @given(pairs=st.integers(1, 4), more=st.integers(0, 8), f=TIME, b=TIME, w=TIME)
 @settings(max_examples=60, deadline=None)
 def test_closed_form_is_exact_on_equal_stages(name: str, pairs: int, more: int, f: float, b: float, w: float) -> None:
-    stages, chunks = 2 * pairs, SCHEDULES[name].chunks or 1
+    stages, chunks = 2 * pairs, SCHEDULES[name].chunks_per_stage or 1
     passes = PassTimes(*(np.full(stages, chunks * each) for each in (f, b, w)))
     count = 2 * stages + 2 * more
-    played = pipeline_time(name, uniform(stages, f, b, w), count).total
-    assert float(stage_ends(SCHEDULES[name], passes, count, chunks).max(axis=0)) == pytest.approx(played, rel=1e-12)
+    played = simulate_pipeline(name, uniform(stages, f, b, w), count).makespan
+    assert float(pipeline_stage_end_times(SCHEDULES[name], passes, count, chunks).max(axis=0)) == pytest.approx(
+        played, rel=1e-12
+    )
 
 
 def test_a_folded_pipeline_by_hand() -> None:
     """Two stages, four microbatches, passes of 1 s. Stage 0 pairs F3 and b1 from 7 to 10 s, b1's gradient and F3's
     output leave at 10; stage 1 pairs f2 and B0 from 8 to 11, F3 and b1 from 11 to 14: 24 s of work and 2 s idle."""
-    played = pipeline_time("dualpipev", uniform(2), 4)
+    played = simulate_pipeline("dualpipev", uniform(2), 4)
     starts = {(e.task.resource, e.task.name): e.start for e in played.timeline.events}
     assert [starts["stage0", name] for name in ("F3.0", "B1.1", "W1.1", "F2.1", "B2.1")] == [7.0, 8.0, 9.0, 11.0, 14.0]
     assert [starts["stage1", name] for name in ("F2.1", "F3.0", "F3.1", "B2.1", "B3.1")] == [
@@ -103,14 +105,14 @@ def test_a_folded_pipeline_by_hand() -> None:
         17.0,
         22.0,
     ]
-    assert played.ends == (26.0, 26.0)
+    assert played.stage_ends == (26.0, 26.0)
 
 
 def test_a_heavy_last_piece_by_hand() -> None:
     """The same with passes of 2 s in the fourth piece, the second chunk of stage 0, which then works without a pause:
     4 · (3 + 6) s. Stage 1 waits for the pair of stage 0 that ends at 16, and from 22 to 24."""
     heavy = [[ChunkPassTimes(1.0, 1.0, 1.0, 0.0), ChunkPassTimes(2.0, 2.0, 2.0, 0.0)], uniform(1)[0]]
-    played = pipeline_time("dualpipev", heavy, 4)
+    played = simulate_pipeline("dualpipev", heavy, 4)
     starts = {(e.task.resource, e.task.name): e.start for e in played.timeline.events}
     assert [starts["stage1", name] for name in ("B0.1", "F2.1", "F3.0", "F3.1", "B2.1", "B3.1")] == [
         7,
@@ -120,16 +122,16 @@ def test_a_heavy_last_piece_by_hand() -> None:
         24,
         32,
     ]
-    assert played.ends == (36.0, 36.0)
+    assert played.stage_ends == (36.0, 36.0)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("stages", [2, 4, 6])
 def test_activations_are_the_published_ones(name: str, stages: int) -> None:
     """PP + 1 on every stage; of a copy that goes down as many as 1F1B keeps."""
-    schedule, chunks = SCHEDULES[name], SCHEDULES[name].chunks or 1
+    schedule, chunks = SCHEDULES[name], SCHEDULES[name].chunks_per_stage or 1
     for stage in range(stages):
-        counts = schedule.counted_peak_activations(stage, stages, 4 * stages, chunks)
+        counts = schedule.replayed_peak_activations(stage, stages, 4 * stages, chunks)
         assert sum(counts) == 2 * half_of(name, stages) + 1
         assert name == "dualpipev" or counts == (stages - stage, stage + 1)
 
@@ -146,7 +148,7 @@ def test_activations_are_the_published_ones(name: str, stages: int) -> None:
 def test_what_they_cannot_run_is_said(name: str, stages: int, microbatches: int, message: str) -> None:
     assert not SCHEDULES[name].allows_microbatches(stages, microbatches)
     with pytest.raises(PlanError, match=message):
-        check_schedule(name, stages, SCHEDULES[name].chunks or 1, microbatches)
+        check_schedule(name, stages, SCHEDULES[name].chunks_per_stage or 1, microbatches)
 
 
 def predicted(schedule: str, **more: Any) -> Prediction:
@@ -193,7 +195,7 @@ def test_a_search_prices_pairs_as_an_estimate_does(name: str) -> None:
     """With experts on one rank and spread over eight, where tokens travel beside the pairs."""
     run = {"gpus": 32, "global_batch": 64, "dtype": "bf16", "software": "megatron-core", "model": {"layers": 8}}
     for experts in (1, 8):
-        space = narrowed_space(f"tp=1,cp=1,ep={experts},pp=4", schedules=name, recompute="none")
+        space = search_space_from_options(f"tp=1,cp=1,ep={experts},pp=4", schedules=name, recompute="none")
         rows = search(QWEN, H100, Run.model_validate(run), space=space, top=5).plans
         assert {row.schedule for row in rows} == {name}
         for row in rows:

@@ -14,9 +14,15 @@ from paleo.pricing.engine_gemm import (
     low_precision_gemm_time,
     time_with_host_launch,
 )
-from paleo.pricing.experts import GROUPED_GEMM_TILES, POPULARITY_CLASSES, expert_loads, expert_tiles, experts_time
+from paleo.pricing.experts import (
+    GROUPED_GEMM_TILES,
+    POPULARITY_CLASSES,
+    expert_ffn_time,
+    expert_gemm_tiles,
+    power_law_expert_loads,
+)
 from paleo.pricing.kernels import device_datasheet
-from paleo.pricing.latent_kernels import LatentAttentionParameters, latent_attention_time
+from paleo.pricing.latent_attention import LatentAttentionParameters, latent_attention_time
 from paleo.specs.device import load_device
 from paleo.tables.kinds._engine_kernels import ExpertKernelTable, LatentAttentionTable, QuantisedGemmTable
 
@@ -73,13 +79,13 @@ def experts(**changed: float) -> float:
         "gated": 1.0, "exponent": 0.0,
     } | changed  # fmt: skip
     arrays = {name: array(value) for name, value in sizes.items()}
-    return float(experts_time(**arrays, element_bytes=1.0, device=B200, parameters=EngineGemmParameters())[0])
+    return float(expert_ffn_time(**arrays, element_bytes=1.0, device=B200, parameters=EngineGemmParameters())[0])
 
 
 def test_experts_are_bound_by_their_weights_where_tokens_are_few() -> None:
     """One token visits 8 of 256 experts on one rank: 8 x 3 matrices of 7168 x 2048 bytes are read."""
     arrays = {"tokens": 1.0, "hidden": 7168.0, "inner": 2048.0, "top_k": 8.0, "experts": 256.0}
-    seconds = experts_time(
+    seconds = expert_ffn_time(
         **{name: array(value) for name, value in arrays.items()}, tp=array(1.0), ep=array(1.0), gated=array(1.0),
         exponent=array(0.0), element_bytes=1.0, device=B200, parameters=replace(IDEAL, efficiency=1e6),
     )  # fmt: skip
@@ -95,7 +101,7 @@ def test_more_tokens_wider_experts_and_popular_ones_take_longer() -> None:
 def test_loads_of_experts_are_drawn_from_a_bounded_power_law() -> None:
     """The density x^-1 between 1 and r has the mean (r - 1) / log r; its median is the root of r."""
     ratio = 8000.0
-    classes, busiest = expert_loads(array(1.0), array(ratio), array(1.0), array(512.0))
+    classes, busiest = power_law_expert_loads(array(1.0), array(ratio), array(1.0), array(512.0))
     mean = (ratio - 1.0) / np.log(ratio)
     assert classes.mean() == pytest.approx(1.0)
     assert classes[3, 0] * mean < ratio**0.5 < classes[4, 0] * mean
@@ -113,14 +119,14 @@ def test_the_busiest_rank_is_that_of_drawn_loads(ranks: float, local: float) -> 
     drawn = (1.0 + generator.random((400, int(ranks), int(local))) * (ratio**power - 1.0)) ** (1.0 / power)
     sums = drawn.sum(axis=2)
     largest = float((sums.max(axis=1) / sums.mean(axis=1)).mean())
-    _, busiest = expert_loads(array(1.2), array(ratio), array(ranks), array(local))
+    _, busiest = power_law_expert_loads(array(1.2), array(ratio), array(ranks), array(local))
     assert busiest[0] == pytest.approx(largest, rel=0.06)
 
 
 def test_few_experts_of_a_rank_share_its_tokens() -> None:
     """One expert has all of them; of two, the more popular one has more."""
     for local in (1.0, 2.0):
-        classes, _ = expert_loads(array(1.2), array(1000.0), array(64.0), array(local))
+        classes, _ = power_law_expert_loads(array(1.2), array(1000.0), array(64.0), array(local))
         assert len(np.unique(classes.round(9))) == local
         assert classes.mean() == pytest.approx(1.0)
 
@@ -195,7 +201,7 @@ def test_kernels_belong_to_the_family_of_their_library(
     library: str, kernel: str, scaling: str, dtype: str, family: str
 ) -> None:
     assert family_of(ExpertKernelTable(), library, kernel, scaling, dtype) == family
-    assert family in ExpertKernelTable.families
+    assert family in ExpertKernelTable.parameters_by_family
 
 
 def test_scales_by_tensor_and_by_block_are_families() -> None:
@@ -238,11 +244,11 @@ def test_more_than_128_experts_were_routed_by_pytorch(experts: float, seconds: f
 
 def test_triton_has_one_tile_where_none_is_tuned() -> None:
     few, many = array(8.0, 512.0), array(16.0, 16.0)
-    sglang = expert_tiles("experts.triton-sglang.bf16", few, many)
+    sglang = expert_gemm_tiles("experts.triton-sglang.bf16", few, many)
     assert all(np.array_equal(np.broadcast_arrays(*tile), [[16.0, 64.0], [32.0, 64.0]]) for tile in sglang)
-    assert [tile[0].tolist() for tile in expert_tiles("experts.triton-vllm.block8", few, many)] == [[16.0, 64.0]]
-    assert expert_tiles("experts.cutlass.bf16", few, many) is GROUPED_GEMM_TILES
-    newest = expert_tiles("experts.triton-vllm.bf16", few, many, 0.0)
+    assert [tile[0].tolist() for tile in expert_gemm_tiles("experts.triton-vllm.block8", few, many)] == [[16.0, 64.0]]
+    assert expert_gemm_tiles("experts.cutlass.bf16", few, many) is GROUPED_GEMM_TILES
+    newest = expert_gemm_tiles("experts.triton-vllm.bf16", few, many, 0.0)
     assert [float(np.ravel(rows)[0]) for rows, _ in newest] == [rows for rows, _ in GROUPED_GEMM_TILES]
     assert release_time("vllm", "0.14.0") > release_time("vllm", "0.19.0")
 
@@ -253,7 +259,7 @@ def test_sums_without_vectors_take_longer_where_loads_are_single() -> None:
     arrays = {name: np.full(2, value) for name, value in shape.items()}
     single = replace(IDEAL, unaligned_time_ratio=16.0)
     plain, slow = (
-        experts_time(
+        expert_ffn_time(
             **arrays, inner=array(84.0, 96.0), exponent=np.zeros(2), element_bytes=1.0, device=B200, parameters=kernel
         )
         for kernel in (IDEAL, single)
@@ -274,9 +280,9 @@ def test_passes_of_tritons_experts_take_the_same_time_on_every_device() -> None:
         device = device_datasheet(load_device(name), "bf16")
         for triton in (False, True):
             passes = replace(IDEAL, pass_bandwidth_share=1.0, index_bytes_per_element=4.0, time_per_element=2e-12)
-            whole = experts_time(**size, device=device, parameters=passes, triton=triton)
+            whole = expert_ffn_time(**size, device=device, parameters=passes, triton=triton)
             without = replace(passes, index_bytes_per_element=0.0, time_per_element=0.0)
-            bare = experts_time(**size, device=device, parameters=without, triton=triton)
+            bare = expert_ffn_time(**size, device=device, parameters=without, triton=triton)
             added[name, triton] = float((whole - bare)[0])
     elements = 4096.0 * 8.0 * (1024.0 + 512.0)
     assert added["h100-sxm5-80gb", True] == pytest.approx(2e-12 * elements)

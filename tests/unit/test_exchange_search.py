@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from paleo import Run, load_model, load_system, predict
-from paleo.cli import run as paleo
+from paleo.cli import run_command_line as paleo
 from paleo.errors import SpecError
 from paleo.launch.commands import estimate_command
 from paleo.search.plans import search
-from paleo.search.space import narrowed_space
+from paleo.search.space import search_space_from_options
 from paleo.specs.run import replace_fields
 from paleo.studies.gradient_exchange import StalenessPenalty, _effective, _work, consistency_study, exchange_search
 
@@ -27,11 +27,11 @@ FREE = StalenessPenalty(0.0)
     ("name", "servers"), [("async", None), ("ssp:4", None), ("ssp:4", 16), ("local:16", None), ("gossip:exp2", None)]
 )
 def test_arrays_say_what_predictions_say(name: str, servers: int | None) -> None:
-    searched = search(MODEL, NODES, replace_fields(RUN, {"servers": servers}), space=narrowed_space("dp=32"))
+    searched = search(MODEL, NODES, replace_fields(RUN, {"servers": servers}), space=search_space_from_options("dp=32"))
     assert searched.ranking is not None
     (part,) = searched.ranking.parts
     effective = _effective(_work(part, NODES), name, FREE, 256)
-    chosen = np.flatnonzero(np.isfinite(effective) & (part.results.choice_field("overlapped") == 0))[:3]
+    chosen = np.flatnonzero(np.isfinite(effective) & (part.results.choice_field("overlaps_gradient_exchange") == 0))[:3]
     assert len(chosen) == 3
     for index in chosen.tolist():
         run = replace_fields(searched.ranking.plan_row(index).run, {"consistency": name})
@@ -44,11 +44,13 @@ def test_arrays_say_what_predictions_say(name: str, servers: int | None) -> None
 def test_a_search_waits_for_the_slowest_as_a_prediction_does() -> None:
     """Noise of ranks, of slow ones and of lengths is in every plan of a search, and the timeline ends with the step."""
     noisy = replace_fields(RUN, {"variation.slow_ranks": 0.02, "variation.lengths": 0.4})
-    searched, quiet = (search(MODEL, NODES, run, space=narrowed_space("pp=2,dp=16")) for run in (noisy, Run(**QUIET)))
+    searched, quiet = (
+        search(MODEL, NODES, run, space=search_space_from_options("pp=2,dp=16")) for run in (noisy, Run(**QUIET))
+    )
     for row in searched.plans[:3]:
         prediction = predict(MODEL, NODES, row.run)
         assert row.step_time == pytest.approx(prediction.step_time, rel=1e-9)
-        assert prediction.timeline.end == pytest.approx(prediction.step_time, rel=1e-9)
+        assert prediction.timeline.end_time == pytest.approx(prediction.step_time, rel=1e-9)
         assert prediction.breakdown.stragglers > 0
     assert searched.plans[0].step_time > 1.03 * quiet.plans[0].step_time
 
@@ -56,7 +58,7 @@ def test_a_search_waits_for_the_slowest_as_a_prediction_does() -> None:
 @pytest.mark.slow
 def test_the_price_decides() -> None:
     """Without a price the stalest exchange wins over slow links; a high one brings synchronous steps back."""
-    modes = {"consistencies": ("bsp", "local:64"), "space": narrowed_space("dp=32")}
+    modes = {"consistencies": ("bsp", "local:64"), "space": search_space_from_options("dp=32")}
     cheap, dear = (exchange_search(MODEL, NODES, RUN, StalenessPenalty(each), **modes) for each in (0.0, 10.0))
     assert (cheap.plans[0].consistency, dear.plans[0].consistency) == ("local:64", "bsp")
     assert [plan.effective_step_time for plan in cheap.plans] == sorted(
@@ -76,7 +78,7 @@ def test_a_noise_scale_is_a_price() -> None:
 @pytest.mark.slow
 def test_modes_that_no_plan_suits_say_so() -> None:
     modes = {"consistencies": ("bsp", "local:8"), "compressions": (None, "zeropp")}
-    found = exchange_search(MODEL, NODES, RUN, FREE, space=narrowed_space("dp=32,zero=3"), **modes)
+    found = exchange_search(MODEL, NODES, RUN, FREE, space=search_space_from_options("dp=32,zero=3"), **modes)
     assert {plan.consistency for plan in found.plans} == {"bsp"}
     assert {plan.compress for plan in found.plans} == {None, "zeropp"}
     assert len(found.refused) == 2 and "workers hold all parameters" in found.refused[0]
@@ -98,7 +100,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_plan_under_noise_is_shown_again_by_its_command(capsys: pytest.CaptureFixture[str]) -> None:
     run = replace_fields(RUN, {"variation.slow_ranks": 0.02, "variation.lengths": 0.4, "software": "pytorch-eager"})
-    row = search(MODEL, NODES, run, space=narrowed_space("pp=2,dp=16")).plans[0]
+    row = search(MODEL, NODES, run, space=search_space_from_options("pp=2,dp=16")).plans[0]
     words = shlex.split(estimate_command(MODEL, NODES, row.run))
     assert paleo([*words[1:], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step_time_s"] == pytest.approx(row.step_time, rel=1e-9)

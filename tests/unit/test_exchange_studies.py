@@ -9,16 +9,22 @@ import numpy as np
 import pytest
 
 from paleo import Prediction, Run, estimate, load_model, load_system, predict
-from paleo.cli import run as paleo
+from paleo.cli import run_command_line as paleo
 from paleo.errors import PlanError
-from paleo.report.plots import exchange_scaling as scaling_picture
+from paleo.report.plots import plot_exchange_scaling as scaling_picture
 from paleo.specs.system import System
-from paleo.step.waiting import expected_normal_maximum, waiting_share
-from paleo.studies.collective import collective
+from paleo.step.waiting import expected_normal_maximum, straggler_wait_share
+from paleo.studies.collective import compare_algorithms
 from paleo.studies.cost import TrainingAmount, estimate_training
 from paleo.studies.gradient_exchange import bandwidth_curve, compare_compressions, compression_study, consistency_study
-from paleo.studies.purchase import compare
-from paleo.studies.scale import curve_runs, placement_advice, placement_study, predict_scale_curve, scaling_verdict
+from paleo.studies.purchase import compare_systems
+from paleo.studies.scale import (
+    node_placement_advice,
+    node_placement_study,
+    predict_scale_curve,
+    scaling_verdict,
+    split_into_curve_runs,
+)
 from paleo.studies.sweep import SweepStudy, _evaluate, _job_of
 
 
@@ -60,7 +66,7 @@ def test_waiting_for_the_slowest_is_a_part_of_the_step() -> None:
     assert noisy.step_time == pytest.approx(quiet.step_time + share * worked)
     averaged_lengths = 0.4 / quiet.plan.local_batch**0.5
     assert lengths.breakdown.stragglers == pytest.approx(
-        float(waiting_share(float(quiet.plan.dp), averaged_lengths)) * worked
+        float(straggler_wait_share(float(quiet.plan.dp), averaged_lengths)) * worked
     )
     assert quiet.breakdown.stragglers == 0
 
@@ -96,8 +102,8 @@ def test_compression_pays_below_its_rate_alone() -> None:
         for method in ("onebit", "topk:0.001", "powersgd:4", "fp8"):
             run = Run(gpus=16, batch=8, dtype="fp16", exchange="after", compress=method)
             study = compression_study(predict(load_model("vgg16"), load_system(system), run))
-            assert study is not None and study.sent_bytes < study.dense_sent_bytes
-            verdicts.append(study.saves_time == (study.dense_rate < study.break_even_bandwidth))
+            assert study is not None and study.sent_bytes < study.uncompressed_sent_bytes
+            verdicts.append(study.saves_time == (study.uncompressed_bandwidth < study.break_even_bandwidth))
     assert np.mean(verdicts) >= 0.75
 
 
@@ -134,10 +140,10 @@ def test_a_curve_under_a_consistency_model() -> None:
 
 
 def test_curves_of_several_models_and_places() -> None:
-    runs = curve_runs(Run(consistency="bsp,ssp:4", nodes="random"))
+    runs = split_into_curve_runs(Run(consistency="bsp,ssp:4", nodes="random"))
     expected = [("bsp", "packed"), ("bsp", "random"), ("ssp:4", "packed"), ("ssp:4", "random")]
     assert [(run.exchange.consistency, run.fabric.nodes) for run in runs] == expected
-    assert curve_runs(Run()) == (Run(),)
+    assert split_into_curve_runs(Run()) == (Run(),)
 
 
 @pytest.mark.slow
@@ -157,7 +163,7 @@ def test_a_training_lasts_as_long_as_its_workers_take() -> None:
     stale = step(consistency="async", gpus=8)
     study, amount = consistency_study(stale), TrainingAmount(stale.plan.global_batch * 10.0, "ten steps")
     assert study is not None and estimate_training(stale, amount).time == pytest.approx(10 * study.step_time)
-    candidates = compare(stale.model, [stale.system], stale.run, amount).candidates
+    candidates = compare_systems(stale.model, [stale.system], stale.run, amount).candidates
     assert candidates[0].samples_per_s == pytest.approx(study.samples_per_s)
 
 
@@ -180,7 +186,7 @@ def test_a_study_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_picture_shows_every_model_that_a_scale_compares() -> None:
     systems, counts = load_system("dgx-a100-80gb"), [1, 8, 16]
-    runs = curve_runs(Run(batch=32, consistency="bsp,async"))
+    runs = split_into_curve_runs(Run(batch=32, consistency="bsp,async"))
     figure = scaling_picture([predict_scale_curve(load_model("lenet"), systems, run, counts, "weak") for run in runs])
     assert figure is not None
     stale = figure.axes[1]
@@ -218,16 +224,16 @@ def test_advice_says_when_placement_matters() -> None:
     for model, run, ratio, matters in (
         ("qwen3-30b-a3b", experts, 8.0, True), ("gpt2", Run(gpus=128, batch=1, nodes="random"), 1.0, False),
     ):  # fmt: skip
-        study = placement_study(predict(load_model(model), leaves_of_four(ratio), run))
+        study = node_placement_study(predict(load_model(model), leaves_of_four(ratio), run))
         assert study is not None and study.lengthens_step is matters and 1.0 < study.port_share.leaves <= 16
         assert study.advice.startswith("Placement matters" if matters else "Placement does not matter")
-    assert placement_study(step()) is None
+    assert node_placement_study(step()) is None
 
 
 def test_an_exchange_of_several_leaves_has_more_uplinks_when_spread() -> None:
     """On an idle machine: sixteen nodes packed fill four leaves and their few uplinks, at random they use twelve."""
     experts = Run(gpus=128, batch=1, strategy="zero=1,ep=128", nodes="random")
-    study = placement_study(predict(load_model("qwen3-30b-a3b"), leaves_of_four(8.0), experts))
+    study = node_placement_study(predict(load_model("qwen3-30b-a3b"), leaves_of_four(8.0), experts))
     assert study is not None and study.slowdown < 0.95 and not study.lengthens_step
     assert "shorter than on packed nodes" in study.advice and "as long as others leave them idle" in study.advice
 
@@ -235,31 +241,33 @@ def test_an_exchange_of_several_leaves_has_more_uplinks_when_spread() -> None:
 def test_curves_say_what_placement_costs() -> None:
     run = Run(batch=1, nodes="random")
     curve = predict_scale_curve(load_model("gpt2"), leaves_of_four(1.0), run, [8, 64], "weak")
-    (sentence,) = placement_advice([curve])
+    (sentence,) = node_placement_advice([curve])
     assert sentence.startswith("random nodes at 64 GPUs: Placement does not matter")
 
 
 def test_compressed_sums_beside_the_dense_one() -> None:
     """The rate of the dense sum below B* and messages that cost nothing more: it pays, and every figure adds up."""
-    dense = collective("all_reduce", 1.3e9, 64, load_system("aws-p3.16xlarge"), dtype="fp32")
+    dense = compare_algorithms("all_reduce", 1.3e9, 64, load_system("aws-p3.16xlarge"), dtype="fp32")
     study = compare_compressions(dense, ["fp16", "topk:0.001", "powersgd:4"], dtype="fp32", tensors=100)
-    assert {row.scheme for row in study.rows if row.method == "topk:0.001"} == {
+    assert {row.collective_scheme for row in study.rows if row.method == "topk:0.001"} == {
         "gather all", "split and gather", "recursive doubling",
     }  # fmt: skip
     (half,) = (row for row in study.rows if row.method == "fp16")
-    assert half.sent_bytes == pytest.approx(study.dense_sent_bytes / 2) and study.dense_sent_bytes == pytest.approx(
-        2 * 63 / 64 * 1.3e9
+    assert half.sent_bytes == pytest.approx(
+        study.uncompressed_sent_bytes / 2
+    ) and study.uncompressed_sent_bytes == pytest.approx(2 * 63 / 64 * 1.3e9)
+    assert half.break_even_bandwidth == pytest.approx(
+        (study.uncompressed_sent_bytes - half.sent_bytes) / half.compression_time
     )
-    assert half.break_even_bandwidth == pytest.approx((study.dense_sent_bytes - half.sent_bytes) / half.coding_seconds)
-    assert study.saves_time(half) and study.dense_rate < half.break_even_bandwidth
+    assert study.saves_time(half) and study.uncompressed_bandwidth < half.break_even_bandwidth
     assert [row.time for row in study.rows] == sorted(row.time for row in study.rows)
 
 
 def test_nothing_pays_inside_a_node_of_fast_links() -> None:
-    dense = collective("all_reduce", 1e8, 8, load_system("dgx-h100"), dtype="bf16")
+    dense = compare_algorithms("all_reduce", 1e8, 8, load_system("dgx-h100"), dtype="bf16")
     study = compare_compressions(dense, ["dgc:0.001"], tensors=54)
     assert not any(study.saves_time(row) for row in study.rows)
-    assert study.rows[0].coding_seconds > 54 * 1.1e-3  # calls of the framework, a tensor each
+    assert study.rows[0].compression_time > 54 * 1.1e-3  # calls of the framework, a tensor each
 
 
 @pytest.mark.slow
@@ -294,8 +302,8 @@ def test_whole_tensors_go_to_their_owners_compressed() -> None:
 
 def test_a_warm_up_is_dense() -> None:
     whole, part = (compression_study(step(compress=name)) for name in ("onebit", "onebit:0.25"))
-    assert whole is not None and part is not None and whole.mean_step == whole.prediction.step_time
-    assert part.mean_step == pytest.approx(
+    assert whole is not None and part is not None and whole.mean_step_time == whole.prediction.step_time
+    assert part.mean_step_time == pytest.approx(
         0.25 * part.uncompressed_prediction.step_time + 0.75 * part.prediction.step_time
     )
 

@@ -6,18 +6,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.pricing.exchanges import (
+from paleo.pricing.moe_token_exchange import (
     TokenExchangeParameters,
-    exchange_links,
-    expert_exchange_time,
     intra_node_token_exchange_time,
-    visited_groups,
+    mean_visited_groups,
+    moe_token_exchange_time,
+    token_exchange_links,
 )
 from paleo.specs.system import load_system
 from paleo.tables.kernels import KERNEL_TABLES
 
 H100 = load_system("dgx-h100")
-LINKS = exchange_links(H100)
+LINKS = token_exchange_links(H100)
 
 
 def priced(parameters: TokenExchangeParameters, **changed: float) -> float:
@@ -30,13 +30,13 @@ def priced(parameters: TokenExchangeParameters, **changed: float) -> float:
         "multiprocessors": 20.0,
     } | changed
     arrays = {name: np.array(value) for name, value in (sizes | changed).items()}
-    return float(expert_exchange_time(**arrays, links=LINKS, parameters=parameters))
+    return float(moe_token_exchange_time(**arrays, links=LINKS, parameters=parameters))
 
 
 def test_a_token_visits_all_groups_only_if_it_has_many_experts() -> None:
     """Two of four experts in two groups of two: both groups but where both are of one, 1 of 3."""
-    assert float(visited_groups(2, 4, 2)) == pytest.approx(2 * 2 / 3 + 1 / 3)
-    assert float(visited_groups(8, 256, 8)) == pytest.approx(5.3, abs=0.1)
+    assert float(mean_visited_groups(2, 4, 2)) == pytest.approx(2 * 2 / 3 + 1 / 3)
+    assert float(mean_visited_groups(8, 256, 8)) == pytest.approx(5.3, abs=0.1)
 
 
 def test_links_nics_and_copies_bound_an_exchange() -> None:
@@ -57,7 +57,7 @@ def test_rows_send_each_expert_a_copy_in_low_latency_mode_alone() -> None:
     modes = ("deepep-low-latency", "deepep-normal")
     low, normal = (kind.flops_and_bytes(pd.DataFrame([row | {"mode": mode}]))[1][0] for mode in modes)
     assert low == pytest.approx(128 * 7168 * 2 * 8)
-    assert normal == pytest.approx(128 * 7168 * 2 * (float(visited_groups(16, 256, 8)) + 1.0), rel=0.01)
+    assert normal == pytest.approx(128 * 7168 * 2 * (float(mean_visited_groups(16, 256, 8)) + 1.0), rel=0.01)
 
 
 def test_a_step_prices_the_exchange_of_architectures_that_were_measured() -> None:

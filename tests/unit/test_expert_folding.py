@@ -13,19 +13,19 @@ import pytest
 from paleo.errors import PlanError
 from paleo.lowering.program import Section, lower_graph
 from paleo.network.graph import build_graph
-from paleo.operations.tensor import precision
-from paleo.parallel.placement import STRATEGIES, Mesh, parse_strategy
+from paleo.operations.tensor import default_precision
+from paleo.parallel.placement import STRATEGY_PRESETS, Mesh, parse_strategy
 from paleo.parallel.plan import plan
-from paleo.parallel.propagation import deduplicated_dispatch_share, propagate
+from paleo.parallel.propagation import deduplicated_dispatch_fraction, propagate_placement
 from paleo.predict import Prediction, predict
 from paleo.search.plans import search
-from paleo.search.space import narrowed_space
+from paleo.search.space import search_space_from_options
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import SoftwareProfile, load_software
 from paleo.specs.system import load_system
 from paleo.step.backend import build_backend
-from paleo.tables.kinds._transformers import strategy_of
+from paleo.tables.kinds._transformers import strategy_of_run
 
 H100 = load_system("dgx-h100")
 MIXTRAL = load_model("mixtral-8x7b")
@@ -67,8 +67,8 @@ def test_tokens_travel_in_one_exchange_inside_the_node_first() -> None:
     """Dispatch and combine, each way: the tokens of a rank, twice each, over tp and ep together."""
     strategy = parse_strategy("tp=2,ep=8,dp=16,sp,etp=1")
     graph = build_graph(MIXTRAL, batch=16, overrides={"seq": 1024})
-    mesh = Mesh.of({"tp": 2, "ep": 4, "dp": 4})
-    placed = propagate(graph, STRATEGIES["dp"](graph, strategy), mesh)
+    mesh = Mesh.from_degrees({"tp": 2, "ep": 4, "dp": 4})
+    placed = propagate_placement(graph, STRATEGY_PRESETS["dp"](graph, strategy), mesh)
     exchanges = [owed for node in placed if node.node.type == "moe" for owed in node.communications
                  if owed.operation == "all_to_all"]  # fmt: skip
     assert {owed.axis for owed in exchanges} == {"tp+ep"} and len(exchanges) == 4
@@ -79,7 +79,9 @@ def test_tokens_travel_in_one_exchange_inside_the_node_first() -> None:
 def test_gradients_of_experts_are_summed_over_what_is_left() -> None:
     strategy = parse_strategy("tp=2,ep=8,dp=16,sp,etp=1")
     graph = build_graph(MIXTRAL, batch=16)
-    placed = propagate(graph, STRATEGIES["dp"](graph, strategy), Mesh.of({"tp": 2, "ep": 4, "dp": 4}))
+    placed = propagate_placement(
+        graph, STRATEGY_PRESETS["dp"](graph, strategy), Mesh.from_degrees({"tp": 2, "ep": 4, "dp": 4})
+    )
     (axes,) = {axes for node in placed for tensor, axes in node.parameters if "expert.up" in tensor.name}
     assert axes == ("dp",)
 
@@ -91,7 +93,7 @@ def test_experts_that_all_tokens_visit_are_split_over_tp_whatever_the_others_are
     with the input once more for the gradient of weights. Else the whole layer takes gathered tokens."""
     strategy = parse_strategy("tp=8,ep=32,dp=4,sp,etp=1" if folded else "tp=8,ep=4,dp=4,sp")
     graph = build_graph(load_model("deepseek_v3"), batch=4, overrides={"seq": 4096})
-    layers = propagate(graph, STRATEGIES["dp"](graph, strategy), Mesh.of({"tp": 8, "ep": 4}))
+    layers = propagate_placement(graph, STRATEGY_PRESETS["dp"](graph, strategy), Mesh.from_degrees({"tp": 8, "ep": 4}))
     layer = next(each for each in layers if each.node.type == "moe")
     (up,) = (each for each in layer.operations if each.name.endswith("shared.up"))
     assert up.out.sizes == (1, 4096, 2, 2048 // 8)
@@ -130,12 +132,12 @@ def test_what_cannot_be_folded_is_said(strategy: str, message: str) -> None:
 def test_rows_of_tables_are_folded_where_they_say_so_or_must_be() -> None:
     row = {"tp": 2, "pp": 1, "dp": 4, "cp": 1, "ep": 8, "n_experts": 8, "n_gpus": 8, "sequence_parallel": 1}
     software = load_software("megatron-core")
-    assert strategy_of(row, software) == "tp=2,dp=4,ep=8,etp=1,zero=1,sp"
+    assert strategy_of_run(row, software) == "tp=2,dp=4,ep=8,etp=1,zero=1,sp"
     wider = row | {"dp": 8, "n_gpus": 16}
-    assert strategy_of(wider, software) == "tp=2,dp=8,ep=8,etp=1,zero=1,sp", "as its recipes fold them"
+    assert strategy_of_run(wider, software) == "tp=2,dp=8,ep=8,etp=1,zero=1,sp", "as its recipes fold them"
     split = software.with_fields({"parallelism.expert_tensor": "tp"})
-    assert strategy_of(wider, split) == "tp=2,dp=8,ep=8,zero=1,sp"
-    assert strategy_of(row | {"dp": 8, "n_gpus": 16, "expert_tp": 1}, software) == "tp=2,dp=8,ep=8,etp=1,zero=1,sp"
+    assert strategy_of_run(wider, split) == "tp=2,dp=8,ep=8,zero=1,sp"
+    assert strategy_of_run(row | {"dp": 8, "n_gpus": 16, "expert_tp": 1}, software) == "tp=2,dp=8,ep=8,etp=1,zero=1,sp"
 
 
 # experts whose tensors are split over tp, whose tokens each rank sends for itself
@@ -160,7 +162,7 @@ def mixture(software: str | SoftwareProfile, strategy: str = "tp=8,ep=4,dp=4,sp"
 def moved(section: Section) -> Bytes:
     """Bytes of a microbatch by operation, axis and pass: of tokens that go to routed experts."""
     found: Counter[tuple[str, str, str]] = Counter()
-    for owed in section.transfers:
+    for owed in section.collectives:
         if ".moe" in owed.name and not any(word in owed.name for word in (".shared", "norm")):
             found[owed.operation, owed.axis, owed.phase] += owed.payload_bytes * owed.calls_per_iteration
     return found
@@ -182,7 +184,7 @@ def test_ranks_of_tp_send_all_tokens_where_the_software_gathers_inputs_first() -
     """torchtitan: each rank exchanges 8 times as much; the input is gathered once, and nothing beside the experts."""
     section = mixture("torchtitan")
     assert [moved(section)["all_to_all", "ep", phase] for phase in ("forward", "backward")] == [2 * 8 * SENT] * 2
-    over_tp = [owed for owed in section.transfers if owed.axis == "tp" and ".moe" in owed.name]
+    over_tp = [owed for owed in section.collectives if owed.axis == "tp" and ".moe" in owed.name]
     assert {owed.payload_bytes for owed in over_tp} == {4096 * EACH_TOKEN}, "no token more than once"
 
 
@@ -216,7 +218,7 @@ def test_tokens_sent_once_are_gathered_once() -> None:
     """DeepEP over four nodes, each with the eight ranks of a group of tp: a token goes once to each node and is
     gathered once, not for each of its experts there: 8 experts of 256 lie on 3.6 of four nodes."""
     bytes_moved = moved(mixture("megatron-core", experts={"dispatch": "deepep"}))
-    share = deduplicated_dispatch_share(8, 256, 4)
+    share = deduplicated_dispatch_fraction(8, 256, 4)
     assert 8 * share == pytest.approx(3.61, abs=0.005)
     assert bytes_moved["all_to_all", "ep", "forward"] == pytest.approx(2 * SENT * share)
     assert bytes_moved["all_gather", "tp", "forward"] == pytest.approx(8 * SENT * share)
@@ -229,7 +231,7 @@ def test_gathered_tokens_are_sorted_and_kept_whole() -> None:
     for section in (own, everyone):
         sorts = [each.kernel for each in section.kernels if each.kernel.name.endswith(".sort")]
         assert [kernel.bytes_written for kernel in sorts] == [8 * SENT] * 4
-    tokens = [owed for owed in own.transfers if ".expert" in owed.name or ".dispatched" in owed.name]
+    tokens = [owed for owed in own.collectives if ".expert" in owed.name or ".dispatched" in owed.name]
     assert len(tokens) == 4 and all(owed.overlap_chunks == 1 and not owed.overlapped for owed in tokens)
 
 
@@ -246,7 +248,7 @@ def test_products_keep_gathered_tokens_as_sent_ones() -> None:
 @pytest.mark.parametrize("stated", ["", ",etp=4"])
 def test_a_search_prices_split_experts_as_a_prediction_does(stated: str) -> None:
     run = Run.model_validate({"gpus": 32, "global_batch": 64, "software": "megatron-core", "model": {"layers": 2}})
-    space = replace(narrowed_space(f"tp=4,cp=1,ep=8,pp=1,sp{stated}", recompute="none"), zero=(1,))
+    space = replace(search_space_from_options(f"tp=4,cp=1,ep=8,pp=1,sp{stated}", recompute="none"), zero=(1,))
     space = space if stated else replace(space, etp=(None,))
     found = search(MIXTRAL, H100, run, space=space)
     assert {row.strategy for row in found.plans} == {f"tp=4,ep=8,dp=8{stated},zero=1,sp"}
@@ -271,11 +273,11 @@ def test_lowerings_that_share_layers_are_those_of_graphs_alone(model: str) -> No
     for text, samples in itertools.product(strategies, (1, 3)):
         strategy = parse_strategy(text)
         inner = math.prod(strategy.degrees.get(axis, 1) for axis in strategy.expert_axes if axis != "ep")
-        mesh = Mesh.of({**strategy.degrees, "ep": max(1, strategy.degrees.get("ep", 1) // inner)})
+        mesh = Mesh.from_degrees({**strategy.degrees, "ep": max(1, strategy.degrees.get("ep", 1) // inner)})
         alone = build_graph(load_model(model), batch=samples * mesh.replicas)
         related = replace(alone, shared_cache=family)
         programs = [
-            lower_graph(graph, STRATEGIES[strategy.preset](graph, strategy), mesh, precision("bf16"))
+            lower_graph(graph, STRATEGY_PRESETS[strategy.preset](graph, strategy), mesh, default_precision("bf16"))
             for graph in (alone, related)
         ]
         assert programs[0] == programs[1], text

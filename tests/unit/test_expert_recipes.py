@@ -12,18 +12,24 @@ import pytest
 from paleo.errors import SpecError
 from paleo.layers._moe import clamped_expert_operations
 from paleo.operations.base import Kernel
-from paleo.operations.tensor import Tensor, precision
-from paleo.parallel.placement import STRATEGIES, Mesh, parse_strategy
+from paleo.operations.tensor import Tensor, default_precision
+from paleo.parallel.placement import STRATEGY_PRESETS, Mesh, parse_strategy
 from paleo.predict import Prediction, predict
 from paleo.pricing.communication import Fabric
-from paleo.search.plans import explain, search
-from paleo.search.space import narrowed_space
+from paleo.search.plans import explain_best_plan, search
+from paleo.search.space import search_space_from_options
 from paleo.specs.model import load_model
 from paleo.specs.run import Run, flatten_to_paths, replace_fields
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
 from paleo.step.backend import Backend, build_backend
-from paleo.tables.kinds._transformers import MoeRecipe, moe_recipe_of, prediction_of, recompute_of, run_of
+from paleo.tables.kinds._transformers import (
+    MoeRecipe,
+    moe_recipe_of,
+    predict_transformer_run,
+    recompute_policy_of_run,
+    run_of_transformer_row,
+)
 
 H100 = load_system("dgx-h100")
 QWEN = load_model("qwen3-30b-a3b")
@@ -75,7 +81,7 @@ def test_rotations_and_routers_without_kernels_cost_the_host(
     run = Run(gpus=8, batch=8, dtype="bf16", strategy="ep=8", software=software)
     backend, strategy = build_backend(H100, run, "bf16"), parse_strategy("ep=8")
     graph = backend.graph(load_model(network), 8)
-    program = backend.lower(graph, STRATEGIES["dp"](graph, strategy), Mesh.of({"ep": 8}))
+    program = backend.lower(graph, STRATEGY_PRESETS["dp"](graph, strategy), Mesh.from_degrees({"ep": 8}))
     layer = max(program.sections, key=lambda section: section.repeat)
     for parts, expected in (((".rotated", ".rotary.", ".value.copy"), rotation), ((".top_k",), router)):
         counted = [each for each in layer.kernels if any(part in each.kernel.name for part in parts)]
@@ -110,7 +116,7 @@ def _of_mixture(kernel: Kernel) -> bool:
 
 def _block_kernels(made: Backend) -> list[Kernel]:
     graph, strategy = made.graph(QWEN, 8), parse_strategy("ep=8")
-    lowered = made.lower(graph, STRATEGIES["dp"](graph, strategy), Mesh.of({"ep": 8}))
+    lowered = made.lower(graph, STRATEGY_PRESETS["dp"](graph, strategy), Mesh.from_degrees({"ep": 8}))
     return [counted.kernel for section in lowered.sections for counted in section.kernels]
 
 
@@ -160,7 +166,7 @@ def test_shared_experts_run_beside_the_exchange_of_nccl() -> None:
         kernels = [each.kernel for each in section.kernels if (each.kernel.phase == "forward") == forward]
         experts = [kernel for kernel in kernels if ".shared." in kernel.name]
         assert len(experts) == (3 if forward else 5), "up, gate, down; backward two more for weights"
-        sent = [each for each in section.transfers if (each.phase == "forward") == forward]
+        sent = [each for each in section.collectives if (each.phase == "forward") == forward]
         exchange = backend.fabric.collective_times(
             "all_to_all", *(np.full(len(sent), n) for n in (1, 16)), np.array([each.payload_bytes for each in sent])
         )
@@ -188,7 +194,7 @@ def test_shared_experts_beside_no_exchange_change_nothing(more: dict[str, Any], 
 def test_a_search_runs_shared_experts_beside_the_exchange_as_a_prediction_does() -> None:
     model, stated = load_model("deepseek_v2-lite"), {"experts.shared_overlap": True, "software": "megatron-core"}
     run = Run.model_validate({"gpus": 16, "global_batch": 32, "model": {"layers": 4}, **stated})
-    space = replace(narrowed_space("tp=1,cp=1,ep=16,pp=1", recompute="none"), zero=(1,))
+    space = replace(search_space_from_options("tp=1,cp=1,ep=16,pp=1", recompute="none"), zero=(1,))
     for row in search(model, H100, run, space=space).plans:
         assert row.step_time == pytest.approx(predict(model, H100, row.run).step_time, rel=1e-9)
 
@@ -231,10 +237,13 @@ def test_exchanges_over_efa_cost_the_host_more(system: str, dispatcher: str, pla
     """For each port of a device; two devices that share one have an endpoint each."""
     host = load_software("megatron-core").host
     fabric = Fabric(
-        load_system(system), handshake_time=host.handshake, efa_extra_times=host.libfabric, dispatch_library=dispatcher
+        load_system(system),
+        token_handshake_time=host.handshake,
+        efa_handshake_times=host.libfabric,
+        token_exchange_library=dispatcher,
     )
-    assert fabric.exchange_handshake_time(1, 8) == 0, "inside a node"
-    assert fabric.exchange_handshake_time(1, 16) == pytest.approx(host.handshake + ports * host.libfabric[place])
+    assert fabric.group_handshake_time(1, 8) == 0, "inside a node"
+    assert fabric.group_handshake_time(1, 16) == pytest.approx(host.handshake + ports * host.libfabric[place])
 
 
 def test_tokens_that_travel_once_pay_the_more_there_are() -> None:
@@ -252,13 +261,13 @@ def test_tokens_that_travel_once_pay_the_more_there_are() -> None:
 @pytest.mark.slow
 def test_a_search_chooses_the_dispatcher_and_folds_experts() -> None:
     run = Run.model_validate({"gpus": 32, "global_batch": 64, "software": "megatron-core", "model": {"layers": 2}})
-    space = replace(narrowed_space("tp=4,cp=1,ep=16,pp=1,sp", recompute="none"), zero=(1,))
+    space = replace(search_space_from_options("tp=4,cp=1,ep=16,pp=1,sp", recompute="none"), zero=(1,))
     found = search(QWEN, H100, run, space=space)
     assert {row.run.experts.dispatch for row in found.plans} == {None, "deepep"}
     assert {row.strategy for row in found.plans} == {"tp=4,ep=16,dp=8,etp=1,zero=1,sp"}, "8 ranks of dp hold no 16"
     for row in found.plans:
         assert row.step_time == pytest.approx(predict(QWEN, H100, row.run).step_time, rel=1e-9)
-    text = explain(QWEN, H100, found).text
+    text = explain_best_plan(QWEN, H100, found).text
     used, other = ("NCCL's all-to-all", "DeepEP")[:: 1 if found.plans[0].run.experts.dispatch is None else -1]
     assert (
         f"Tokens are dispatched to experts by {used}; with {other} the step would be " in text
@@ -278,7 +287,10 @@ def test_what_clamped_experts_move() -> None:
     operations, out = clamped_expert_operations("e", sent, 5, {"hidden": 6})
     assert out.sizes == (2, 10, 6)
     passes = [
-        kernel for each in operations for kernel in each.forward_kernels(precision("bf16")) if kernel.family == "memory"
+        kernel
+        for each in operations
+        for kernel in each.forward_kernels(default_precision("bf16"))
+        if kernel.family == "memory"
     ]
     elements = 2 * 10
     biases = 2 * (2 * 5 + 6) * 2
@@ -317,24 +329,30 @@ def test_an_unknown_dispatcher_is_said() -> None:
 def test_a_recipe_of_the_framework_says_what_a_silent_row_recomputes() -> None:
     software = load_software("megatron-core")
     row = {"framework": "Megatron-Bridge 0.4.2 (NeMo 26.04.01)", "model": "DeepSeek-V3", "pp": 8, "ep": 32}
-    assert recompute_of(row, software) == "full", "its recipe of 32 nodes"
-    assert recompute_of({**row, "recompute": "none"}, software) == "none", "what a row states goes first"
-    assert recompute_of({**row, "ep": 64}, software) == software.recomputation.policy == "none"
-    assert recompute_of({**row, "framework": "NeMo AutoModel"}, software) == "none"
+    assert recompute_policy_of_run(row, software) == "full", "its recipe of 32 nodes"
+    assert recompute_policy_of_run({**row, "recompute": "none"}, software) == "none", "what a row states goes first"
+    assert recompute_policy_of_run({**row, "ep": 64}, software) == software.recomputation.policy == "none"
+    assert recompute_policy_of_run({**row, "framework": "NeMo AutoModel"}, software) == "none"
 
 
 def test_a_recipe_says_which_modules_a_silent_row_recomputes() -> None:
     oss = SILENT | {"model": "GPT OSS 120B", "pp": 4}
-    assert (run_of(oss).recompute.policy, run_of(oss).recompute.modules) == ("selective", ("layernorm", "moe_act"))
-    assert run_of(oss | {"recompute": "none"}).recompute.modules == ()
-    assert run_of(oss | {"pp": 2, "dp": 32}).recompute.policy == "none"
+    assert (run_of_transformer_row(oss).recompute.policy, run_of_transformer_row(oss).recompute.modules) == (
+        "selective",
+        ("layernorm", "moe_act"),
+    )
+    assert run_of_transformer_row(oss | {"recompute": "none"}).recompute.modules == ()
+    assert run_of_transformer_row(oss | {"pp": 2, "dp": 32}).recompute.policy == "none"
 
 
 def test_layers_that_notes_say_were_recomputed() -> None:
     quoted = SILENT | {"recompute": "full", "notes": "recipe X: recompute_num_layers=5; full recompute of 5 layers"}
-    assert (run_of(quoted).recompute.policy, run_of(quoted).recompute.layers) == ("full", 5)
-    assert run_of(quoted | {"recompute": "none"}).recompute.layers is None
-    assert run_of(quoted | {"notes": "full recompute"}).recompute.layers is None
+    assert (run_of_transformer_row(quoted).recompute.policy, run_of_transformer_row(quoted).recompute.layers) == (
+        "full",
+        5,
+    )
+    assert run_of_transformer_row(quoted | {"recompute": "none"}).recompute.layers is None
+    assert run_of_transformer_row(quoted | {"notes": "full recompute"}).recompute.layers is None
 
 
 def test_activations_that_go_to_the_host_are_not_recomputed() -> None:
@@ -343,9 +361,9 @@ def test_activations_that_go_to_the_host_are_not_recomputed() -> None:
         "model": "LLAMA3_70B", "layers": 80, "hidden": 8192, "heads": 64, "ffn_hidden": 28672, "n_experts": 0, "ep": 1,
         "seq_len": 8192, "micro_batch": 4, "global_batch": 256, "sharding": "zero3",
     }  # fmt: skip
-    made = prediction_of(row)
+    made = predict_transformer_run(row)
     assert made.run.recompute.policy == "none" and made.memory.total > 4 / 3 * made.memory.capacity
-    assert prediction_of(row | {"framework": "NeMo"}).run.recompute.policy == "full"
+    assert predict_transformer_run(row | {"framework": "NeMo"}).run.recompute.policy == "full"
 
 
 SILENT = {
@@ -363,8 +381,8 @@ def test_modules_that_notes_say_were_recomputed() -> None:
         "n_gpus": 256, "tp": 1, "pp": 32, "dp": 8, "cp": 1, "ep": 8, "vp": 3, "micro_batch": 1, "global_batch": 2048,
         "dtype": "bf16", "software": "megatron-core", "recompute": "selective",
     }  # fmt: skip
-    assert run_of({**row, "notes": "forced balance; moe recomputed"}).recompute.modules == ("moe",)
-    assert run_of({**row, "notes": "sums recomputed against the page"}).recompute.modules == ()
+    assert run_of_transformer_row({**row, "notes": "forced balance; moe recomputed"}).recompute.modules == ("moe",)
+    assert run_of_transformer_row({**row, "notes": "sums recomputed against the page"}).recompute.modules == ()
     stated = {**row, "notes": "moe recomputed", "recompute_modules": "layernorm+moe_act"}
-    assert run_of(stated).recompute.modules == ("layernorm", "moe_act")
-    assert run_of({**row, "recompute": "full", "notes": "moe recomputed"}).recompute.modules == ()
+    assert run_of_transformer_row(stated).recompute.modules == ("layernorm", "moe_act")
+    assert run_of_transformer_row({**row, "recompute": "full", "notes": "moe recomputed"}).recompute.modules == ()

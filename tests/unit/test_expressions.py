@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paleo.errors import SpecError
-from paleo.specs.loading import evaluate_expression
+from paleo.specs.loading import evaluate_model_expression
 
 NAMES: dict[str, Any] = {"hidden": 768, "heads": 12, "rate": 0.5, "kind": "wide", "causal": True, "zero": 0}
 
@@ -38,8 +38,8 @@ NAMES: dict[str, Any] = {"hidden": 768, "heads": 12, "rate": 0.5, "kind": "wide"
     ],
 )
 def test_values(text: str, value: Any) -> None:
-    assert evaluate_expression(text, NAMES) == value
-    assert type(evaluate_expression(text, NAMES)) is type(value)
+    assert evaluate_model_expression(text, NAMES) == value
+    assert type(evaluate_model_expression(text, NAMES)) is type(value)
 
 
 @pytest.mark.parametrize(
@@ -78,14 +78,14 @@ def test_values(text: str, value: Any) -> None:
 )
 def test_what_is_no_arithmetic(text: str, word: str) -> None:
     with pytest.raises(SpecError, match=word):
-        evaluate_expression(text, NAMES)
+        evaluate_model_expression(text, NAMES)
 
 
 @pytest.mark.slow
 @given(st.text(max_size=60))
 def test_any_text_is_a_value_or_a_spec_error(text: str) -> None:
     try:
-        value = evaluate_expression(f"={text}", NAMES)
+        value = evaluate_model_expression(f"={text}", NAMES)
     except SpecError:
         return
     assert isinstance(value, int | float | str | bool)
@@ -94,17 +94,17 @@ def test_any_text_is_a_value_or_a_spec_error(text: str) -> None:
 @given(st.integers(-(10**6), 10**6), st.integers(1, 10**6))
 def test_arithmetic_is_that_of_whole_numbers(a: int, b: int) -> None:
     names = {"a": a, "b": b}
-    assert evaluate_expression("=a // b * b + a % b", names) == a
-    assert evaluate_expression("=a * b", names) == a * b
-    assert evaluate_expression("=(a * b) / b", names) == a
+    assert evaluate_model_expression("=a // b * b + a % b", names) == a
+    assert evaluate_model_expression("=a * b", names) == a * b
+    assert evaluate_model_expression("=(a * b) / b", names) == a
 
 
 @pytest.mark.parametrize("text", ["=round(5,-99999999)", "=round(5,99999999)", "=round(1e14,-10**9)"])
 def test_rounding_to_a_far_digit_is_refused_at_once(text: str) -> None:
     with pytest.raises(SpecError):
-        evaluate_expression(text, {})
+        evaluate_model_expression(text, {})
 
 
 def test_rounding_to_a_near_digit() -> None:
-    assert evaluate_expression("=round(1234, -2)", {}) == 1200
-    assert evaluate_expression("=round(2.6)", {}) == 3
+    assert evaluate_model_expression("=round(1234, -2)", {}) == 1200
+    assert evaluate_model_expression("=round(2.6)", {}) == 3

@@ -7,10 +7,10 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
-from paleo.cli import run
+from paleo.cli import run_command_line as run
 from paleo.network.graph import build_graph
-from paleo.pricing.links.topology import Dragonfly, exchange_share, rail_exchange_share
-from paleo.report.collective import Vertex, level_graph, level_sizes
+from paleo.pricing.links.topology import Dragonfly, all_to_all_nic_share, rail_all_to_all_nic_share
+from paleo.report.collective import LinkGraphVertex, interconnect_level_graph, level_member_counts
 from paleo.specs.catalog import entry_names
 from paleo.specs.model import load_model
 from paleo.specs.system import InterconnectLevel, System, load_system, torus_levels
@@ -20,7 +20,9 @@ FABRIC = SYSTEM.levels[-1]
 LEVELS = [(name, index) for name in entry_names("systems") for index in range(len(load_system(name).levels))]
 
 
-def carried(graph: nx.Graph[Vertex], sends: dict[Vertex, float], takes: dict[Vertex, float]) -> float:
+def carried(
+    graph: nx.Graph[LinkGraphVertex], sends: dict[LinkGraphVertex, float], takes: dict[LinkGraphVertex, float]
+) -> float:
     """The largest flow from vertices that send so much at most to those that take so much at most."""
     flows = graph.copy()
     flows.add_edges_from(("source", vertex) for vertex in sends)
@@ -42,10 +44,10 @@ def test_a_unit_sends_at_the_rate_of_its_level(name: str, index: int) -> None:
     """From one unit to all others of its leaf, or of the whole level where there are no leaves."""
     system = load_system(name)
     level = system.levels[index]
-    units = min(level_sizes(system, level)[1], 32)
+    units = min(level_member_counts(system, level)[1], 32)
     if level.topology == "torus" or units < 2:
         return
-    graph = level_graph(system, level, units)
+    graph = interconnect_level_graph(system, level, units)
     rest = dict.fromkeys((unit for unit in range(1, units)), float("inf"))
     assert carried(graph, {0: float("inf")}, rest) == pytest.approx(level.member_bandwidth)
 
@@ -56,11 +58,11 @@ def test_exchange_over_a_fat_tree(nodes: int, members: int, ratio: float) -> Non
     leaf = 16
     level = changed(leaf=leaf, oversubscription=ratio)
     machine = system_with(level, 16 * leaf)
-    graph = level_graph(machine, level, (nodes // members) * leaf)
+    graph = interconnect_level_graph(machine, level, (nodes // members) * leaf)
     rate = level.member_bandwidth
     inside = range(members)
     others = [leaf * group + i for group in range(1, nodes // members) for i in range(members)]
-    share = float(exchange_share(nodes, members, leaf, ratio))
+    share = float(all_to_all_nic_share(nodes, members, leaf, ratio))
     leaving = rate * (nodes - members) / (nodes - 1)  # of a node, to other leaves
 
     def fits(at: float) -> bool:
@@ -76,8 +78,8 @@ def test_exchange_over_rails(nodes: int, members: int, ratio: float) -> None:
     """What the NICs below one rail switch send to other rails, and to their own rail below other switches, fits."""
     leaf, rails = 8, FABRIC.ports
     level = changed(leaf=leaf, oversubscription=ratio, routing="rail")
-    graph = level_graph(system_with(level, 16 * leaf), level, 2 * leaf)
-    share = float(rail_exchange_share(nodes, members, rails, leaf, ratio))
+    graph = interconnect_level_graph(system_with(level, 16 * leaf), level, 2 * leaf)
+    share = float(rail_all_to_all_nic_share(nodes, members, rails, leaf, ratio))
     port = level.link.bandwidth
     leaving = port * (1.0 - (members - 1) / ((nodes - 1) * rails))
 
@@ -98,7 +100,7 @@ def test_exchange_over_a_dragonfly(routing: str, links: int) -> None:
     """Two full groups exchange over their own links, or over those of all third groups."""
     groups, leaf = 6, 16
     level = changed(topology="dragonfly", leaf=leaf, global_links=links, routing=routing)
-    graph = level_graph(system_with(level, groups * leaf), level, groups * leaf)
+    graph = interconnect_level_graph(system_with(level, groups * leaf), level, groups * leaf)
     direct = {"group 0", "group 1", *range(2 * leaf)}
     graph = graph.subgraph(direct).copy() if routing == "minimal" else graph.copy()
     if routing == "valiant":
@@ -123,9 +125,9 @@ def test_planes_of_a_torus_send_at_the_rate_of_their_dimension(name: str, chips:
     """From the first row, plane, … of each dimension to the rest of the box."""
     system = load_system(name)
     level = next(each for each in system.levels if each.topology == "torus")
-    graph = level_graph(system, level, chips)
-    places: dict[Vertex, tuple[int, ...]] = nx.get_node_attributes(graph, "place")
-    below = level_sizes(system, level)[0]
+    graph = interconnect_level_graph(system, level, chips)
+    places: dict[LinkGraphVertex, tuple[int, ...]] = nx.get_node_attributes(graph, "place")
+    below = level_member_counts(system, level)[0]
     for axis, dimension in enumerate(torus_levels(level, below, chips * below)):
         inside = [v for v, place in places.items() if all(place[other] == 0 for other in range(axis, len(place)))]
         rest = [v for v, place in places.items() if place[axis] > 0 and not any(place[axis + 1 :])]

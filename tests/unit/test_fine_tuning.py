@@ -13,12 +13,12 @@ from paleo.lowering.program import Section
 from paleo.network.fine_tuning import NF4_BYTES_PER_NUMBER
 from paleo.operations.base import Kernel
 from paleo.predict import Prediction, predict
-from paleo.specs.loading import build_validated
+from paleo.specs.loading import validate_mapping
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
 from paleo.step.memory import tied_stage_pairs
-from paleo.studies.network_summary import summarise
+from paleo.studies.network_summary import summarise_network
 
 H100 = load_system("dgx-h100")
 LAYERS, RANK, SEQ, BATCH, VOCAB = 2, 8, 32, 4, 1000
@@ -31,7 +31,7 @@ EACH = {"attention": (QKV, OUT), "all": (QKV, OUT, UP, DOWN)}
 def made(name: str = "llama2-7b", **options: Any) -> Prediction:
     stated = {"gpus": 1, "batch": BATCH, "dtype": "bf16", "lora": RANK} | options
     sizes = {"model": SIZES} if name == "llama2-7b" else {}
-    return predict(load_model(name), H100, build_validated(Run, sizes | stated, "test"))
+    return predict(load_model(name), H100, validate_mapping(Run, sizes | stated, "test"))
 
 
 def kernels(one: Prediction, section: str = "") -> Iterator[Kernel]:
@@ -137,9 +137,9 @@ def test_under_tensor_parallelism_one_of_the_two_is_split() -> None:
     full = made(lora=None, strategy="tp=2", gpus=2)
     assert section(alone).trained_parameter_count == learned("attention")
     assert section(split).trained_parameter_count == RANK * (64 + 192 // 2) + RANK * (64 // 2 + 64)
-    sent = [(one.operation, one.phase, one.payload_bytes) for one in section(split).transfers]
+    sent = [(one.operation, one.phase, one.payload_bytes) for one in section(split).collectives]
     more = [("all_reduce", "backward", 2.0 * BATCH * SEQ * RANK)]
-    assert sorted(sent) == sorted([(t.operation, t.phase, t.payload_bytes) for t in section(full).transfers] + more)
+    assert sorted(sent) == sorted([(t.operation, t.phase, t.payload_bytes) for t in section(full).collectives] + more)
 
 
 def test_sharded_weights_are_gathered_frozen_or_not() -> None:
@@ -160,8 +160,8 @@ def test_tied_weights_that_are_frozen_owe_nothing() -> None:
 
 
 def test_summary_counts_adapters() -> None:
-    run = build_validated(Run, {"model": SIZES, "lora": f"{RANK}:all"}, "test")
-    counts = [summarise(load_model("llama2-7b"), one).graph.parameters for one in (run, Run(model=run.model))]
+    run = validate_mapping(Run, {"model": SIZES, "lora": f"{RANK}:all"}, "test")
+    counts = [summarise_network(load_model("llama2-7b"), one).graph.parameters for one in (run, Run(model=run.model))]
     assert counts[0] - counts[1] == LAYERS * learned("all")
 
 
@@ -187,7 +187,7 @@ def test_fine_tuning_is_faster_than_training() -> None:
     """Llama 2 7B on eight GPUs, sixteen microbatches to an exchange: between the 4/6 of its products and the whole."""
     stated = {"gpus": 8, "batch": 16, "microbatch": 1, "dtype": "bf16", "software": "megatron-core"}
     full, frozen = (
-        predict(load_model("llama2-7b"), H100, build_validated(Run, {**stated, **more}, "test"))
+        predict(load_model("llama2-7b"), H100, validate_mapping(Run, {**stated, **more}, "test"))
         for more in ({}, {"lora": 16})
     )
     assert 0.55 < frozen.step_time / full.step_time < 0.8

@@ -11,7 +11,7 @@ import pytest
 
 from paleo.calibrate.fit import Array, Fit, MeasuredRows, conformal_bins, conformal_factors, split_by_configuration
 from paleo.errors import SpecError
-from paleo.specs.calibration import parameter
+from paleo.specs.calibration import calibrated_parameter
 from paleo.tables.base import ResidualErrors, residual_errors
 
 
@@ -19,9 +19,9 @@ from paleo.tables.base import ResidualErrors, residual_errors
 class Line:
     """Seconds = start + size / rate."""
 
-    start: float = parameter("1 s", "0.01..100 s", "constant part")
-    rate: float = parameter("1 1/s", "0.01..100", "size per second")
-    pinned: float = parameter("1", "0.1..10", "not fitted", fitted=False)
+    start: float = calibrated_parameter("1 s", "0.01..100 s", "constant part")
+    rate: float = calibrated_parameter("1 1/s", "0.01..100", "size per second")
+    pinned: float = calibrated_parameter("1", "0.1..10", "not fitted", fitted=False)
 
 
 class LineTable:
@@ -49,7 +49,7 @@ def test_recovers_parameters_and_states_honest_errors() -> None:
     assert found.pinned == 1.0
     # mean of |exp(N(0, 0.05)) - 1| is 0.05 sqrt(2 / pi) = 0.040
     assert result.residual.mape == pytest.approx(0.040, abs=0.012)
-    assert 0.0005 < result.uncertainty["rate"] < 0.02
+    assert 0.0005 < result.log_standard_deviations["rate"] < 0.02
     assert result.rows_fitted + result.rows_held_out < 400
 
 
@@ -64,7 +64,7 @@ def test_stacks_share_all_but_what_stands_apart() -> None:
     assert result.parameters["a"].start == pytest.approx(1.0, rel=0.05)
     assert result.parameters["b"].start == pytest.approx(8.0, rel=0.05)
     assert result.parameters["a"].rate == result.parameters["b"].rate
-    assert set(result.uncertainty) == {"rate", "start[a]", "start[b]"}
+    assert set(result.log_standard_deviations) == {"rate", "start[a]", "start[b]"}
     assert set(result.residual_by_stack) == {"a", "b"}
 
 
@@ -73,7 +73,10 @@ def test_fixed_stays_and_free_moves() -> None:
         Fit(LineTable(), [rows("a", 3.0)], Line(start=3.0), fixed_parameters=("start",)).run().parameters["a"].start
         == 3.0
     )
-    assert "pinned" in Fit(LineTable(), [rows("a", 3.0)], Line(), released_parameters=("pinned",)).run().uncertainty
+    assert (
+        "pinned"
+        in Fit(LineTable(), [rows("a", 3.0)], Line(), released_parameters=("pinned",)).run().log_standard_deviations
+    )
     with pytest.raises(SpecError, match="nearest: 'rate'"):
         Fit(LineTable(), [rows("a", 3.0)], Line(), fixed_parameters=("rat",)).run()
 

@@ -13,7 +13,7 @@ import pytest
 from paleo.calibrate.fit import split_by_configuration
 from paleo.calibrate.links import (
     LINK_PARAMETERS,
-    LOOSEST,
+    MAX_LOG_STANDARD_DEVIATION,
     WHOLE_STEP_STACK,
     LinkParameters,
     configuration_labels,
@@ -23,11 +23,11 @@ from paleo.calibrate.links import (
     log_sigmas,
     system_calibration,
 )  # fmt: skip
-from paleo.cli import run
+from paleo.cli import run_command_line as run
 from paleo.predict import predict
-from paleo.pricing.communication import LINK_FAMILIES, link_parameters
+from paleo.pricing.communication import COLLECTIVE_CALIBRATION_FAMILIES, collective_parameters
 from paleo.pricing.families import convolution_family
-from paleo.pricing.kernels import FamilyPredictor
+from paleo.pricing.kernels import KernelFamilyPredictor
 from paleo.specs.calibration import load_calibration
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -54,7 +54,7 @@ def made_with(truth: Mapping[str, float], system: str, splits: Sequence[tuple[in
         for tp, dp in splits for layers, hidden in SIZES for seq in (256, 2048)
     ]  # fmt: skip
     known = load_system(system)
-    before = {family: link_parameters(known, family) for family in LINK_FAMILIES}
+    before = {family: collective_parameters(known, family) for family in COLLECTIVE_CALIBRATION_FAMILIES}
     start = {name: getattr(before[one.family].parameters, one.field_name) for name, one in LINK_PARAMETERS.items()}
     made = system_calibration(known, link_entries(before, LinkParameters(**(start | truth)), list(truth)))
     table = TransformerStepTable(made)
@@ -82,7 +82,7 @@ def fitted(inside: Path) -> Path:
 def test_a_fit_finds_the_links_of_a_node(fitted: Path) -> None:
     (entry,) = load_calibration(str(fitted)).entries
     assert (entry.family, entry.stack) == ("collective.nccl", WHOLE_STEP_STACK)
-    before = link_parameters(load_system("dgx-a100-80gb"), "collective.nccl").parameters
+    before = collective_parameters(load_system("dgx-a100-80gb"), "collective.nccl").parameters
     share, latency = INSIDE["inside_share"] / before.simple_fraction, INSIDE["inside_latency"] / before.launch_time
     for name, factor in (
         ("simple_fraction", share),
@@ -148,7 +148,7 @@ def test_rows_that_are_all_alike_do_not_tell_share_from_latency(tmp_path: Path) 
     pd.concat([alike.assign(micro_batch=1, model=str(index)) for index in range(12)]).to_csv(path, index=False)
     (job,) = link_jobs([path], ["dgx-a100-80gb"], tuple(INSIDE))
     both, alone = (log_sigmas(job, job.start_parameters, names) for names in (tuple(INSIDE), ["inside_share"]))
-    assert min(both.values()) > LOOSEST and both["inside_share"] > 100 * alone["inside_share"]
+    assert min(both.values()) > MAX_LOG_STANDARD_DEVIATION and both["inside_share"] > 100 * alone["inside_share"]
 
 
 def test_a_fit_that_helps_no_other_row_is_not_written(
@@ -194,7 +194,7 @@ def test_too_few_steps_are_refused(inside: Path, tmp_path: Path, capsys: pytest.
 def test_links_of_a_users_file_leave_kernels_of_old_libraries_alone(fitted: Path) -> None:
     device, profile = load_system("dgx-1-v100").device, load_software("caffe").with_fields({"convolutions.cudnn": 5.0})
     families = [
-        convolution_family(FamilyPredictor(device, "fp32", profile, own))
+        convolution_family(KernelFamilyPredictor(device, "fp32", profile, own))
         for own in (None, load_calibration(str(fitted)), load_calibration("v100-pcie-32gb"))
     ]
     assert families == ["conv.vector-cudnn5", "conv.vector-cudnn5", "conv.vector"]

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from paleo.calibrate.fit import count_rows
-from paleo.calibrate.software import fit_software, software_jobs, software_text
-from paleo.cli import run
+from paleo.calibrate.software import fit_software, software_jobs, software_profile_yaml
+from paleo.cli import run_command_line as run
 from paleo.specs.catalog import entry_names
 from paleo.specs.loading import Spec
 from paleo.specs.software import load_software
@@ -73,7 +73,7 @@ def test_the_written_profile_is_one_that_runs(table: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", entry_names("software"))
 def test_a_profile_that_is_written_is_read_as_it_was(name: str, tmp_path: Path) -> None:
     profile = load_software(name)
-    (tmp_path / f"{name}.yaml").write_text(software_text(profile))
+    (tmp_path / f"{name}.yaml").write_text(software_profile_yaml(profile))
     again = load_software(tmp_path / f"{name}.yaml")
     for group in type(profile).model_fields:
         for field, value in dict(getattr(profile, group) if isinstance(getattr(profile, group), Spec) else {}).items():
@@ -128,7 +128,7 @@ def test_a_fitted_profile_states_the_rows_that_its_fit_finds(
     assert stated is not None
     fitted, _, held_out = job.make_fit().split_rows
     assert (stated.rows_fitted, stated.rows_held_out) == (count_rows(fitted), count_rows(held_out))
-    assert (stated.source, stated.architectures) == (job.table_and_sources, job.architectures)
+    assert (stated.source, stated.architectures) == (job.citation, job.architectures)
 
 
 def test_those_are_all_fitted_profiles() -> None:

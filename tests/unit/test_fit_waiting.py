@@ -12,9 +12,9 @@ from paleo.calibrate.software import (
     fit_waiting_exponent,
     leave_one_source_out,
     moe_waiting_steps,
-    predict_with_exponent,
+    predict_with_waiting_exponent,
 )
-from paleo.cli import run
+from paleo.cli import run_command_line as run
 from paleo.errors import SpecError
 from paleo.specs.software import load_software
 from paleo.tables.base import residual_errors
@@ -88,7 +88,7 @@ def test_steps_whose_hosts_run_ahead_say_nothing_of_it(table: Path, tmp_path: Pa
 
 
 def bias(rows: list[MeasuredRows], power: float) -> float:
-    return residual_errors(*predict_with_exponent(rows, power)).bias
+    return residual_errors(*predict_with_waiting_exponent(rows, power)).bias
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_the_command_writes_the_profiles_and_tests_sources_that_are_held_out(
     assert after.host.waiting_power == pytest.approx(POWER, rel=0.03)
     assert after.host.forward == pytest.approx(before.host.forward) and after.parallelism == before.parallelism
     assert after.fit is not None and (after.fit.rows_fitted, after.fit.rows_held_out) == (4, 6)
-    assert not after.is_fitted("Hopper")  # its host times are those that they were
+    assert not after.is_fitted_for("Hopper")  # its host times are those that they were
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import paleo
-from paleo.cli import run
+from paleo.cli import run_command_line as run
 from paleo.cluster.jobs import JobSpec, jobs_from_mappings, read_jobs
-from paleo.cluster.run_times import predict_job
+from paleo.cluster.run_times import predict_job_run_times
 from paleo.cluster.study import ClusterRequirements, _run_time_factor, late_jobs
 from paleo.errors import SpecError
 from paleo.specs.system import load_system
@@ -37,7 +37,7 @@ def fleet(nodes="auto", **options):
 @pytest.mark.slow
 def test_a_training_takes_what_estimate_says():
     spec = jobs_from_mappings([{**GPT, "tokens": "1B", "gpus": 8}])[0]
-    price = predict_job(spec, [load_system(NODE)], [64]).run_times[0][8]
+    price = predict_job_run_times(spec, [load_system(NODE)], [64]).run_times[0][8]
     answer = paleo.estimate("gpt2", NODE, gpus=8, global_batch=64, tokens="1B", goodput=True)
     assert price.seconds == pytest.approx(answer.training.long_run.wall_time, rel=0.02)
     assert 0 < price.failure_share < 0.05 and price.restart_time > 60
@@ -48,16 +48,16 @@ def test_a_search_takes_what_tune_says():
     spec = jobs_from_mappings([{**GPT, "gpus": 16, "tune": {"trials": 32, "method": "halving", "max_tokens": "100M"}}])[
         0
     ]
-    price = predict_job(spec, [load_system(NODE)], [64]).run_times[0][16]
+    price = predict_job_run_times(spec, [load_system(NODE)], [64]).run_times[0][16]
     answer = paleo.tune("gpt2", NODE, 16, trials=32, method="halving", max_tokens="100M", global_batch=64)
-    assert price.seconds == pytest.approx(answer.study.best.seconds)
+    assert price.seconds == pytest.approx(answer.study.fastest_search.seconds)
 
 
 @pytest.mark.slow
 def test_reinforcement_learning_takes_what_rl_says():
     options = {"steps": 100, "rollouts": 64, "output": 200}
     spec = jobs_from_mappings([{"model": "qwen3-0.6b", "gpus": 8, "rl": options}])[0]
-    price = predict_job(spec, [load_system(NODE)], [8]).run_times[0][8]
+    price = predict_job_run_times(spec, [load_system(NODE)], [8]).run_times[0][8]
     answer = paleo.rl("qwen3-0.6b", NODE, gpus=8, **options)
     assert price.seconds == pytest.approx(100 * answer.study.steps[0].step_time)
 
@@ -66,7 +66,7 @@ def test_a_service_has_the_fewest_gpus_that_carry_its_rate():
     spec = jobs_from_mappings(
         [{"model": "llama3-8b", "until": "2 h", "serve": {"rate": "30/s", "input": 500, "output": 200}}]
     )[0]
-    priced = predict_job(spec, [load_system(NODE)], [64])
+    priced = predict_job_run_times(spec, [load_system(NODE)], [64])
     gpus = priced.preferred_gpus[0]
     assert priced.run_times[0][gpus].seconds == 7200
     assert paleo.serve("llama3-8b", NODE, gpus=gpus, input=500, output=200, rate=30).limits_met
@@ -84,15 +84,15 @@ def test_a_service_that_waits_is_late():
 @pytest.mark.slow
 def test_auto_is_enough_for_the_deadline_and_a_range_has_its_ends():
     system, job = load_system(NODE), {"model": "resnet50", "samples": "40M", "run": {"global_batch": 1024}}
-    auto = predict_job(jobs_from_mappings([job])[0], [system], [1024])
+    auto = predict_job_run_times(jobs_from_mappings([job])[0], [system], [1024])
     assert auto.preferred_gpus == (4,)
     times = {gpus: price.seconds for gpus, price in auto.run_times[0].items()}
     assert times[8] > 0.75 * times[4] and times[4] < 0.75 * times[2]
-    hasty = predict_job(jobs_from_mappings([{**job, "deadline": f"{1.2 * times[4]} s"}])[0], [system], [1024])
-    calm = predict_job(jobs_from_mappings([{**job, "deadline": f"{5 * times[4]} s"}])[0], [system], [1024])
+    hasty = predict_job_run_times(jobs_from_mappings([{**job, "deadline": f"{1.2 * times[4]} s"}])[0], [system], [1024])
+    calm = predict_job_run_times(jobs_from_mappings([{**job, "deadline": f"{5 * times[4]} s"}])[0], [system], [1024])
     assert hasty.preferred_gpus == (4,) and calm.preferred_gpus == (2,)
     assert times[2] <= 2.5 * times[4] < times[1]
-    ranged = predict_job(jobs_from_mappings([{"duration": "8 h", "gpus": "4..12"}])[0], [system], [64])
+    ranged = predict_job_run_times(jobs_from_mappings([{"duration": "8 h", "gpus": "4..12"}])[0], [system], [64])
     assert sorted(ranged.run_times[0]) == [4, 8, 12]
 
 
@@ -103,8 +103,8 @@ def test_the_smallest_order_holds_and_one_node_less_does_not():
     answer = fleet(wait="30min", measure="mean")
     (nodes,) = answer.study.nodes
     assert answer.requirements_met and answer.study.waiting_time_statistic <= 1800
-    smaller = answer.study.fleet.run((nodes - 1,)) if nodes > 2 else None
-    assert nodes == 2 or late_jobs(answer.study.fleet, smaller) or smaller.waited.mean() > 1800
+    smaller = answer.study.fleet.simulate((nodes - 1,)) if nodes > 2 else None
+    assert nodes == 2 or late_jobs(answer.study.fleet, smaller) or smaller.waiting_time.mean() > 1800
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -116,7 +116,8 @@ def test_the_smallest_order_of_random_jobs_is_the_smallest(seed):
     ]
     answer = paleo.fleet(jobs, NODE, wait="1 h", samples=0, policy="fifo")
     keeps = [
-        answer.study.fleet.fits_all_jobs((n,)) and np.quantile(answer.study.fleet.run((n,)).waited, 0.95) <= 3600
+        answer.study.fleet.fits_all_jobs((n,))
+        and np.quantile(answer.study.fleet.simulate((n,)).waiting_time, 0.95) <= 3600
         for n in range(1, answer.study.nodes[0] + 1)
     ]
     assert keeps == [False] * (len(keeps) - 1) + [True]
@@ -127,13 +128,13 @@ def test_mixed_orders_cost_no_more_than_those_of_one_kind():
     systems = ["dgx-h100", "dgx-a100-80gb"]
     jobs = [{**GPT, "tokens": "2B", "gpus": 8, "deadline": "2 h"}, {**GPT, "tokens": "100M", "gpus": 8}]
     mixed = paleo.fleet(jobs, systems, samples=0, price="dgx-h100=3,dgx-a100-80gb=1")
-    rates = [mixed.study.fleet.usd_per_s(mixed.study.nodes)]
+    rates = [mixed.study.fleet.rent_usd_per_s(mixed.study.nodes)]
     for place, system in enumerate(systems):
         try:
             (count,) = paleo.fleet(jobs, system, samples=0).study.nodes
         except SpecError:
             continue
-        rates.append(mixed.study.fleet.usd_per_s((count, 0) if place == 0 else (0, count)))
+        rates.append(mixed.study.fleet.rent_usd_per_s((count, 0) if place == 0 else (0, count)))
     assert mixed.requirements_met and rates[0] == min(rates)
 
 
@@ -167,9 +168,9 @@ def test_intervals_hold_the_expected_end_and_widen_with_the_step():
 
 
 def test_sampled_failures_keep_the_mean():
-    from paleo.cluster.run_times import JobTime
+    from paleo.cluster.run_times import JobRunTime
 
-    price = JobTime(8, 1000.0, mtbf=200.0, seconds_lost_per_failure=20.0)
+    price = JobRunTime(8, 1000.0, mtbf=200.0, seconds_lost_per_failure=20.0)
     random = np.random.default_rng(1)
     assert np.mean([_run_time_factor(price, random) for _ in range(4000)]) == pytest.approx(1.0, abs=0.01)
 
@@ -212,17 +213,19 @@ def test_a_trace_of_five_thousand_jobs_is_consistent():
         JobSpec.model_construct(name=f"{n}", arrival=float(arrivals[n]), gpus=int(gpus[n]), duration=float(seconds[n]))
         for n in range(5000)
     ]
-    from paleo.cluster.study import fleet_study, predict_fleet
+    from paleo.cluster.study import predict_fleet, simulate_or_size_cluster
 
-    study = fleet_study(predict_fleet(specs, [load_system(NODE)], "backfill", nodes=[32]), [32], ClusterRequirements())
+    study = simulate_or_size_cluster(
+        predict_fleet(specs, [load_system(NODE)], "backfill", nodes=[32]), [32], ClusterRequirements()
+    )
     result = study.result
     assert result.work_gpu_seconds == pytest.approx(gpus * seconds)
     whole = result.gpus * result.makespan
     assert result.work_gpu_seconds.sum() + sum(result.unused_gpu_seconds.values()) == pytest.approx(whole)
-    fifo = fleet_study(
+    fifo = simulate_or_size_cluster(
         predict_fleet(specs, [load_system(NODE)], "fifo", nodes=[32]), [32], ClusterRequirements()
     ).result
-    assert result.waited.mean() < fifo.waited.mean()
+    assert result.waiting_time.mean() < fifo.waiting_time.mean()
 
 
 BAD = [

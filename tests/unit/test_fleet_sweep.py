@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import paleo
-from paleo.cli import run
+from paleo.cli import run_command_line as run
 from paleo.cluster import study as fleets
 from paleo.errors import SpecError
-from paleo.studies.sweep import local_evaluator, sweep, sweep_table
+from paleo.studies.sweep import local_evaluator, sweep_table, write_sweep_table
 
 JOBS = """jobs:
   - {name: a, duration: 4 h, gpus: 16, deadline: 6 h}
@@ -29,7 +29,7 @@ def study(tmp_path: Path) -> Path:
 
 
 def test_a_row_is_the_answer_of_fleet(study: Path) -> None:
-    table = sweep_table(fleets.load_any_study(study))
+    table = sweep_table(fleets.load_run_or_fleet_sweep(study))
     assert len(table) == 27
     assert list(table.columns[:4]) == ["system", "policy", "nodes", "seed"]
     failing = table[table.nodes == 1]
@@ -39,12 +39,12 @@ def test_a_row_is_the_answer_of_fleet(study: Path) -> None:
     row = paleo.sweep(study).query("policy == 'backfill' and nodes == 2").iloc[0]
     answer = paleo.fleet(study.parent / "jobs.yaml", "dgx-h100", 2, samples=0).study
     assert row.span_s == answer.result.makespan and row.utilisation == answer.result.utilisation
-    assert row.cost_usd == pytest.approx(answer.usd) and row.deadlines_missed == len(answer.late_jobs)
+    assert row.cost_usd == pytest.approx(answer.rent_usd) and row.deadlines_missed == len(answer.late_jobs)
 
 
 def test_a_stopped_sweep_goes_on(study: Path, tmp_path: Path) -> None:
-    whole = fleets.load_any_study(study)
-    sweep(whole, tmp_path / "whole.csv")
+    whole = fleets.load_run_or_fleet_sweep(study)
+    write_sweep_table(whole, tmp_path / "whole.csv")
     done: list[int] = []
 
     def stopping(job, parts):
@@ -55,13 +55,13 @@ def test_a_stopped_sweep_goes_on(study: Path, tmp_path: Path) -> None:
             yield part, records
 
     with pytest.raises(KeyboardInterrupt):
-        sweep(whole, tmp_path / "parts.csv", stopping)
+        write_sweep_table(whole, tmp_path / "parts.csv", stopping)
 
     def counting(job, parts):
         done.extend(parts)
         return local_evaluator(whole, 1)(job, parts)
 
-    sweep(whole, tmp_path / "parts.csv", counting)
+    write_sweep_table(whole, tmp_path / "parts.csv", counting)
     assert done == [0, 1]
     assert (tmp_path / "parts.csv").read_text() == (tmp_path / "whole.csv").read_text()
 
@@ -94,4 +94,4 @@ def test_processes_and_dask_give_the_same_table(study: Path, tmp_path: Path) -> 
 def test_a_bad_axis_is_named(axes: str, words: str, study: Path) -> None:
     study.write_text(f"jobs: {study.parent}/jobs.yaml\nsystems: [dgx-h100]\naxes: {axes}\n")
     with pytest.raises(SpecError, match=words):
-        fleets.load_any_study(study)
+        fleets.load_run_or_fleet_sweep(study)

@@ -16,22 +16,28 @@ from paleo.operations.base import Kernel
 from paleo.pricing.calibration_lookup import find_parameters
 from paleo.pricing.gemm import (
     GemmParameters,
-    cache_miss,
+    cache_miss_rate,
     gemm_time,
     kernel_choice_odds,
     quantisation_time,
-    scattered_read_time,
-    unaligned_rows_time,
-    unaligned_time,
+    transposed_operand_read_time,
+    unaligned_batched_gemm_time,
+    unaligned_gemm_time,
     wave_count,
 )
-from paleo.pricing.kernels import DeviceDatasheet, FamilyPredictor, arithmetic_unit, datasheet_clock, device_datasheet
+from paleo.pricing.kernels import (
+    DeviceDatasheet,
+    KernelFamilyPredictor,
+    arithmetic_unit,
+    datasheet_clock,
+    device_datasheet,
+)
 from paleo.pricing.power import power_slowdown, throttle_factor
 from paleo.specs.catalog import entry_names
 from paleo.specs.device import load_device
 from paleo.specs.software import load_software
 from paleo.tables.cells import number_column, read_table
-from paleo.tables.kernels import KERNEL_TABLES, best_constant_efficiency, row_groups
+from paleo.tables.kernels import KERNEL_TABLES, best_constant_roofline_efficiency, group_rows_for_prediction
 from paleo.tables.kinds._gemm import GemmTable
 from paleo.tables.run_tables import find_table_kind
 from paleo.units import GIGA, MEGA, MICROSECOND, MILLISECOND, TERA
@@ -173,7 +179,7 @@ def test_more_work_takes_longer_by_and_large(name: str) -> None:
 
 def test_sub_functions() -> None:
     assert wave_count(np.array([101.0]), 100.0, 1.0)[0] == 2.0
-    assert cache_miss(np.array([math.inf]), 1.0)[0] == 1.0
+    assert cache_miss_rate(np.array([math.inf]), 1.0)[0] == 1.0
     assert throttle_factor(np.array([0.1]), np.array([1.0]))[0] == pytest.approx(1.0, abs=0.001)
     # 1 G elements of 2 B read twice and written once as 1 B: 5 GB at 2 TB/s
     quantise = quantisation_time(
@@ -273,7 +279,7 @@ def test_products_of_every_card_lie_in_a_band() -> None:
         )  # fmt: skip
         seconds = gemm_time(
             m=rows, n=side, k=side, element_bytes=2.0, result_bytes=2.0, weight_copies=math.inf, sustained=1.0,
-            activity=entry.parameters.training_activity, device=limits, parameters=entry.parameters,
+            activity=entry.parameters.training_energy_ratio, device=limits, parameters=entry.parameters,
         )  # fmt: skip
         reached = np.maximum(flops / limits.peak_flops_per_s, moved / limits.memory_bandwidth) / seconds
         assert (reached > [0.3, 0.45, 0.45]).all() and (reached < 0.97).all(), (card.name, reached)
@@ -326,7 +332,7 @@ def test_kind_of_table_and_its_keys() -> None:
     assert "int4" in kind.unsupported_reasons(ROWS).iloc[5]
     flops, moved = kind.flops_and_bytes(ROWS)
     assert flops[1] == 2 * 64**4 and moved[1] == 64 * 3 * 64 * 64 * 4
-    assert sum(len(group.frame) for group in row_groups(kind, ROWS)) == 5
+    assert sum(len(group.frame) for group in group_rows_for_prediction(kind, ROWS)) == 5
     with pytest.raises(SpecError, match="the nearest"):
         find_table_kind(["m", "n", "k", "spam"])
 
@@ -354,12 +360,12 @@ def test_transposed_operands_open_a_page_a_row() -> None:
     graphics = dataclasses.replace(DEVICE, memory_kind="GDDR5X", tensor_cores=False, multiprocessors=20.0)
     graphics = dataclasses.replace(graphics, memory_bandwidth=400 * GIGA, l2_bytes=3 * MEGA)
     m, n, one, k = 256.0, 40 * 128.0, np.array(1.0), 3200.0
-    seconds = scattered_read_time(m * one, n * one, k * one, one, 4 * one, 0.1, graphics)
+    seconds = transposed_operand_read_time(m * one, n * one, k * one, one, 4 * one, 0.1, graphics)
     assert float(seconds) == pytest.approx(2 * n * k * 4 / 40e9)
-    assert float(scattered_read_time(m * one, n * one, 4096 * one, one, 4 * one, 0.1, graphics)) == pytest.approx(
-        n * 4096 * 4 / 40e9
-    )
-    batched = scattered_read_time(m * one, n * one, k * one, 64 * one, 4 * one, 0.1, graphics)
+    assert float(
+        transposed_operand_read_time(m * one, n * one, 4096 * one, one, 4 * one, 0.1, graphics)
+    ) == pytest.approx(n * 4096 * 4 / 40e9)
+    batched = transposed_operand_read_time(m * one, n * one, k * one, 64 * one, 4 * one, 0.1, graphics)
     assert float(batched) == pytest.approx(64 * float(seconds))
     slow, plain = dataclasses.replace(BARE, scattered_read_efficiency=0.1), {"element_bytes": 4.0, "result_bytes": 4.0}
     transposed = time(m, n, k, slow, graphics, **plain)
@@ -407,7 +413,7 @@ def test_bad_tables_are_one_clear_error(tmp_path: Path) -> None:
 def test_best_constant_efficiency_beats_its_neighbours() -> None:
     random = np.random.default_rng(1)
     roofline, measured = random.uniform(0.5, 1.0, 500), np.ones(500)
-    best = best_constant_efficiency(roofline, measured)
+    best = best_constant_roofline_efficiency(roofline, measured)
 
     def error(efficiency: float) -> float:
         return float(np.abs(roofline / efficiency / measured - 1).mean())
@@ -421,7 +427,7 @@ def test_products_in_tf32_meet_the_limit_of_power_as_those_in_16_bits_do() -> No
     kernel = Kernel("x", "gemm", "linear", "forward", 2 * 8192.0**3, 0.0, 0.0, 0.0, shape)
 
     def seconds(dtype: str, device: str) -> float:
-        prices = FamilyPredictor(load_device(device), dtype, load_software("pytorch-eager"))
+        prices = KernelFamilyPredictor(load_device(device), dtype, load_software("pytorch-eager"))
         return float(prices.device_times([kernel]).seconds[0])
 
     for device in ("a100-sxm4-80gb", "a100-pcie-40gb", "h100-sxm5-80gb"):
@@ -434,10 +440,10 @@ def test_products_in_tf32_meet_the_limit_of_power_as_those_in_16_bits_do() -> No
 def test_heads_that_tensor_cores_cannot_load_run_on_ordinary_cores(n: int, k: int, batch: int, slow: bool) -> None:
     one = np.array(1.0)
     card = dataclasses.replace(DEVICE, architecture="Ampere", peak_flops_per_s=20e12)
-    seconds = float(unaligned_time(2048 * one, n * one, k * one, batch * one, card))
+    seconds = float(unaligned_batched_gemm_time(2048 * one, n * one, k * one, batch * one, card))
     assert seconds == pytest.approx(2.0 * 2048 * n * k * batch / 10e12 if slow else 0.0)
     hopper = dataclasses.replace(card, architecture="Hopper")
-    assert float(unaligned_time(2048 * one, n * one, k * one, batch * one, hopper)) == 0.0
+    assert float(unaligned_batched_gemm_time(2048 * one, n * one, k * one, batch * one, hopper)) == 0.0
 
 
 @pytest.mark.parametrize(("extents", "along_sum", "odd"), [
@@ -454,11 +460,11 @@ def test_products_whose_rows_are_no_multiple_of_16_bytes_are_slow_on_hopper(
     Three more have both operands transposed; each of their extents is the length of some rows. None was timed.
     """
     card = device_datasheet(load_device("h100-sxm5-80gb"), "bf16")
-    seconds = float(unaligned_rows_time(*extents, along_sum, card))
+    seconds = float(unaligned_gemm_time(*extents, along_sum, card))
     rate = 2.0 * math.prod(extents) / seconds if odd else math.inf
     assert (seconds > 0.0) == odd and (not odd or 95e12 < rate < 155e12)
     assert (
-        float(unaligned_rows_time(*extents, along_sum, device_datasheet(load_device("v100-sxm2-16gb"), "fp16"))) == 0.0
+        float(unaligned_gemm_time(*extents, along_sum, device_datasheet(load_device("v100-sxm2-16gb"), "fp16"))) == 0.0
     )
 
 
@@ -471,7 +477,11 @@ def test_software_that_pads_pays_nothing_for_odd_vocabularies() -> None:
     ]  # fmt: skip
 
     def seconds(name: str) -> npt.NDArray[np.float64]:
-        return FamilyPredictor(load_device("h100-sxm5-80gb"), "bf16", load_software(name)).device_times(kernels).seconds
+        return (
+            KernelFamilyPredictor(load_device("h100-sxm5-80gb"), "bf16", load_software(name))
+            .device_times(kernels)
+            .seconds
+        )
 
     eager, compiled, padded = (seconds(name) for name in ("pytorch-eager", "pytorch-compile", "megatron-core"))
     assert (eager > 3.0 * padded).all()

@@ -17,9 +17,9 @@ from paleo.studies.goodput import (
     best_checkpoint_interval,
     elastic_goodput,
     goodput,
+    mean_node_replacement_time,
     mean_time_between_failures,
-    replacement_wait,
-    spares_needed,
+    spare_node_count,
     two_level_goodput,
 )
 
@@ -72,7 +72,7 @@ def test_limits() -> None:
     assert float(mean_time_between_failures(nodes=0.0, node_rate=1.0)) == math.inf
     assert float(goodput(interval=100.0, save=25.0, restart=9.0, mtbf=math.inf)) == 0.8
     assert float(elastic_goodput(base=0.9, replicas=10.0, failures_in_repair=1.0)) == pytest.approx(0.81)
-    assert spares_needed(nodes=1, node_rate=0.0, repair=1.0) == 0
+    assert spare_node_count(nodes=1, node_rate=0.0, repair=1.0) == 0
 
 
 def test_memory_copies_beat_storage_alone() -> None:
@@ -118,7 +118,7 @@ def test_bad_input() -> None:
         _long_run(work=1e6, mtbf=60.0, checkpoint_bytes=1e12, checkpoints=CheckpointTimes(50.0, 3600.0), interval=100.0)
     with pytest.raises(CapacityError, match="storage: a checkpoint of 2 TB does not fit into 1 TB"):
         _check_room("storage", 2e12, 1e12)
-    assert RestartTimes().restart(30.0) == 210.0
+    assert RestartTimes().total_time(30.0) == 210.0
 
 
 def simulated_levels(interval: float, way: CheckpointTimes, mtbf: float, failures: int = 4000) -> float:
@@ -134,7 +134,7 @@ def simulated_levels(interval: float, way: CheckpointTimes, mtbf: float, failure
             memory = work
             if wall >= storage[-1][0]:
                 storage = [*storage[-1:], (wall + way.durable_lag, work)]
-        survives, wall = random.random() < way.survival_share, strike
+        survives, wall = random.random() < way.memory_survival_share, strike
         restart = way.restart_memory if survives else way.restart
         while (again := random.exponential(mtbf)) < restart:
             wall += again
@@ -146,7 +146,7 @@ def simulated_levels(interval: float, way: CheckpointTimes, mtbf: float, failure
 
 @pytest.mark.parametrize("mtbf", [11135.0, 4000.0])
 def test_copies_in_memory_and_storage_equal_a_simulation_within_half_a_point(mtbf: float) -> None:
-    way = CheckpointTimes(2.0, 600.0, durable_lag=300.0, survival_share=0.75, restart_memory=150.0)
+    way = CheckpointTimes(2.0, 600.0, durable_lag=300.0, memory_survival_share=0.75, restart_memory=150.0)
     closed = float(way.goodput(300.0, mtbf))
     assert simulated_levels(300.0, way, mtbf) == pytest.approx(closed, abs=0.005)
 
@@ -159,7 +159,9 @@ def test_an_elastic_run_loses_shares_of_a_replica() -> None:
 
 
 def test_waiting_for_a_node() -> None:
-    waits = [replacement_wait(mean_in_repair=2.0, spares=spares, repair=7200.0, swap=30.0) for spares in (0, 2, 8)]
+    waits = [
+        mean_node_replacement_time(mean_in_repair=2.0, spares=spares, repair=7200.0, swap=30.0) for spares in (0, 2, 8)
+    ]
     assert waits[0] == pytest.approx(7200.0 * (1 - math.exp(-2.0)) / 2.0, rel=1e-6)  # E[1 / (k + 1)] of Poisson
     assert waits[0] > waits[1] > waits[2] > 30.0
 

@@ -21,15 +21,15 @@ from paleo.specs.run import Run
 from paleo.specs.software import SoftwareProfile, load_software
 from paleo.specs.system import load_system
 from paleo.step.backend import build_backend
-from paleo.step.exchange import (
+from paleo.step.gradient_exchange import (
     bucket_count,
-    exposed_gather_time,
     exposed_gradient_exchange_time,
+    exposed_parameter_gather_time,
     gradient_exchange_collectives,
     order_gradient_exchanges,
     replica_groups,
 )
-from paleo.step.memory import tied_copies
+from paleo.step.memory import tied_copy_mask
 
 SYSTEM = load_system("dgx-h100")
 #: gpt2: elements of the table, 50257 words of 768.
@@ -85,7 +85,7 @@ def test_no_more_than_all_of_it_and_no_less_than_the_last_bucket(
     name: str, times: list[float], buckets: int, contention: float
 ) -> None:
     schedule = SCHEDULES[name]
-    chunks = 2 if schedule.chunks is None else schedule.chunks
+    chunks = 2 if schedule.chunks_per_stage is None else schedule.chunks_per_stage
     sums = np.array(times).reshape(4, 1) * np.ones((4, chunks * schedule.replicas))
     count = np.full(sums.shape, float(buckets))
     found = exposed_exchange(sums, count, schedule, equal(4, 1.0, 1.2, 0.8), chunks, contention)
@@ -123,7 +123,10 @@ def test_chunks_between_equal_ones_change_nothing(
 def test_gathers_behind_the_first_pass_by_hand() -> None:
     """Four buckets of 2 s; three of them fit behind three quarters of a pass of 4 s but for 5 s; a long pass leaves the
     first."""
-    assert exposed_gather_time(np.array([8.0, 8.0]), np.array(4.0), np.array([4.0, 40.0]), 0.0).tolist() == [5.0, 2.0]
+    assert exposed_parameter_gather_time(np.array([8.0, 8.0]), np.array(4.0), np.array([4.0, 40.0]), 0.0).tolist() == [
+        5.0,
+        2.0,
+    ]
     assert bucket_count(np.array([0.0, 50.0, 101.0]), 50.0).tolist() == [1.0, 1.0, 3.0]
     assert bucket_count(np.array([0.0, 50.0]), 0.0).tolist() == [1.0, 50.0]
 
@@ -138,7 +141,7 @@ def test_a_table_that_two_sections_read_is_copied_once_to_each_stage() -> None:
         TiedParameter("a", 0, 3, (), 1.0),
         TiedParameter("b", 1, 3, (), 1.0),
     ]
-    assert tied_copies(held, ties).T.tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 1], [0, 0, 1]]
+    assert tied_copy_mask(held, ties).T.tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 1], [0, 0, 1]]
 
 
 def test_tied_embeddings_are_summed_over_the_first_and_last_stage() -> None:
@@ -215,7 +218,7 @@ def test_software_that_wins_nothing_by_overlap_is_as_before() -> None:
 
 def test_two_copies_make_a_group_twice_as_large_that_crosses_the_stages() -> None:
     """Four stages of four ranks, two by dp and two by tp: piece 0 lies on stages 0 and 3, 12 ranks apart."""
-    mesh = Mesh.of({"tp": 2, "dp": 2, "pp": 4})
+    mesh = Mesh.from_degrees({"tp": 2, "dp": 2, "pp": 4})
     (stride, ranks), (apart, pair) = replica_groups(mesh, ("dp",), 2)
     assert (stride.tolist(), ranks.tolist()) == ([2] * 4, [4] * 4)
     assert (apart.tolist(), pair.tolist()) == ([12, 4, 4, 12], [2] * 4)
@@ -226,7 +229,7 @@ def test_two_copies_make_a_group_twice_as_large_that_crosses_the_stages() -> Non
 def test_traces_of_v_and_bidirectional_pipelines_end_near_the_step(schedule: str, strategy: str) -> None:
     gpus = 8 if "dp" in strategy else 4
     step = made(gpus=gpus, strategy=strategy, batch=32, microbatch=1, schedule=schedule)
-    assert step.timeline.end == pytest.approx(step.step_time, rel=0.06)
+    assert step.timeline.end_time == pytest.approx(step.step_time, rel=0.06)
 
 
 def test_a_cut_by_hand_is_what_it_says() -> None:
@@ -287,7 +290,7 @@ def test_only_microbatches_that_send_are_slowed(strategy: str) -> None:
         run = Run(gpus=8, global_batch=8 * microbatches, microbatch=1, dtype="bf16", strategy=strategy)
         software = profile.with_fields({"overlap.contention": contention})
         made = predict(load_model("gpt2-xl"), load_system("dgx-a100-80gb"), run, software)
-        assert made.timeline.end == pytest.approx(made.step_time, rel=1e-9)
+        assert made.timeline.end_time == pytest.approx(made.step_time, rel=1e-9)
         return made.step_time
 
     assert seconds(1, 1.0) > seconds(1, 0.0)
@@ -331,7 +334,7 @@ def test_sharded_gradients_are_scattered_with_every_microbatch(split: str, excha
     at_once = whole.plan.dp if exchange == "overlapped" else 1
     assert sharded.memory.gradients == pytest.approx(whole.memory.gradients / at_once)
     assert whole.step_time * 1.01 < sharded.step_time < parameters.step_time
-    assert sharded.timeline.end == pytest.approx(sharded.step_time, rel=1e-9)
+    assert sharded.timeline.end_time == pytest.approx(sharded.step_time, rel=1e-9)
 
 
 def test_a_single_microbatch_is_summed_once_either_way() -> None:
@@ -368,7 +371,7 @@ def test_states_are_shared_out_over_context_parallel_ranks(software: str) -> Non
 
 def test_a_shard_group_takes_in_the_ranks_of_context() -> None:
     """torchtitan's FSDP shards over dp_shard x cp, and sums shards over the replicas of that."""
-    mesh = Mesh.of({"cp": 2, "shard": 4, "dp": 3})
+    mesh = Mesh.from_degrees({"cp": 2, "shard": 4, "dp": 3})
     assert gradient_exchange_collectives(3, ("cp", "shard", "dp"), 24.0, mesh) == (
         ("reduce_scatter", ("cp", "shard"), 24.0),
         ("all_reduce", ("dp",), 3.0),
@@ -382,7 +385,7 @@ def test_owners_of_whole_tensors_broadcast_in_turn(gpus: int, messages: int) -> 
     options = {**LLAMA, "gpus": gpus, "batch": 1, "software": "internevo", "exchange": "after"}
     batch = made(**options, strategy=f"dp={gpus},zero=1").step_arrays.batch
     share = 2 * 8.03e9 / messages
-    assert batch.layouts.message_bytes[0] == pytest.approx(share, rel=1e-3)
+    assert batch.layouts.owner_broadcast_bytes[0] == pytest.approx(share, rel=1e-3)
     [sent] = batch.backend.fabric.collective_times("broadcast", np.array([1]), np.array([gpus]), np.array([share]))
     assert batch.layouts.state_gather_times(batch.assignment)[0, 0] == pytest.approx(messages * sent, rel=0.01)
 

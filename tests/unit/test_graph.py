@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from paleo.errors import GraphError, SpecError
-from paleo.lowering.launches import SavedTensorCounter
+from paleo.lowering.kernel_launches import SavedTensorCounter
 from paleo.network.graph import Graph, build_graph
-from paleo.operations.tensor import precision
+from paleo.operations.tensor import default_precision
 from paleo.specs.model import ModelSpec, build_model_spec
 
 CONV = {"conv": {"channels": 8, "kernel": 3, "padding": 1}}
-FP32 = precision("fp32")
+FP32 = default_precision("fp32")
 
 
 def spec(*layers: Any, **more: Any) -> ModelSpec:
@@ -31,7 +31,7 @@ def kept(of: Graph) -> float:
     """Bytes kept for backward, in fp32."""
     storage = SavedTensorCounter(of)
     saved = ((node, tensor) for node in of.nodes for op in node.operations for tensor in op.saved_tensors)
-    return sum(t.bytes(FP32) * storage.add(t, node) for node, t in saved if t.role != "parameter")
+    return sum(t.bytes(FP32) * storage.count_new_copies(t, node) for node, t in saved if t.role != "parameter")
 
 
 def test_layers_follow_one_another() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import paleo.specs.calibration
-from paleo.calibrate.files import yaml_text
+from paleo.calibrate.kernel_fits import calibration_yaml
 from paleo.errors import PlanError, SpecError
 from paleo.predict import predict
 from paleo.pricing.kernels import device_datasheet
@@ -18,7 +18,7 @@ from paleo.report.catalog import _device_line
 from paleo.specs.calibration import load_calibration
 from paleo.specs.catalog import entry_names, kind_of_spec_file
 from paleo.specs.device import find_device, load_device, load_link
-from paleo.specs.loading import NOT_STATED, read_yaml
+from paleo.specs.loading import UNKNOWN_SOURCE, read_yaml
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
@@ -28,7 +28,7 @@ from paleo.units import GIBIBYTE, GIGA, MICROSECOND, TERA, format_quantity
 
 
 def fan_outs(system: System, stride: int, size: int) -> list[int]:
-    return [span.fan_out for span in system.group(stride, size)]
+    return [span.fan_out for span in system.group_levels(stride, size)]
 
 
 @pytest.mark.parametrize("command", ["kind", "device", "software"])
@@ -90,14 +90,14 @@ def test_a_link_in_si() -> None:
 def test_groups_of_a_switched_node() -> None:
     dgx = load_system("dgx-a100-80gb")
     assert dgx.max_devices is None
-    switch, fabric = dgx.group(stride=1, size=16)
+    switch, fabric = dgx.group_levels(stride=1, size=16)
     assert (switch.fan_out, switch.ranks_per_unit, switch.groups_per_unit) == (8, 1, 1)
     assert (fabric.fan_out, fabric.ranks_per_unit, fabric.groups_per_unit) == (2, 8, 1)
     assert fabric.bandwidth == 8 * 25 * GIGA
-    switch, fabric = dgx.group(stride=8, size=4)
+    switch, fabric = dgx.group_levels(stride=8, size=4)
     assert (switch.fan_out, fabric.fan_out, fabric.ranks_per_unit, fabric.groups_per_unit) == (1, 4, 1, 8)
     assert fabric.bandwidth == 25 * GIGA
-    switch, fabric = dgx.group(stride=2, size=8)
+    switch, fabric = dgx.group_levels(stride=2, size=8)
     assert (switch.fan_out, fabric.fan_out, fabric.ranks_per_unit, fabric.groups_per_unit) == (4, 2, 4, 2)
 
 
@@ -112,31 +112,31 @@ def test_groups_of_a_pcie_tree() -> None:
     svail = load_system("baidu-svail-2015")
     assert fan_outs(svail, 1, 32) == [2, 2, 2, 4]
     assert fan_outs(svail, 4, 2) == [1, 1, 2, 1]
-    qpi = svail.group(4, 2)[2]
+    qpi = svail.group_levels(4, 2)[2]
     assert (qpi.groups_per_unit, qpi.bandwidth) == (4, 19.2 * GIGA / 4)
 
 
 def test_one_gpu_per_node() -> None:
-    (fabric,) = load_system("paleo-k40-10gbe").group(1, 100)
+    (fabric,) = load_system("paleo-k40-10gbe").group_levels(1, 100)
     assert (fabric.fan_out, fabric.ranks_per_unit, fabric.groups_per_unit) == (100, 1, 1)
     assert fabric.bandwidth == 10 * GIGA / 8
 
 
 def test_more_ranks_than_there_are() -> None:
     with pytest.raises(PlanError, match="paleo-k20-pcie2 has 8 devices; 16 ranks"):
-        load_system("paleo-k20-pcie2").group(1, 16)
+        load_system("paleo-k20-pcie2").group_levels(1, 16)
     with pytest.raises(PlanError, match="has 8 devices; 4 ranks with stride 4 need at least 13"):
-        load_system("paleo-k20-pcie2").group(4, 4)
+        load_system("paleo-k20-pcie2").group_levels(4, 4)
     with pytest.raises(PlanError, match="1 or more"):
-        load_system("dgx-1-v100").group(0, 4)
+        load_system("dgx-1-v100").group_levels(0, 4)
     assert load_system("titan-ornl").max_devices == 18688
 
 
 def test_a_device_name_is_a_system_of_one() -> None:
     alone = load_system("h200-sxm")
-    assert (alone.device.name, alone.max_devices, alone.group(1, 1)) == ("h200-sxm", 1, ())
+    assert (alone.device.name, alone.max_devices, alone.group_levels(1, 1)) == ("h200-sxm", 1, ())
     with pytest.raises(PlanError, match="has 1 devices"):
-        alone.group(1, 2)
+        alone.group_levels(1, 2)
 
 
 def test_a_users_own_files_stand_wherever_a_name_does(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_box_of_ones_own_needs_neither_year_nor_source(tmp_path: Path) -> None
         "- {name: Ethernet, ranks: null, link: ./wire.yaml, topology: fabric}\n"
     )
     system = load_system(tmp_path / "box.yaml")
-    assert (system.full_name, system.year, system.source) == ("box", None, NOT_STATED)
+    assert (system.full_name, system.year, system.source) == ("box", None, UNKNOWN_SOURCE)
     assert (system.device.full_name, system.levels[1].link.latency) == ("card", 1e-5)
     assert load_system(tmp_path / "card.yaml").max_devices == 1
 
@@ -391,7 +391,7 @@ def test_calibrations_with_the_names_of_the_last_release_are_read(tmp_path: Path
         )
         for entry in shipped.entries
     ]
-    (file := tmp_path / "mine.yaml").write_text(yaml_text(shipped.model_copy(update={"entries": tuple(old)})))
+    (file := tmp_path / "mine.yaml").write_text(calibration_yaml(shipped.model_copy(update={"entries": tuple(old)})))
     with pytest.warns(FutureWarning, match=r"^mine\.yaml: names of parameters have changed \(\w+ is now \w+"):
         assert load_calibration(file).entries == shipped.entries
 

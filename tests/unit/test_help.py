@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import typer
 
-from paleo.cli import app_with_all_commands, run
-from paleo.cli.options import name_completion, word_completion
+from paleo.cli import app_with_all_commands
+from paleo.cli import run_command_line as run
+from paleo.cli.options import catalog_name_completion, word_completion
 from paleo.specs.run import field_path
 
 COMMANDS: dict[str, Any] = dict(typer.main.get_command(app_with_all_commands()).commands)  # type: ignore[attr-defined]
@@ -85,10 +86,10 @@ def test_no_help_text_holds_brackets_that_the_screen_would_eat() -> None:
 @pytest.mark.parametrize(
     ("complete", "begun", "expected"),
     [
-        (name_completion("software"), "megatron-c", ["megatron-core"]),
-        (name_completion("systems", "devices"), "dgx-2,dgx-h2", ["dgx-2,dgx-h200"]),
-        (name_completion("schedules"), "zb", ["zb-h1", "zb-v"]),
-        (name_completion("optimizers"), "adam", ["adam", "adamw"]),
+        (catalog_name_completion("software"), "megatron-c", ["megatron-core"]),
+        (catalog_name_completion("systems", "devices"), "dgx-2,dgx-h2", ["dgx-2,dgx-h200"]),
+        (catalog_name_completion("schedules"), "zb", ["zb-h1", "zb-v"]),
+        (catalog_name_completion("optimizers"), "adam", ["adam", "adamw"]),
         (word_completion("time", "cost", "energy"), "c", ["cost"]),
     ],
 )

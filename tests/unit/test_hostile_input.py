@@ -14,11 +14,11 @@ import pandas as pd
 import pytest
 
 from paleo import Run, load_model, load_system, predict
-from paleo.cli import run
+from paleo.cli import run_command_line as run
 from paleo.errors import SpecError
 from paleo.search.space import divisors
 from paleo.tables.cells import MOST_TABLE_BYTES, read_table
-from paleo.tables.kinds._machines import step_time_of
+from paleo.tables.kinds._machines import measured_step_time
 from paleo.tables.run_tables import find_table_kind
 
 HEADER = "source,device,library,dtype,m,n,k,batch,time_us\n"
@@ -362,7 +362,7 @@ def test_times_that_nobody_can_measure_leave_out_their_row(
 @pytest.mark.parametrize("cell", ["device", "-1", "inf", "9" * 400])
 def test_a_time_of_a_power_row_that_is_no_number_is_named(cell: str) -> None:
     with pytest.raises(SpecError, match="is not a number above zero"):
-        step_time_of({"iteration_ms": cell})
+        measured_step_time({"iteration_ms": cell})
 
 
 # doors beside spec files

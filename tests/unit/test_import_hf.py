@@ -11,11 +11,11 @@ import pytest
 import paleo
 from paleo.errors import SpecError
 from paleo.importers._decoder import fold_repeats
-from paleo.importers.configuration import read_config
+from paleo.importers.import_sources import FAMILIES, import_network, model_file_of_config
 from paleo.importers.model_file import to_yaml, validated_yaml
-from paleo.importers.sources import FAMILIES, from_config, import_network
+from paleo.importers.transformers_configuration import read_config
 from paleo.network.graph import build_graph
-from paleo.operations.tensor import precision
+from paleo.operations.tensor import default_precision
 from paleo.predict import predict
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -50,7 +50,7 @@ def test_a_llama_counted_by_hand(tmp_path: Path) -> None:
 
 def test_a_folder_stands_for_its_configuration(tmp_path: Path) -> None:
     written(tmp_path)
-    assert from_config(tmp_path) == from_config(tmp_path / "config.json") | {
+    assert model_file_of_config(tmp_path) == model_file_of_config(tmp_path / "config.json") | {
         "title": f"llama imported from {tmp_path}/config.json"
     }
 
@@ -63,7 +63,7 @@ def test_seq_can_be_stated_and_overridden(tmp_path: Path) -> None:
 
 def test_windows_alternate_in_one_loop(tmp_path: Path) -> None:
     kinds = ["sliding_attention", "full_attention"] * 3
-    model = from_config(written(tmp_path, num_hidden_layers=6, layer_types=kinds, sliding_window=4))
+    model = model_file_of_config(written(tmp_path, num_hidden_layers=6, layer_types=kinds, sliding_window=4))
     loop = model["layers"][1]
     assert loop["repeat"] == 3 and len(loop["layers"]) == 4
 
@@ -92,7 +92,7 @@ def test_the_shortest_pattern_is_folded(text: str, pattern: list[str], times: in
 )
 def test_what_is_wrong_is_named(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     with pytest.raises(SpecError, match=r"config\.json") as caught:
-        from_config(written(tmp_path, **change))
+        model_file_of_config(written(tmp_path, **change))
     assert said in str(caught.value)
 
 
@@ -108,7 +108,7 @@ def test_kimi_k2_is_deepseek_v3_in_other_numbers(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(kind | sizes))
     assert import_network("hf", str(file)).graph.parameters == 1_026_408_209_408
-    assert "'groups': 1, 'scores': 'sigmoid'" in str(from_config(file))
+    assert "'groups': 1, 'scores': 'sigmoid'" in str(model_file_of_config(file))
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", "[" * 100_000, "\x00"])
@@ -116,7 +116,7 @@ def test_what_is_no_configuration_is_an_error(tmp_path: Path, text: str) -> None
     file = tmp_path / "config.json"
     file.write_text(text)
     with pytest.raises(SpecError):
-        from_config(file)
+        model_file_of_config(file)
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ("t5", "mt5", "vit", "bert")])
@@ -124,7 +124,7 @@ def test_every_family_says_which_key_is_missing(tmp_path: Path, family: str) -> 
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"model_type": family}))
     with pytest.raises(SpecError, match="this key is missing"):
-        from_config(file)
+        model_file_of_config(file)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_an_indexer_that_is_traced_chooses_all_keys(tmp_path: Path) -> None:
 
 def test_the_librarys_own_remarks_are_not_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers"), pytest.importorskip("torch")
-    from paleo.cli import run
+    from paleo.cli import run_command_line as run
 
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"model_type": "mamba", "hidden_size": 8, "layer_types": ["full_attention"]}))
@@ -323,7 +323,7 @@ def test_short_sequences_of_sparse_attention_see_all_keys(tmp_path: Path) -> Non
     assert short.graph.parameters == long.graph.parameters
     core = [
         sum(k.flops for n in each.graph.nodes for op in n.operations if op.name.endswith(".core")
-            for k in op.forward_kernels(precision("bf16")))
+            for k in op.forward_kernels(default_precision("bf16")))
         for each in (short, long)
     ]  # fmt: skip
     assert core[0] == 2 * 2 * 128 * 128 * 4 * (24 + 16)  # two layers; heads of 24 and 16
@@ -337,6 +337,6 @@ def test_layers_of_nemotron_h_by_their_letters_and_by_the_names_of_transformers_
     named = ["linear_attention", "full_attention", "mlp"]
     texts = []
     for pattern in ({"hybrid_override_pattern": "M*-"}, {"layers_block_type": named}):
-        mapping = from_config(written(tmp_path, model_type="nemotron_h", **sizes, **pattern))
+        mapping = model_file_of_config(written(tmp_path, model_type="nemotron_h", **sizes, **pattern))
         texts.append(validated_yaml(mapping))
     assert texts[0] == texts[1]

@@ -13,9 +13,8 @@ import pytest
 import paleo
 from paleo.errors import PaleoError, SpecError
 from paleo.importers._builder import ONNX_READERS
-from paleo.importers._onnx_shapes import shape_of_output
-from paleo.importers.onnx import shape_arithmetic
-from paleo.importers.sources import ImportedModel, import_network
+from paleo.importers._onnx_shapes import computed_shape_values, shape_of_output
+from paleo.importers.import_sources import ImportedModel, import_network
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
@@ -407,9 +406,9 @@ def test_what_is_no_onnx_file(tmp_path: Path, text: bytes) -> None:
 
 def test_shape_arithmetic_is_that_of_onnx() -> None:
     known = {"a": [7, -7], "b": [2], "zero": [0], "i": [1], "four": [4]}
-    assert shape_arithmetic("Div", ["a", "b"], {}, known, {}) == [3, -3]
-    assert shape_arithmetic("Div", ["a", "zero"], {}, known, {}) is None
-    assert shape_arithmetic("Gather", ["a", "i"], {}, known, {}) == [-7]
-    assert shape_arithmetic("Gather", ["a", "four"], {}, known, {}) is None
-    assert shape_arithmetic("Shape", ["x"], {"start": 1}, known, {"x": (2, 3, 4)}) == [3, 4]
-    assert shape_arithmetic("Conv", ["a"], {}, known, {}) is None
+    assert computed_shape_values("Div", ["a", "b"], {}, known, {}) == [3, -3]
+    assert computed_shape_values("Div", ["a", "zero"], {}, known, {}) is None
+    assert computed_shape_values("Gather", ["a", "i"], {}, known, {}) == [-7]
+    assert computed_shape_values("Gather", ["a", "four"], {}, known, {}) is None
+    assert computed_shape_values("Shape", ["x"], {"start": 1}, known, {"x": (2, 3, 4)}) == [3, 4]
+    assert computed_shape_values("Conv", ["a"], {}, known, {}) is None

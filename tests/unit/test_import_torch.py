@@ -12,17 +12,17 @@ import pytest
 
 import paleo
 from paleo.errors import SpecError
-from paleo.importers.sources import from_module_import
+from paleo.importers.import_sources import import_torch_module
 from paleo.importers.torch import load_module, parse_input
 from paleo.layers.base import LayerImplementations
-from paleo.lowering.launches import SavedTensorCounter
+from paleo.lowering.kernel_launches import SavedTensorCounter
 from paleo.network.graph import Graph, build_graph
-from paleo.operations.tensor import precision
+from paleo.operations.tensor import default_precision
 from paleo.specs.model import ModelSpec
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
 
-FP32 = precision("fp32")
+FP32 = default_precision("fp32")
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
@@ -290,7 +290,7 @@ def test_the_wrong_shape_is_an_error() -> None:
 
 
 def test_the_command_writes_a_model_that_predicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from paleo.cli import run
+    from paleo.cli import run_command_line as run
 
     net, file = tmp_path / "net.py", tmp_path / "net.yaml"
     net.write_text("from torch import nn\n\n\ndef build():\n    return nn.Linear(8, 4)\n")
@@ -680,11 +680,11 @@ def test_a_part_is_kept_with_its_storage(copied: bool, numbers: int) -> None:
     saved = [
         (node, t) for node in graph.nodes for op in node.operations for t in op.saved_tensors if t.role != "parameter"
     ]
-    assert sum(t.elements * storage.add(t, node) for node, t in saved) == 8 * 64 + 8 * numbers
+    assert sum(t.elements * storage.count_new_copies(t, node) for node, t in saved) == 8 * 64 + 8 * numbers
 
 
 def test_the_command_says_first_that_it_runs_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from paleo.cli import run
+    from paleo.cli import run_command_line as run
 
     net = tmp_path / "net.py"
     net.write_text(
@@ -783,7 +783,7 @@ class Gated(nn.Module):
 
 
 def test_the_command_says_what_it_took_for_granted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from paleo.cli import run
+    from paleo.cli import run_command_line as run
 
     net = tmp_path / "net.py"
     head = "from torch import nn\n\n\nclass Net(nn.Linear):\n    def forward(self, x):\n"
@@ -831,7 +831,7 @@ class _Prompted(torch.nn.Module):
 
 def test_a_sequence_that_a_prompt_lengthens_is_fixed_and_a_bias_of_its_shape_is_counted() -> None:
     """The product is of 32 + 7 rows; at another length the counts would be others."""
-    network = from_module_import(_Prompted(), [parse_input("2x32:int64")], loss="none")
+    network = import_torch_module(_Prompted(), [parse_input("2x32:int64")], loss="none")
     assert "seq" not in network.model.params
     assert network.flops >= 2 * 39 * 24 * 24
     assert network.graph.parameters == sum(p.numel() for p in _Prompted().parameters())

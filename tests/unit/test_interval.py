@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.calibrate.files import yaml_text
 from paleo.calibrate.interval_constants import StepErrors, cross_validated_coverage, fit_interval_constants, step_errors
-from paleo.cli import run
+from paleo.calibrate.kernel_fits import calibration_yaml
+from paleo.cli import run_command_line as run
 from paleo.errors import SpecError
 from paleo.predict import Prediction, predict
 from paleo.specs.calibration import load_calibration
@@ -21,12 +21,12 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
-from paleo.step.interval import IntervalParameters, Uncertainty, interval_parameters, lacks_timed_convolutions
+from paleo.step.interval import IntervalParameters, StepUncertainty, interval_parameters, lacks_timed_convolutions
 from paleo.tables.validation import validate_file
 
 NOTHING = np.zeros(2)
 #: A step of a fitted profile, all of whose parts are known exactly.
-KNOWN = Uncertainty(
+KNOWN = StepUncertainty(
     NOTHING,
     NOTHING,
     NOTHING,
@@ -70,8 +70,8 @@ def test_squares_of_the_parts_add_up(part: dict[str, Any], low: float, high: flo
         fused_pass_half_width=0.8,
     )  # fmt: skip
     known = replace(KNOWN, **part)
-    assert known.half_widths(each) == pytest.approx(np.sqrt([low, high]))
-    assert known.half_widths(replace(each, upper_to_lower_width_root=1.25)) == pytest.approx(
+    assert known.interval_half_widths(each) == pytest.approx(np.sqrt([low, high]))
+    assert known.interval_half_widths(replace(each, upper_to_lower_width_root=1.25)) == pytest.approx(
         [np.sqrt(low) / 1.25, np.sqrt(high) * 1.25]
     )
 
@@ -96,7 +96,7 @@ def test_an_interval_is_never_below_what_software_does_and_has_its_ends_beside_t
             high
             > np.hypot(known.software_half_width, known.untested_software_half_width) * known.upper_to_lower_width_root
         )
-        assert (low, high) == pytest.approx(tuple(prediction.uncertainty.half_widths()))
+        assert (low, high) == pytest.approx(tuple(prediction.uncertainty.interval_half_widths()))
 
 
 def test_hosts_whose_times_were_fitted_elsewhere_are_assumed() -> None:
@@ -170,7 +170,7 @@ def test_an_interval_widens_with_distance_from_what_was_measured() -> None:
     far = predicted("llama3-8b", gpus=512).uncertainty
     assert (near.log10_nodes, far.log10_nodes) == (0.0, pytest.approx(np.log10(64)))
     widths = [
-        replace(near, log10_nodes=scale, unmeasured_device=device).half_widths()
+        replace(near, log10_nodes=scale, unmeasured_device=device).interval_half_widths()
         for scale, device in ((0, 0), (2, 0), (0, 1))
     ]
     assert (widths[1] > widths[0]).all() and (widths[2] > widths[0]).all()
@@ -180,7 +180,7 @@ def test_sending_tokens_to_experts_widens_the_interval_of_a_step() -> None:
     options: dict[str, Any] = {"system": "dgx-h100", "batch": 1, "strategy": "zero=3"}
     dense, mixture = (predicted(name, **options).uncertainty for name in ("llama2-7b", "mixtral-8x7b"))
     assert (dense.uses_experts, mixture.uses_experts) == (0.0, 1.0)
-    assert (mixture.half_widths() > replace(mixture, uses_experts=0.0).half_widths()).all()
+    assert (mixture.interval_half_widths() > replace(mixture, uses_experts=0.0).interval_half_widths()).all()
 
 
 def test_a_compiler_that_may_have_run_widens_the_interval_by_the_passes_that_it_would_fuse() -> None:
@@ -206,7 +206,7 @@ def made_up(known: IntervalParameters, sources: int = 24, rows: int = 40) -> Ste
     generator = np.random.default_rng(5)
     count = sources * rows
     old_library, tested, routed = (np.repeat(generator.random(sources) < share, rows) for share in (0.3, 0.4, 0.4))
-    parts = Uncertainty(
+    parts = StepUncertainty(
         product_half_width=np.tile(generator.uniform(0.1, 0.6, count), (2, 1)),
         unmeasured_half_width=np.zeros((2, count)),
         link_half_width=np.tile(generator.uniform(0.0, 0.2, count), (2, 1)),
@@ -217,7 +217,7 @@ def made_up(known: IntervalParameters, sources: int = 24, rows: int = 40) -> Ste
         uses_experts=np.where(routed, 1.0, 0.0), unfused_pass_share=np.zeros(count),
     )  # fmt: skip
     normal = generator.normal(0.0, 1.0 / 1.645, count)
-    low, high = parts.half_widths(known)
+    low, high = parts.interval_half_widths(known)
     return StepErrors(np.repeat(np.arange(sources), rows).astype(str), normal * np.where(normal > 0, low, high), parts)
 
 
@@ -317,7 +317,7 @@ def own_spreads(tmp_path: Path) -> str:
         name: value * (1.0 if name == "upper_to_lower_width_root" else 2.0) for name, value in entry.parameters.items()
     }
     own = shipped.model_copy(update={"entries": (entry.model_copy(update={"parameters": wider}),)})
-    (tmp_path / "mine.yaml").write_text(yaml_text(own))
+    (tmp_path / "mine.yaml").write_text(calibration_yaml(own))
     return str(tmp_path / "mine.yaml")
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from paleo.cli import run as paleo
+from paleo.cli import run_command_line as paleo
 from paleo.launch._base import LaunchError
-from paleo.launch._formats import flatten_keys, nest_keys, read_flags
+from paleo.launch._formats import flatten_keys, nest_keys, parse_script_flags
 from paleo.launch.jobs import (
-    job_plan_of,
+    job_plan_of_prediction,
     launch_file_texts,
-    launcher_of,
+    launcher_of_software,
     load_job_network,
-    read_job,
+    read_launch_files,
     run_fields_of_job,
     settings_line,
 )
@@ -57,7 +57,7 @@ TRAINING_ARGS=(
 MODEL_PARALLEL_ARGS=( --tensor-model-parallel-size 8 --pipeline-model-parallel-size 16 --sequence-parallel )
 torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py "${GPT_MODEL_ARGS[@]}" ${TRAINING_ARGS[@]} ${MODEL_PARALLEL_ARGS[@]}
 """
-    job = read_job([written(tmp_path, "train.sh", script)])
+    job = read_launch_files([written(tmp_path, "train.sh", script)])
     plan = job.plan
     assert (plan.gpus, plan.tp, plan.pp, plan.dp, plan.sp) == (128, 8, 16, 1, True)
     assert (plan.microbatch, plan.global_batch, plan.dtype, plan.seq, plan.layers) == (1, 1536, "fp16", 2048, 96)
@@ -75,7 +75,7 @@ def test_layers_of_a_virtual_stage_need_the_network(tmp_path: Path) -> None:
         "--num-layers-per-virtual-pipeline-stage 3 --swiglu "
         "--recompute-granularity full --recompute-method block --recompute-num-layers 2 --use-distributed-optimizer"
     )
-    plan = read_job([written(tmp_path, "s.sh", script)], 16).plan
+    plan = read_launch_files([written(tmp_path, "s.sh", script)], 16).plan
     assert (plan.vp, plan.schedule, plan.recompute, plan.recompute_layers) == (2, "interleaved", "full", 2)
     assert (plan.zero, plan.dp, plan.microbatches, plan.overlapped, plan.cross_entropy) == (1, 4, 8, False, "stepwise")
 
@@ -104,7 +104,7 @@ mode = "full"
 [compile]
 enable = true
 """
-    job = read_job([written(tmp_path, "llama3_405b.toml", text)], 512)
+    job = read_launch_files([written(tmp_path, "llama3_405b.toml", text)], 512)
     assert (job.network, job.plan.tp, job.plan.dp, job.plan.zero, job.plan.sp) == ("llama3-405b", 8, 64, 3, True)
     assert (job.plan.microbatch, job.plan.global_batch, job.plan.recompute, job.plan.dtype) == (2, 128, "full", "fp8")
     assert job.unread_keys == ("parallelism.enable_async_tensor_parallel",)
@@ -125,7 +125,7 @@ optimizer: paged_adamw_32bit
 bf16: auto
 gradient_checkpointing: true
 """
-    job = read_job([written(tmp_path, "qlora.yml", text)], 8)
+    job = read_launch_files([written(tmp_path, "qlora.yml", text)], 8)
     plan = job.plan
     assert (plan.lora, plan.qlora, plan.seq, plan.recompute) == ("32:all", True, 4096, "full")
     assert (plan.microbatch, plan.global_batch, plan.zero, plan.dtype) == (2, 64, 0, "bf16")
@@ -145,7 +145,7 @@ gradient_accumulation_steps: 2
 learning_rate: 1.0e-5
 bf16: true
 """
-    job = read_job([written(tmp_path, "full.yaml", text)], 8)
+    job = read_launch_files([written(tmp_path, "full.yaml", text)], 8)
     assert (job.plan.zero, job.plan.global_batch, job.plan.recompute, job.software) == (3, 16, "full", "deepspeed")
 
 
@@ -164,7 +164,7 @@ precision: amp_bf16
 fsdp_config: {sharding_strategy: FULL_SHARD, mixed_precision: PURE, activation_checkpointing: false,
   limit_all_gathers: true}
 """
-    job = read_job([written(tmp_path, "7b.yaml", text)], 64)
+    job = read_launch_files([written(tmp_path, "7b.yaml", text)], 64)
     assert (job.plan.seq, job.plan.zero, job.plan.microbatch, job.plan.global_batch) == (2048, 3, 8, 1024)
     network = load_job_network(job)
     assert network is not None and build_graph(network, batch=1).parameters == pytest.approx(6.65e9, rel=0.01)
@@ -192,7 +192,7 @@ def test_deepspeed_and_training_arguments_join(tmp_path: Path) -> None:
         written(tmp_path, "ds.json", json.dumps(zero)),
         written(tmp_path, "args.json", json.dumps(arguments)),
     )
-    job, same = read_job([first, second], 16), read_job([second], 16)
+    job, same = read_launch_files([first, second], 16), read_launch_files([second], 16)
     assert job == same
     assert (job.launcher, job.plan.zero, job.plan.global_batch, job.plan.recompute) == ("deepspeed", 3, 256, "full")
     assert (
@@ -231,7 +231,7 @@ def test_nanotron_and_maxtext(tmp_path: Path) -> None:
         },
         "optimizer": {"zero_stage": 1, "clip_grad": 1.0},
     }
-    job = read_job([written(tmp_path, "n.yaml", json.dumps(nanotron))])
+    job = read_launch_files([written(tmp_path, "n.yaml", json.dumps(nanotron))])
     assert (job.plan.gpus, job.plan.global_batch, job.plan.schedule, job.plan.zero) == (64, 128, "1f1b", 1)
     network = load_job_network(job)
     assert network is not None and build_graph(network, batch=1).parameters == pytest.approx(8.03e9, rel=0.001)
@@ -242,7 +242,7 @@ def test_nanotron_and_maxtext(tmp_path: Path) -> None:
         "remat_policy": "minimal",
         "max_target_length": 4096,
     }
-    plan = read_job([written(tmp_path, "m.yml", json.dumps(maxtext))], 256).plan
+    plan = read_launch_files([written(tmp_path, "m.yml", json.dumps(maxtext))], 256).plan
     assert (plan.zero, plan.global_batch, plan.recompute, plan.microbatch) == (3, 1024, "selective", 4)
 
 
@@ -258,10 +258,12 @@ def test_a_prediction_is_the_same_after_its_file(tmp_path: Path) -> None:
         recompute="selective",
     )
     first = predict(model, system, run)
-    files = launch_file_texts(launcher_of("megatron-core"), job_plan_of(first), str(tmp_path / "job.sh"))
+    files = launch_file_texts(
+        launcher_of_software("megatron-core"), job_plan_of_prediction(first), str(tmp_path / "job.sh")
+    )
     for path, text in files.items():
         Path(path).write_text(text)
-    job = read_job(list(files))
+    job = read_launch_files(list(files))
     again = predict(model, system, Run(**run_fields_of_job(job.plan, job.software, first.graph, 8192)))
     assert again.step_time == pytest.approx(first.step_time, rel=1e-12)
     assert again.memory.total == pytest.approx(first.memory.total, rel=1e-12)
@@ -277,15 +279,15 @@ def test_flags_are_the_plan_or_there_are_none() -> None:
 
 def test_messages_of_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(LaunchError, match="no key belongs to a known framework"):
-        read_job([written(tmp_path, "x.yaml", "a: 1\nb: {c: 2}\n")])
+        read_launch_files([written(tmp_path, "x.yaml", "a: 1\nb: {c: 2}\n")])
     with pytest.raises(LaunchError, match="is not JSON"):
-        read_job([written(tmp_path, "x.json", "{")])
+        read_launch_files([written(tmp_path, "x.json", "{")])
     with pytest.raises(LaunchError, match="is not a whole number"):
-        read_job([written(tmp_path, "y.sh", "--tensor-model-parallel-size two --micro-batch-size many")])
+        read_launch_files([written(tmp_path, "y.sh", "--tensor-model-parallel-size two --micro-batch-size many")])
     with pytest.raises(LaunchError, match=r"files of torchtitan end in \.py, \.sh, \.toml"):
-        launcher_of("torchtitan", "job.yaml")
+        launcher_of_software("torchtitan", "job.yaml")
     with pytest.raises(LaunchError, match="no launch settings are known"):
-        launcher_of("caffe")
+        launcher_of_software("caffe")
     toml = written(tmp_path, "j.toml", "[training]\nlocal_batch_size = 4\n[parallelism]\ntensor_parallel_degree = 2\n")
     assert paleo(["estimate", "--from", toml, "--system", "dgx-h100", "--gpus", "8"]) == 2
     assert "names no network; state MODEL" in capsys.readouterr().err
@@ -314,7 +316,7 @@ def test_a_file_and_back_at_the_command_line(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_scripts_and_nested_keys() -> None:
-    assert read_flags("A=2\nB=$((A * 4))\nrun --x ${B} --y=${C:-3} --z # --w 1") == {
+    assert parse_script_flags("A=2\nB=$((A * 4))\nrun --x ${B} --y=${C:-3} --z # --w 1") == {
         "--x": "8",
         "--y": "3",
         "--z": True,
@@ -337,7 +339,7 @@ ddp: {use_distributed_optimizer: true, overlap_grad_reduce: true, overlap_param_
 optimizer: {optimizer: adam, use_distributed_optimizer: true}
 mixed_precision: bf16_with_mxfp8_mixed
 """
-    job = read_job([written(tmp_path, "recipe.yaml", text)], 64)
+    job = read_launch_files([written(tmp_path, "recipe.yaml", text)], 64)
     plan = job.plan
     assert job.launcher == "megatron-core" and job.unread_keys == ()
     assert (plan.tp, plan.pp, plan.cp, plan.vp, plan.dp, plan.sp, plan.zero) == (4, 4, 2, 5, 2, True, 1)
@@ -349,9 +351,9 @@ mixed_precision: bf16_with_mxfp8_mixed
 def test_flags_of_old_releases_name_their_software(tmp_path: Path) -> None:
     script = "python pretrain_gpt.py --num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 \\\n"
     script += "  --tensor-model-parallel-size 2 --pipeline-model-parallel-size 1 --micro-batch-size 2 --fp16 "
-    old = read_job([written(tmp_path, "old.sh", script + "--checkpoint-activations --DDP-impl local\n")], 8)
+    old = read_launch_files([written(tmp_path, "old.sh", script + "--checkpoint-activations --DDP-impl local\n")], 8)
     assert (old.software, old.plan.recompute) == ("megatron-2021", "full")
-    forked = read_job([written(tmp_path, "fork.sh", script + "--deepspeed --deepspeed_config ds.json\n")], 8)
+    forked = read_launch_files([written(tmp_path, "fork.sh", script + "--deepspeed --deepspeed_config ds.json\n")], 8)
     assert forked.software == "megatron-deepspeed"
 
 

@@ -11,9 +11,9 @@ from paleo.layers.base import LayerImplementations
 from paleo.network.graph import build_graph
 from paleo.operations.base import MemoryPass
 from paleo.operations.contraction import Contraction
-from paleo.operations.tensor import precision
-from paleo.parallel.placement import STRATEGIES, Mesh, parse_strategy, placement
-from paleo.parallel.propagation import PlacedNode, propagate, without_regather
+from paleo.operations.tensor import default_precision
+from paleo.parallel.placement import STRATEGY_PRESETS, Mesh, parse_strategy, strategy_placement
+from paleo.parallel.propagation import LocalLayer, propagate_placement, without_regather
 from paleo.predict import Prediction, predict
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -31,15 +31,15 @@ def placed(
     network: str = "deepseek_v3",
     rotation: Literal["fused", "stepwise"] = "fused",
     **degrees: int,
-) -> PlacedNode:
+) -> LocalLayer:
     choices = LayerImplementations(latent_tokens=latents, rotation=rotation)
     graph = build_graph(load_model(network), batch=1, choices=choices, overrides={"seq": TOKENS})
-    rules = STRATEGIES["dp"](graph, parse_strategy(strategy))
-    layers = propagate(graph, rules, Mesh.of({"tp": TP, "dp": 2, **degrees}))
+    rules = STRATEGY_PRESETS["dp"](graph, parse_strategy(strategy))
+    layers = propagate_placement(graph, rules, Mesh.from_degrees({"tp": TP, "dp": 2, **degrees}))
     return next(layer for layer in layers if layer.node.type == "latent_attention")
 
 
-def numbers_a_token(layer: PlacedNode, operation: str, phase: str) -> list[float]:
+def numbers_a_token(layer: LocalLayer, operation: str, phase: str) -> list[float]:
     """Numbers that a token has in each collective over tp."""
     return sorted(
         owed.tensor.elements / TOKENS
@@ -117,8 +117,8 @@ def test_a_stated_placement_of_the_sequence_holds_before_latents_and_for_shared_
     graph = build_graph(
         load_model("deepseek_v3"), batch=1, choices=LayerImplementations(latent_tokens="own"), overrides={"seq": TOKENS}
     )
-    rules = placement(graph, parse_strategy("batch,cp=2"), {"*": {"seq": ["cp"]}})
-    layers = {layer.node.type: layer for layer in propagate(graph, rules, Mesh.of({"cp": 2}))}
+    rules = strategy_placement(graph, parse_strategy("batch,cp=2"), {"*": {"seq": ["cp"]}})
+    layers = {layer.node.type: layer for layer in propagate_placement(graph, rules, Mesh.from_degrees({"cp": 2}))}
     products = [layers["latent_attention"].operations[0], layers["moe"].operations[0]]
     assert [each.out.sizes[:2] for each in products] == [(1, TOKENS // 2)] * 2
     owed = {name: {each.name.rpartition(".")[2] for each in layers[name].communications} for name in layers}
@@ -143,7 +143,8 @@ def test_a_rotation_by_steps_passes_over_memory_seventeen_times() -> None:
     of them, the sum reads twice as many: 14 x 64. Of queries they are joined to the other 128 of each head; of keys,
     one head of them to all; values are copied."""
     layer, heads = placed("own", rotation="stepwise"), 128 / TP
-    passes = {each.name: each.forward_kernels(precision("bf16"))[0].bytes / 2 / TOKENS for each in layer.operations
+    bf16 = default_precision("bf16")
+    passes = {each.name: each.forward_kernels(bf16)[0].bytes / 2 / TOKENS for each in layer.operations
               if isinstance(each, MemoryPass) and each.operation == "eager"}  # fmt: skip
     rotation = 14 * ROTARY
     query, key = (sum(size for name, size in passes.items() if f".{of}.rotary." in name) for of in ("query", "key"))
@@ -179,7 +180,7 @@ def test_megatron_has_no_buffers_to_gather_latents_beside_products() -> None:
         asked = Run.model_validate(run | {"software": software})
         program = predict(load_model(network), load_system("dgx-h100"), asked).program
         blocks = (section for section in program.sections if section.repeat > 1)
-        return {each.overlap_chunks for section in blocks for each in section.transfers if not each.overlapped}
+        return {each.overlap_chunks for section in blocks for each in section.collectives if not each.overlapped}
 
     assert pieces("deepseek_v3", "megatron-core") == {1}
     assert pieces("llama3-8b", "megatron-core") == {8}
@@ -203,7 +204,7 @@ def test_modules_that_run_again_gather_latents_again_but_not_the_rotary_key() ->
     gathers = {
         transfer.name.rpartition(".")[2]: transfer.selectively_recomputed
         for section in program.sections
-        for transfer in section.transfers
+        for transfer in section.collectives
         if "latent" in transfer.name and (transfer.operation, transfer.phase) == ("all_gather", "forward")
     }
     assert gathers == {"query": True, "kv_up": True, "kv_down": False}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from paleo import questions
-from paleo.cli import run as paleo
+from paleo.cli import run_command_line as paleo
 from paleo.errors import PaleoError
 from paleo.launch.commands import estimate_command
 from paleo.specs.model import load_model

@@ -14,14 +14,14 @@ import pytest
 from pydantic import ValidationError
 
 from paleo.errors import GraphError, SpecError
-from paleo.layers.base import ACTIVATIONS, LAYERS, Expansion, LayerImplementations
+from paleo.layers.base import ACTIVATIONS, LAYERS, LayerImplementations, LayerOperations
 from paleo.network.graph import build_graph
-from paleo.operations.base import Kernel, Operation, map_tensors, parameters_of
+from paleo.operations.base import Kernel, Operation, map_tensors, parameters_by_name
 from paleo.operations.contraction import Contraction, Recurrence
-from paleo.operations.tensor import Tensor, precision, with_autocast_weights
+from paleo.operations.tensor import Tensor, default_precision, with_autocast_weights
 from paleo.specs.model import build_model_spec
 
-FP32 = precision("fp32")
+FP32 = default_precision("fp32")
 IMAGE = Tensor("x", ("batch", "channels", "height", "width"), (2, 3, 4, 4))
 SMALL = Tensor("y", ("batch", "channels", "height", "width"), (2, 3, 1, 1))
 PAIR = Tensor("y", ("batch", "channels", "height", "width"), (2, 2, 4, 4))
@@ -56,16 +56,16 @@ class Case:
 
 def expand(
     kind: str, inputs: tuple[Tensor, ...], options: dict[str, Any], choices: LayerImplementations | None = None
-) -> Expansion:
+) -> LayerOperations:
     return LAYERS[kind].model_validate(options).to_operations("layer", inputs, choices or LayerImplementations())
 
 
 def forward(operations: Iterable[Operation], dtype: str = "fp32") -> list[Kernel]:
-    return [kernel for op in operations for kernel in op.forward_kernels(precision(dtype))]
+    return [kernel for op in operations for kernel in op.forward_kernels(default_precision(dtype))]
 
 
 def backward(operations: Iterable[Operation], dtype: str = "fp32") -> list[Kernel]:
-    return [kernel for op in operations for kernel in op.backward_kernels(precision(dtype))]
+    return [kernel for op in operations for kernel in op.backward_kernels(default_precision(dtype))]
 
 
 def moved(kernels: Iterable[Kernel]) -> float:
@@ -74,7 +74,7 @@ def moved(kernels: Iterable[Kernel]) -> float:
 
 def saved_bytes(operations: Iterable[Operation], dtype: str = "fp32") -> float:
     """Each storage once, whoever keeps it."""
-    return sum({t.name: t.bytes(precision(dtype)) for op in operations for t in op.saved_tensors}.values())
+    return sum({t.name: t.bytes(default_precision(dtype)) for op in operations for t in op.saved_tensors}.values())
 
 
 CASES = [
@@ -390,7 +390,7 @@ def test_worked_by_hand(case: Case) -> None:
     made = expand(case.kind, case.inputs, case.options)
     kernels = forward(made.operations)
     assert made.out.sizes == case.out
-    assert sum(t.elements for t in parameters_of(made.operations).values()) == case.parameters
+    assert sum(t.elements for t in parameters_by_name(made.operations).values()) == case.parameters
     assert sum(k.flops for k in kernels) == case.flops
     assert sum(k.flops for k in backward(made.operations)) == case.backward
     assert saved_bytes(made.operations) == case.saved
@@ -501,7 +501,7 @@ def test_gelu_term_by_term(kind: str, gelu: Any, launches: int) -> None:
 
 
 def test_mixed_precision_hands_on_fp32_until_the_next_product() -> None:
-    half = with_autocast_weights(precision("fp16"))
+    half = with_autocast_weights(default_precision("fp16"))
     choices = LayerImplementations(fp32_functions=frozenset({"norm"}))
     norm = expand("layer_norm", (SEQUENCE,), {"affine": False}, choices)
     assert norm.out.stays_fp32 and moved(norm.operations[0].forward_kernels(half)) == 80 * (2 + 4) + 10 * 4
@@ -515,7 +515,7 @@ def test_mixed_precision_hands_on_fp32_until_the_next_product() -> None:
     *products, widened, weight = linear.operations[0].backward_kernels(half)
     assert len(products) == 2 and (widened.phase, weight.phase) == ("backward", "backward_weight")
     assert (widened.bytes, weight.bytes) == (80 * 6, 32 * 6)
-    for formats in (FP32, precision("fp16")):  # narrow weights with masters: nothing to cast
+    for formats in (FP32, default_precision("fp16")):  # narrow weights with masters: nothing to cast
         assert len(linear.operations[0].forward_kernels(formats)) == 1
     assert not expand("batch_norm", (IMAGE,), {}, choices).out.stays_fp32
 
@@ -524,7 +524,7 @@ def test_rotary_and_normed_queries() -> None:
     made = expand("attention", (SEQUENCE,), {"heads": 2, "bias": False, "rotary": True, "qk_norm": True})
     names = [k.operation for k in forward(made.operations)]
     assert names == ["gemm", "norm", "norm", "rope", "rope", "fused", "gemm"]
-    assert sum(t.elements for t in parameters_of(made.operations).values()) == 256 + 4 + 4
+    assert sum(t.elements for t in parameters_by_name(made.operations).values()) == 256 + 4 + 4
 
 
 def test_shared_experts_see_every_token() -> None:
@@ -538,7 +538,7 @@ def test_shared_experts_see_every_token() -> None:
         "score_bias": True,
     }
     made = expand("moe", (SEQUENCE,), options)
-    assert sum(t.elements for t in parameters_of(made.operations).values()) == 32 + 4 + 4 * 144 + 3 * 80 + 8
+    assert sum(t.elements for t in parameters_by_name(made.operations).values()) == 32 + 4 + 4 * 144 + 3 * 80 + 8
     assert sum(k.flops for k in forward(made.operations)) == 6400 + 2 * 10 * (240 + 8)
 
 
@@ -622,7 +622,11 @@ def test_relative_attention_with_heads_last_turns_scores_and_is_fed_its_memory()
     )
     (feed,) = (kernel for kernel in forward(fed.operations) if kernel.operation == "feed")
     assert feed.bytes == 2 * 2 * 3 * 8 * 4 and moved(backward(fed.operations)) == moved(backward(plain.operations))
-    mixed = [kernel for op in fed.operations for kernel in op.forward_kernels(with_autocast_weights(precision("fp16")))]
+    mixed = [
+        kernel
+        for op in fed.operations
+        for kernel in op.forward_kernels(with_autocast_weights(default_precision("fp16")))
+    ]
     assert [kernel.bytes for kernel in mixed if kernel.operation == "feed"] == [feed.bytes]
 
 

@@ -8,9 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from paleo.cli import run
+from paleo.cli import run_command_line as run
 from paleo.errors import SpecError
-from paleo.learning.base import LAWS, LOSS_LAWS, parse_law
+from paleo.learning.base import LOSS_LAWS, SAMPLES_LAWS, parse_law
 from paleo.learning.laws import (
     CHINCHILLA,
     STEP_LAW,
@@ -24,7 +24,7 @@ from paleo.learning.laws import (
     fit_reference_points,
 )
 from paleo.specs.catalog import entry_names
-from paleo.specs.task import benchmark_task, load_task
+from paleo.specs.task import load_task, mlperf_task
 from paleo.studies.target import _task_of_loss
 
 TASKS = entry_names("tasks")
@@ -58,7 +58,7 @@ def test_reference_points_pass_through_their_points_and_follow_the_law_beyond() 
 
 def test_interval_widens_outside_of_the_range() -> None:
     law = load_task("mlperf:bert").law
-    inside, outside = law.log_std(448), law.log_std(16384 * 4)
+    inside, outside = law.log_standard_deviation(448), law.log_standard_deviation(16384 * 4)
     assert outside > inside
     assert law.warnings(448) == ()
     assert "outside of the range" in law.warnings(16384 * 4)[0]
@@ -78,16 +78,16 @@ def test_samples_grow_and_steps_shrink_with_the_batch(name: str) -> None:
 
 
 def test_tasks_by_benchmark_and_round() -> None:
-    newest, first = benchmark_task("ssd", "v3.1"), benchmark_task("ssd", "v1.0")
+    newest, first = mlperf_task("ssd", "v3.1"), mlperf_task("ssd", "v1.0")
     assert newest is not None and newest.name == "mlperf-retinanet"
     assert first is not None and first.name == "mlperf-ssd"
-    assert benchmark_task("minigo", "v1.0") is None
+    assert mlperf_task("minigo", "v1.0") is None
 
 
 def test_law_of_a_file_is_checked() -> None:
     with pytest.raises(SpecError, match="unknown law of samples 'critical'"):
         parse_law({"critical": {}})
-    assert set(LAWS) >= {"constant", "critical_batch", "reference_points"}
+    assert set(SAMPLES_LAWS) >= {"constant", "critical_batch", "reference_points"}
     assert isinstance(load_task("mlperf-resnet").law, ReferencePointsLaw)
 
 
@@ -95,7 +95,7 @@ def test_law_of_a_file_is_checked() -> None:
 def test_tokens_invert_the_loss(name: str) -> None:
     law = LOSS_LAWS[name]
     loss = float(law.loss(1e9, 2e10))
-    assert law.tokens(loss, 1e9) == pytest.approx(2e10, rel=1e-9)
+    assert law.tokens_to_loss(loss, 1e9) == pytest.approx(2e10, rel=1e-9)
 
 
 def test_published_constants() -> None:
@@ -105,7 +105,7 @@ def test_published_constants() -> None:
     size = sizes[np.argmin(CHINCHILLA.loss(sizes, budget / (6 * sizes)))]
     assert budget / (6 * size) / size == pytest.approx(20, rel=0.35)  # "20 tokens a parameter"
     with pytest.raises(SpecError, match="endless data"):
-        CHINCHILLA.tokens(1.8, 1e9)
+        CHINCHILLA.tokens_to_loss(1.8, 1e9)
     assert CHINCHILLA.warnings(1e12, 1e13) != ()
 
 
@@ -120,9 +120,9 @@ def test_best_batch_costs_nothing() -> None:
 def test_samples_to_a_loss_count_what_the_batch_costs() -> None:
     """At the best batch the tokens are those of Chinchilla's law; at others loss and penalty together make the target,
     with more tokens; a batch that is far too small never gets there. Numbers and arrays agree."""
-    law = SamplesToLoss.of(2.4, 1e9, 2048.0)
+    law = SamplesToLoss.for_network(2.4, 1e9, 2048.0)
     best = float(best_batch_tokens(law.tokens_at_best_batch)) / 2048.0
-    assert float(law.samples(best)) * 2048.0 == pytest.approx(CHINCHILLA.tokens(2.4, 1e9), rel=1e-3)
+    assert float(law.samples(best)) * 2048.0 == pytest.approx(CHINCHILLA.tokens_to_loss(2.4, 1e9), rel=1e-3)
     for factor in (0.25, 8.0):
         tokens = float(law.samples(best * factor)) * 2048.0
         nats = 0.0098 * math.log2(factor) ** 2

@@ -10,7 +10,7 @@ import pytest
 
 from paleo.calibrate import command
 from paleo.calibrate.command import SOURCE_ERROR_COLUMNS, kernel_source_errors, worsened_sources
-from paleo.calibrate.files import kernel_fit_jobs
+from paleo.calibrate.kernel_fits import kernel_fit_jobs
 from paleo.errors import SpecError
 from paleo.tables.kinds._serving import ServingTable
 from paleo.tables.run_tables import RunTable
@@ -76,5 +76,8 @@ def test_a_folder_is_fitted_whole(folder: Path, more: dict[str, object], word: s
 
 def test_runs_of_engines_can_be_predicted_without_a_source() -> None:
     table: RunTable = ServingTable()
-    other = table.without_values_from("GPUStack performance lab")
-    assert isinstance(other, ServingTable) and (table.left_out, other.left_out) == ("", "GPUStack performance lab")
+    other = table.without_fits_to_source("GPUStack performance lab")
+    assert isinstance(other, ServingTable) and (table.excluded_source, other.excluded_source) == (
+        "",
+        "GPUStack performance lab",
+    )

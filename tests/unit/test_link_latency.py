@@ -9,14 +9,14 @@ import pytest
 
 from paleo.errors import SpecError
 from paleo.predict import predict
-from paleo.pricing.communication import Fabric, link_parameters
-from paleo.pricing.links.alpha_beta import corrected_hop_latency
+from paleo.pricing.communication import Fabric, collective_parameters
+from paleo.pricing.links.alpha_beta import hop_latency_correction
 from paleo.specs.catalog import entry_names
 from paleo.specs.device import load_link
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import System, load_system
-from paleo.studies.purchase import sensitivity
+from paleo.studies.purchase import hardware_sensitivities
 from paleo.studies.what_if import change_system
 from paleo.units import MICROSECOND
 
@@ -46,18 +46,18 @@ def slower(system: System, level: int, microseconds: float) -> System:
 
 def test_a_hop_keeps_what_software_takes_of_it() -> None:
     """4 us of which the link states 1: 3 + 3 with a link of 3; half of a hop that is shorter than its link."""
-    assert corrected_hop_latency(4e-6, 1e-6, 3e-6) == pytest.approx(2e-6)
-    assert corrected_hop_latency(4e-6, 1e-6, 0.0) == pytest.approx(-1e-6)
-    assert corrected_hop_latency(1e-6, 2e-6, 1e-6) == pytest.approx(-0.5e-6)
-    assert corrected_hop_latency(1e-6, 0.0, 2e-6) == pytest.approx(2e-6)
-    assert corrected_hop_latency(4e-6, None, 3e-6) == 0.0
-    assert corrected_hop_latency(4e-6, None, 9e-6) == pytest.approx(5e-6)
+    assert hop_latency_correction(4e-6, 1e-6, 3e-6) == pytest.approx(2e-6)
+    assert hop_latency_correction(4e-6, 1e-6, 0.0) == pytest.approx(-1e-6)
+    assert hop_latency_correction(1e-6, 2e-6, 1e-6) == pytest.approx(-0.5e-6)
+    assert hop_latency_correction(1e-6, 0.0, 2e-6) == pytest.approx(2e-6)
+    assert hop_latency_correction(4e-6, None, 3e-6) == 0.0
+    assert hop_latency_correction(4e-6, None, 9e-6) == pytest.approx(5e-6)
 
 
 def test_a_ring_inside_a_node_takes_every_hop_longer() -> None:
     """512 bytes over eight ranks in LL: seven hops of an all_gather, which take a little less than the 0.94 us that the
     link states; each gets (0.94 + 4.7) / 0.94 = 6 times as long, and no other part of the time."""
-    hop = link_parameters(NODE, "collective.nccl").parameters.ll_hop_time
+    hop = collective_parameters(NODE, "collective.nccl").parameters.ll_hop_time
     assert hop < 0.94 * MICROSECOND
     before, after = (seconds(system, "all_gather", 8, 512.0) for system in (NODE, slower(NODE, 0, 4.7)))
     assert after - before == pytest.approx(7 * 5 * hop, rel=0.01)
@@ -127,7 +127,7 @@ def test_sixteen_mebibytes_over_efa_are_near_what_was_published() -> None:
 
 def test_a_latency_where_none_was_stated_is_the_least_that_a_hop_takes(tmp_path: Path) -> None:
     node = load_system("dgx-b200")
-    hop = link_parameters(node, "collective.nccl").parameters.ll_hop_time
+    hop = collective_parameters(node, "collective.nccl").parameters.ll_hop_time
     short, long = (change_system(node, "levels[0].link.latency", f"{us} us") for us in (0.5, hop / MICROSECOND + 5.0))
     before = seconds(node, "all_gather", 8, 512.0)
     assert seconds(short, "all_gather", 8, 512.0) == before
@@ -143,7 +143,7 @@ def test_the_calibrated_latency_is_no_key_of_a_file(tmp_path: Path) -> None:
 def test_sensitivities_show_the_latency_of_links() -> None:
     """Tensor parallelism over a node in small pieces waits for hops: 20 % of them is some of the step."""
     prediction = predict(load_model("gpt2"), NODE, Run(gpus=16, batch=1, strategy="tp=4,dp=4"))
-    by_figure = {each.hardware_property: each for each in sensitivity(prediction)}
+    by_figure = {each.hardware_property: each for each in hardware_sensitivities(prediction)}
     latency, bandwidth = by_figure["link latency"], by_figure["link bandwidth"]
     assert latency.step_ratio_decreased < 1.0 < latency.step_ratio_increased
     assert bandwidth.step_ratio_increased < 1.0 < bandwidth.step_ratio_decreased

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paleo.errors import PlanError
-from paleo.schedules.engine import Task, simulate_tasks
+from paleo.schedules.pipeline_simulation import Task, simulate_tasks
 
 
 def starts(*tasks: Task) -> list[float]:
@@ -26,7 +26,7 @@ def test_two_resources_overlap() -> None:
         Task("f", "gpu", 2.0), Task("r", "net", 5.0, (0,)), Task("b", "gpu", 4.0, (0,)), Task("u", "gpu", 1.0, (1, 2))
     ])  # fmt: skip
     assert [(event.start, event.end) for event in line.events] == [(0, 2), (2, 7), (2, 6), (7, 8)]
-    assert line.end == 8.0
+    assert line.end_time == 8.0
     assert (line.busy_time("gpu"), line.busy_time("net")) == (7.0, 5.0)
 
 
@@ -47,7 +47,7 @@ def test_kinds_are_told_apart() -> None:
 
 
 def test_nothing_takes_no_time() -> None:
-    assert simulate_tasks([]).end == 0.0
+    assert simulate_tasks([]).end_time == 0.0
     assert starts(Task("a", "gpu", 0.0), Task("b", "gpu", 0.0, (0,))) == [0.0, 0.0]
 
 
@@ -86,6 +86,6 @@ def test_no_task_starts_early_and_no_resource_works_twice(tasks: list[Task]) -> 
         events = sorted((e.start, e.end) for e in line.events if e.task.resource == resource)
         assert all(a[1] <= b[0] for a, b in pairwise(events))
         assert line.busy_time(resource) == pytest.approx(sum(t.duration for t in tasks if t.resource == resource))
-        assert line.end >= line.busy_time(resource) - 1e-9
-    assert line.end <= sum(task.duration for task in tasks) + 1e-9
+        assert line.end_time >= line.busy_time(resource) - 1e-9
+    assert line.end_time <= sum(task.duration for task in tasks) + 1e-9
     assert simulate_tasks(tasks) == line

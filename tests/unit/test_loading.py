@@ -9,20 +9,28 @@ import pytest
 
 from paleo.errors import SpecError
 from paleo.specs.catalog import catalog_root, entry_names, entry_path, is_path, read_entry, resolve_device_name
-from paleo.specs.loading import MAX_FILE_BYTES, PositiveCount, Spec, Text, build_validated, parse_yaml, read_yaml
+from paleo.specs.loading import (
+    MAX_FILE_BYTES,
+    NonEmptyText,
+    PositiveCount,
+    Spec,
+    parse_yaml,
+    read_yaml,
+    validate_mapping,
+)
 from paleo.units import BytesPerSecond, Seconds
 
 
 class Wire(Spec):
-    name: Text
+    name: NonEmptyText
     bandwidth: BytesPerSecond
     latency: Seconds | None = None
 
 
 class Net(Spec):
-    name: Text
+    name: NonEmptyText
     ranks: PositiveCount
-    link: Text | Wire
+    link: NonEmptyText | Wire
     levels: tuple[Wire, ...] = ()
 
 
@@ -103,7 +111,7 @@ GOOD = {"name": "n", "ranks": 8, "link": {"name": "l", "bandwidth": "1 GB/s"}}
 
 
 def test_validate_returns_si() -> None:
-    net = build_validated(Net, {**GOOD, "link": {"name": "l", "bandwidth": "400 Gb/s", "latency": "5 us"}}, "net.yaml")
+    net = validate_mapping(Net, {**GOOD, "link": {"name": "l", "bandwidth": "400 Gb/s", "latency": "5 us"}}, "net.yaml")
     assert isinstance(net.link, Wire)
     assert (net.link.bandwidth, net.link.latency) == (5e10, 5e-6)
 
@@ -129,14 +137,14 @@ def test_validate_returns_si() -> None:
 )  # fmt: skip
 def test_validate_names_file_key_value_and_cure(change: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError) as caught:
-        build_validated(Net, {**GOOD, **change}, "net.yaml")
+        validate_mapping(Net, {**GOOD, **change}, "net.yaml")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 800
 
 
 def test_validate_wants_a_mapping() -> None:
     with pytest.raises(SpecError, match="expected a mapping"):
-        build_validated(Net, [1], "net.yaml")
+        validate_mapping(Net, [1], "net.yaml")
 
 
 def test_the_catalog_does_not_depend_on_the_working_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

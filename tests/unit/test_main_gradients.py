@@ -9,7 +9,7 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
-from paleo.tables.kinds._transformers import run_of
+from paleo.tables.kinds._transformers import run_of_transformer_row
 
 H100 = load_system("dgx-h100")
 
@@ -70,7 +70,10 @@ ROW = {
 
 def test_rows_state_their_attention_and_their_loss() -> None:
     """Long contexts of Hugging Face were priced with eager attention: ten times the time at 256k tokens."""
-    plain, stated = run_of(ROW), run_of(ROW | {"attention": "flash", "cross_entropy": "fused"})
+    plain, stated = (
+        run_of_transformer_row(ROW),
+        run_of_transformer_row(ROW | {"attention": "flash", "cross_entropy": "fused"}),
+    )
     assert (plain.kernels.attention, plain.kernels.cross_entropy) == (None, None)
     assert (stated.kernels.attention, stated.kernels.cross_entropy) == ("fused", "tiled"), (
         "Liger's, beside such networks"
@@ -84,9 +87,9 @@ def test_rows_state_their_attention_and_their_loss() -> None:
 
 
 def test_rows_state_the_modules_that_they_recompute() -> None:
-    run = run_of(ROW | {"recompute": "selective", "recompute_modules": "layernorm+moe_act"})
+    run = run_of_transformer_row(ROW | {"recompute": "selective", "recompute_modules": "layernorm+moe_act"})
     assert run.recompute.modules == ("layernorm", "moe_act")
-    assert run_of(ROW).recompute.modules == ()
+    assert run_of_transformer_row(ROW).recompute.modules == ()
 
 
 def test_megatron_keeps_them_in_fp32_and_recipes_of_nemo_do_not() -> None:

@@ -48,8 +48,8 @@ def test_a_scan_gets_whole_sequences_of_a_part_of_its_groups() -> None:
     whole, split = predicted("dp"), predicted("cp=2")
     assert split.executed_flops == pytest.approx(whole.executed_flops, rel=1e-9)
     assert split.memory.parameters == whole.memory.parameters
-    section = next(each for each in split.program.sections if any("scan" in t.name for t in each.transfers))
-    sent = [t for t in section.transfers if t.name.endswith(".scan") and t.phase == "forward"]
+    section = next(each for each in split.program.sections if any("scan" in t.name for t in each.collectives))
+    sent = [t for t in section.collectives if t.name.endswith(".scan") and t.phase == "forward"]
     mixer = next(node for node in split.graph.nodes if node.type == "mamba2")
     gate = next(tensor for op in mixer.operations for tensor in op.read_tensors if tensor.name.endswith(".gate"))
     steps = next(tensor for op in mixer.operations for tensor in op.read_tensors if tensor.name.endswith(".dt"))

@@ -12,26 +12,26 @@ import pandas as pd
 import pytest
 
 from paleo.layers.base import LAYERS, LayerImplementations
-from paleo.lowering.policies import (
+from paleo.lowering.program import CountedKernel, Program, Section
+from paleo.lowering.stages_and_recompute import (
     _balanced_ends,
     _cut_balanced,
     _loads,
-    balanced_cut,
+    balanced_chunk_layers,
     cut_by_flops,
     cut_into_stages,
     slowest_stage_time,
 )
-from paleo.lowering.program import CountedKernel, Program, Section
 from paleo.network.graph import build_graph
 from paleo.operations.base import Kernel
-from paleo.operations.tensor import Tensor, precision
+from paleo.operations.tensor import Tensor, default_precision
 from paleo.predict import Prediction, predict
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.model import load_model
 from paleo.specs.run import Run, replace_fields
 from paleo.specs.software import SoftwareProfile, load_software
 from paleo.specs.system import load_system
-from paleo.step.memory import Footprint
+from paleo.step.memory import MemoryFootprint
 from paleo.tables.kinds._transformers import MemoryTable
 from paleo.tables.run_tables import profile_at_release
 
@@ -40,7 +40,7 @@ def kept(choices: LayerImplementations, layer: str, x: Tensor, **options: Any) -
     """Bytes that a layer keeps for backward in bf16, by tensor."""
     made = LAYERS[layer].model_validate(options).to_operations("layer", (x,), choices)
     saved = [one for operation in made.operations for one in operation.saved_tensors if one.role != "parameter"]
-    return {one.name: one.bytes(precision("bf16")) for one in saved}
+    return {one.name: one.bytes(default_precision("bf16")) for one in saved}
 
 
 def test_an_eager_gate_keeps_its_function_too() -> None:
@@ -58,7 +58,7 @@ def test_a_gate_in_two_passes_has_the_flops_of_one() -> None:
         graph = build_graph(
             load_model("llama2-7b"), batch=1, choices=LayerImplementations(gates=gates), overrides={"layers": 1}
         )  # type: ignore[arg-type]
-        kernels = [k for n in graph.nodes for op in n.operations for k in op.forward_kernels(precision("bf16"))]
+        kernels = [k for n in graph.nodes for op in n.operations for k in op.forward_kernels(default_precision("bf16"))]
         counts.append((sum(k.flops for k in kernels), len(kernels)))
     assert counts[1] == (counts[0][0], counts[0][1] + 1)
 
@@ -74,7 +74,7 @@ def test_what_losses_keep() -> None:
 def test_a_loss_of_two_functions_fills_a_gradient_and_reads_it(dtype: str, fused: str | None, separate: str) -> None:
     """600 fp32 log-probabilities are read and 600 gradients written, and a tensor in between is filled and read: 4
     bytes an element each, besides the gradient of 6 losses."""
-    x, formats = Tensor("logits", ("batch", "seq", "vocab"), (2, 3, 100)), precision(dtype)
+    x, formats = Tensor("logits", ("batch", "seq", "vocab"), (2, 3, 100)), default_precision(dtype)
     layer = LAYERS["cross_entropy"].model_validate({})
 
     def moved(loss: str) -> float:
@@ -153,7 +153,7 @@ def test_an_update_of_lists_of_tensors_needs_the_roots_of_second_moments() -> No
     lists = load_software("pytorch-eager")
     single = lists.with_fields({"gradients.listwise_updates": ()})
 
-    def memory(software: SoftwareProfile, sequences: int, optimizer: str = "adam", **options: Any) -> Footprint:
+    def memory(software: SoftwareProfile, sequences: int, optimizer: str = "adam", **options: Any) -> MemoryFootprint:
         run = Run(gpus=1, dtype="bf16", global_batch=sequences, recompute="full", optimizer=optimizer, **options)
         return predict(model, system, run, software).memory
 
@@ -191,7 +191,7 @@ def test_rows_of_memory_state_attention_and_loss() -> None:
 
 def test_losses_for_metrics_move_logits_forward_alone_and_keep_nothing() -> None:
     """600 bf16 logits are read and written in fp32; those are read, and their log-softmax written: 14 bytes each."""
-    x, formats = Tensor("logits", ("batch", "seq", "vocab"), (2, 3, 100)), precision("bf16")
+    x, formats = Tensor("logits", ("batch", "seq", "vocab"), (2, 3, 100)), default_precision("bf16")
     plain, measured = (
         LAYERS["cross_entropy"]
         .model_validate({})
@@ -259,7 +259,7 @@ def test_the_heaviest_piece_is_as_light_as_of_all_cuts(weights: tuple[float, ...
     network = program((1, 1.0), (8, 1.0), (1, 1.0))
     chunks = _cut_balanced(network, weights, range(pieces))
     assert slowest_stage_time(network, weights, chunks, range(pieces)) == pytest.approx(lightest, rel=1e-9)
-    layers = balanced_cut(network, weights, range(pieces))
+    layers = balanced_chunk_layers(network, weights, range(pieces))
     assert sum(layers) == 8 and len(layers) == pieces
     assert time_of_layers(network, weights, layers, range(pieces)) == pytest.approx(lightest, rel=1e-9)
 
@@ -276,8 +276,8 @@ def test_chunks_of_a_stage_make_up_for_a_heavy_output_layer() -> None:
     Chunks filled one after another up to the heaviest (4, 5, nine times 9, 5 with the output layer) come to 27.
     """
     network, weights = program((1, 0.0), (94, 1.0), (1, 3.1)), (0.0, 1.0, 3.1)
-    stages = SCHEDULES["interleaved"].stages_of(4, 3)
-    layers = balanced_cut(network, weights, stages)
+    stages = SCHEDULES["interleaved"].chunk_stages(4, 3)
+    layers = balanced_chunk_layers(network, weights, stages)
     assert sum(layers) == 94 and sum(layers[3::4]) == 21 and max(layers) == 9
     assert time_of_layers(network, weights, layers, stages) == pytest.approx(25.0)
     assert slowest_stage_time(network, weights, _cut_balanced(network, weights, stages), stages) == pytest.approx(25.0)
@@ -288,7 +288,7 @@ def test_layers_that_do_not_divide_are_on_earlier_pieces_by_default_and_on_later
     network, weights = program((1, 0.0), (78, 1.0), (1, 0.9)), (0.1, 1.0, 0.9)
     layers = [sum(n for i, n in piece if i == 1) for piece in _cut_balanced(network, weights, range(12))]
     assert layers == [6, 7, 7, 7, 7, 7, 7, 7, 6, 6, 6, 5]
-    assert balanced_cut(network, weights, range(12)) == (5, 6, 6, 6, 7, 7, 7, 7, 7, 7, 7, 6)
+    assert balanced_chunk_layers(network, weights, range(12)) == (5, 6, 6, 6, 7, 7, 7, 7, 7, 7, 7, 6)
 
 
 PLACEMENTS = {"interleaved": 3, "zb-v": 2, "dualpipev": 2, "dualpipe": 1, "1f1b": 1}
@@ -300,7 +300,7 @@ def test_no_stage_is_heavier_than_of_other_cuts(schedule: str) -> None:
     most what chunks balanced one by one, or equally many layers for each chunk, come to."""
     drawn = random.Random(schedule)
     for _ in range(20):
-        stages = SCHEDULES[schedule].stages_of(4 if PLACEMENTS[schedule] == 1 else 2, PLACEMENTS[schedule])
+        stages = SCHEDULES[schedule].chunk_stages(4 if PLACEMENTS[schedule] == 1 else 2, PLACEMENTS[schedule])
         middle, (first, last) = drawn.randint(len(stages), 11), (drawn.random(), 4 * drawn.random())
         uniform = [1.0 + first, *[1.0] * middle, 1.0 + last]
         every = [[*ends, len(uniform)] for ends in combinations(range(1, len(uniform)), len(stages) - 1)]
@@ -314,7 +314,7 @@ def test_no_stage_is_heavier_than_of_other_cuts(schedule: str) -> None:
 
 def test_pieces_of_thousands_of_layers_are_filled_evenly() -> None:
     network = program((1, 1.0), (4999, 1.0))
-    layers = balanced_cut(network, (1.0, 1.0), range(512))
+    layers = balanced_chunk_layers(network, (1.0, 1.0), range(512))
     assert sum(layers) == 4999 and max(layers) == 10 and min(layers) > 0
 
 
@@ -333,28 +333,30 @@ def test_software_cuts_the_pipeline() -> None:
 
 
 def test_offloaded_rows_are_mapped() -> None:
-    from paleo.tables.kinds._transformers import run_of
+    from paleo.tables.kinds._transformers import run_of_transformer_row
 
     row = {
         "layers": 2, "hidden": 64, "heads": 4, "ffn_hidden": 128, "gated_mlp": 1, "vocab": 100, "seq_len": 16,
         "n_gpus": 8, "dp": 8, "tp": 1, "pp": 1, "global_batch": 8, "dtype": "bf16", "sharding": "zero3-offload",
         "software": "pytorch-eager",
     }  # fmt: skip
-    made = run_of(row)
+    made = run_of_transformer_row(row)
     assert (made.strategy, made.offload.states) == ("dp=8,zero=3", "optimizer,gradients,parameters")
-    assert run_of(row | {"sharding": "zero3"}).offload.states == "none"
-    quoted = run_of(row | {"sharding": "zero3", "notes": "recipe: cpu_offloading_num_layers=16; seq-parallel=TP>1"})
+    assert run_of_transformer_row(row | {"sharding": "zero3"}).offload.states == "none"
+    quoted = run_of_transformer_row(
+        row | {"sharding": "zero3", "notes": "recipe: cpu_offloading_num_layers=16; seq-parallel=TP>1"}
+    )
     assert (quoted.offload.states, quoted.offload.layers) == ("activations", 16)
 
 
 def test_sharding_that_a_row_leaves_out_is_the_habit_of_the_software() -> None:
     from paleo.specs.software import load_software
-    from paleo.tables.kinds._transformers import strategy_of
+    from paleo.tables.kinds._transformers import strategy_of_run
 
     row = {"dp": 8, "sharding": float("nan")}
-    assert strategy_of(row, load_software("megatron-core")) == "dp=8,zero=1"
-    assert strategy_of(row, load_software("pytorch-eager")) == "dp=8"
-    assert strategy_of(row | {"sharding": "none"}, load_software("megatron-core")) == "dp=8"
+    assert strategy_of_run(row, load_software("megatron-core")) == "dp=8,zero=1"
+    assert strategy_of_run(row, load_software("pytorch-eager")) == "dp=8"
+    assert strategy_of_run(row | {"sharding": "none"}, load_software("megatron-core")) == "dp=8"
 
 
 def test_experts_are_shared_out_over_their_own_replicas_alone() -> None:
@@ -386,9 +388,9 @@ def test_rows_say_who_counted_their_memory() -> None:
 
 
 def test_an_allocator_does_not_reserve_more_than_there_is() -> None:
-    full = Footprint(40.0, 20.0, 10.0, 6.0, 3.0, 1.0, 0.058, capacity=80.0)
+    full = MemoryFootprint(40.0, 20.0, 10.0, 6.0, 3.0, 1.0, 0.058, capacity=80.0)
     assert (full.total, full.allocated, full.cached, full.used) == (79.0, 78.0, 79.0, 80.0)
-    beyond = Footprint(60.0, 20.0, 10.0, 6.0, 3.0, 1.0, 0.058, capacity=80.0)
+    beyond = MemoryFootprint(60.0, 20.0, 10.0, 6.0, 3.0, 1.0, 0.058, capacity=80.0)
     assert not beyond.fits and beyond.used == beyond.total == 99.0
 
 
@@ -396,7 +398,7 @@ def test_flat_copies_of_gradients_are_reserved_beside_what_they_follow() -> None
     """GPT-2 XL's bf16 sums, 2 bytes a parameter, and 6 for each that a rank owns: no more is allocated where
     activations were larger, and a short step holds the copies in their place."""
 
-    def memory(copies: tuple[float, float], seq: int, **options: Any) -> Footprint:
+    def memory(copies: tuple[float, float], seq: int, **options: Any) -> MemoryFootprint:
         run = Run(gpus=4, batch=4, model={"seq": seq}, **{"dtype": "bf16", "strategy": "zero=1", **options})
         profile = load_software("megatron-core").with_fields({"gradients.flat_copies": copies})
         return predict(load_model("gpt2-xl"), load_system("dgx-h100"), run, profile).memory
@@ -478,7 +480,7 @@ def test_a_diary_dates_the_state_of_its_software() -> None:
 
 def test_what_an_allocator_reserved_is_compared_where_notes_state_it() -> None:
     rows = pd.DataFrame([MEGATRON | {"notes": "66.55 GiB allocated, 70.88 GiB reserved"}, MEGATRON | {"notes": ""}])
-    predicted, measured = MemoryTable().further_quantities(rows)["reserved by the allocator"]
+    predicted, measured = MemoryTable().secondary_quantities(rows)["reserved by the allocator"]
     assert predicted[0] == MemoryTable().predict_memory(MEGATRON).cached
     assert measured[0] == pytest.approx(70.88 * 2**30)
     assert np.isnan(predicted[1]) and np.isnan(measured[1])

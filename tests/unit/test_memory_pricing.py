@@ -9,19 +9,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.pricing.calibration_lookup import streaming_fraction
+from paleo.pricing.calibration_lookup import streaming_bandwidth_share
 from paleo.pricing.kernels import DeviceDatasheet
 from paleo.pricing.memory import (
     MemoryParameters,
     block_row_traffic,
+    cache_miss_rate,
     layer_norm_row_traffic,
-    memory_time,
-    miss_fraction,
+    memory_kernel_time,
     resident_blocks,
     smooth_maximum,
     softmax_row_traffic,
 )
-from paleo.tables.kinds._memory_passes import FAMILY_OF, OPERATIONS_OF_FAMILY, ElementwiseTable
+from paleo.tables.kinds._memory_passes import FAMILY_OF_OPERATION, OPERATIONS_OF_FAMILY, ElementwiseTable
 
 V100 = DeviceDatasheet("v100", "Volta", "HBM2", 80.0, 1.38e9, 14e12, 9e11, 6e6, 250.0, False)
 PLAIN = MemoryParameters(
@@ -36,7 +36,7 @@ PLAIN = MemoryParameters(
 
 def time(**changes: Any) -> Any:
     call: dict[str, Any] = {"moved_bytes": 8.1e9, "elements": 1e9, "device": V100, "parameters": PLAIN}
-    return memory_time(**(call | changes))
+    return memory_kernel_time(**(call | changes))
 
 
 def test_a_long_stream_runs_at_the_achieved_bandwidth():
@@ -110,17 +110,17 @@ def test_block_kernels_step_through_the_row():
 
 def test_streaming_fraction_by_kind_of_memory():
     fractions = {
-        "hbm": streaming_fraction(memory_kind="HBM3", architecture="Hopper", inline_ecc=False),
-        "gddr": streaming_fraction(memory_kind="GDDR6X", architecture="Ampere", inline_ecc=False),
-        "ecc": streaming_fraction(memory_kind="GDDR6", architecture="Turing", inline_ecc=True),
-        "pascal": streaming_fraction(memory_kind="HBM2", architecture="Pascal", inline_ecc=False),
+        "hbm": streaming_bandwidth_share(memory_kind="HBM3", architecture="Hopper", inline_ecc=False),
+        "gddr": streaming_bandwidth_share(memory_kind="GDDR6X", architecture="Ampere", inline_ecc=False),
+        "ecc": streaming_bandwidth_share(memory_kind="GDDR6", architecture="Turing", inline_ecc=True),
+        "pascal": streaming_bandwidth_share(memory_kind="HBM2", architecture="Pascal", inline_ecc=False),
     }
     assert fractions["hbm"] > fractions["gddr"] > fractions["ecc"] > fractions["pascal"]
     assert fractions["ecc"] == pytest.approx(fractions["gddr"] * 8 / 9)
 
 
 def test_limits_of_the_helpers():
-    assert miss_fraction(0.0, 1.0) == pytest.approx(0.0, abs=1e-12)
+    assert cache_miss_rate(0.0, 1.0) == pytest.approx(0.0, abs=1e-12)
     assert [float(resident_blocks(threads)) for threads in (1.0, 128.0, 1024.0)] == [32.0, 16.0, 2.0]
 
 
@@ -168,12 +168,12 @@ def test_rows_without_a_model_say_why():
 def test_every_family_is_priced_and_has_a_start(family: str):
     kind, operation = ElementwiseTable(), OPERATIONS_OF_FAMILY[family][0]
     rows = pd.concat([table(op=operation), table(op=operation, shape="1x24x512x1024", bytes_moved=1e8)])
-    start, fixed = kind.start_and_fixed_names(f"memory.{family}", "eager", V100)
+    start, fixed = kind.start_and_fixed_parameters(f"memory.{family}", "eager", V100)
     times = kind.predict_times(rows, V100, start)
     assert times.shape == (2,)
     assert 0 < times[0] <= times[1]
     assert set(fixed) <= set(MemoryParameters.__dataclass_fields__)
-    assert FAMILY_OF[operation] == family
+    assert FAMILY_OF_OPERATION[operation] == family
 
 
 def test_the_roofline_of_a_row_moves_its_stated_bytes():

@@ -11,7 +11,7 @@ from paleo.errors import SpecError
 from paleo.importers import _model_readers as networks
 from paleo.network.graph import build_graph
 from paleo.predict import predict
-from paleo.specs.catalog import entry_names, hub_ids
+from paleo.specs.catalog import catalog_hub_ids, entry_names
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
@@ -142,7 +142,7 @@ def test_no_two_networks_have_one_other_name() -> None:
         for alias in load_model(name).aliases:
             owners.setdefault("".join(c for c in alias.lower() if c not in "-_ "), set()).add(name)
     assert {alias: owner for alias, owner in owners.items() if len(owner) > 1} == {}
-    assert len(hub_ids()) > 250
+    assert len(catalog_hub_ids()) > 250
 
 
 @pytest.mark.parametrize(

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 
 from paleo.errors import PlanError, SpecError
-from paleo.lowering.policies import RecomputePolicies
+from paleo.lowering.stages_and_recompute import RecomputePolicies
 from paleo.operations.base import configure_optimizer
-from paleo.operations.tensor import precision
+from paleo.operations.tensor import default_precision
 from paleo.predict import Prediction, predict
 from paleo.pricing.calibration_lookup import parse_efficiencies
-from paleo.specs.loading import build_validated
+from paleo.specs.loading import validate_mapping
 from paleo.specs.model import load_model
 from paleo.specs.run import InputOptions, Run
 from paleo.specs.system import load_system
 from paleo.step.memory import (
-    HOST_BANDWIDTH_SHARE,
+    HOST_OPTIMIZER_BANDWIDTH_SHARE,
     Offload,
     OffloadShares,
-    clip_kernels,
+    gradient_clipping_kernels,
     gradient_norm_axes,
     host_link_rate,
     host_update_time,
@@ -34,7 +34,7 @@ from paleo.step.waiting import input_pipeline
 from paleo.studies.advice import suggest_memory_savings
 
 H100 = load_system("dgx-h100")
-BF16 = precision("bf16")
+BF16 = default_precision("bf16")
 #: Parameters of the section, all trained.
 ELEMENTS = np.array([100.0])
 NONE = RecomputePolicies.uniform(np.array([1.0]), "none")
@@ -42,7 +42,7 @@ NONE = RecomputePolicies.uniform(np.array([1.0]), "none")
 
 def run(**options: Any) -> Prediction:
     stated = {"gpus": 8, "batch": 1, "dtype": "bf16"} | options
-    return predict(load_model("llama2-7b"), H100, build_validated(Run, stated, "test"))
+    return predict(load_model("llama2-7b"), H100, validate_mapping(Run, stated, "test"))
 
 
 def test_link_is_that_of_the_slot() -> None:
@@ -167,12 +167,12 @@ def test_the_host_adds_up_gradients_of_several_microbatches() -> None:
 def test_shares_follow_zero() -> None:
     """ZeRO-3 fetches and sends a rank's shards; ZeRO-1 sends shards where there is one microbatch, whole weights."""
     once, each = {"scattered": False}, {"scattered": True}
-    assert OffloadShares.of(0, 8, 1, **once) == OffloadShares(1.0, 1.0)
-    assert OffloadShares.of(3, 8, 2, **each) == OffloadShares(1 / 8, 1 / 8, accumulates_on_host=True)
-    assert OffloadShares.of(1, 8, 1, **once) == OffloadShares(1.0, 1 / 8) and OffloadShares.of(
-        2, 8, 4, **once
-    ) == OffloadShares(accumulates_on_host=True)
-    assert OffloadShares.of(2, 8, 4, **each) == OffloadShares(1.0, 1 / 8, accumulates_on_host=True)
+    assert OffloadShares.from_zero_stage(0, 8, 1, **once) == OffloadShares(1.0, 1.0)
+    assert OffloadShares.from_zero_stage(3, 8, 2, **each) == OffloadShares(1 / 8, 1 / 8, accumulates_on_host=True)
+    assert OffloadShares.from_zero_stage(1, 8, 1, **once) == OffloadShares(
+        1.0, 1 / 8
+    ) and OffloadShares.from_zero_stage(2, 8, 4, **once) == OffloadShares(accumulates_on_host=True)
+    assert OffloadShares.from_zero_stage(2, 8, 4, **each) == OffloadShares(1.0, 1 / 8, accumulates_on_host=True)
 
 
 def test_update_on_the_host_by_hand() -> None:
@@ -232,25 +232,25 @@ def test_offload_that_cannot_be_is_said() -> None:
 
 def _too_much() -> Prediction:
     return predict(
-        load_model("gpt3-175b"), H100, build_validated(Run, {"gpus": 8, "batch": 1, "offload": "optimizer"}, "test")
+        load_model("gpt3-175b"), H100, validate_mapping(Run, {"gpus": 8, "batch": 1, "offload": "optimizer"}, "test")
     )
 
 
 def test_a_batch_arrives_by_hand() -> None:
     """16 samples for each of 8 ranks. Storage: 128 · 100 kB at 1 GB/s; 64 cores, 10 ms each; 4 MB each at the link."""
-    wanted = build_validated(
+    wanted = validate_mapping(
         InputOptions, {"sample": "100 kB", "storage": "1 GB/s", "decode": "10 ms", "cores": 8}, "test"
     )
     fed = input_pipeline(wanted, H100, 4e6, gpus=8, replica=1, local_batch=16)
     assert float(fed.storage) == pytest.approx(0.0128)
     assert float(fed.decode) == pytest.approx(128 * 0.01 / 64)
     assert float(fed.copy) == pytest.approx(64e6 / host_link_rate(H100))
-    assert (float(fed.batch_interval), fed.slowest) == (float(fed.decode), "decoding")
+    assert (float(fed.batch_interval), fed.slowest_stage) == (float(fed.decode), "decoding")
 
 
 def test_replicas_share_a_node() -> None:
     """Replicas of 2 GPUs: 4 of them on the node; of 16: the node feeds its one replica whole."""
-    wanted = build_validated(InputOptions, {"decode": "10 ms", "cores": 1}, "test")
+    wanted = validate_mapping(InputOptions, {"decode": "10 ms", "cores": 1}, "test")
     for replica, samples in ((1, 8), (2, 4), (16, 1)):
         fed = input_pipeline(wanted, H100, 0.0, gpus=32, replica=replica, local_batch=1)
         assert float(fed.decode) == pytest.approx(samples * 0.01 / 8)
@@ -263,7 +263,7 @@ def test_a_step_waits_for_the_slower_of_work_and_input() -> None:
         arrives = 8 * decode / 112
         assert fed.step_time == pytest.approx(max(plain.step_time, arrives))
         assert fed.breakdown.input == pytest.approx(max(0.0, arrives - plain.step_time))
-        assert fed.timeline.end == pytest.approx(fed.step_time)
+        assert fed.timeline.end_time == pytest.approx(fed.step_time)
     assert plain.breakdown.input == 0.0 and plain.input_pipeline is None
     assert any("input pipeline" in one for one in plain.unmodelled)
     assert not any("input pipeline" in one for one in fed.unmodelled)
@@ -272,7 +272,7 @@ def test_a_step_waits_for_the_slower_of_work_and_input() -> None:
 def photographs(**options: object) -> Prediction:
     """AlexNet on a DGX-1, where 40 cores decode a photograph in 4.84 ms each."""
     chosen = {"gpus": 8, "batch": 1024, "dtype": "fp16", "software": "pytorch-ngc", "optimizer": "momentum", **options}
-    return predict(load_model("alexnet"), load_system("dgx-1-v100"), build_validated(Run, chosen, "test"))
+    return predict(load_model("alexnet"), load_system("dgx-1-v100"), validate_mapping(Run, chosen, "test"))
 
 
 def test_photographs_are_decoded_unless_they_are_synthetic() -> None:
@@ -308,10 +308,10 @@ def test_input_that_is_not_known_is_said() -> None:
 
 def test_clipping_reads_gradients_once_and_scales_them_once() -> None:
     """1000 gradients of 2 bytes; of 4 where the framework sums them in fp32."""
-    assert clip_kernels(1000.0, "none", BF16) == []
-    (norm,) = clip_kernels(1000.0, "norm", BF16)
+    assert gradient_clipping_kernels(1000.0, "none", BF16) == []
+    (norm,) = gradient_clipping_kernels(1000.0, "norm", BF16)
     assert (norm.bytes_read, norm.bytes_written) == (2000.0, 0.0)
-    norm, scale = clip_kernels(1000.0, "scaled", precision("fp32"))
+    norm, scale = gradient_clipping_kernels(1000.0, "scaled", default_precision("fp32"))
     assert (norm.bytes, scale.bytes_read, scale.bytes_written) == (4000.0, 4000.0, 4000.0)
     assert gradient_norm_axes(0) == ("tp", "pp") and "dp" in gradient_norm_axes(1)
 
@@ -342,7 +342,7 @@ def test_software_clips() -> None:
 )
 def test_advice_is_predicted(model: str, options: dict[str, Any]) -> None:
     """Every suggestion, run as it is written, is what the advice says."""
-    made = predict(load_model(model), H100, build_validated(Run, options, "test"))
+    made = predict(load_model(model), H100, validate_mapping(Run, options, "test"))
     found = suggest_memory_savings(made)
     assert not made.memory.fits and found[0].fits
     assert [one.fits for one in found] == sorted((one.fits for one in found), reverse=True)
@@ -387,7 +387,7 @@ def test_a_search_keeps_what_is_offloaded_away() -> None:
 
 def test_adam_on_a_host_takes_as_long_as_was_measured() -> None:
     """ZeRO-Offload's CPU-Adam on a DGX-2: 10e9 parameters in 2.57 s; an H100's host has 614.4 GB/s for eight ranks."""
-    dgx2 = Offload(frozenset({"optimizer"}), np.inf, HOST_BANDWIDTH_SHARE * 256e9)
+    dgx2 = Offload(frozenset({"optimizer"}), np.inf, HOST_OPTIMIZER_BANDWIDTH_SHARE * 256e9)
     assert float(
         host_update_time(np.array(10e9), np.array(0.0), configure_optimizer("adam"), BF16, dgx2)
     ) == pytest.approx(2.57)

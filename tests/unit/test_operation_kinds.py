@@ -6,7 +6,7 @@ import pytest
 
 from paleo.errors import SpecError
 from paleo.layers.base import LayerImplementations
-from paleo.layers.imported_layers import ImportedPass
+from paleo.layers.imported_layers import ImportedMemoryPass
 from paleo.operations.base import OPERATION_KINDS, MemoryPass, OperationKind, elementwise_kernel
 from paleo.operations.tensor import Tensor
 
@@ -24,7 +24,7 @@ def test_a_kernel_of_an_unknown_kind_is_an_error_too() -> None:
 
 
 def test_a_model_file_may_name_any_registered_kind() -> None:
-    layer = ImportedPass.model_validate({"dims": {"batch": 2, "features": 4}, "kind": "dropout"})
+    layer = ImportedMemoryPass.model_validate({"dims": {"batch": 2, "features": 4}, "kind": "dropout"})
     (operation,) = layer.to_operations("y", (X,), LayerImplementations()).operations
     assert isinstance(operation, MemoryPass)
     assert operation.kind.is_pointwise
@@ -32,7 +32,7 @@ def test_a_model_file_may_name_any_registered_kind() -> None:
 
 def test_a_model_file_with_a_misspelt_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="nearest: 'gather'"):
-        ImportedPass.model_validate({"dims": {"batch": 2}, "kind": "gatther"})
+        ImportedMemoryPass.model_validate({"dims": {"batch": 2}, "kind": "gatther"})
 
 
 @pytest.mark.parametrize(("name", "kind"), OPERATION_KINDS.items())

@@ -10,7 +10,7 @@ from paleo.errors import PlanError
 from paleo.network.graph import build_graph
 from paleo.operations.base import OPTIMIZERS, WeightMatrices, configure_optimizer
 from paleo.operations.contraction import weight_matrix
-from paleo.operations.tensor import precision, with_autocast_weights
+from paleo.operations.tensor import default_precision, with_autocast_weights
 from paleo.predict import Prediction, predict
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -35,7 +35,7 @@ BY_HAND = {
 @pytest.mark.parametrize("name", BY_HAND)
 def test_bytes(name: str) -> None:
     for dtype, (kept, read, written) in zip(("fp32", "bf16"), BY_HAND[name], strict=True):
-        formats = precision(dtype)
+        formats = default_precision(dtype)
         assert configure_optimizer(name).state_bytes(formats) == kept
         assert configure_optimizer(name).update_bytes(formats) == (read, written)
 
@@ -55,25 +55,30 @@ def test_bytes_step_by_step(name: str) -> None:
     read, written = STEPWISE[name]
     one = configure_optimizer(name, stepwise=True)
     assert (
-        one.update_bytes(precision("fp32"))
-        == one.update_bytes(with_autocast_weights(precision("fp16")))
+        one.update_bytes(default_precision("fp32"))
+        == one.update_bytes(with_autocast_weights(default_precision("fp16")))
         == (4 * read, 4 * written)
     )
-    assert one.update_bytes(precision("bf16")) == (4 * read + 2 + 4, 4 * written + 4 + 2)  # gradient up, weight down
-    assert one.state_bytes(precision("fp32")) == configure_optimizer(name).state_bytes(precision("fp32"))
+    assert one.update_bytes(default_precision("bf16")) == (
+        4 * read + 2 + 4,
+        4 * written + 4 + 2,
+    )  # gradient up, weight down
+    assert one.state_bytes(default_precision("fp32")) == configure_optimizer(name).state_bytes(
+        default_precision("fp32")
+    )
 
 
 def test_every_optimizer_is_counted_by_hand() -> None:
     assert set(BY_HAND) == set(STEPWISE) == set(OPTIMIZERS)
     for name in OPTIMIZERS:
-        assert OPTIMIZERS[name].flops >= 2
+        assert OPTIMIZERS[name].flops_per_parameter >= 2
         assert OPTIMIZERS[name].reference
 
 
 def _flops(name: str, rows: float, columns: float) -> float:
     rule = configure_optimizer(name).matrix_update
     assert rule is not None
-    kernels = rule.kernels("update", WeightMatrices(rows, columns, 1.0), precision("bf16"))
+    kernels = rule.kernels("update", WeightMatrices(rows, columns, 1.0), default_precision("bf16"))
     return sum(kernel.flops * times for kernel, times in kernels)
 
 

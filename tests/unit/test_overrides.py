@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from paleo.cli import run as paleo
+from paleo.cli import run_command_line as paleo
 from paleo.errors import PlanError
 from paleo.network.graph import build_graph
-from paleo.parallel.placement import STRATEGIES, Mesh, layer_label, parse_strategy, with_overrides
-from paleo.parallel.propagation import propagate
+from paleo.parallel.placement import STRATEGY_PRESETS, Mesh, layer_label, override_placement, parse_strategy
+from paleo.parallel.propagation import propagate_placement
 from paleo.predict import Prediction, predict
 from paleo.search.layer_splits import search_layer_splits
 from paleo.specs.model import build_model_spec, load_model
@@ -56,7 +56,7 @@ def test_one_replicated_layer_pays_what_the_rules_say() -> None:
 
     def owed(of: Prediction) -> set[tuple[str, str, str, float]]:
         block = max(of.program.sections, key=lambda section: section.repeat)
-        return {(one.name, one.operation, one.phase, one.payload_bytes) for one in block.transfers}
+        return {(one.name, one.operation, one.phase, one.payload_bytes) for one in block.collectives}
 
     size = 4 * 1024 * 1024 * 2.0  # batch · sequence · hidden, bf16
     mlp = "block.branch2.1.mlp1"
@@ -80,15 +80,18 @@ def linear(name: str, dim: str) -> dict[str, Any]:
 
 
 def placed(graph: Any, stated: dict[str, Any], **degrees: int) -> Any:
-    preset = STRATEGIES["batch"](graph, parse_strategy("batch"))
-    return {one.node.name: one for one in propagate(graph, with_overrides(preset, graph, stated), Mesh.of(degrees))}
+    preset = STRATEGY_PRESETS["batch"](graph, parse_strategy("batch"))
+    return {
+        one.node.name: one
+        for one in propagate_placement(graph, override_placement(preset, graph, stated), Mesh.from_degrees(degrees))
+    }
 
 
 def test_entries_are_laid_over_one_another_dim_by_dim() -> None:
     graph = chain(linear("one", "ffn"), linear("two", "wide"), linear("three", "out"))
     stated = {"*": {"batch": "cp"}, "t*": {"batch": ["cp", "dp"]}, "three": {"out": "tp"}}
-    preset = STRATEGIES["batch"](graph, parse_strategy("batch"))
-    splits = [with_overrides(preset, graph, stated).split_of(node) for node in graph.nodes]
+    preset = STRATEGY_PRESETS["batch"](graph, parse_strategy("batch"))
+    splits = [override_placement(preset, graph, stated).split_axes_of(node) for node in graph.nodes]
     assert splits == [{"batch": ("cp",)}, {"batch": ("cp", "dp")}, {"batch": ("cp", "dp"), "out": ("tp",)}]
 
 

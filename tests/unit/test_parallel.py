@@ -7,8 +7,8 @@ import pytest
 from paleo.errors import PlanError
 from paleo.lowering.program import LayerCollective, Program, lower_graph
 from paleo.network.graph import build_graph
-from paleo.operations.tensor import precision
-from paleo.parallel.placement import STRATEGIES, Mesh, parse_strategy
+from paleo.operations.tensor import default_precision
+from paleo.parallel.placement import STRATEGY_PRESETS, Mesh, parse_strategy
 from paleo.specs.model import load_model
 
 BATCH, SEQ, HIDDEN = 8, 2048, 12288
@@ -18,12 +18,12 @@ SBH = BATCH * SEQ * HIDDEN * 2.0  # bytes of one bf16 activation of GPT-3
 def program(model: str, strategy: str, batch: int = BATCH) -> Program:
     graph = build_graph(load_model(model), batch=batch)
     chosen = parse_strategy(strategy)
-    mesh = Mesh.of(chosen.degrees)
-    return lower_graph(graph, STRATEGIES[chosen.preset](graph, chosen), mesh, precision("bf16"))
+    mesh = Mesh.from_degrees(chosen.degrees)
+    return lower_graph(graph, STRATEGY_PRESETS[chosen.preset](graph, chosen), mesh, default_precision("bf16"))
 
 
 def block(of: Program) -> tuple[LayerCollective, ...]:
-    return max(of.sections, key=lambda section: section.repeat).transfers
+    return max(of.sections, key=lambda section: section.repeat).collectives
 
 
 def volumes(transfers: tuple[LayerCollective, ...], *, overlapped: bool = False) -> list[tuple[str, str, str, float]]:
@@ -52,7 +52,7 @@ def test_sequence_parallel_turns_them_into_gathers_and_scatters() -> None:
 
 def test_vocabulary_parallel_loss_exchanges_three_numbers_a_token() -> None:
     loss = next(s for s in program("gpt3-175b", "tp=8").sections if s.name.startswith("cross_entropy"))
-    assert volumes(loss.transfers) == [("all_reduce", "tp", "forward", 3 * BATCH * SEQ * 4.0)]
+    assert volumes(loss.collectives) == [("all_reduce", "tp", "forward", 3 * BATCH * SEQ * 4.0)]
 
 
 def test_parameters_are_shared_out_over_tensor_ranks() -> None:
@@ -66,8 +66,12 @@ def test_parameters_are_shared_out_over_tensor_ranks() -> None:
 def test_flops_are_conserved_over_ranks(strategy: str) -> None:
     degrees = parse_strategy(strategy).degrees
     model = build_graph(load_model("llama3-8b"), batch=8)
-    alone = lower_graph(model, STRATEGIES["dp"](model, parse_strategy("dp")), Mesh.of({}), precision("bf16"))
-    assert program("llama3-8b", strategy).flops() * Mesh.of(degrees).size == pytest.approx(alone.flops(), rel=1e-12)
+    alone = lower_graph(
+        model, STRATEGY_PRESETS["dp"](model, parse_strategy("dp")), Mesh.from_degrees({}), default_precision("bf16")
+    )
+    assert program("llama3-8b", strategy).flops() * Mesh.from_degrees(degrees).size == pytest.approx(
+        alone.flops(), rel=1e-12
+    )
 
 
 def test_data_parallel_sums_every_gradient_once() -> None:
@@ -76,7 +80,7 @@ def test_data_parallel_sums_every_gradient_once() -> None:
     assert {g.axes for s in found.sections for g in s.gradients} == {("dp",)}
     total = sum(g.elements * s.repeat for s in found.sections for g in s.gradients)
     assert total == build_graph(load_model("resnet50"), batch=1).parameters
-    assert all(not s.transfers for s in found.sections)
+    assert all(not s.collectives for s in found.sections)
 
 
 def test_one_weird_trick_gathers_activations_and_sums_no_large_gradient() -> None:
@@ -84,10 +88,10 @@ def test_one_weird_trick_gathers_activations_and_sums_no_large_gradient() -> Non
     weights."""
     batch, ranks = 128 * 4, 4
     found = program("alexnet", f"owt,dp={ranks}", batch=batch)
-    gathers = [t for s in found.sections for t in s.transfers if t.operation == "all_gather" and not t.overlapped]
+    gathers = [t for s in found.sections for t in s.collectives if t.operation == "all_gather" and not t.overlapped]
     widths = [256 * 6 * 6, 4096, 4096]
     assert [t.payload_bytes for t in gathers] == [batch * width * 2.0 for width in widths]
-    scatters = [t.payload_bytes for s in found.sections for t in s.transfers if t.operation == "reduce_scatter"]
+    scatters = [t.payload_bytes for s in found.sections for t in s.collectives if t.operation == "reduce_scatter"]
     assert sorted(scatters) == sorted(t.payload_bytes for t in gathers)
     convolutions = sum(g.elements for s in found.sections for g in s.gradients if g.axes)
     assert convolutions == sum(s.parameter_count for s in found.sections if s.name.startswith("conv"))
@@ -156,5 +160,5 @@ def test_tables_of_a_few_kinds_are_on_every_rank() -> None:
     made = program("bert_base", "tp=4")
     segment = next(section for section in made.sections if section.name == "segment")
     assert segment.parameter_count == 2 * 768
-    sums = [t.name for section in made.sections[:4] for t in section.transfers]
+    sums = [t.name for section in made.sections[:4] for t in section.collectives]
     assert sums == ["add1<embed"]

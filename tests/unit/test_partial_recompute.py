@@ -7,7 +7,7 @@ import pytest
 
 from paleo.errors import PaleoError
 from paleo.predict import predict
-from paleo.search.partial_recompute import fit_with_fewest_layers, full_recompute_cases
+from paleo.search.partial_recompute import fit_by_partial_recompute, full_recompute_counterparts
 from paleo.search.plans import search
 from paleo.search.space import SearchSpace
 from paleo.specs.model import load_model
@@ -25,7 +25,7 @@ def test_no_number_of_recomputed_layers_beats_the_first_plan() -> None:
     assert first.run.recompute.layers is not None  # else the case shows nothing
     layers = first.run.recompute.layers
     assert first.recompute == f"full, {layers} layer{'s' * (layers != 1)} a stage"
-    assert reply.front_plans[0] == first
+    assert reply.pareto_plans[0] == first
     alone = predict(network, machine, first.run)
     assert (alone.step_time, alone.memory.total) == (first.step_time, first.memory)
     tried = 0
@@ -53,7 +53,7 @@ def test_what_recomputes_all_layers_by_order_stays_so() -> None:
 def test_an_expected_share_of_layers_changes_the_way_not_the_answer(share: float | None) -> None:
     options = {"strategy": "tp=2,sp", "microbatch": 1, "recompute": "full"}
     whole = predict(load_model(NETWORK), load_system(MACHINE), replace_fields(RUN, options))
-    some = fit_with_fewest_layers(whole, share=share)
+    some = fit_by_partial_recompute(whole, share=share)
     assert some is not None and some.memory.fits and some.run.recompute.layers is not None
     one_less = replace_fields(some.run, {"recompute_layers": some.run.recompute.layers - 1})
     assert not predict(load_model(NETWORK), load_system(MACHINE), one_less).memory.fits
@@ -62,4 +62,4 @@ def test_an_expected_share_of_layers_changes_the_way_not_the_answer(share: float
 def test_cases_that_recompute_every_layer() -> None:
     layout, microbatch, policy = (0, 0, 1, 0, 0, 1), (1, 2, 1, 1, 2, 1), (0, 0, 0, 2, 2, 1)
     cases = tuple(np.array(column) for column in (layout, microbatch, policy))
-    assert full_recompute_cases(cases).tolist() == [3, 4, -1, 3, 4, -1]  # type: ignore[arg-type]
+    assert full_recompute_counterparts(cases).tolist() == [3, 4, -1, 3, 4, -1]  # type: ignore[arg-type]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from paleo.errors import PlanError
 from paleo.predict import predict
 from paleo.schedules.base import SCHEDULES, PassTimes, check_schedule
-from paleo.schedules.engine import ChunkPassTimes, pipeline_events, pipeline_time
-from paleo.schedules.stage_ends import stage_ends
+from paleo.schedules.pipeline_simulation import ChunkPassTimes, pipeline_events, simulate_pipeline
+from paleo.schedules.stage_ends import pipeline_stage_end_times
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
@@ -30,7 +30,7 @@ def test_bubble_is_the_closed_form(depth: int, turns: int, extra: int) -> None:
     """(p − 1)(F + B + W) for GPipe and 1F1B, whatever the number of microbatches."""
     microbatches = depth * turns + extra % depth
     for name in ("gpipe", "1f1b"):
-        total = pipeline_time(name, uniform(depth, 1), microbatches).total
+        total = simulate_pipeline(name, uniform(depth, 1), microbatches).makespan
         assert total == pytest.approx(3.0 * (microbatches + depth - 1), rel=1e-12)
 
 
@@ -38,7 +38,7 @@ def test_bubble_is_the_closed_form(depth: int, turns: int, extra: int) -> None:
 @given(depth=st.integers(2, 8), turns=st.integers(1, 40), chunks=st.integers(2, 4))
 @settings(max_examples=40, deadline=None)
 def test_interleaving_divides_the_bubble(depth: int, turns: int, chunks: int) -> None:
-    total = pipeline_time("interleaved", uniform(depth, chunks), depth * turns).total
+    total = simulate_pipeline("interleaved", uniform(depth, chunks), depth * turns).makespan
     assert total == pytest.approx(3.0 * (depth * turns + (depth - 1) / chunks), rel=1e-9)
 
 
@@ -47,13 +47,13 @@ def test_interleaving_divides_the_bubble(depth: int, turns: int, chunks: int) ->
 @settings(max_examples=40, deadline=None)
 def test_zero_bubble_h1_keeps_a_third(depth: int, turns: int) -> None:
     """(p − 1)(F + B − W), Qi et al. 2024, table 1."""
-    total = pipeline_time("zb-h1", uniform(depth, 1), depth * turns).total
+    total = simulate_pipeline("zb-h1", uniform(depth, 1), depth * turns).makespan
     assert total == pytest.approx(3.0 * depth * turns + (depth - 1), rel=1e-9)
 
 
 def chunks_of(name: str, asked: int = 2) -> int:
     """Chunks of a copy on each stage: its own number, or what is asked for where it takes any."""
-    known = SCHEDULES[name].chunks
+    known = SCHEDULES[name].chunks_per_stage
     return asked if known is None else known
 
 
@@ -65,7 +65,7 @@ def test_every_pass_once_and_forward_before_backward(name: str, depth: int, turn
     if not schedule.allows_microbatches(depth, depth * turns):
         return
     for stage in range(depth):
-        actions = schedule.order(stage, depth, depth * turns, chunks)
+        actions = schedule.pass_order(stage, depth, depth * turns, chunks)
         kinds = ("F", "B", "W") if schedule.splits_backward else ("F", "B")
         expected = {(kind, i, c) for kind in kinds for i in range(depth * turns) for c in range(chunks)}
         if schedule.replicas > 1:  # a microbatch goes through one copy
@@ -92,8 +92,10 @@ def test_zero_bubble_v_closed_form_is_exact_on_equal_stages(
     times = [[ChunkPassTimes(f / 2, b / 2, w / 2, 0.0)] * 2] * depth
     passes = PassTimes(*(np.full(depth, one) for one in (f, b, w)))
     count = 2 * depth + more
-    played = pipeline_time("zb-v", times, count).total
-    assert float(stage_ends(SCHEDULES["zb-v"], passes, count, 2).max(axis=0)) == pytest.approx(played, rel=1e-12)
+    played = simulate_pipeline("zb-v", times, count).makespan
+    assert float(pipeline_stage_end_times(SCHEDULES["zb-v"], passes, count, 2).max(axis=0)) == pytest.approx(
+        played, rel=1e-12
+    )
 
 
 @pytest.mark.slow
@@ -101,7 +103,7 @@ def test_zero_bubble_v_closed_form_is_exact_on_equal_stages(
 @settings(max_examples=40, deadline=None)
 def test_zero_bubble_v_has_no_bubble_where_passes_are_equal(depth: int, more: int) -> None:
     """Every stage works without a pause from its first pass to its last (Qi et al. 2024, section 6)."""
-    played = pipeline_time("zb-v", uniform(depth, 2), 2 * depth + more)
+    played = simulate_pipeline("zb-v", uniform(depth, 2), 2 * depth + more)
     for stage in range(depth):
         events = [event for event in played.timeline.events if event.task.resource == f"stage{stage}"]
         idle = max(event.end for event in events) - min(event.start for event in events)
@@ -115,8 +117,8 @@ def test_zero_bubble_v_has_no_bubble_where_passes_are_equal(depth: int, more: in
 def test_chimera_closed_form_is_exact_on_equal_stages(half: int, units: int, f: float, b: float) -> None:
     times, depth = [[ChunkPassTimes(f, b, 0.0, 0.0)] * 2] * (2 * half), 2 * half
     passes = PassTimes(np.full(depth, f), np.full(depth, b), np.zeros(depth))
-    played = pipeline_time("chimera", times, depth * units).total
-    ends = stage_ends(SCHEDULES["chimera"], passes, depth * units, 1)
+    played = simulate_pipeline("chimera", times, depth * units).makespan
+    ends = pipeline_stage_end_times(SCHEDULES["chimera"], passes, depth * units, 1)
     assert float(ends.max(axis=0)) == pytest.approx(played, rel=1e-12)
 
 
@@ -124,10 +126,11 @@ def test_chimera_closed_form_is_exact_on_equal_stages(half: int, units: int, f: 
 def test_chimera_bubble_is_the_published_one(depth: int) -> None:
     """(p − 2) / (3p / 2 + p − 2) of a unit where B = 2F, p − 2 pauses where B = F (Li and Hoefler 2021, table 2 and
     section 3.1)."""
-    unit = pipeline_time("chimera", [[ChunkPassTimes(1.0, 2.0, 0.0, 0.0)] * 2] * depth, depth).total
+    unit = simulate_pipeline("chimera", [[ChunkPassTimes(1.0, 2.0, 0.0, 0.0)] * 2] * depth, depth).makespan
     assert 1.0 - 3.0 * depth / unit == pytest.approx((depth - 2) / (1.5 * depth + depth - 2))
     assert (
-        pipeline_time("chimera", [[ChunkPassTimes(1.0, 1.0, 0.0, 0.0)] * 2] * depth, depth * 3).total == 7 * depth - 2
+        simulate_pipeline("chimera", [[ChunkPassTimes(1.0, 1.0, 0.0, 0.0)] * 2] * depth, depth * 3).makespan
+        == 7 * depth - 2
     )
 
 
@@ -144,11 +147,15 @@ def test_v_and_bidirectional_closed_forms_are_near_with_a_heavier_last_piece(
     """A head of up to half a piece; ``depth`` pairs of stages."""
     schedule, stages, chunks = SCHEDULES[name], 2 * depth, chunks_of(name)
     pieces = [np.array([1.0, 1.1, 0.9])] * (stages * chunks - 1) + [np.array([1.0, 1.1, 0.9]) * (1.0 + last)]
-    held = schedule.model_chunks(stages, chunks)
+    held = schedule.stage_chunks(stages, chunks)
     times = [[ChunkPassTimes(*pieces[piece], 0.0) for piece in stage] for stage in held]
     passes = PassTimes(*np.array([sum(pieces[i] for i in stage) / schedule.replicas for stage in held]).T)
-    played = pipeline_time(name, times, stages * units).total
-    assert low <= float(stage_ends(schedule, passes, stages * units, chunks).max(axis=0)) / played - 1.0 <= high
+    played = simulate_pipeline(name, times, stages * units).makespan
+    assert (
+        low
+        <= float(pipeline_stage_end_times(schedule, passes, stages * units, chunks).max(axis=0)) / played - 1.0
+        <= high
+    )
 
 
 @pytest.mark.parametrize("name", list(SCHEDULES))
@@ -160,19 +167,19 @@ def test_what_follows_the_gradients_of_a_chunk_is_what_the_order_has(name: str, 
         return
     makes = "W" if schedule.splits_backward else "B"
     for stage in range(depth):
-        order = schedule.order(stage, depth, depth * turns, chunks)
+        order = schedule.pass_order(stage, depth, depth * turns, chunks)
         for chunk in range(chunks * schedule.replicas):
             last = max(i for i, action in enumerate(order) if (action.kind, action.chunk) == (makes, chunk))
             left = [action.kind for action in order[last + 1 :]]
             counts = left.count("B"), left.count("W") if schedule.splits_backward else left.count("B")
-            assert schedule.remaining_passes(stage, depth, chunk, chunks) == counts
+            assert schedule.passes_after_last_gradient(stage, depth, chunk, chunks) == counts
 
 
 @pytest.mark.parametrize("name", list(SCHEDULES))
 def test_few_microbatches_are_all_drawn(name: str) -> None:
     schedule, chunks = SCHEDULES[name], chunks_of(name)
     stages = uniform(4, chunks * schedule.replicas)
-    events = pipeline_events(name, stages, 8, pipeline_time(name, stages, 8).ends)
+    events = pipeline_events(name, stages, 8, simulate_pipeline(name, stages, 8).stage_ends)
     assert len(events) == 4 * 8 * chunks * (3 if schedule.splits_backward else 2)
     assert {event.task.kind for event in events} <= {"F", "B", "W"}
 
@@ -180,7 +187,7 @@ def test_few_microbatches_are_all_drawn(name: str) -> None:
 def test_a_tensor_does_not_travel_where_the_v_turns() -> None:
     """Two stages: it goes from the first to the second and back, not from the second to itself."""
     times = [[ChunkPassTimes(1.0, 1.0, 1.0, 5.0)] * 2] * 2
-    sends = [e for e in pipeline_time("zb-v", times, 4).timeline.events if e.task.kind == "send"]
+    sends = [e for e in simulate_pipeline("zb-v", times, 4).timeline.events if e.task.kind == "send"]
     assert len(sends) == 4 * 2 * 2
     assert SCHEDULES["zb-v"].sends_output(3, 2) == ((True, True), (True, True), (False, True))
 
@@ -203,13 +210,13 @@ def test_what_a_schedule_cannot_run_is_said(
 
 
 def test_one_f_one_b_keeps_as_many_activations_as_stages_follow() -> None:
-    assert [SCHEDULES["1f1b"].counted_peak_activations(stage, 4, 16, 1) for stage in range(4)] == [
+    assert [SCHEDULES["1f1b"].replayed_peak_activations(stage, 4, 16, 1) for stage in range(4)] == [
         (4,),
         (3,),
         (2,),
         (1,),
     ]
-    assert [SCHEDULES["gpipe"].counted_peak_activations(stage, 4, 16, 1) for stage in range(4)] == [(16,)] * 4
+    assert [SCHEDULES["gpipe"].replayed_peak_activations(stage, 4, 16, 1) for stage in range(4)] == [(16,)] * 4
 
 
 def test_long_runs_are_not_unrolled_and_agree_with_those_that_are() -> None:
@@ -219,23 +226,23 @@ def test_long_runs_are_not_unrolled_and_agree_with_those_that_are() -> None:
         [ChunkPassTimes(1.2, 2.0, 0.4, 0.1)],
         [ChunkPassTimes(0.7, 1.0, 0.5, 0.0)],
     ]
-    from paleo.schedules.engine import _run
+    from paleo.schedules.pipeline_simulation import _run
 
     for name in ("1f1b", "gpipe", "zb-h1"):
         for microbatches in (40, 61, 200):
-            full = _run(SCHEDULES[name], stages, microbatches).total
-            assert pipeline_time(name, stages, microbatches).total == pytest.approx(full, rel=1e-12)
+            full = _run(SCHEDULES[name], stages, microbatches).makespan
+            assert simulate_pipeline(name, stages, microbatches).makespan == pytest.approx(full, rel=1e-12)
 
 
 def test_the_slowest_stage_sets_the_pace() -> None:
     stages = [[ChunkPassTimes(1.0, 1.0, 1.0, 0.0)]] * 3 + [[ChunkPassTimes(2.0, 2.0, 2.0, 0.0)]]
-    total = pipeline_time("1f1b", stages, 32).total
+    total = simulate_pipeline("1f1b", stages, 32).makespan
     assert total == pytest.approx(32 * 6.0 + 3 * 3.0)
 
 
 def test_interleaving_needs_whole_rounds() -> None:
     with pytest.raises(PlanError, match="not a multiple of the 4 stages"):
-        pipeline_time("interleaved", uniform(4, 2), 6)
+        simulate_pipeline("interleaved", uniform(4, 2), 6)
 
 
 DURATION = st.sampled_from([0.1, 0.5, 1.0, 2.0, 3.0]) | st.floats(0.01, 3.0)
@@ -244,15 +251,19 @@ STAGES = st.lists(st.tuples(DURATION, DURATION, DURATION), min_size=1, max_size=
 
 def engine(name: str, stages: list[tuple[float, float, float]], microbatches: int, chunks: int = 1) -> float:
     """Every pass played by the engine."""
-    from paleo.schedules.engine import _run
+    from paleo.schedules.pipeline_simulation import _run
 
     times = [[ChunkPassTimes(f / chunks, b / chunks, w / chunks, 0.0)] * chunks for f, b, w in stages]
-    return _run(SCHEDULES[name], times, microbatches).total
+    return _run(SCHEDULES[name], times, microbatches).makespan
 
 
 def closed(name: str, stages: list[tuple[float, float, float]], microbatches: int, chunks: int = 1) -> float:
     forward, backward, weights = (np.array(column) for column in zip(*stages, strict=True))
-    return float(stage_ends(SCHEDULES[name], PassTimes(forward, backward, weights), microbatches, chunks).max(axis=0))
+    return float(
+        pipeline_stage_end_times(SCHEDULES[name], PassTimes(forward, backward, weights), microbatches, chunks).max(
+            axis=0
+        )
+    )
 
 
 @pytest.mark.slow
@@ -290,11 +301,11 @@ def test_interleaved_closed_form_is_near_with_a_heavier_last_chunk(
     depth: int, rounds: int, chunks: int, last: float
 ) -> None:
     """A head of up to a tenth of a chunk, in the last chunk alone."""
-    from paleo.schedules.engine import _run
+    from paleo.schedules.pipeline_simulation import _run
 
     times = [[ChunkPassTimes(1.0, 2.0, 0.0, 0.0)] * chunks for _ in range(depth)]
     times[-1] = [*times[-1][:-1], ChunkPassTimes(1.0 + last, 2.0 + 2 * last, 0.0, 0.0)]
-    played = _run(SCHEDULES["interleaved"], times, depth * rounds).total
+    played = _run(SCHEDULES["interleaved"], times, depth * rounds).makespan
     stages = [(float(chunks), 2.0 * chunks, 0.0)] * (depth - 1) + [(chunks + last, 2.0 * (chunks + last), 0.0)]
     assert closed("interleaved", stages, depth * rounds, chunks) == pytest.approx(played, rel=0.02)
 
@@ -306,14 +317,14 @@ def test_interleaved_closed_form_is_near_with_a_heavier_last_chunk(
 def test_no_stage_ends_later_than_stated(
     name: str, stages: list[tuple[float, float, float]], microbatches: int
 ) -> None:
-    from paleo.schedules.engine import _run
+    from paleo.schedules.pipeline_simulation import _run
 
     passes = PassTimes(*(np.array(column) for column in zip(*stages, strict=True)))
     played = _run(SCHEDULES[name], [[ChunkPassTimes(*one, 0.0)] for one in stages], microbatches)
-    stated = SCHEDULES[name].closed_forms.stage_ends(np.asarray(played.total), passes, microbatches, 1)
-    assert stated.max() == pytest.approx(played.total)
+    stated = SCHEDULES[name].closed_forms.stage_ends(np.asarray(played.makespan), passes, microbatches, 1)
+    assert stated.max() == pytest.approx(played.makespan)
     if name != "zb-h1":
-        assert np.all(np.array(played.ends) <= stated * (1 + 1e-12))
+        assert np.all(np.array(played.stage_ends) <= stated * (1 + 1e-12))
 
 
 @pytest.mark.parametrize("name", list(SCHEDULES))
@@ -324,7 +335,7 @@ def test_activations_alive_by_formula_and_by_order(name: str, depth: int, rounds
     if not schedule.allows_microbatches(depth, depth * rounds):
         return
     for stage in range(depth):
-        counted = schedule.counted_peak_activations(stage, depth, depth * rounds, pieces)
+        counted = schedule.replayed_peak_activations(stage, depth, depth * rounds, pieces)
         assert schedule.peak_activations(stage, depth, depth * rounds, pieces) == sum(counted)
         assert tuple(schedule.peak_activations_by_chunk(stage, depth, depth * rounds, pieces)) == counted
 
@@ -335,9 +346,9 @@ def test_closed_forms_broadcast() -> None:
     counts = np.array([1.0, 4.0, 8.0, 12.0, 40.0])
     for name, schedule in SCHEDULES.items():
         chunks = chunks_of(name)
-        together = stage_ends(schedule, PassTimes(*columns), counts, chunks).max(axis=0)
+        together = pipeline_stage_end_times(schedule, PassTimes(*columns), counts, chunks).max(axis=0)
         for i, count in enumerate(counts):
-            alone = stage_ends(schedule, PassTimes(*columns[:, :, i]), float(count), chunks).max(axis=0)
+            alone = pipeline_stage_end_times(schedule, PassTimes(*columns[:, :, i]), float(count), chunks).max(axis=0)
             assert together[i] == pytest.approx(float(alone), rel=1e-12), name
 
 

@@ -8,21 +8,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paleo.cli import run as paleo
+from paleo.cli import run_command_line as paleo
 from paleo.errors import SpecError
 from paleo.predict import predict
 from paleo.pricing.communication import Fabric
 from paleo.pricing.links.topology import (
     Dragonfly,
     NodePlacement,
-    ecmp_share,
-    exchange_share,
+    all_to_all_nic_share,
     mean_leaf_count,
-    node_placement,
-    placement_port_share,
-    rail_exchange_share,
-    ring_crossings,
-    share_beside_neighbour,
+    mean_leaf_crossings,
+    nic_share_with_neighbour,
+    parse_node_placement,
+    placement_nic_share,
+    rail_all_to_all_nic_share,
+    slowest_ecmp_flow_share,
 )
 from paleo.specs.device import load_link
 from paleo.specs.model import load_model
@@ -73,7 +73,7 @@ def test_hashed_flows(random: np.random.Generator, ratio: int) -> None:
     for _ in range(200):
         paths = [[link] for link in random.integers(0, links, ratio * links)]
         slowest.append(max_min_rates(paths, [float(ratio)] * links).min())
-    assert float(ecmp_share(ratio * links, links)) == pytest.approx(float(np.mean(slowest)), rel=0.05)
+    assert float(slowest_ecmp_flow_share(ratio * links, links)) == pytest.approx(float(np.mean(slowest)), rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_hashed_flows(random: np.random.Generator, ratio: int) -> None:
 def test_an_exchange_over_leaves(nodes: int, leaves: int, oversubscription: float) -> None:
     leaf = nodes // leaves
     rates = exchange_rates([node // leaf for node in range(nodes)], leaf, oversubscription)
-    expected = float(exchange_share(nodes, leaf, leaf, oversubscription))
+    expected = float(all_to_all_nic_share(nodes, leaf, leaf, oversubscription))
     assert rates.min() * (nodes - 1) == pytest.approx(expected, rel=0.05)
 
 
@@ -92,7 +92,7 @@ def test_nodes_drawn_at_random(random: np.random.Generator) -> None:
     touched = np.mean([len(set(draw)) for draw in draws])
     crossings = np.mean([(draw != np.roll(draw, 1)).sum() for draw in draws])
     assert float(mean_leaf_count(nodes, machine, leaf)) == pytest.approx(touched, rel=0.02)
-    assert float(ring_crossings(nodes, machine, leaf)) == pytest.approx(crossings, rel=0.02)
+    assert float(mean_leaf_crossings(nodes, machine, leaf)) == pytest.approx(crossings, rel=0.02)
     assert float(mean_leaf_count(8, 1024, 1024)) == pytest.approx(1.0)
 
 
@@ -114,8 +114,8 @@ def test_a_ring_in_rank_order_over_random_nodes(random: np.random.Generator) -> 
     for _ in range(200):
         _, leaf_of = np.unique(random.permutation(256)[:128] // 16, return_inverse=True)
         shares.append(ring_rates(random.permutation(leaf_of).tolist(), 16, 4.0).min())
-    share = placement_port_share(
-        oversubscribed(4.0, leaf=16, nodes=256), 128, node_placement("random")
+    share = placement_nic_share(
+        oversubscribed(4.0, leaf=16, nodes=256), 128, parse_node_placement("random")
     ).unsorted_ring_share
     assert share == pytest.approx(float(np.mean(shares)), rel=0.05)
 
@@ -127,7 +127,7 @@ def test_the_fullest_leaf_of_a_random_exchange(random: np.random.Generator) -> N
     for _ in range(200):
         _, leaf_of = np.unique(random.permutation(64)[:24] // 8, return_inverse=True)
         shares.append(exchange_rates(leaf_of.tolist(), 8, 4.0).min() * 23)
-    share = placement_port_share(system, 24, node_placement("random")).exchange_share
+    share = placement_nic_share(system, 24, parse_node_placement("random")).exchange_share
     assert share == pytest.approx(float(np.mean(shares)), rel=0.05)
 
 
@@ -156,7 +156,7 @@ def test_groups_a_stride_apart_share_the_uplinks(nodes: int, stride: int, leaf: 
     whole = nodes * stride
     groups = [range(first, whole, stride) for first in range(stride)]
     leaf_of = [node // leaf for node in range(whole)]
-    share = placement_port_share(oversubscribed(oversubscription, leaf=leaf, nodes=96), nodes, NodePlacement(), stride)
+    share = placement_nic_share(oversubscribed(oversubscription, leaf=leaf, nodes=96), nodes, NodePlacement(), stride)
     ring, exchange = (
         all_rates(groups, leaf_of, oversubscription, ring=how, leaf=leaf).min() * scale
         for how, scale in ((True, 1), (False, nodes - 1))
@@ -174,7 +174,7 @@ def test_groups_a_stride_apart_on_nodes_drawn_at_random(random: np.random.Genera
         slowest = [all_rates(groups, leaf_of.tolist(), 8.0, ring=how, leaf=8).min() for how in (True, False)]
         rings.append(slowest[0])
         exchanges.append(slowest[1] * 7)
-    share = placement_port_share(oversubscribed(8.0), 8, node_placement("random"), 4)
+    share = placement_nic_share(oversubscribed(8.0), 8, parse_node_placement("random"), 4)
     assert share.ring_share == pytest.approx(float(np.mean(rings)), rel=0.05)
     assert share.exchange_share == pytest.approx(float(np.mean(exchanges)), rel=0.05)
 
@@ -213,9 +213,9 @@ def test_an_exchange_over_rails(nodes: int, leaf: int, oversubscription: float) 
         rail_rates(nodes, rails, leaf, oversubscription, forwarded=how).min() * (nodes - 1) * rails
         for how in (False, True)
     )
-    direct = float(rail_exchange_share(nodes, leaf, rails, leaf, oversubscription))
+    direct = float(rail_all_to_all_nic_share(nodes, leaf, rails, leaf, oversubscription))
     assert straight == pytest.approx(direct, rel=0.05)
-    assert forwarded == pytest.approx(float(exchange_share(nodes, leaf, leaf, oversubscription)), rel=0.05)
+    assert forwarded == pytest.approx(float(all_to_all_nic_share(nodes, leaf, leaf, oversubscription)), rel=0.05)
 
 
 def dragonfly_rates(flows: Sequence[tuple[int, int]], size: int, network: Dragonfly) -> np.ndarray:
@@ -232,7 +232,7 @@ def dragonfly_rates(flows: Sequence[tuple[int, int]], size: int, network: Dragon
             paths.append([*ports, 2 * nodes + a * groups + b])
         else:
             paths += [[*ports, 2 * nodes + a * groups + x, 2 * nodes + x * groups + b] for x in thirds]
-    rates = max_min_rates(paths, [1.0] * (2 * nodes) + [float(network.pair_node_rates)] * groups**2)
+    rates = max_min_rates(paths, [1.0] * (2 * nodes) + [float(network.group_pair_bandwidth)] * groups**2)
     if network.routing == "minimal":
         return rates
     parts = groups - 2
@@ -270,7 +270,7 @@ def test_a_ring_in_rank_order_over_a_dragonfly(random: np.random.Generator) -> N
         drawn = random.permutation(groups * size)[:nodes]
         flows = [(int(a), int(b)) for a, b in zip(drawn, np.roll(drawn, -1), strict=True)]
         shares.append(dragonfly_rates(flows, size, network).min())
-    share = float(network.unsorted_ring_share(ring_crossings(nodes, groups * size, size)))
+    share = float(network.unsorted_ring_share(mean_leaf_crossings(nodes, groups * size, size)))
     assert share == pytest.approx(float(np.mean(shares)), rel=0.05)
 
 
@@ -287,7 +287,7 @@ def test_a_job_beside_another(
     limits = [demand] * ports + [asked] * others + [capacity]
     together, alone = max_min_rates(flows, limits)[0], max_min_rates(flows[:ports], limits)[0]
     mean = np.mean([together if random.random() < sending else alone for _ in range(20000)])
-    kept = share_beside_neighbour(
+    kept = nic_share_with_neighbour(
         ports=ports, demand=demand, other_ports=others, other_demand=asked, sending=sending, capacity=capacity
     )
     assert float(kept) == pytest.approx(float(mean / alone), rel=0.05)
@@ -305,7 +305,7 @@ def seconds(system: System, operation: str, placement: NodePlacement | None) -> 
 
 
 def test_random_nodes_hurt_exchanges_and_not_sorted_rings() -> None:
-    system, random = oversubscribed(8.0), node_placement("random")
+    system, random = oversubscribed(8.0), parse_node_placement("random")
     assert seconds(system, "all_to_all", random) > 1.5 * seconds(system, "all_to_all", None)
     assert seconds(system, "all_gather", random) == seconds(system, "all_gather", None)
     assert seconds(oversubscribed(1.0), "all_to_all", random) == pytest.approx(
@@ -315,17 +315,17 @@ def test_random_nodes_hurt_exchanges_and_not_sorted_rings() -> None:
 
 def test_neighbours_take_their_part_of_the_uplinks() -> None:
     system = oversubscribed(1.0)
-    alone, beside = (replace(node_placement("spread:4"), background_load_share=share) for share in (0.0, 0.3))
+    alone, beside = (replace(parse_node_placement("spread:4"), background_load_share=share) for share in (0.0, 0.3))
     ratio = seconds(system, "all_gather", beside) / seconds(system, "all_gather", alone)
     assert 1.2 < ratio <= 1 / 0.7 + 1e-9
-    packed = replace(node_placement("packed"), background_load_share=0.3)
+    packed = replace(parse_node_placement("packed"), background_load_share=0.3)
     assert seconds(system, "all_gather", packed) == seconds(system, "all_gather", None)  # one leaf, no uplink
 
 
 def test_hashing_counts_where_the_network_hashes() -> None:
-    spread = node_placement("spread:4")
+    spread = parse_node_placement("spread:4")
     shares = [
-        placement_port_share(oversubscribed(1.0, routing=how), 8, spread).ring_share
+        placement_nic_share(oversubscribed(1.0, routing=how), 8, spread).ring_share
         for how in ("ecmp", "adaptive", None)
     ]
     assert 0.5 < shares[0] < 0.8 < shares[1] < shares[2] == 1.0
@@ -346,20 +346,20 @@ def test_a_second_job_on_the_same_leaves() -> None:
     """Eight nodes of mine and of the other on each of two leaves that are four times oversubscribed."""
     system = oversubscribed(4.0, leaf=16)
     alone, silent, beside, ring = (
-        placement_port_share(system, 16, node_placement("spread:2", 0.0, neighbour)).exchange_share
+        placement_nic_share(system, 16, parse_node_placement("spread:2", 0.0, neighbour)).exchange_share
         for neighbour in (None, "all_to_all:16:0", "all_to_all:16:1", "ring:16:1")
     )
     assert alone == silent == pytest.approx(4 / (8 * 8 / 15)) and beside == pytest.approx(2 / (8 * 8 / 15))
     assert beside < ring < alone
-    full = placement_port_share(system, 32, node_placement("packed", 0.0, "all_to_all:16:1"))
-    assert full == placement_port_share(system, 32, node_placement("packed"))  # no place left on its leaves
+    full = placement_nic_share(system, 32, parse_node_placement("packed", 0.0, "all_to_all:16:1"))
+    assert full == placement_nic_share(system, 32, parse_node_placement("packed"))  # no place left on its leaves
 
 
 def test_rails_keep_exchanges_that_go_over_nvlink_first() -> None:
     rails = oversubscribed(2.0, leaf=8, routing="rail")
-    share = placement_port_share(rails, 8, node_placement("packed"))
+    share = placement_nic_share(rails, 8, parse_node_placement("packed"))
     assert (share.exchange_share, share.ring_share) == (1.0, 1.0)
-    assert share.direct_rail_exchange_share == pytest.approx(float(rail_exchange_share(8, 8, 8, 8, 2.0)))
+    assert share.direct_rail_exchange_share == pytest.approx(float(rail_all_to_all_nic_share(8, 8, 8, 8, 2.0)))
 
 
 def test_a_system_that_states_its_topology_is_priced_by_it() -> None:
@@ -378,7 +378,7 @@ def test_slingshot_with_its_groups_stated() -> None:
         changed = {"leaf": 16, "global_links": 4, "routing": routing}
         level = system.levels[-1].model_copy(update=changed)
         sparse = system.model_copy(update={"levels": (*system.levels[:-1], level), "max_nodes": 256})
-        shares.append(placement_port_share(sparse, 32, node_placement("packed")))
+        shares.append(placement_nic_share(sparse, 32, parse_node_placement("packed")))
     assert [share.leaves for share in shares] == [2.0, 2.0] and [share.ring_share for share in shares] == [1.0, 1.0]
     assert [share.exchange_share for share in shares] == [pytest.approx(31 / 256), 1.0]
 
@@ -400,13 +400,13 @@ def test_routing_fits_its_topology(changes: dict[str, object], says: str) -> Non
 @pytest.mark.parametrize("text", ["all_to_all", "all_to_al:8:0.5", "ring:0:0.5", "ring:8:1.5", "ring:8", ""])
 def test_bad_neighbours_are_refused(text: str) -> None:
     with pytest.raises(SpecError, match="neighbour"):
-        node_placement("packed", 0.0, text)
+        parse_node_placement("packed", 0.0, text)
 
 
 @pytest.mark.parametrize(("text", "background"), [("spread:0", 0.0), ("spred:2", 0.0), ("packed", 1.0), ("", 0.0)])
 def test_bad_placements_are_refused(text: str, background: float) -> None:
     with pytest.raises(SpecError, match=r"nodes|background"):
-        node_placement(text, background)
+        parse_node_placement(text, background)
 
 
 def test_show_says_how_nodes_are_joined(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from paleo.layers.base import LAYERS, LayerImplementations
 from paleo.operations.base import Kernel
-from paleo.operations.tensor import Tensor, precision
+from paleo.operations.tensor import Tensor, default_precision
 from paleo.predict import predict
 from paleo.pricing.kernels import kernel_predictor
 from paleo.specs.model import load_model
@@ -20,7 +20,7 @@ X = Tensor("x", ("batch", "seq", "hidden"), (2, 64, 256))
 
 def moved(operations: object, phase: str) -> float:
     """Bytes of an element that passes read and write."""
-    kernels = [kernel for each in operations for kernel in getattr(each, f"{phase}_kernels")(precision("bf16"))]  # type: ignore[attr-defined]
+    kernels = [kernel for each in operations for kernel in getattr(each, f"{phase}_kernels")(default_precision("bf16"))]  # type: ignore[attr-defined]
     return sum(kernel.bytes_read + kernel.bytes_written for kernel in kernels) / X.elements
 
 
@@ -113,7 +113,7 @@ def test_ranks_gather_what_makes_few_key_heads_or_copy_their_weights() -> None:
         model, system, run, load_software("megatron-core").with_fields({"parallelism.few_key_heads": "copied"})
     )
     layer = max(gathered.program.sections, key=lambda section: section.repeat)
-    added = [each for each in layer.transfers if each.name.endswith(".qkv")]
+    added = [each for each in layer.collectives if each.name.endswith(".qkv")]
     phases = {each.operation: each.phase for each in added}
     assert phases == {"all_gather": "forward", "reduce_scatter": "backward"}
     assert {each.payload_bytes for each in added} == {(64 + 2 * 8) * 128 * 8192 * 2.0}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from paleo.lowering.launches import unneeded_for_backward
-from paleo.lowering.policies import kernel_runs, with_recompute_policy
+from paleo.lowering.kernel_launches import operations_unneeded_for_backward
+from paleo.lowering.stages_and_recompute import kernel_runs_per_microbatch, with_recompute_policy
 from paleo.network.graph import build_graph
 from paleo.predict import Prediction, predict
 from paleo.search.plans import search
@@ -29,7 +29,7 @@ PRODUCTS = EARLY.with_fields({"recomputation.selective": "products"})
 def block(model: str, **changed: Any) -> frozenset[str]:
     nodes = [node for node in build_graph(load_model(model), batch=1, overrides=changed).nodes if node.repeat > 1]
     last = [node for node in nodes if node.loops == nodes[-1].loops]
-    return unneeded_for_backward([operation for node in last for operation in node.operations])
+    return operations_unneeded_for_backward([operation for node in last for operation in node.operations])
 
 
 def test_what_follows_the_last_tensor_kept_is_left_out() -> None:
@@ -49,7 +49,7 @@ def test_an_early_end_spares_the_exchange_behind_it() -> None:
     for software, exchanges in ((WHOLE, {"dispatch", "combine"}), (EARLY, {"dispatch"})):
         run = Run(gpus=8, batch=1, dtype="bf16", strategy="ep=8", recompute="full")
         program = predict(load_model("moonlight-16b-a3b"), SYSTEM, run, software).program
-        forward = [each for section in program.sections for each in section.transfers if each.phase == "forward"]
+        forward = [each for section in program.sections for each in section.collectives if each.phase == "forward"]
         assert {each.name.rpartition(".")[2] for each in forward if each.recomputed} == exchanges
 
 
@@ -61,7 +61,10 @@ def made(software: Any, recompute: str, **options: Any) -> Prediction:
 def again(of: Prediction, recompute: str, family: str) -> float:
     """FLOP of kernels of a kind that run again, in blocks."""
     return sum(
-        counted.kernel.flops * counted.repetitions * section.repeat * (kernel_runs(section, counted) - 1.0)
+        counted.kernel.flops
+        * counted.repetitions
+        * section.repeat
+        * (kernel_runs_per_microbatch(section, counted) - 1.0)
         for section in with_recompute_policy(of.program, recompute).sections
         for counted in section.kernels
         if counted.kernel.family == family
@@ -141,7 +144,7 @@ def test_early_ends_save_time_and_no_bytes(strategy: str) -> None:
     assert none.step_time < chosen.step_time < early.step_time
     assert early.memory.total < chosen.memory.total < none.memory.total
     for one in (early, chosen):
-        assert one.timeline.end == pytest.approx(one.step_time, rel=1e-9)
+        assert one.timeline.end_time == pytest.approx(one.step_time, rel=1e-9)
 
 
 @pytest.mark.slow

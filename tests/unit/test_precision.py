@@ -6,7 +6,7 @@ import pytest
 
 from paleo.errors import SpecError
 from paleo.operations.base import OPTIMIZERS, configure_optimizer
-from paleo.operations.tensor import BYTES_PER_NUMBER, precision, with_autocast_weights
+from paleo.operations.tensor import BYTES_PER_NUMBER, default_precision, with_autocast_weights
 from paleo.predict import predict
 from paleo.pricing.calibration_lookup import find_parameters
 from paleo.pricing.gemm import GemmParameters, gemm_time
@@ -16,7 +16,7 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
-from paleo.tables.kinds._transformers import scaling_of
+from paleo.tables.kinds._transformers import operand_scaling_of_run
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ from paleo.tables.kinds._transformers import scaling_of
 def test_formats(
     dtype: str, activation: float, operand: float, parameter: float, gradient: float, master: float, state: float
 ) -> None:
-    made = precision(dtype)
+    made = default_precision(dtype)
     assert (made.activation_bytes, made.operand_bytes, made.parameter_bytes) == (activation, operand, parameter)
     assert (made.gradient_bytes, made.master_bytes, made.state_bytes) == (gradient, master, state)
     assert made.bytes_of("activation") == activation
@@ -46,23 +46,23 @@ def test_formats(
 @pytest.mark.parametrize("dtype", BYTES_PER_NUMBER)
 def test_mixed_precision_adam_takes_sixteen_bytes_a_parameter(dtype: str) -> None:
     """Rajbhandari et al., ZeRO, 2020, section 3.1: 2 + 2 + 12 in sixteen bits; 4 + 4 + 8 in fp32."""
-    made = precision(dtype)
+    made = default_precision(dtype)
     total = made.parameter_bytes + made.gradient_bytes + OPTIMIZERS["adam"].state_bytes(made)
     assert total == (32 if dtype == "fp64" else 16)
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp8", "fp32"])
 def test_autocast_keeps_wide_weights_and_the_same_sixteen_bytes(dtype: str) -> None:
-    made = with_autocast_weights(precision(dtype))
+    made = with_autocast_weights(default_precision(dtype))
     assert (made.parameter_bytes, made.gradient_bytes, made.master_bytes, made.fp32_activation_bytes) == (4, 4, 0, 4)
     assert made.parameter_bytes + made.gradient_bytes + OPTIMIZERS["adam"].state_bytes(made) == 16
-    assert made.operand_bytes == precision(dtype).operand_bytes
+    assert made.operand_bytes == default_precision(dtype).operand_bytes
     assert made.casts_weights_each_pass == (dtype != "fp32")
 
 
 def test_an_unknown_dtype_has_near_names() -> None:
     with pytest.raises(SpecError, match="nearest: 'bf16'"):
-        precision("bf61")
+        default_precision("bf61")
     with pytest.raises(SpecError, match="nearest: 'adam'"):
         configure_optimizer("adm")
 
@@ -122,7 +122,7 @@ def test_training_draws_more_power_than_the_calibrating_rows() -> None:
     for name, ratio in POWER_OVER_LIMIT.items():
         known = found(load_system(name).device, "bf16")
         assert known.training_energy_per_flop > known.energy_per_flop
-        slower = seconds(name, "bf16", known.training_activity) / seconds(name, "bf16", 1.0)
+        slower = seconds(name, "bf16", known.training_energy_ratio) / seconds(name, "bf16", 1.0)
         assert slower == pytest.approx(ratio, abs=0.03), name
 
 
@@ -161,4 +161,4 @@ def test_scales_of_narrow_formats(dtype: str, scaling: str | None, software: str
 
 def test_rows_name_how_they_scale() -> None:
     said = {"fp8 (current scaling)?": "current", "mxfp8": "mxfp8", "nvfp4": "nvfp4", "fp8 (amp)": None, "bf16": None}
-    assert {name: scaling_of({"dtype_reported": name}) for name in said} == said
+    assert {name: operand_scaling_of_run({"dtype_reported": name}) for name in said} == said

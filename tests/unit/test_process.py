@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from paleo.cli import process, run
+from paleo.cli import process
+from paleo.cli import run_command_line as run
 from paleo.cli.application import EXIT_INTERNAL_ERROR, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED, EXIT_WRONG_INPUT
 from paleo.cli.process import EXIT_TERMINATED, printable_line
 

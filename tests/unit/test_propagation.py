@@ -8,8 +8,15 @@ import pytest
 
 from paleo.errors import PlanError
 from paleo.network.graph import Graph, build_graph
-from paleo.parallel.placement import STRATEGIES, Mesh, Placement, PlacementRule, idle_axes, parse_strategy
-from paleo.parallel.propagation import PlacedNode, propagate
+from paleo.parallel.placement import (
+    STRATEGY_PRESETS,
+    Mesh,
+    Placement,
+    PlacementRule,
+    parse_strategy,
+    redundant_mesh_axes,
+)
+from paleo.parallel.propagation import LocalLayer, propagate_placement
 from paleo.specs.model import build_model_spec, load_model
 
 BATCH, WIDE = 8, 16
@@ -26,12 +33,12 @@ def linear(name: str, dim: str, features: int = WIDE, **more: Any) -> dict[str, 
     return {"name": name, "linear": {"features": features, "dim": dim, "bias": False, **more}}
 
 
-def placed(of: Graph, rules: dict[str, Any], **degrees: int) -> dict[str, PlacedNode]:
-    placement = Placement(tuple(PlacementRule(split, name=name) for name, split in rules.items()))
-    return {one.node.name: one for one in propagate(of, placement, Mesh.of(degrees))}
+def placed(of: Graph, rules: dict[str, Any], **degrees: int) -> dict[str, LocalLayer]:
+    placement = Placement(tuple(PlacementRule(split, name_pattern=name) for name, split in rules.items()))
+    return {one.node.name: one for one in propagate_placement(of, placement, Mesh.from_degrees(degrees))}
 
 
-def owed(node: PlacedNode) -> Owed:
+def owed(node: LocalLayer) -> Owed:
     return sorted((c.operation, c.axis, c.phase, int(c.tensor.elements)) for c in node.communications)
 
 
@@ -127,9 +134,9 @@ def test_what_does_not_divide_is_an_error_but_a_batch_may_be_short() -> None:
 
 def test_axes_that_split_nothing_are_named() -> None:
     model = graph(FIRST)
-    placement = Placement((PlacementRule({"batch": ("dp",), "seq": ("cp",), "hidden": ("tp",)}, name="stem"),))
-    assert idle_axes(model, placement, Mesh.of({"dp": 2, "cp": 2, "tp": 2, "pp": 2})) == ("cp",)
-    assert idle_axes(model, placement, Mesh.of({})) == ()
+    placement = Placement((PlacementRule({"batch": ("dp",), "seq": ("cp",), "hidden": ("tp",)}, name_pattern="stem"),))
+    assert redundant_mesh_axes(model, placement, Mesh.from_degrees({"dp": 2, "cp": 2, "tp": 2, "pp": 2})) == ("cp",)
+    assert redundant_mesh_axes(model, placement, Mesh.from_degrees({})) == ()
 
 
 @pytest.mark.parametrize("context", ["cp=4", "cp=4,ulysses"])
@@ -137,7 +144,9 @@ def test_keys_are_normed_and_rotated_where_they_are_made(context: str) -> None:
     """Qwen3-30B-A3B, 4,096 tokens over cp=4: norm and rotation of keys pass over a rank's own 1,024, of which each of 4
     heads has 128 numbers; the gradient of the norm's weight is summed over all of them."""
     model = build_graph(load_model("qwen3-30b-a3b"), batch=1, overrides={"seq": 4096})
-    layers = propagate(model, STRATEGIES["dp"](model, parse_strategy(context)), Mesh.of({"cp": 4}))
+    layers = propagate_placement(
+        model, STRATEGY_PRESETS["dp"](model, parse_strategy(context)), Mesh.from_degrees({"cp": 4})
+    )
     layer = next(each for each in layers if each.node.type == "attention")
     keys = {each.name.rpartition(".key.")[2]: each.out.elements for each in layer.operations if ".key." in each.name}
     assert keys == {"normed": 1024 * 4 * 128, "normed.rotated": 1024 * 4 * 128}
@@ -146,7 +155,7 @@ def test_keys_are_normed_and_rotated_where_they_are_made(context: str) -> None:
 
 def test_meshes() -> None:
     """Ranks are numbered with tp fastest: a dp group of a 2 x 3 x 4 mesh is 2 apart, a pp group 6."""
-    mesh = Mesh.of({"tp": 2, "dp": 3, "pp": 4})
+    mesh = Mesh.from_degrees({"tp": 2, "dp": 3, "pp": 4})
     assert (mesh.size, mesh.replicas, mesh.group_size(("dp", "pp"))) == (24, 3, 12)
     assert [mesh.stride((axis,)) for axis in ("tp", "dp", "pp")] == [1, 2, 6]
     assert mesh.stride(("ep", "dp")) == 2, "an axis of one rank does not count"
@@ -175,7 +184,9 @@ def test_strategies_as_they_are_written(
 def test_parallel_branches_gather_once_and_reduce_their_sum(text: str, gathers: int) -> None:
     """Falcon 7B's block (64 heads here): attention and MLP read one norm, so a block owes one reduction each way."""
     model = build_graph(load_model("falcon-7b"), batch=1, overrides={"heads": 64, "kv_heads": 8})
-    layers = propagate(model, STRATEGIES["dp"](model, parse_strategy(text)), Mesh.of({"tp": 8}))
+    layers = propagate_placement(
+        model, STRATEGY_PRESETS["dp"](model, parse_strategy(text)), Mesh.from_degrees({"tp": 8})
+    )
     inside = [layer for layer in layers if layer.node.name.startswith("block.")]
     made = [(c.operation, c.phase) for layer in inside for c in layer.communications if "embed" not in c.name]
     reduction = "reduce_scatter" if gathers else "all_reduce"

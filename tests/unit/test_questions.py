@@ -17,9 +17,9 @@ from rich.padding import Padding
 
 import paleo
 from paleo import questions
-from paleo.cli import run as command
+from paleo.cli import run_command_line as command
 from paleo.errors import PaleoError, SpecError
-from paleo.report.columns import html
+from paleo.report.columns import notebook_html
 
 NODE = "dgx-a100-80gb"
 SAMPLES = Path(__file__).parents[1] / "fuzz" / "samples"
@@ -82,7 +82,7 @@ def test_cells_of_a_table_are_not_shown_by_themselves_in_a_notebook(monkeypatch:
     shown: list[Any] = []
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     monkeypatch.setattr("rich.jupyter.display", lambda *arguments: shown.append(arguments))
-    assert html(Padding("a remark", (0, 1))).startswith("<pre> a remark ") and not shown
+    assert notebook_html(Padding("a remark", (0, 1))).startswith("<pre> a remark ") and not shown
 
 
 #: A mistake in Python and on the command line: one message.
@@ -322,7 +322,7 @@ def test_columns_of_data_frames_are_described() -> None:
 def test_a_picture_of_one_system_in_two_sizes_has_a_bar_for_each() -> None:
     from paleo.report import plots
 
-    figure = plots.compare(paleo.compare("lenet", ["dgx-h100:8", "dgx-h100:16", f"{NODE}:8"], batch=16).comparison)
+    figure = plots.plot_systems(paleo.compare("lenet", ["dgx-h100:8", "dgx-h100:16", f"{NODE}:8"], batch=16).comparison)
     parts, rates, _ = figure.axes
     names = ["dgx-h100:8", "dgx-h100:16", f"{NODE}:8"]
     assert [label.get_text() for label in parts.get_yticklabels()] == names

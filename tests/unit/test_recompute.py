@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from paleo.errors import PaleoError, PlanError
-from paleo.lowering.policies import most_recomputable_layers, recompute_summary
+from paleo.lowering.stages_and_recompute import max_recomputable_layers, recompute_description
 from paleo.predict import Prediction, predict
 from paleo.schedules.base import SCHEDULES
-from paleo.search.partial_recompute import fit_with_fewest_layers
+from paleo.search.partial_recompute import fit_by_partial_recompute
 from paleo.search.plans import search
 from paleo.specs.model import load_model
 from paleo.specs.run import Run, replace_fields
 from paleo.specs.system import load_system
 from paleo.studies.advice import suggest_memory_savings
-from paleo.studies.cost import power
+from paleo.studies.cost import device_power
 
 SYSTEM = load_system("dgx-h100")
 #: Layers of a small network of each family, by the parameter that counts them.
@@ -31,7 +31,7 @@ FAMILIES: dict[str, dict[str, int]] = {
 PIPELINES = [
     (schedule, chunks)
     for schedule, entry in SCHEDULES.items()
-    for chunks in ([1, 2] if entry.chunks is None else [entry.chunks])
+    for chunks in ([1, 2] if entry.chunks_per_stage is None else [entry.chunks_per_stage])
     if (schedule, chunks) != ("interleaved", 1)
 ]
 
@@ -53,12 +53,12 @@ def test_some_layers_lie_between_none_and_all(name: str, schedule: str, chunks: 
     """Each layer more takes time and gives memory back; no layer is none of them, and all are full recomputation."""
     options = {"schedule": schedule, "strategy": strategy(chunks), "batch": 16}
     none, full = made(name, **options), made(name, recompute="full", **options)
-    most = most_recomputable_layers(full.program, full.model_chunks)
+    most = max_recomputable_layers(full.program, full.model_chunks)
     some = [made(name, recompute="full", recompute_layers=layers, **options) for layers in range(most + 1)]
     for alike, other in ((none, some[0]), (full, some[-1])):
         assert other.step_time == pytest.approx(alike.step_time, rel=1e-12)
         assert other.memory.total == pytest.approx(alike.memory.total, rel=1e-12)
-        assert other.timeline.end == pytest.approx(alike.timeline.end, rel=1e-12)
+        assert other.timeline.end_time == pytest.approx(alike.timeline.end_time, rel=1e-12)
     for less, more in pairwise(some):
         assert more.step_time > less.step_time and more.memory.activations < less.memory.activations
         assert more.flops == less.flops
@@ -83,10 +83,10 @@ def test_one_device_replays_the_first_layers() -> None:
         made(**options, **more) for more in ({}, {"recompute": "full"}, {"recompute": "full", "recompute_layers": 4})
     )
     assert some.step_time == pytest.approx(none.step_time + (full.step_time - none.step_time) / 4, rel=1e-12)
-    assert some.step_time == pytest.approx(some.timeline.end, rel=1e-12)
+    assert some.step_time == pytest.approx(some.timeline.end_time, rel=1e-12)
     blocks = [section for section in some.program.sections if section.name == "block"]
     assert [(one.repeat, one.recompute_policy) for one in blocks] == [(4, "full"), (12, "none")]
-    drawn = [power(one) for one in (none, some, full)]
+    drawn = [device_power(one) for one in (none, some, full)]
     assert all(one is not None for one in drawn)
 
 
@@ -123,7 +123,7 @@ def test_convolutions_are_layers_of_their_own() -> None:
     """Nothing repeats: full recomputation is that of every layer, and N are the first N."""
     options = {"gpus": 1, "strategy": "dp", "batch": 8}
     full = made("alexnet", recompute="full", **options)
-    most = most_recomputable_layers(full.program, full.model_chunks)
+    most = max_recomputable_layers(full.program, full.model_chunks)
     assert most == len(full.program.sections)
     assert made("alexnet", recompute="full", recompute_layers=most, **options).breakdown == full.breakdown
     some = made("alexnet", recompute="full", recompute_layers=9, **options)
@@ -136,7 +136,7 @@ def test_the_cut_by_time_weighs_what_is_recomputed() -> None:
     for name in ("gpt2", "resnet50"):
         for how, layers in (("full", None), ("none", 0)):
             alike = made(name, recompute=how, **options)
-            stated = most_recomputable_layers(alike.program, alike.model_chunks) if layers is None else layers
+            stated = max_recomputable_layers(alike.program, alike.model_chunks) if layers is None else layers
             other = made(name, recompute="full", recompute_layers=stated, **options)
             assert other.step_time == pytest.approx(alike.step_time, rel=1e-12)
 
@@ -148,7 +148,7 @@ def test_the_fewest_layers_that_fit_are_advised() -> None:
     whole = predict(load_model("llama2-13b"), SYSTEM, run)
     assert not whole.memory.fits
     found = {one.change: one.prediction for one in suggest_memory_savings(whole)}
-    some = fit_with_fewest_layers(whole)
+    some = fit_by_partial_recompute(whole)
     assert some is not None and some.memory.fits
     layers = some.run.recompute.layers
     assert layers is not None and 0 < layers < 20
@@ -161,8 +161,8 @@ def test_layers_are_advised_for_a_pipeline_that_is_cut_elsewhere_under_recomputa
     """The first of 16 stages of DeepSeek-V3 has 5 layers to recompute; once recomputed, no stage has above 4."""
     run = Run(gpus=2048, strategy="pp=16,ep=64,zero=1", global_batch=15360, microbatch=1, dtype="fp8")
     prediction = predict(load_model("deepseek_v3"), load_system("h800-8"), run)
-    some = fit_with_fewest_layers(prediction)
-    assert most_recomputable_layers(prediction.program, prediction.model_chunks) == 5
+    some = fit_by_partial_recompute(prediction)
+    assert max_recomputable_layers(prediction.program, prediction.model_chunks) == 5
     assert some is not None and some.run.recompute.layers is not None and 0 < some.run.recompute.layers <= 4
 
 
@@ -196,6 +196,6 @@ def test_forward_passes_recompute_nothing() -> None:
 
 
 def test_words() -> None:
-    assert recompute_summary(Run(recompute="full", recompute_layers=3)) == "full, 3 layers a stage"
-    assert recompute_summary(Run(recompute={"policy": "full", "every": 3})) == "full, every 3 layers"
-    assert recompute_summary(Run(recompute={"by_layer": {"block.0": "full"}})) == "none, full of block.0"
+    assert recompute_description(Run(recompute="full", recompute_layers=3)) == "full, 3 layers a stage"
+    assert recompute_description(Run(recompute={"policy": "full", "every": 3})) == "full, every 3 layers"
+    assert recompute_description(Run(recompute={"by_layer": {"block.0": "full"}})) == "none, full of block.0"

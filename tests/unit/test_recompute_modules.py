@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from paleo.cli import run as paleo
+from paleo.cli import run_command_line as paleo
 from paleo.errors import SpecError
-from paleo.lowering.launches import RECOMPUTE_MODULES
+from paleo.lowering.kernel_launches import RECOMPUTE_MODULES
 from paleo.predict import Prediction, predict
 from paleo.search.plans import search
-from paleo.specs.loading import build_validated
+from paleo.specs.loading import validate_mapping
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
@@ -106,7 +106,7 @@ def test_an_unknown_module_is_named_with_the_nearest() -> None:
 
 def test_modules_without_selective_recomputation_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SpecError, match="use selective"):
-        build_validated(Run, {"recompute.modules": ["mlp"]}, "run.yaml")
+        validate_mapping(Run, {"recompute.modules": ["mlp"]}, "run.yaml")
     call = ["estimate", "gpt2", "--system", "dgx-h100", "--set", "recompute.modules=[mlp]"]
     assert paleo(call) == 2 and "use selective" in capsys.readouterr().err
     assert paleo([*call, "--recompute", "selective"]) == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paleo.specs.loading import FileCache, changed_files, recorded_file_digests
+from paleo.specs.loading import FileCache, changed_files, record_read_files
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
 
@@ -35,13 +35,13 @@ def test_a_system_is_read_again_when_the_link_it_names_changes(tmp_path: Path) -
     (tmp_path / "wire.yaml").write_text("extend: nvswitch2-a100\nbandwidth: 100 GB/s\n")
     level = "{name: wire, ranks: 8, link: ./wire.yaml, topology: switch}"
     (tmp_path / "s.yaml").write_text(f"extend: dgx-a100-80gb\nlevels: [{level}]\n")
-    with recorded_file_digests() as digests:
+    with record_read_files() as digests:
         assert load_system(tmp_path / "s.yaml").levels[0].link.bandwidth == 100e9
     names = {Path(path).name for path in digests}
     assert names == {"s.yaml", "wire.yaml", "dgx-a100-80gb.yaml", "nvswitch2-a100.yaml", "a100-sxm4-80gb.yaml"}
     (tmp_path / "wire.yaml").write_text("extend: nvswitch2-a100\nbandwidth: 200 GB/s\n")
     assert changed_files(digests) == [str(tmp_path / "wire.yaml")]
-    with recorded_file_digests() as again:
+    with record_read_files() as again:
         assert load_system(tmp_path / "s.yaml").levels[0].link.bandwidth == 200e9
     assert set(again) == set(digests)
 

@@ -10,13 +10,13 @@ import pytest
 
 import paleo
 from paleo.errors import SpecError
-from paleo.importers.weight_formats import configured_format
-from paleo.serving.commands import engine_command_line, read_command
+from paleo.importers.weight_formats import configured_weight_format
+from paleo.serving.commands import engine_command_line, parse_engine_command
 from paleo.serving.engines import load_engine
 from paleo.serving.formats import parse_formats
 from paleo.serving.forward_lowering import Sharding, lower_forward
 from paleo.serving.memory import serving_memory
-from paleo.specs.catalog import entry_names, hub_ids, parse_weight_format
+from paleo.specs.catalog import catalog_hub_ids, entry_names, parse_weight_format
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
 from tests.unit.test_import_hf import TINY
@@ -63,9 +63,9 @@ def test_names_mean_the_format_that_their_weights_have(name, released):
     ],
 )
 def test_a_configuration_states_the_format(stated, released):
-    assert configured_format({"quantization_config": stated}) == released
-    assert configured_format({"text_config": {"quantization_config": stated}}) == released
-    assert configured_format({}) is None
+    assert configured_weight_format({"quantization_config": stated}) == released
+    assert configured_weight_format({"text_config": {"quantization_config": stated}}) == released
+    assert configured_weight_format({}) is None
 
 
 def test_an_imported_network_is_served_as_its_configuration_says(tmp_path):
@@ -80,8 +80,8 @@ def test_an_imported_network_is_served_as_its_configuration_says(tmp_path):
 @pytest.mark.skipif(not NETWORKS.exists(), reason="needs ../shared")
 def test_the_catalog_states_what_the_configurations_of_published_weights_say():
     known = {file.stem.replace("--", "/"): file for file in NETWORKS.glob("*.json")}
-    both = [each for each in hub_ids() if each in known and not parse_weight_format(each)]
-    stated = {each: configured_format(json.loads(known[each].read_text())) or "bf16" for each in both}
+    both = [each for each in catalog_hub_ids() if each in known and not parse_weight_format(each)]
+    stated = {each: configured_weight_format(json.loads(known[each].read_text())) or "bf16" for each in both}
     assert {each: load_model(each).released for each in both} == stated
     assert {"fp8", "fp8+mxfp4", "bf16+int4-g32", "mxfp4", "bf16"} == set(stated.values())
 
@@ -94,7 +94,7 @@ def test_the_launch_line_of_every_network_is_read_with_the_formats_of_the_plan(e
         formats = parse_formats(weights or model.released)
         layout = SimpleNamespace(sharding=Sharding(2), formats=formats, engine=SimpleNamespace(drafted=0), replicas=1)
         plan = SimpleNamespace(layout=layout, batching=SimpleNamespace(max_tokens=8192, max_sequences=64))
-        stated = read_command(engine_command_line(engine, model, plan))
+        stated = parse_engine_command(engine_command_line(engine, model, plan))
         again = load_model(stated.model)
         assert (again.name, stated.formats(again)) == (name, formats)
 
@@ -135,7 +135,7 @@ def test_devices_without_fp8_multiply_its_weights_in_sixteen_bits():
     answer = paleo.serve("minimax_m2", "dgx-a100-80gb", gpus=4, strategy="tp=4")
     plan, device = answer.service.best, answer.service.system.device
     assert plan.layout.formats.text == "fp8"
-    assert plan.layout.formats.arithmetic(device) == "bf16"
+    assert plan.layout.formats.arithmetic_format(device) == "bf16"
     assert plan.layout.memory.weights < 0.3 * 232e9
 
 

@@ -14,17 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from paleo.cli import run as paleo
+from paleo.cli import run_command_line as paleo
 from paleo.predict import predict
-from paleo.report.charts import RIGHT, WIDTH, stacked_bars
-from paleo.report.page import exchange_panels, goodput_map, purchase_page
+from paleo.report.charts import CHART_WIDTH_POINTS, RIGHT_MARGIN_POINTS, stacked_bar_chart
+from paleo.report.html_pages import goodput_map, gradient_exchange_panels, purchase_page
 from paleo.search.gpu_counts import recommended_plans
 from paleo.specs.model import load_model
 from paleo.specs.run import Run, replace_fields
 from paleo.specs.system import load_system
-from paleo.studies.cost import amount_of_training
+from paleo.studies.cost import convert_training_amount
 from paleo.studies.goodput import LongRunOptions
-from paleo.studies.purchase import AUTO, Purchase, PurchaseRequest, recommend_plans, sensitivity
+from paleo.studies.purchase import AUTO, Purchase, PurchaseRequest, hardware_sensitivities, recommend_plans
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
@@ -38,7 +38,7 @@ def asked(**more: object) -> PurchaseRequest:
         (load_system("aws-p5.48xlarge"), 8),
         (load_system("dgx-a100-80gb"), 4),
     )
-    wanted = amount_of_training(model, epochs=2)
+    wanted = convert_training_amount(model, epochs=2)
     assert wanted is not None
     run = Run(global_batch=512, strategy=AUTO)
     return replace(PurchaseRequest(model, systems, run, wanted, counts=(1, 4, 16)), **more)  # type: ignore[arg-type]
@@ -89,9 +89,9 @@ def test_the_answer_names_the_winner_of_each_goal(study: Purchase, page: str) ->
     cards = re.findall(r"<h3>(\w+)</h3><p class=winner>(.*?)</p>", page)
     assert cards[0] == (
         "Cheapest",
-        cheapest.candidate.system.machines_text(cheapest.gpus),
+        cheapest.candidate.system.gpus_and_nodes_text(cheapest.gpus),
     )  # the goal asked for stands first
-    assert ("Fastest", fastest.candidate.system.machines_text(fastest.gpus)) in cards
+    assert ("Fastest", fastest.candidate.system.gpus_and_nodes_text(fastest.gpus)) in cards
     assert "Price of dgx-a100-80gb" in page and "median of" in page  # nobody rents out this very system
 
 
@@ -153,7 +153,7 @@ def test_how_workers_exchange_has_a_chart_for_each_thing_asked() -> None:
     question = asked(systems=((load_system("aws-p3.16xlarge"), 16),), run=run, counts=(1, 4, 16), scaling="weak")
     answer = recommend_plans(question)
     (offer,) = answer.offers
-    panels = list(exchange_panels(answer, offer))
+    panels = list(gradient_exchange_panels(answer, offer))
     assert [heading.split()[0] for heading, _, _ in panels] == ["Compression", "Updates", "Step"]
     assert all(chart.svg.count("</svg>") == 1 for _, chart, _ in panels)
     study = offer.candidate.consistency
@@ -165,7 +165,7 @@ def test_how_workers_exchange_has_a_chart_for_each_thing_asked() -> None:
     )
     plain = replace_fields(run, {"compress": None, "consistency": "bsp", "nodes": "packed"})
     synchronous = recommend_plans(replace(question, run=plain))
-    assert list(exchange_panels(synchronous, synchronous.offers[0])) == []
+    assert list(gradient_exchange_panels(synchronous, synchronous.offers[0])) == []
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ def test_names_are_escaped() -> None:
 
 def test_sensitivity_is_zero_for_what_a_single_gpu_lacks_and_bounded_by_the_change() -> None:
     made = predict(load_model("alexnet"), load_system("aws-p3dn.24xlarge"), Run(gpus=1, batch=64))
-    found = {one.hardware_property: one for one in sensitivity(made)}
+    found = {one.hardware_property: one for one in hardware_sensitivities(made)}
     assert (
         found["link bandwidth"].largest_change
         == found["link latency"].largest_change
@@ -300,8 +300,10 @@ def test_it_prints(page: str, tmp_path: Path) -> None:
 
 def test_a_size_stands_beside_its_bar_and_not_at_the_limit() -> None:
     """3.6 GiB at the dashed capacity of 40 GiB would read as the capacity."""
-    chart = stacked_bars([("small", {"a": 3.6}, "3.6 GiB"), ("large", {"a": 39.0}, "39 GiB")], "memory", [40.0, 40.0])
+    chart = stacked_bar_chart(
+        [("small", {"a": 3.6}, "3.6 GiB"), ("large", {"a": 39.0}, "39 GiB")], "memory", [40.0, 40.0]
+    )
     texts = re.findall(r'<text [^>]*?(?:x="|translate\()([\d.]+)[^>]*>([\d.]+ GiB)</text>', chart.svg)
     numbers = {words: float(x) for x, words in texts}
-    limit = WIDTH - RIGHT  # the longest of the rows
+    limit = CHART_WIDTH_POINTS - RIGHT_MARGIN_POINTS  # the longest of the rows
     assert numbers["3.6 GiB"] < limit / 5 and numbers["39 GiB"] > limit

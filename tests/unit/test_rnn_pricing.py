@@ -14,13 +14,13 @@ from paleo.pricing.kernels import DeviceDatasheet, device_datasheet
 from paleo.pricing.rnn import (
     RnnDirection,
     RnnParameters,
-    column_chosen_gemm_time,
-    fits_registers,
-    persistent_timestep_time,
+    early_cudnn_recurrent_gemm_time,
+    persistent_rnn_timestep_time,
     rnn_time,
-    timestep_time,
-    weight_gradient_time,
+    rnn_timestep_time,
+    rnn_weight_gradient_time,
     weight_miss_rate,
+    weights_fit_registers,
 )
 from paleo.specs.calibration import load_calibration
 from paleo.specs.device import load_device
@@ -44,7 +44,7 @@ def layer(device: DeviceDatasheet = V100, **changes: object) -> np.ndarray:
 
 def test_weights_of_1152_units_stay_in_the_registers_of_a_titan_x() -> None:
     units = np.array([512.0, 1152.0, 1216.0, 1760.0])
-    assert fits_registers(weight_bytes=4.0 * units**2, device=TITAN_X).tolist() == [True, True, False, False]
+    assert weights_fit_registers(weight_bytes=4.0 * units**2, device=TITAN_X).tolist() == [True, True, False, False]
 
 
 def test_persistent_kernels_win_at_small_batches_only_where_weights_fit() -> None:
@@ -58,7 +58,7 @@ def test_persistent_step_by_hand() -> None:
     """1152 units, batch 4: 10.6 MFLOP at 0.8 of 6.6 TFLOP/s, a barrier, and 18 kB of state to each of 24 SMs."""
     arrays = {name: np.array(value) for name, value in
               {"gate_count": 1.0, "hidden": 1152.0, "batch": 4.0, "element_bytes": 4.0}.items()}  # fmt: skip
-    seconds = persistent_timestep_time(**arrays, device=TITAN_X, parameters=PARAMETERS)
+    seconds = persistent_rnn_timestep_time(**arrays, device=TITAN_X, parameters=PARAMETERS)
     expected = 2.5 * MICROSECOND + 2 * 1152**2 * 4 / (0.8 * 6.6 * TERA) + 1152 * 4 * 4 * 24 / (3 * 336.5 * GIGA)
     assert float(seconds) == pytest.approx(expected)
 
@@ -67,7 +67,7 @@ def test_a_step_reads_weights_that_exceed_l2() -> None:
     arrays = {name: np.array(value) for name, value in
               {"gate_count": 4.0, "hidden": 4096.0, "batch": 16.0, "element_bytes": 4.0}.items()}  # fmt: skip
     weights = 4 * 4096**2 * 4
-    assert timestep_time(**arrays, device=V100, parameters=PARAMETERS) >= weights / V100.memory_bandwidth
+    assert rnn_timestep_time(**arrays, device=V100, parameters=PARAMETERS) >= weights / V100.memory_bandwidth
     assert float(weight_miss_rate(footprint=0.1 * MEGA, l2_bytes=6.3 * MEGA, share=0.6)) < 0.001
 
 
@@ -100,18 +100,18 @@ def test_products_of_a_later_library_are_priced_as_plain_ones() -> None:
     """cuDNN 7 takes the product's kernel that a plain product would; cuDNN 6 knows nothing of it."""
     arrays = {name: np.array(value) for name, value in LSTM.items()}
     common = {"device": V100, "parameters": PARAMETERS}
-    step = timestep_time(**arrays, library=7.0, products=PRODUCTS, **common)
+    step = rnn_timestep_time(**arrays, library=7.0, products=PRODUCTS, **common)
     product = gemm_time(m=16, n=8192, k=2048, element_bytes=4, result_bytes=4, device=V100, parameters=PRODUCTS)
     pointwise = 4 * 8192 * 16 * 4 / (PARAMETERS.bandwidth_fraction * V100.memory_bandwidth)
     assert float(step) == pytest.approx(float(product) - PRODUCTS.launch_time + pointwise, rel=1e-3)
-    early = timestep_time(**arrays, library=6.0, products=PRODUCTS, **common)
-    assert float(early) == float(timestep_time(**arrays, library=6.0, **common)) != float(step)
+    early = rnn_timestep_time(**arrays, library=6.0, products=PRODUCTS, **common)
+    assert float(early) == float(rnn_timestep_time(**arrays, library=6.0, **common)) != float(step)
 
 
 def test_gradients_of_weights_are_added_to_what_is_there() -> None:
     """One read of 67 MB more than the product (2048 x 400)(400 x 8192), which itself only writes them."""
     arrays = {name: np.array(value) for name, value in LSTM.items()}
-    seconds = weight_gradient_time(
+    seconds = rnn_weight_gradient_time(
         **arrays, timesteps=np.array(25.0), library=7.6, device=V100, parameters=PARAMETERS, products=PRODUCTS
     )
     product = gemm_time(
@@ -162,7 +162,7 @@ def test_the_table_kind_prices_a_measured_row() -> None:
 def by_columns(m: float, n: float, k: float, stream: float, *, half: bool = False, backward: bool = False) -> float:
     arrays = (np.array(size) for size in (m, n, k, stream))
     return float(
-        column_chosen_gemm_time(*arrays, half=np.array(half), backward=backward, device=P100, parameters=LATE)
+        early_cudnn_recurrent_gemm_time(*arrays, half=np.array(half), backward=backward, device=P100, parameters=LATE)
     )  # fmt: skip
 
 

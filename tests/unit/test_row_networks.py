@@ -18,7 +18,7 @@ from paleo.tables.kinds._transformers import (
     MemoryTable,
     TransformerStepTable,
     catalog_network,
-    network_of,
+    network_and_sizes,
 )
 
 DENSE = {"model": "?", "layers": 2, "hidden": 256, "heads": 4, "vocab": 1024, "seq_len": 128, "gated_mlp": 1}
@@ -35,7 +35,7 @@ DEEP |= {"n_experts": 256, "top_k": 8, "layers": 61, "seq_len": 4096}
 
 
 def parameters(row: dict[str, Any]) -> float:
-    model, sizes = network_of(row)
+    model, sizes = network_and_sizes(row)
     return build_graph(model, batch=1, overrides=sizes).parameters
 
 
@@ -59,7 +59,8 @@ def parameters(row: dict[str, Any]) -> float:
 def test_names_tell_what_columns_do_not(name: str, family: str) -> None:
     row = DENSE | {"model": name, "n_experts": 8, "top_k": 2} if "moe" in load_model(family).title.lower() else DENSE
     assert (
-        network_of(row | {"model": name, "n_experts": "" if family == "llama2-7b" else 8, "top_k": 2})[0].name == family
+        network_and_sizes(row | {"model": name, "n_experts": "" if family == "llama2-7b" else 8, "top_k": 2})[0].name
+        == family
     )
 
 
@@ -77,7 +78,7 @@ def test_the_published_network_comes_out_of_its_row() -> None:
     [(61, "", 3), (4, "", 3), (3, "", 2), (1, "", 0), (4, "first 1 layers dense", 1), (4, "dense_layers=0", 0)],
 )
 def test_stacks_that_are_cut_short(layers: int, notes: str, dense: int) -> None:
-    _, sizes = network_of(DEEP | {"layers": layers, "notes": notes})
+    _, sizes = network_and_sizes(DEEP | {"layers": layers, "notes": notes})
     assert (sizes["layers"], sizes["dense_layers"]) == (layers, dense)
     nodes = build_graph(load_model("deepseek_v3"), batch=1, overrides=sizes).nodes
     assert sum(node.repeat for node in nodes if ".moe" in node.name) == layers - dense
@@ -87,7 +88,7 @@ def test_sizes_are_those_of_the_row() -> None:
     for pattern, family in NETWORK_NAME_PATTERNS:
         model = load_model(family)
         row = DENSE | {"model": model.title, "n_experts": 8, "top_k": 2, "kv_heads": 4}
-        found, sizes = network_of(row)
+        found, sizes = network_and_sizes(row)
         assert found.name == family, pattern
         for column, names in PARAMETERS_OF_SIZE_COLUMN.items():
             parameter = next((one for one in names if one in model.params), None)
@@ -100,20 +101,20 @@ def test_notes_state_heads_of_another_width() -> None:
 
 
 def test_grouped_heads_without_a_gate() -> None:
-    model, sizes = network_of(DENSE | {"gated_mlp": 0})
+    model, sizes = network_and_sizes(DENSE | {"gated_mlp": 0})
     assert model.name == "nemotron-340b" and sizes["kv_heads"] == 2
     with pytest.raises(SpecError, match="grouped-query attention in opt-125m"):
-        network_of(DENSE | {"model": "OPT-1.3B", "gated_mlp": 0})
+        network_and_sizes(DENSE | {"model": "OPT-1.3B", "gated_mlp": 0})
 
 
 def test_what_a_row_does_not_state() -> None:
     bare = DENSE | dict.fromkeys(("layers", "hidden", "heads", "vocab", "ffn_hidden", "kv_heads"), float("nan"))
     assert parameters(bare | {"model": "Qwen2.5 7B [LoRA]"}) == load_model("qwen2.5-7b").expect.parameters[0]  # type: ignore[union-attr]
     with pytest.raises(SpecError, match="layers is not stated"):
-        network_of(bare | {"gated_mlp": float("nan")})
+        network_and_sizes(bare | {"gated_mlp": float("nan")})
     with pytest.raises(SpecError, match="ffn_hidden is not stated"):
-        network_of(DENSE | {"ffn_hidden": float("nan")})
-    _, sizes = network_of(DENSE | {"ffn_hidden": float("nan"), "gated_mlp": 0, "kv_heads": float("nan")})
+        network_and_sizes(DENSE | {"ffn_hidden": float("nan")})
+    _, sizes = network_and_sizes(DENSE | {"ffn_hidden": float("nan"), "gated_mlp": 0, "kv_heads": float("nan")})
     assert "ffn" not in sizes, "GPT's is four times the hidden size"
 
 
@@ -158,7 +159,7 @@ def test_memory_of_networks_of_the_catalog() -> None:
     made = predict(load_model("llama3-8b"), load_system("dgx-h100"), run)
     assert table.predict_row(MEMORY).value == made.memory.allocated
     many = MEMORY | {"device": "h100-sxm5-96gb-500w"}
-    assert table.predict_row(many).subject == "h100-sxm5-96gb-500w", "a system of the catalog that has such devices"
+    assert table.predict_row(many).device_name == "h100-sxm5-96gb-500w", "a system of the catalog that has such devices"
 
 
 def test_runs_that_ran_out_of_memory() -> None:
@@ -192,7 +193,7 @@ def test_steps_of_runs_that_ran_out_of_memory() -> None:
     ],
 )
 def test_networks_of_the_catalog_need_no_sizes(name: str, network: str) -> None:
-    model, sizes = network_of({"model": name, "seq_len": 4096})
+    model, sizes = network_and_sizes({"model": name, "seq_len": 4096})
     assert (model.name, sizes) == (network, {"seq": 4096})
 
 

@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 
 import paleo
-from paleo.cli import run as call
+from paleo.cli import run_command_line as call
 from paleo.errors import SpecError
-from paleo.report.json_schemas import schema_of
-from paleo.specs.loading import build_validated
+from paleo.report.json_schemas import json_schema
+from paleo.specs.loading import validate_mapping
 from paleo.specs.run import (
-    OLD_NAMES,
-    SHORT_NAMES,
+    FORMER_FIELD_NAMES,
+    SHORT_FIELD_NAMES,
     Run,
-    explicit_fields,
     field_paths,
     flatten_to_paths,
     load_run,
     replace_fields,
     shortest_field_name,
+    user_set_fields,
 )
 
 FORMS: list[dict[str, Any]] = [
@@ -36,21 +36,21 @@ FORMS: list[dict[str, Any]] = [
 def test_a_field_is_stated_by_its_group_its_path_or_its_option(fields: dict[str, Any]) -> None:
     run = Run(**fields)
     assert (run.recompute.policy, run.recompute.layers, run.model) == ("full", 4, {"seq": 64})
-    assert explicit_fields(run) == {"recompute.policy": "full", "recompute.layers": 4, "model.seq": 64}
-    assert Run(**explicit_fields(run)) == run
+    assert user_set_fields(run) == {"recompute.policy": "full", "recompute.layers": 4, "model.seq": 64}
+    assert Run(**user_set_fields(run)) == run
 
 
 def test_names_and_paths_are_of_fields() -> None:
     paths = field_paths()
     assert len(paths) == len(set(paths))
-    assert {*SHORT_NAMES.values(), *OLD_NAMES.values()} - {"model.seq"} <= set(paths)
+    assert {*SHORT_FIELD_NAMES.values(), *FORMER_FIELD_NAMES.values()} - {"model.seq"} <= set(paths)
     assert flatten_to_paths({shortest_field_name(path): 1 for path in paths}) == dict.fromkeys(paths, 1)
 
 
-@pytest.mark.parametrize("old", OLD_NAMES)
+@pytest.mark.parametrize("old", FORMER_FIELD_NAMES)
 def test_a_key_of_before_is_read_with_a_remark(old: str) -> None:
-    with pytest.warns(FutureWarning, match=f"^{old} is now {OLD_NAMES[old]}; "):
-        assert flatten_to_paths({old: 3}) == {OLD_NAMES[old]: 3}
+    with pytest.warns(FutureWarning, match=f"^{old} is now {FORMER_FIELD_NAMES[old]}; "):
+        assert flatten_to_paths({old: 3}) == {FORMER_FIELD_NAMES[old]: 3}
 
 
 def test_keys_of_before_are_read_at_every_door(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_keys_of_before_are_read_at_every_door(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_is_named_as_it_was_stated(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(SpecError, match=r"^run\.yaml: ") as caught:
-        build_validated(Run, fields, "run.yaml")
+        validate_mapping(Run, fields, "run.yaml")
     assert words in str(caught.value)
 
 
@@ -91,7 +91,7 @@ def test_an_updated_run_keeps_what_else_it_states() -> None:
     run = Run(recompute="full", recompute_layers=4, model={"seq": 64})
     other = replace_fields(run, {"gpus": 8, "recompute.layers": 5, "input.cores": 3.0, "model.layers": 2})
     changed = {"gpus": 8, "recompute.layers": 5, "input.cores": 3.0, "model.layers": 2}
-    assert explicit_fields(other) == explicit_fields(run) | changed
+    assert user_set_fields(other) == user_set_fields(run) | changed
     assert (run.gpus, run.recompute.layers) == (1, 4)
     assert hash(other) != hash(replace_fields(other, {"recompute.layers": 6}))
     with pytest.raises(AttributeError, match="recompute_layer"):
@@ -104,8 +104,8 @@ def test_a_variant_keeps_the_other_sizes_of_the_network() -> None:
 
 
 def test_the_schema_of_run_files_has_the_short_forms() -> None:
-    properties = schema_of("run")["properties"]
-    assert set(SHORT_NAMES) <= set(properties)
+    properties = json_schema("run")["properties"]
+    assert set(SHORT_FIELD_NAMES) <= set(properties)
     assert {"enum": ["none", "selective", "full"], "type": "string"}.items() <= properties["recompute"]["anyOf"][
         1
     ].items()

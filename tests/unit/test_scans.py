@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from paleo.layers.base import LAYERS, LayerImplementations
-from paleo.operations.base import RecomputedChain
-from paleo.operations.tensor import Tensor, precision
+from paleo.operations.base import RecomputedFusedChain
+from paleo.operations.tensor import Tensor, default_precision
 from paleo.pricing.kernels import device_datasheet
 from paleo.pricing.scans import ScanParameters, chunked_scan_time, short_convolution_time, token_scan_time
 from paleo.specs.device import load_device
@@ -78,8 +78,11 @@ def test_a_layer_runs_its_recurrence_as_one_kernel_and_three_times_backward() ->
     expansion = layer.to_operations(
         "m", (Tensor("x", ("batch", "seq", "hidden"), (2, 4096, 2688)),), LayerImplementations()
     )
-    chain = next(operation for operation in expansion.operations if isinstance(operation, RecomputedChain))
-    (forward,), (backward,) = chain.forward_kernels(precision("bf16")), chain.backward_kernels(precision("bf16"))
+    chain = next(operation for operation in expansion.operations if isinstance(operation, RecomputedFusedChain))
+    (forward,), (backward,) = (
+        chain.forward_kernels(default_precision("bf16")),
+        chain.backward_kernels(default_precision("bf16")),
+    )
     expected = {"batch": 2, "length": 4096, "heads": 64, "keys": 128, "values": 64, "passes": 1}
     assert dict(forward.shape) == expected
     assert dict(backward.shape) == expected | {"passes": 3}

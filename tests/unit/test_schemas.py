@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from paleo.cli import app_with_all_commands, run
-from paleo.report.json_schemas import SPEC_BY_FILE_KIND, document_names, schema_of
+from paleo.cli import app_with_all_commands
+from paleo.cli import run_command_line as run
+from paleo.report.json_schemas import SPEC_BY_FILE_KIND, commands_with_json_document, json_schema
 from paleo.specs.catalog import kind_of_spec_file, spec_template, template_kinds
 from tests.json_documents import CALLS, printed, violations
 
@@ -19,8 +20,8 @@ from tests.json_documents import CALLS, printed, violations
 @pytest.mark.parametrize("call", [call for calls in CALLS.values() for call in calls], ids=" ".join)
 def test_what_a_command_prints_fulfils_its_schema(call: list[str], tmp_path: Path) -> None:
     command, document = call[0], printed(call, tmp_path)
-    assert document["schema"] == schema_of(command)["$id"] == f"paleo.{command}/1"
-    assert list(violations(document, schema_of(command))) == []
+    assert document["schema"] == json_schema(command)["$id"] == f"paleo.{command}/1"
+    assert list(violations(document, json_schema(command))) == []
 
 
 def test_every_command_with_a_document_has_a_schema() -> None:
@@ -30,14 +31,14 @@ def test_every_command_with_a_document_has_a_schema() -> None:
         if command.callback is not None
     }
     printing = {name.rstrip("_") for name, parameters in commands.items() if "as_json" in parameters}
-    assert printing == set(document_names()) == set(CALLS)
+    assert printing == set(commands_with_json_document()) == set(CALLS)
 
 
 def test_a_key_that_is_missing_or_of_another_type_is_found(tmp_path: Path) -> None:
     document = printed(CALLS["scale"][0], tmp_path)
     del document["points"][0]["speedup"]
     document["points"][1]["gpus"] = "two"
-    found = list(violations(document, schema_of("scale")))
+    found = list(violations(document, json_schema("scale")))
     assert found == [
         "document.points[0].speedup: is missing",
         "document.points[1].gpus: is string, expected ['number']",
@@ -53,9 +54,9 @@ def undescribed(schema: object) -> set[str]:
     return {key for key, field in fields.items() if "description" not in field}.union(*map(undescribed, below))
 
 
-@pytest.mark.parametrize("command", sorted(document_names()))
+@pytest.mark.parametrize("command", sorted(commands_with_json_document()))
 def test_every_key_of_a_document_has_a_meaning(command: str) -> None:
-    assert undescribed(schema_of(command)) == set()
+    assert undescribed(json_schema(command)) == set()
 
 
 @pytest.mark.parametrize("kind", sorted(SPEC_BY_FILE_KIND))
@@ -68,9 +69,9 @@ def test_the_schema_of_a_kind_of_file(kind: str, capsys: pytest.CaptureFixture[s
 
 
 def test_quantities_are_text_and_entries_may_be_named() -> None:
-    assert schema_of("link")["properties"]["bandwidth"]["type"] == "string"
-    assert {"type": "object"} in schema_of("system")["$defs"]["Device"]["anyOf"]
-    assert schema_of("device")["else"]["required"] == [
+    assert json_schema("link")["properties"]["bandwidth"]["type"] == "string"
+    assert {"type": "object"} in json_schema("system")["$defs"]["Device"]["anyOf"]
+    assert json_schema("device")["else"]["required"] == [
         "vendor", "architecture", "multiprocessors", "peak", "memory", "form_factor"
     ]  # fmt: skip
 
@@ -125,7 +126,7 @@ def untold(schema: object, path: str) -> list[str]:
     return alone + [found for name, field in below.items() for found in untold(field, name)]
 
 
-@pytest.mark.parametrize("command", sorted(document_names()))
+@pytest.mark.parametrize("command", sorted(commands_with_json_document()))
 def test_every_key_has_a_type(command: str) -> None:
     """A key that was null in all sample documents is a number or a text in others, which would break the schema."""
-    assert untold(schema_of(command), command) == []
+    assert untold(json_schema(command), command) == []

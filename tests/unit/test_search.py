@@ -13,28 +13,28 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from paleo.cli import run
+from paleo.cli import run_command_line as run
 from paleo.errors import CapacityError, PlanError, SpecError
-from paleo.lowering.program import count_sections_through_tables
+from paleo.lowering.program import count_sections_through_embeddings
 from paleo.network.graph import build_graph
 from paleo.predict import predict
 from paleo.schedules.base import SCHEDULES
 from paleo.search.configurations import ExecutionChoice
-from paleo.search.evaluate import SearchCases
+from paleo.search.evaluate import ConfigurationEvaluator
 from paleo.search.layer_splits import search_layer_splits
-from paleo.search.layout_costs import GraphsByBatch, LayoutKey, _Blocks, _values, layout_times
-from paleo.search.pipeline_cuts import chunk_counts
-from paleo.search.plans import FoundPlans, _sized, _sources, explain, search
+from paleo.search.layout_costs import GraphsByBatch, LayoutKey, _Blocks, _values, layer_times_of_layouts
+from paleo.search.pipeline_cuts import candidate_chunk_counts
+from paleo.search.plans import FoundPlans, _sized, _sources, explain_best_plan, search
 from paleo.search.ranking import EvaluatedGroup, Ranking
 from paleo.search.space import (
     SearchSpace,
     divisors,
     list_layouts,
     microbatch_sizes,
-    narrowed_space,
     search_global_batch,
+    search_space_from_options,
 )
-from paleo.specs.loading import build_validated
+from paleo.specs.loading import validate_mapping
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
 from paleo.specs.system import System, load_system
@@ -79,7 +79,7 @@ DRAWS = 15
 @cache
 def everything(case: str) -> tuple[ModelSpec, System, EvaluatedGroup, Ranking]:
     model, system, options = CASES[case]
-    network, machine, run = load_model(model), load_system(system), build_validated(Run, options, "test")
+    network, machine, run = load_model(model), load_system(system), validate_mapping(Run, options, "test")
     sources = _sources(network, machine, _sized(run, run.gpus, run.global_batch or 0), SearchSpace())
     parts = [source.evaluate_within() for source in sources]
     return network, machine, parts[0], Ranking(parts, machine, "time")
@@ -100,8 +100,10 @@ def test_arrays_equal_single_predictions(case: str) -> None:
 )
 def test_pipelines_with_sharded_parameters_are_searched_where_they_are_stated(case: str) -> None:
     model, system, options = CASES[case]
-    network, machine, run = load_model(model), load_system(system), build_validated(Run, options, "test")
-    sources = _sources(network, machine, _sized(run, run.gpus, run.global_batch or 0), narrowed_space("zero=3"))
+    network, machine, run = load_model(model), load_system(system), validate_mapping(Run, options, "test")
+    sources = _sources(
+        network, machine, _sized(run, run.gpus, run.global_batch or 0), search_space_from_options("zero=3")
+    )
     part, *pairs = (source.evaluate_within() for source in sources)
     found = Ranking([part, *pairs], machine, "time")
     stages = np.array([layout.mesh.degree("pp") for layout in part.layouts])[part.results.layout_index]
@@ -191,8 +193,8 @@ def test_best_first_and_the_front_falls() -> None:
     assert found.plans[0].fits
     steps = [float(f"{row.step_time:.9e}") for row in found.plans]
     assert steps == sorted(steps)
-    assert found.front_plans[0].step_time == pytest.approx(found.plans[0].step_time, rel=1e-9)
-    for faster, smaller in pairwise(found.front_plans):
+    assert found.pareto_plans[0].step_time == pytest.approx(found.plans[0].step_time, rel=1e-9)
+    for faster, smaller in pairwise(found.pareto_plans):
         assert faster.step_time <= smaller.step_time and faster.memory > smaller.memory
 
 
@@ -238,7 +240,7 @@ def test_no_plan_beats_the_best_by_a_brute_search() -> None:
 
 def test_explanation_names_the_next_and_the_interval() -> None:
     model, system = load_model("gpt2"), load_system("dgx-h100")
-    found = explain(model, system, small())
+    found = explain_best_plan(model, system, small())
     assert found.winner.step_time == pytest.approx(small().plans[0].step_time, rel=1e-9)
     assert found.runner_up is not None and found.runner_up.step_time >= found.winner.step_time
     assert "wins" in found.text and "90 % interval" in found.text
@@ -265,10 +267,10 @@ def test_the_first_plan_leaves_room_whether_or_not_a_training_is_priced(capsys: 
 def test_nothing_fits_is_said() -> None:
     model, system = load_model("gpt3-175b"), load_system("dgx-1-v100")
     found = search(model, system, Run(gpus=8, global_batch=8), top=3)
-    assert found.fitting_configurations == 0 and not any(row.fits for row in found.plans) and not found.front_plans
+    assert found.fitting_configurations == 0 and not any(row.fits for row in found.plans) and not found.pareto_plans
     assert [row.memory for row in found.plans] == sorted(row.memory for row in found.plans)
     with pytest.raises(CapacityError, match="fits"):
-        explain(model, system, found)
+        explain_best_plan(model, system, found)
 
 
 def test_fewest_gpus_and_least_cost_over_several_counts() -> None:
@@ -283,11 +285,14 @@ def test_fewest_gpus_and_least_cost_over_several_counts() -> None:
 
 
 def test_space_is_narrowed_by_what_is_stated() -> None:
-    space = narrowed_space("tp=4,zero=1,vp=2,sp", recompute="full", microbatches=2, schedules="1f1b")
+    space = search_space_from_options("tp=4,zero=1,vp=2,sp", recompute="full", microbatches=2, schedules="1f1b")
     assert space.degrees == {"tp": 4} and space.zero == (1,) and space.chunks == (2,) and space.sequence_parallel
     assert space.recompute == ("full",) and space.microbatches == (2,) and space.schedules == ("1f1b", "interleaved")
     found = search(
-        load_model("gpt2"), load_system("dgx-h100"), Run(gpus=8, global_batch=32), space=narrowed_space("tp=4,zero=1")
+        load_model("gpt2"),
+        load_system("dgx-h100"),
+        Run(gpus=8, global_batch=32),
+        space=search_space_from_options("tp=4,zero=1"),
     )
     assert all("tp=4" in row.strategy and "zero=1" in row.strategy for row in found.plans)
 
@@ -301,7 +306,9 @@ def test_bad_requests_are_errors() -> None:
     with pytest.raises(PlanError, match="leave it out"):
         search(model, system, Run(gpus=8, pipeline={"cut": "time"}))
     with pytest.raises(PlanError, match="under schedule chimera"):
-        search(model, system, Run(gpus=6, global_batch=48), space=narrowed_space("pp=3", schedules="chimera"))
+        search(
+            model, system, Run(gpus=6, global_batch=48), space=search_space_from_options("pp=3", schedules="chimera")
+        )
     with pytest.raises(SpecError, match="state one"):
         search_global_batch(model, Run(batch=1, global_batch=8))
 
@@ -319,12 +326,12 @@ def test_points_price_every_layout_and_share_programs() -> None:
     from paleo.network.graph import build_graph
 
     chosen = list_layouts(build_graph(model, batch=1, choices=made.layer_implementations), 64, 256, space)
-    points = layout_times(
+    points = layer_times_of_layouts(
         GraphsByBatch(model, made), made, chosen, lambda layout: microbatch_sizes(layout.local_batch, space)
     )
-    assert points.times_by_section.forward.shape == (len(points.programs[0].sections), len(points.position_of_layout))
+    assert points.times_by_section.forward.shape == (len(points.programs[0].sections), len(points.index_by_layout))
     assert len({id(program) for program in points.programs}) < len(points.programs)
-    assert len(SearchCases(points, chosen, space, made).evaluate()) > 10_000
+    assert len(ConfigurationEvaluator(points, chosen, space, made).evaluate()) > 10_000
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
@@ -338,17 +345,17 @@ def test_counts_between_lowerings_are_those_of_lowerings(sequence_parallel: bool
     lowered = len(blocks.graphs.programs)
     assert {block.key for block in found} == {key for key in family if blocks._divides(key)} and lowered < 30
     large = [program for (_, size, _), program in blocks.graphs.programs.items() if size > max(sizes)]
-    tables = count_sections_through_tables(blocks.graphs.graph_at_batch(1), backend.fused_chains)
+    tables = count_sections_through_embeddings(blocks.graphs.graph_at_batch(1), backend.fused_chains)
     assert {len(program.sections) for program in large} == {tables} and tables < len(found[0].program.sections)
     for block in found:
         exact = np.stack([_values(blocks._lower(block.key, size), blocks.graphs.section_counts) for size in sizes])
-        assert np.allclose(block.count_values, exact, rtol=1e-12, atol=0.0), block.key
+        assert np.allclose(block.values_by_microbatch, exact, rtol=1e-12, atol=0.0), block.key
         assert block.program.parameter_count == blocks._lower(block.key, 1).parameter_count
 
 
 @pytest.mark.parametrize(("network", "sections"), [("gpt2", 2), ("resnet50", 0), ("llama3-8b", 1)])
 def test_tables_are_read_in_the_first_sections(network: str, sections: int) -> None:
-    assert count_sections_through_tables(build_graph(load_model(network), batch=1), "none") == sections
+    assert count_sections_through_embeddings(build_graph(load_model(network), batch=1), "none") == sections
 
 
 @pytest.mark.slow
@@ -368,7 +375,7 @@ def test_counts_of_folded_experts_lie_on_surfaces(whole: bool) -> None:
     assert len(surfaces) == len(family) > 5 and len(blocks.graphs.programs) < 5 * len(family)
     for block in surfaces:
         exact = np.stack([_values(blocks._lower(block.key, size), blocks.graphs.section_counts) for size in sizes])
-        assert np.allclose(block.count_values, exact, rtol=1e-12, atol=0.0), block.key
+        assert np.allclose(block.values_by_microbatch, exact, rtol=1e-12, atol=0.0), block.key
         assert block.program.parameter_count == blocks._lower(block.key, 1).parameter_count
 
 
@@ -405,6 +412,6 @@ def test_thousands_of_layers_are_cut_in_few_ways(layers: int) -> None:
     run, space = SimpleNamespace(pipeline=SimpleNamespace(cut=None)), SimpleNamespace(chunks=None)
     program, backend = cast(Any, SimpleNamespace(sections=sections)), cast(Any, SimpleNamespace(run=run))
     for stages in (2, 8, 16):
-        counts = chunk_counts(program, stages, cast(Any, space), backend)
+        counts = candidate_chunk_counts(program, stages, cast(Any, space), backend)
         assert counts[0] == 1 and 3 <= len(counts) <= 32 and counts[-1] <= 64
-    assert chunk_counts(program, 2, cast(Any, SimpleNamespace(chunks=(100,))), backend) == (100,)
+    assert candidate_chunk_counts(program, 2, cast(Any, SimpleNamespace(chunks=(100,))), backend) == (100,)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import paleo
-from paleo.cli import run
+from paleo.cli import run_command_line as run
 from paleo.errors import SpecError
-from paleo.report.serving import queue_lengths
+from paleo.report.serving import mean_and_longest_queue
 from paleo.services import parse_sharding
 
 NODE = ("llama3-8b", "dgx-h100")
@@ -126,7 +126,7 @@ def test_traces_are_simulated_whole(tmp_path):
 
 def test_a_queue_is_drawn_by_its_mean_and_its_longest():
     queue = np.array([[0.0, 4.0], [0.5, 2.0], [99.5, 0.0], [100.0, 6.0]])
-    times, mean, longest = queue_lengths(queue)
+    times, mean, longest = mean_and_longest_queue(queue)
     assert times.tolist() == [1.0, 100.0]
     assert mean.tolist() == [3.0, 3.0]
     assert longest.tolist() == [4.0, 6.0]

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import paleo
-from paleo.cli import run
+from paleo.cli import run_command_line as run
 from paleo.errors import SpecError
 from paleo.serve_train_split import parse_training_and_serving, split_serving_and_training
 from paleo.serving.benchmark import read_benchmark
-from paleo.serving.commands import read_command
+from paleo.serving.commands import parse_engine_command
 from paleo.serving.engines import load_engine
 from paleo.serving.formats import Formats
 from paleo.serving.forward_lowering import Sharding
@@ -30,7 +30,7 @@ def test_a_written_command_is_read_as_the_plan(engine, strategy):
     options = {"weights": "fp8", "cache": "fp8", "sequences": 96, "batch_tokens": 4096, "speculate": 3}
     options = options if engine != "tensorrt-llm" else {"sequences": 96, "batch_tokens": 4096}
     answer = paleo.serve(*NODE, gpus=4, strategy=strategy, engine=engine, **options)
-    stated = read_command(answer.service.launch_command)
+    stated = parse_engine_command(answer.service.launch_command)
     assert (stated.engine, stated.model, stated.sharding.text) == (engine, "meta-llama/Meta-Llama-3-8B", strategy)
     assert (stated.max_batched_tokens, stated.max_sequences) == (4096, 96)
     if engine != "tensorrt-llm":
@@ -39,9 +39,9 @@ def test_a_written_command_is_read_as_the_plan(engine, strategy):
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_a_written_command_starts_all_replicas(engine):
-    stated = read_command(paleo.serve(*NODE, gpus=4, strategy="tp=2", engine=engine).service.launch_command)
+    stated = parse_engine_command(paleo.serve(*NODE, gpus=4, strategy="tp=2", engine=engine).service.launch_command)
     assert (stated.sharding, stated.replicas) == (Sharding(2), 2)
-    shared = read_command("vllm serve deepseek-ai/DeepSeek-V3 -dp 8 --enable-expert-parallel")
+    shared = parse_engine_command("vllm serve deepseek-ai/DeepSeek-V3 -dp 8 --enable-expert-parallel")
     assert (shared.sharding, shared.replicas) == (Sharding(1, 1, 8, expert_parallel=True), 1)
 
 
@@ -54,33 +54,35 @@ def test_an_answer_names_the_network_as_its_hub_does():
 
 def test_commands_of_the_field():
     line = "python3 -m sglang.launch_server --model-path /m/DeepSeek-R1 --tp 8"
-    assert (read_command(line).engine, read_command(line).sharding) == ("sglang", Sharding(8))
+    assert (parse_engine_command(line).engine, parse_engine_command(line).sharding) == ("sglang", Sharding(8))
     for flags, sharding in (
         ("--enable-dp-attention", Sharding(8)),
         ("--dp-size 8 --enable-dp-attention --ep-size 8", Sharding(1, 1, 8, expert_parallel=True)),
         ("--attn-dp-size 4", Sharding(2, 1, 4)),
     ):
-        assert read_command(f"{line} {flags}").sharding == sharding
-    assert read_command("vllm serve Qwen/Qwen3-14B-AWQ -tp 2 -dp 4").weight_format == "int4"
-    assert read_command("vllm serve Qwen/Qwen3-14B-AWQ -tp 2 -dp 4").replicas == 4
+        assert parse_engine_command(f"{line} {flags}").sharding == sharding
+    assert parse_engine_command("vllm serve Qwen/Qwen3-14B-AWQ -tp 2 -dp 4").weight_format == "int4"
+    assert parse_engine_command("vllm serve Qwen/Qwen3-14B-AWQ -tp 2 -dp 4").replicas == 4
     for text, message in (("vllm serve x -tp zwei", "expected a number"), ("vllm serve 'x", "No closing quotation")):
         with pytest.raises(SpecError, match=message):
-            read_command(text)
+            parse_engine_command(text)
 
 
 def test_a_command_states_how_iterations_are_scheduled():
     old, new = load_engine("vllm-0.11"), load_engine("vllm")
-    stated = [read_command(f"vllm serve m {flag}").overlapped_scheduler for flag in ("--async-scheduling", "")]
+    stated = [parse_engine_command(f"vllm serve m {flag}").overlapped_scheduler for flag in ("--async-scheduling", "")]
     assert stated == [True, None]
     ahead, behind = (
         old.with_scheduler(stated[0]),
-        new.with_scheduler(read_command("vllm serve m --no-async-scheduling").overlapped_scheduler),
+        new.with_scheduler(parse_engine_command("vllm serve m --no-async-scheduling").overlapped_scheduler),
     )
     assert (ahead.host, ahead.host_per_sequence) == (new.host, 0.0)
     assert (behind.host, behind.host_per_sequence) == (old.host, old.host_per_sequence)
     assert (ahead.memory_share, old.with_scheduler(None)) == (old.memory_share, old)
     sglang = load_engine("sglang")  # no release of it in the catalog schedules between iterations
-    assert sglang.with_scheduler(read_command("sglang --disable-overlap-schedule").overlapped_scheduler) == sglang
+    assert (
+        sglang.with_scheduler(parse_engine_command("sglang --disable-overlap-schedule").overlapped_scheduler) == sglang
+    )
 
 
 def test_a_command_answers_as_its_options_do(tmp_path):
@@ -116,9 +118,9 @@ def test_speculation_gives_the_tokens_of_the_geometric_series():
 
 def test_trees_of_drafts_verify_more_rows():
     tree = "--speculative-algorithm EAGLE3 --speculative-num-steps 4 --speculative-eagle-topk 4"
-    stated = read_command(f"python3 -m sglang.launch_server --model x {tree} --speculative-num-draft-tokens 16")
-    assert stated.speculation == {"drafted": 4, "branches": 4, "verified": 16, "draft_vocabulary": 32000.0}
-    assert read_command("vllm serve x").speculation == {"drafted": 0}
+    stated = parse_engine_command(f"python3 -m sglang.launch_server --model x {tree} --speculative-num-draft-tokens 16")
+    assert stated.speculation_settings == {"drafted": 4, "branches": 4, "verified": 16, "draft_vocabulary": 32000.0}
+    assert parse_engine_command("vllm serve x").speculation_settings == {"drafted": 0}
     model, system = load_model("llama3-8b"), load_system("dgx-h100")
     chain, wide, short = (
         iteration_tables(model, system, Sharding(), Formats(), EngineKernels(drafted_tokens=4, acceptance=0.6, **tree))
@@ -135,7 +137,7 @@ def test_division_matches_rates_and_moves_the_cache():
     split = service.disaggregation
     assert split is not None
     assert split.gpus <= 8
-    memory = split.prefill.memory
+    memory = split.prefill_layout.memory
     link = service.system.levels[-1].link.bandwidth
     assert split.cache_transfer_time == pytest.approx(float(memory.sequence_bytes(np.array(2000.0))) / (0.7 * link))
     assert split.tpot <= 0.03

@@ -10,10 +10,10 @@ import pytest
 from paleo.errors import SpecError
 from paleo.pricing.calibration_lookup import find_parameters
 from paleo.pricing.engine_gemm import EngineGemmParameters
-from paleo.pricing.experts import TUNED_BLOCK_TILES, experts_time
+from paleo.pricing.experts import TUNED_BLOCK_SCALED_TILES, expert_ffn_time
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.kernels import device_datasheet
-from paleo.pricing.power import power_slowdown, switching_activity
+from paleo.pricing.power import power_slowdown, relative_training_energy
 from paleo.serving.engines import engine_of_release, load_engine
 from paleo.serving.formats import Formats, parse_formats
 from paleo.serving.forward_lowering import Sharding, lower_forward
@@ -25,8 +25,8 @@ from paleo.serving.iteration_times import (
     iteration_tables,
 )
 from paleo.serving.memory import serving_memory
-from paleo.serving.plans import ServingLoad, fitting_layouts, iteration_parts, waits_for_launches
-from paleo.serving.steady import RequestLengths, saturated_state
+from paleo.serving.plans import ServingLoad, fitting_layouts, is_launch_bound, iteration_time_breakdown
+from paleo.serving.steady_state import RequestLengths, saturated_steady_state
 from paleo.specs.device import load_device
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -54,7 +54,7 @@ def test_affine_sizes_equal_a_lowering_of_so_many_tokens():
     direct = {c.kernel.name: c.kernel for s in program.sections for c in s.kernels if c.kernel.family == "gemm"}
     scaled = {
         e.kernel_at_few_tokens.name: e.kernel_at(96.0)
-        for e in (*work.layers, *work.head)
+        for e in (*work.layers, *work.head_kernels)
         if e.kernel_at_few_tokens.family == "gemm"
     }
     assert direct.keys() == scaled.keys()
@@ -129,7 +129,7 @@ def test_shared_experts_add_bytes_and_arithmetic_but_no_latency():
     work, backend = lower_forward(model, system, Sharding(8), "fp8")
     pricing = _TableBuilder(work, backend, Sharding(8), formats, EngineKernels())
     shared = tuple(each for each in work.layers if each.is_shared_expert)
-    few, many = pricing.products(shared)[[0, -1]]
+    few, many = pricing.kernel_times(shared)[[0, -1]]
     read = sum(each.weight_elements * each.count for each in shared) / system.device.memory.bandwidth
     assert read < few < 1.5 * read
     assert many > 20 * few
@@ -232,11 +232,13 @@ def test_experts_are_those_of_the_engines_kernels_on_their_rank():
     tokens = np.array([256.0])
     ones = np.ones(1)
     triton, cutlass = (
-        iteration_tables(model, system, Sharding(), Formats(), EngineKernels(experts=names)).non_attention_time(tokens)
+        iteration_tables(model, system, Sharding(), Formats(), EngineKernels(expert_kernels=names)).non_attention_time(
+            tokens
+        )
         for names in ((("Hopper", "triton-vllm"),), ())
     )
     alone = {
-        kernel: experts_time(
+        kernel: expert_ffn_time(
             tokens=tokens, hidden=2048 * ones, inner=768 * ones, top_k=8 * ones, experts=128 * ones, tp=ones, ep=ones,
             gated=ones, exponent=EXPERT_POPULARITY_EXPONENT * ones, element_bytes=2.0,
             device=device_datasheet(system.device, "bf16"),
@@ -252,7 +254,7 @@ def test_experts_are_those_of_the_engines_kernels_on_their_rank():
     ).parameters
     draw = {
         "energy": products.energy_per_flop,
-        "activity": switching_activity(products.training_activity, "bf16", card),
+        "activity": relative_training_energy(products.training_energy_ratio, "bf16", card),
     }
     sustained = {
         name: seconds
@@ -308,7 +310,7 @@ def test_refusals_say_what_would_fit():
 
 def test_limits_of_tokens_go_by_the_device():
     vllm = load_engine("vllm")
-    found = [vllm.limit(load_device(name)) for name in ("b200", "h100-sxm5-80gb", "a100-sxm4-80gb", "l40s")]
+    found = [vllm.batch_limit(load_device(name)) for name in ("b200", "h100-sxm5-80gb", "a100-sxm4-80gb", "l40s")]
     assert [(each.tokens, each.sequences) for each in found] == [(16384, 1024), (8192, 1024), (2048, 256), (2048, 256)]
     assert engine_of_release("tensorrt-llm", "v1.0").name == "tensorrt-llm"
 
@@ -357,9 +359,9 @@ def test_large_sums_are_left_to_the_library():
         for latency, limit in ((0.0, 0.0), (4.6e-6, 2.0**40), (4.6e-6, 2.0**20))
     )
     large = TOKEN_GRID * 4096 * 2 >= 2.0**20
-    assert np.all(some.communication[large] == none.communication[large])
-    assert np.all(some.communication[~large] == most.communication[~large])
-    assert np.all(some.communication[~large] < none.communication[~large])
+    assert np.all(some.collective_times[large] == none.collective_times[large])
+    assert np.all(some.collective_times[~large] == most.collective_times[~large])
+    assert np.all(some.collective_times[~large] < none.collective_times[~large])
 
 
 def test_activations_become_nvfp4_in_a_kernel_of_their_own():
@@ -377,15 +379,15 @@ def test_activations_become_nvfp4_in_a_kernel_of_their_own():
 
 def test_an_iteration_without_a_graph_takes_at_least_its_launches():
     model, system, short = load_model("llama3-8b"), load_system("dgx-h100"), {"decoded": 8, "cached": 100}
-    engine = EngineKernels(issue=1.0, largest_graph=8, wide_graph=16, has_quantisation_kernel=True)
+    engine = EngineKernels(kernel_launch_time=1.0, largest_graph=8, wide_graph=16, has_quantisation_kernel=True)
     tables = iteration_tables(model, system, Sharding(), Formats(), engine)
     # norm and sum in one kernel twice, four products, rotation, three kernels of attention, activation; the embedding
-    assert tables.issue == 32 * 11 + 1
+    assert tables.launch_time == 32 * 11 + 1
     assert float(tables.iteration_time(**short)) < 0.1
-    assert float(tables.iteration_time(decoded=9, cached=100)) == tables.issue
-    assert float(tables.iteration_time(**short, chunks=1, length=64)) == tables.issue
+    assert float(tables.iteration_time(decoded=9, cached=100)) == tables.launch_time
+    assert float(tables.iteration_time(**short, chunks=1, length=64)) == tables.launch_time
     wide = iteration_tables(model, system, Sharding(tp=4), Formats("fp8"), engine)
-    assert wide.issue == 32 * (11 + 4 + 2) + 2  # conversions before products, all-reduces
+    assert wide.launch_time == 32 * (11 + 4 + 2) + 2  # conversions before products, all-reduces
     assert float(wide.iteration_time(decoded=16, cached=100)) < 0.1
 
 
@@ -402,19 +404,19 @@ def test_waits_for_launches_are_a_part_of_the_host():
     layout = fitting_layouts(
         load_model("llama3-8b"), load_system("dgx-h100"), 1, engine, [Formats()], ServingLoad("most", lengths)
     )[0][0]
-    state = saturated_state(layout.iteration_tables, layout.batching(), lengths, 1000.0)
-    parts = iteration_parts(layout, state)
-    assert waits_for_launches(layout, state)
-    assert not waits_for_launches(layout, replace(state, decoding_sequences=np.array(4.0)))
+    state = saturated_steady_state(layout.iteration_tables, layout.batching(), lengths, 1000.0)
+    parts = iteration_time_breakdown(layout, state)
+    assert is_launch_bound(layout, state)
+    assert not is_launch_bound(layout, replace(state, decoding_sequences=np.array(4.0)))
     assert parts["attention over the cache"] == pytest.approx(0.0, abs=1e-9)
-    assert parts["the host"] > 0.9 * layout.iteration_tables.issue - parts["products"]
+    assert parts["the host"] > 0.9 * layout.iteration_tables.launch_time - parts["products"]
     assert sum(parts.values()) == pytest.approx(float(state.iteration_time))
 
 
 @pytest.mark.parametrize(("engine", "tuned"), [("sglang", True), ("vllm", True), ("tensorrt-llm", False)])
 def test_blocks_of_published_networks_have_tuned_tiles_under_triton(engine, tuned):
     model, system, formats = load_model("qwen3-30b-a3b"), load_system("dgx-h100"), Formats("fp8")
-    work, backend = lower_forward(model, system, Sharding(), formats.arithmetic(system.device))
+    work, backend = lower_forward(model, system, Sharding(), formats.arithmetic_format(system.device))
     builder = _TableBuilder(work, backend, Sharding(), formats, load_engine(engine).kernels, block_scales=True)
     tiles = builder._grouped(np.array([16.0]), np.array([128.0]))["tiles"]
-    assert (tiles is TUNED_BLOCK_TILES) == tuned
+    assert (tiles is TUNED_BLOCK_SCALED_TILES) == tuned

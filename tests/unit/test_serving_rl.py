@@ -9,25 +9,25 @@ import pandas as pd
 import pytest
 
 import paleo
-from paleo.cli import run
+from paleo.cli import run_command_line as run
 from paleo.errors import SpecError
 from paleo.serving.engines import load_engine
 from paleo.serving.forward_lowering import Sharding
 from paleo.serving.reinforcement import (
     Rollouts,
-    engine_replicas,
+    generation_engine_layout,
     generation_time,
-    offload_time,
     predict_generator,
     predict_trainer,
+    state_swap_time,
     weight_transfer_time,
 )
 from paleo.serving.requests import sample_requests
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
-from paleo.step.memory import Footprint
+from paleo.step.memory import MemoryFootprint
 from paleo.studies import reinforcement
-from paleo.studies.reinforcement import ReinforcementQuestion, generator_gpu_counts, rank_learning_steps
+from paleo.studies.reinforcement import ReinforcementQuestion, generator_gpu_counts, rank_reinforcement_steps
 from paleo.tables.kinds._mlperf_inference import (
     BENCHMARKS,
     MlperfInferenceTable,
@@ -35,7 +35,14 @@ from paleo.tables.kinds._mlperf_inference import (
     padding_time,
     parse_degrees,
 )
-from paleo.tables.kinds._serving import RANDOM_RANGE, ServingTable, _shortened, formats_of, predict_serving, sharding_of
+from paleo.tables.kinds._serving import (
+    MIN_RANDOM_LENGTH_RATIO,
+    ServingTable,
+    _shortened,
+    predict_serving,
+    replica_sharding_of_run,
+    serving_formats_of_run,
+)
 from paleo.tables.run_tables import row_dicts
 
 SMALL = {"gpus": 8, "rollouts": 64, "output": 200, "engine_strategy": "tp=1", "strategy": "zero=1"}
@@ -56,16 +63,16 @@ def test_parts_add_up_and_days_follow(answer):
 
 def test_states_of_trainer_and_engine_take_turns_on_one_set_of_gpus(answer):
     system = load_system("dgx-h100")
-    states = Footprint(2e9, 2e9, 6e9, 5e9, 1e9, 1e9, 0.1, capacity=8e10)
+    states = MemoryFootprint(2e9, 2e9, 6e9, 5e9, 1e9, 1e9, 0.1, capacity=8e10)
     rate = system.device.host_copy_bandwidth()
-    assert offload_time(system, states, 1e9) == pytest.approx(2 * (2e9 + 2e9 + 6e9 + 1e9) / rate)
+    assert state_swap_time(system, states, 1e9) == pytest.approx(2 * (2e9 + 2e9 + 6e9 + 1e9) / rate)
     assert answer.to_dict()["parts"]["offload"] > 0.0
 
 
 def test_a_step_waits_for_the_replica_with_the_longest_answers():
     system, model = load_system("dgx-h100"), load_model("qwen3-0.6b")
     engine = load_engine("vllm")
-    one, eight = (engine_replicas(model, system, Sharding(1), gpus, engine, 1500.0) for gpus in (1, 8))
+    one, eight = (generation_engine_layout(model, system, Sharding(1), gpus, engine, 1500.0) for gpus in (1, 8))
     alone = generation_time(one, Rollouts(32, 32, 100.0, 500.0, 1000.0), steady=False)
     waited = generation_time(eight, Rollouts(256, 256, 100.0, 500.0, 1000.0), steady=False)
     equal = generation_time(eight, Rollouts(256, 256, 100.0, 500.0, 1000.0, 0.0), steady=False)
@@ -155,10 +162,10 @@ def test_latency_at_a_stated_rate_spreads_as_arrivals_of_benchmark_tools_do():
 
 def test_commands_say_formats_and_degrees():
     row = row_dicts(frame())[0]
-    assert formats_of(row).weight_format == "fp8"
-    assert sharding_of({**row, "command": "x --enable-expert-parallel", "tp": "8"}).expert_parallel
-    assert sharding_of({**row, "dp_attention": "8"}).attention_dp == 8
-    assert formats_of({**row, "model": "gpt-oss-20b", "command": ""}).expert_format == "mxfp4"
+    assert serving_formats_of_run(row).weight_format == "fp8"
+    assert replica_sharding_of_run({**row, "command": "x --enable-expert-parallel", "tp": "8"}).expert_parallel
+    assert replica_sharding_of_run({**row, "dp_attention": "8"}).attention_dp == 8
+    assert serving_formats_of_run({**row, "model": "gpt-oss-20b", "command": ""}).expert_format == "mxfp4"
 
 
 def test_attention_over_padding_is_added_where_samples_come_in_any_order():
@@ -221,7 +228,7 @@ def test_each_side_is_predicted_once(monkeypatch):
         load_model("qwen3-0.6b"), load_system("dgx-h100"), 8, Rollouts(8, 8, 100.0, 50.0, 100.0),
         layouts=[Sharding(1), Sharding(2)], strategies=["zero=1", "zero=2"],
     )  # fmt: skip
-    steps, refusals = rank_learning_steps(question)
+    steps, refusals = rank_reinforcement_steps(question)
     assert (len(steps), made.count("predict_generator"), made.count("predict_trainer"), refusals) == (4, 2, 2, [])
     assert steps == sorted(steps, key=lambda each: each.step_time)
 
@@ -236,6 +243,6 @@ def test_random_tokens_of_a_closed_loop_have_lengths_up_to_the_stated_ones():
     requests = _shortened(sample_requests(400, input_tokens=1000, output_tokens=100, arrivals="at once"))
     for length, stated in ((requests.prompt_tokens, 1000.0), (requests.answer_tokens, 100.0)):
         assert length.max() <= stated
-        assert length.min() >= RANDOM_RANGE * stated
-        assert length.mean() == pytest.approx((1.0 + RANDOM_RANGE) / 2.0 * stated, rel=0.01)
+        assert length.min() >= MIN_RANDOM_LENGTH_RATIO * stated
+        assert length.mean() == pytest.approx((1.0 + MIN_RANDOM_LENGTH_RATIO) / 2.0 * stated, rel=0.01)
         assert np.array_equal(length, np.round(length))

@@ -13,12 +13,12 @@ from paleo.schedules.base import SCHEDULES
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import System, load_system
-from paleo.step.pipeline import ShardedIterationTimes, sharded_passes
+from paleo.step.pipeline import ShardedIterationTimes, sharded_chunk_pass_times
 from paleo.step.streams import BucketSettings, layer_iterations, simulate_streams
 
 SYSTEM = load_system("dgx-h100")
 SIZES = {"layers": 16, "hidden": 1024, "heads": 16}
-PIPELINES = [(name, entry.chunks or 2) for name, entry in SCHEDULES.items()]
+PIPELINES = [(name, entry.chunks_per_stage or 2) for name, entry in SCHEDULES.items()]
 
 
 def made(strategy: str, system: System = SYSTEM, name: str = "gpt2", **more: Any) -> Prediction:
@@ -40,11 +40,11 @@ def test_four_layers_by_hand() -> None:
     """
     one, yes = np.ones(1), np.ones(1, dtype=bool)
     figures = ShardedIterationTimes(one, 1.5 * one, 0.5 * one, 3.0 * one, 3.0 * one, one)
-    found = sharded_passes(((0, 4),), figures, yes, yes, splits=False)
+    found = sharded_chunk_pass_times(((0, 4),), figures, yes, yes, splits=False)
     assert [float(seconds) for seconds in found] == [3 + 3 * 3 + 1, 2 + 3 + 4 + 4 + 2 + 1 - 4 * 0.5, 4 * 0.5]
-    apart = sharded_passes(((0, 4),), figures, yes, yes, splits=True)
+    apart = sharded_chunk_pass_times(((0, 4),), figures, yes, yes, splits=True)
     assert [float(seconds) for seconds in apart] == [13, 2 + 3 * 3 + 1.5, 0.5 + 3 * 1 + 1]
-    later = sharded_passes(((0, 4),), replace(figures, gradient_exchange=None), yes, yes, splits=False)
+    later = sharded_chunk_pass_times(((0, 4),), replace(figures, gradient_exchange=None), yes, yes, splits=False)
     assert sum(map(float, later)) == 13 + 2 + 3 * 3 + 2
 
 
@@ -61,7 +61,7 @@ def test_one_piece_takes_what_the_streams_of_one_device_take(name: str) -> None:
     for scale in (0.1, 1.0, 10.0):
         forward, backward, weights, gather, gradients = random.random((5, count)) * [[1], [1], [1], [scale], [scale]]
         figures = ShardedIterationTimes(forward, backward, weights, *[gather * gathered] * 2, gradients * learns)
-        found = sharded_passes(chunk, figures, gathered, has_backward, splits=False)
+        found = sharded_chunk_pass_times(chunk, figures, gathered, has_backward, splits=False)
         sent = [figures.gradient_exchange[each.section] if each.direction == "backward" else 0.0 for each in order]
         walked = np.maximum(*simulate_streams(order, forward, backward + weights, figures.gather, sent, 0.0))
         assert float(sum(found)) == pytest.approx(float(walked), rel=1e-12)
@@ -105,9 +105,9 @@ def test_the_engine_agrees(schedule: str, chunks: int) -> None:
     share a piece lie nearer or farther from each other."""
     for zero in (0, 3):
         one = made(strategy(zero, chunks), schedule=schedule, model=SIZES | {"vocab": 1024, "layers": 96})
-        assert one.step_time == pytest.approx(one.timeline.end, rel=0.05 if schedule == "chimera" else 0.02)
+        assert one.step_time == pytest.approx(one.timeline.end_time, rel=0.05 if schedule == "chimera" else 0.02)
     one = made(strategy(3, 1), schedule="1f1b")
-    assert one.step_time == pytest.approx(one.timeline.end, rel=1e-12)
+    assert one.step_time == pytest.approx(one.timeline.end_time, rel=1e-12)
 
 
 def test_stages_hold_their_shares_and_two_gathered_layers() -> None:

@@ -15,13 +15,13 @@ from paleo.serving.single_pass import (
     ForwardPasses,
     RequestBatch,
     _operands,
-    batches_in_memory,
     best_batch,
+    fitting_batches,
+    forward_pass_time,
     forward_passes,
     is_single_pass,
     largest_batch,
-    pass_seconds,
-    request_seconds,
+    request_batch_time,
 )
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
@@ -41,18 +41,20 @@ H100 = load_system("dgx-h100")
 )
 def test_rates_are_near_those_of_mlperf(model: str, weights: str, rate: float) -> None:
     """Offline samples a second of an H100 SXM in MLPerf Inference v4.1 (closed division); nothing was fitted."""
-    best = best_batch(batches_in_memory(load_model(model), H100, Formats(weights)))
-    assert best is not None and best.rate == pytest.approx(rate, rel=0.2)
+    best = best_batch(fitting_batches(load_model(model), H100, Formats(weights)))
+    assert best is not None and best.requests_per_s == pytest.approx(rate, rel=0.2)
 
 
 def test_larger_batches_take_longer_and_a_narrow_format_takes_less() -> None:
-    seconds = [pass_seconds("resnet50", H100, "int8", batch) for batch in (1, 8, 64, 512)]
+    seconds = [forward_pass_time("resnet50", H100, "int8", batch) for batch in (1, 8, 64, 512)]
     assert seconds == sorted(seconds)
-    assert pass_seconds("resnet50", H100, "bf16", 64) > seconds[2]
+    assert forward_pass_time("resnet50", H100, "bf16", 64) > seconds[2]
 
 
 def test_layers_that_run_as_one_kernel_save_their_memory_traffic() -> None:
-    assert pass_seconds("resnet50", H100, "int8", 2048, "stage1") < pass_seconds("resnet50", H100, "int8", 2048)
+    assert forward_pass_time("resnet50", H100, "int8", 2048, "stage1") < forward_pass_time(
+        "resnet50", H100, "int8", 2048
+    )
 
 
 def test_a_pool_writes_no_places_of_maxima() -> None:
@@ -78,13 +80,13 @@ def test_a_recommendation_ranks_pairs_and_keeps_its_tables_in_the_format_of_the_
     network = load_model("dlrm-dcnv2")
     assert forward_passes(network)[0].samples == 270
     exact, wide, narrow = (
-        request_seconds(forward_passes(network), H100, Formats(weights), 256, between=between)
+        request_batch_time(forward_passes(network), H100, Formats(weights), 256, between=between)
         for weights, between in (("int8", 2.0), ("bf16", 1.0), ("int8", 1.0))
     )
     assert narrow < exact < wide
     small = load_system("aws-g6e.48xlarge")
     with pytest.raises(SpecError, match="does not fit into the memory of l40s"):
-        batches_in_memory(network, small, Formats("bf16"))
+        fitting_batches(network, small, Formats("bf16"))
     assert largest_batch(forward_passes(network), small, Formats("int8")) > 64
 
 
@@ -111,8 +113,8 @@ def test_networks_that_generate_tokens_are_told_apart(model: str, single: bool) 
 def test_serve_answers_for_networks_without_tokens() -> None:
     answer = paleo.serve("resnet50", "dgx-h100", gpus=8, weights="int8", latency="15ms")
     document = answer.to_dict()
-    assert answer.limits_met and document["requests_per_s"] == pytest.approx(8 * answer.service.best.rate)
-    assert 2.0 * answer.service.best.seconds <= 0.015
+    assert answer.limits_met and document["requests_per_s"] == pytest.approx(8 * answer.service.best.requests_per_s)
+    assert 2.0 * answer.service.best.batch_time <= 0.015
     assert "requests/s of ResNet-50" in document["verdict"]
 
 

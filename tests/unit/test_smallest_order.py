@@ -12,7 +12,7 @@ import pytest
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
-from paleo.studies.purchase import Requirements, _Searches
+from paleo.studies.purchase import PurchaseRequirements, _Searches
 
 DAY = 86_400.0
 
@@ -21,16 +21,16 @@ DAY = 86_400.0
 class Timed:
     """A plan that fits and takes so long."""
 
-    seconds: float
+    training_time: float
     row: Any = field(default_factory=lambda: SimpleNamespace(fits=True))
 
-    def meets(self, wish: Requirements) -> bool:
-        return wish.deadline is None or self.seconds <= wish.deadline
+    def meets(self, wish: PurchaseRequirements) -> bool:
+        return wish.deadline is None or self.training_time <= wish.deadline
 
 
 def orders(days: Callable[[int], float], deadline: float) -> tuple[int, list[int]]:
     """The smallest count of DGX B200's GPUs that is found for Llama 3 70B, and all that were tried."""
-    wish = Requirements(None, deadline * DAY, None, "gpus")
+    wish = PurchaseRequirements(None, deadline * DAY, None, "gpus")
     tried = _Searches(load_model("llama3-70b"), Run(global_batch=2048), wish, lambda system, gpus: ("", None), 1)
     seen: dict[int, Timed] = {}
 

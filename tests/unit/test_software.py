@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from paleo.cli import run as command
+from paleo.cli import run_command_line as command
 from paleo.errors import SpecError
 from paleo.predict import predict
 from paleo.specs.catalog import entry_names

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from paleo.pricing.kernels import device_datasheet
-from paleo.pricing.sparse_kernels import SparseAttentionParameters
+from paleo.pricing.sparse_attention import SparseAttentionParameters
 from paleo.specs.device import load_device
 from paleo.tables.kernels import KERNEL_TABLES
 

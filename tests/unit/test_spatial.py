@@ -12,9 +12,9 @@ import pytest
 from paleo.errors import PlanError
 from paleo.lowering.program import Program, lower_graph
 from paleo.network.graph import Graph, build_graph
-from paleo.operations.tensor import Window, precision
-from paleo.parallel.placement import STRATEGIES, Mesh, parse_strategy, placement, with_overrides
-from paleo.parallel.propagation import PlacedNode, propagate
+from paleo.operations.tensor import SlidingWindow, default_precision
+from paleo.parallel.placement import STRATEGY_PRESETS, Mesh, override_placement, parse_strategy, strategy_placement
+from paleo.parallel.propagation import LocalLayer, propagate_placement
 from paleo.predict import Prediction, predict
 from paleo.specs.model import build_model_spec, load_model
 from paleo.specs.run import Run
@@ -37,13 +37,13 @@ def conv(name: str = "conv", channels: int = F, kernel: int = 3, stride: int = 1
     return {"name": name, "conv": options}
 
 
-def placed(of: Graph, strategy: str, stated: dict[str, Any] | None = None) -> dict[str, PlacedNode]:
+def placed(of: Graph, strategy: str, stated: dict[str, Any] | None = None) -> dict[str, LocalLayer]:
     chosen = parse_strategy(strategy)
-    nodes = propagate(of, placement(of, chosen, stated or {}), Mesh.of(chosen.degrees))
+    nodes = propagate_placement(of, strategy_placement(of, chosen, stated or {}), Mesh.from_degrees(chosen.degrees))
     return {one.node.name: one for one in nodes}
 
 
-def owed(node: PlacedNode) -> list[tuple[str, str, str, int]]:
+def owed(node: LocalLayer) -> list[tuple[str, str, str, int]]:
     return sorted((c.operation, c.axis, c.phase, int(c.tensor.elements)) for c in node.communications)
 
 
@@ -92,7 +92,7 @@ def test_borders_by_brute_force(
     kernel: int, stride: int, padding: int, dilation: int, halo: tuple[int, int], gradient: tuple[int, int]
 ) -> None:
     """Which rows an inner rank reads of others, counted index by index: 4 shares of 16 outputs and 16·stride inputs."""
-    window = Window("o", "i", "k", stride, dilation, padding, kernel)
+    window = SlidingWindow("o", "i", "k", stride, dilation, padding, kernel)
     assert (window.halo, window.gradient_halo) == (halo, gradient)
     outs, ins = range(16, 32), range(16 * stride, 32 * stride)
     reads = {o * stride + j * dilation - padding for o in outs for j in range(kernel)}
@@ -151,14 +151,19 @@ def test_a_broadcast_scale_is_gathered_and_its_gradient_summed() -> None:
 def program(model: str, strategy: str, batch: int = 8, **sizes: Any) -> Program:
     graph = build_graph(load_model(model), batch=batch, overrides=sizes)
     chosen = parse_strategy(strategy)
-    return lower_graph(graph, STRATEGIES[chosen.preset](graph, chosen), Mesh.of(chosen.degrees), precision("bf16"))
+    return lower_graph(
+        graph,
+        STRATEGY_PRESETS[chosen.preset](graph, chosen),
+        Mesh.from_degrees(chosen.degrees),
+        default_precision("bf16"),
+    )
 
 
 @pytest.mark.parametrize("strategy", ["spatial=2", "spatial=4,dp=2", "spatial=7,dp=1"])
 @pytest.mark.parametrize("model", ["resnet50", "vgg16"])
 def test_flop_are_conserved_over_ranks(model: str, strategy: str) -> None:
     """At a resolution that divides at every stage, and a batch that the ranks can share behind the last image."""
-    sizes, ranks = {"resolution": 224 * 4}, Mesh.of(parse_strategy(strategy).degrees).size
+    sizes, ranks = {"resolution": 224 * 4}, Mesh.from_degrees(parse_strategy(strategy).degrees).size
     if strategy.startswith("spatial=7"):
         sizes = {"resolution": 224}
     split, whole = program(model, strategy, batch=56, **sizes), program(model, "dp", batch=56, **sizes)
@@ -170,7 +175,7 @@ def test_flop_are_conserved_over_ranks(model: str, strategy: str) -> None:
 def test_bytes_are_conserved_but_for_the_borders() -> None:
     """What all ranks read is what one reads, the rows of the neighbours, and the filters once for each."""
     graph = image(conv(kernel=5))
-    formats = precision("bf16")
+    formats = default_precision("bf16")
     alone, shared = (placed(graph, strategy)["conv"].operations[0] for strategy in ("dp", "spatial=4"))
     for one, part, channels in zip(alone.forward_kernels(formats), shared.forward_kernels(formats), (C,), strict=True):
         borders, filters = 4 * 4 * N * channels * W * 2.0, 3 * F * C * 25 * 2.0
@@ -199,9 +204,11 @@ def test_too_few_rows_are_refused(height: int, kernel: int, words: str) -> None:
 
 def test_the_filter_dims_cannot_be_placed() -> None:
     graph = image(conv())
-    preset = STRATEGIES["batch"](graph, parse_strategy("batch"))
+    preset = STRATEGY_PRESETS["batch"](graph, parse_strategy("batch"))
     with pytest.raises(PlanError, match="kernel_height cannot be divided"):
-        propagate(graph, with_overrides(preset, graph, {"conv": {"kernel_height": "tp"}}), Mesh.of({"tp": 3}))
+        propagate_placement(
+            graph, override_placement(preset, graph, {"conv": {"kernel_height": "tp"}}), Mesh.from_degrees({"tp": 3})
+        )
 
 
 def made(strategy: str, **more: Any) -> Prediction:
@@ -226,7 +233,9 @@ def test_a_batch_that_is_too_small_for_the_ranks_gains_from_rows() -> None:
 def test_borders_are_priced_by_the_network() -> None:
     """Each sent border takes what the link between neighbours takes for it, and computing waits for it."""
     of = made("spatial=8", model={"resolution": 896})
-    moved = [t for s in of.program.sections for t in s.transfers for _ in range(s.repeat) if t.operation == "send_recv"]
+    moved = [
+        t for s in of.program.sections for t in s.collectives for _ in range(s.repeat) if t.operation == "send_recv"
+    ]
     from paleo.step.backend import build_backend
 
     fabric = build_backend(SYSTEM, of.run, "bf16").fabric

@@ -12,7 +12,7 @@ import pytest
 from paleo.layers.base import LayerImplementations
 from paleo.lowering.program import CountedKernel, LayerCollective, Program, Section
 from paleo.operations.base import Kernel, configure_optimizer
-from paleo.operations.tensor import precision
+from paleo.operations.tensor import default_precision
 from paleo.predict import Prediction, predict
 from paleo.pricing.kernels import KernelTimes
 from paleo.schedules.base import SCHEDULES
@@ -20,9 +20,15 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
-from paleo.step.backend import RecentGraphs
-from paleo.step.memory import count_layers_per_chunk, live_microbatches, state_memory, total_memory, workspace_memory
-from paleo.step.section_times import BYTE_FIELDS, section_times
+from paleo.step.backend import LayerGraphCache
+from paleo.step.memory import (
+    count_layers_per_chunk,
+    live_microbatches,
+    state_memory,
+    total_stage_memory,
+    workspace_memory,
+)
+from paleo.step.section_times import MEMORY_FIELDS, section_times
 from paleo.step.streams import LayerIteration, simulate_streams
 
 RUNS: list[tuple[str, dict[str, Any]]] = [
@@ -43,7 +49,7 @@ RUNS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("model", "options"), RUNS)
 def test_streams_end_when_the_engine_says(model: str, options: dict[str, Any]) -> None:
     made = predict(load_model(model), load_system("dgx-h100"), Run(**options))
-    assert made.step_time == pytest.approx(made.timeline.end, rel=1e-12)
+    assert made.step_time == pytest.approx(made.timeline.end_time, rel=1e-12)
 
 
 def test_hidden_communication_is_counted_as_the_timeline_has_it() -> None:
@@ -75,14 +81,14 @@ def test_states_are_shared_as_zero_says() -> None:
     parts = {}
     for zero in range(4):
         held = state_memory(
-            np.array([100.0]), np.array([100.0]), 10.0, 4, zero, configure_optimizer("adam"), precision("bf16")
+            np.array([100.0]), np.array([100.0]), 10.0, 4, zero, configure_optimizer("adam"), default_precision("bf16")
         )
         parts[zero] = [float(one[0]) for one in (held.parameters, held.gradients, held.optimizer)]
     assert parts == {0: [200, 200, 1200], 1: [200, 200, 300], 2: [200, 50, 300], 3: [50, 50, 300]}
     held = state_memory(
-        np.array([100.0]), np.array([100.0]), 10.0, 4, 3, configure_optimizer("adam"), precision("bf16")
+        np.array([100.0]), np.array([100.0]), 10.0, 4, 3, configure_optimizer("adam"), default_precision("bf16")
     )
-    total = total_memory(
+    total = total_stage_memory(
         held, np.array([7.0]), workspace_memory(np.ones((1, 2)), np.array([6.0, 2.0]), np.array([0.0, 2.0]), 8.0)
     )
     assert float(total[0]) == 50 + 50 + 300 + 7 + (2 * 3 + 2 * 4 + 2) + 2 * 10 * 2
@@ -96,19 +102,19 @@ def test_a_stage_needs_no_workspace_for_layers_of_another() -> None:
 
 def test_chunks_go_round_the_stages() -> None:
     pieces = [((0, 1), (1, 2)), ((1, 2),), ((1, 2),), ((1, 2), (2, 1))]
-    placed = count_layers_per_chunk(3, pieces, SCHEDULES["interleaved"].model_chunks(2, 2))
+    placed = count_layers_per_chunk(3, pieces, SCHEDULES["interleaved"].stage_chunks(2, 2))
     assert placed.sum(axis=1).tolist() == [[1, 4, 0], [0, 4, 1]]
 
 
 def test_chunks_of_a_v_come_back_to_the_first_stage() -> None:
     pieces = [((0, 1), (1, 2)), ((1, 2),), ((1, 2),), ((1, 2), (2, 1))]
-    placed = count_layers_per_chunk(3, pieces, SCHEDULES["zb-v"].model_chunks(2, 2))
+    placed = count_layers_per_chunk(3, pieces, SCHEDULES["zb-v"].stage_chunks(2, 2))
     assert placed.tolist() == [[[1, 2, 0], [0, 2, 1]], [[0, 2, 0], [0, 2, 0]]]
 
 
 def test_two_copies_hold_everything_twice() -> None:
     pieces = [((0, 1), (1, 2)), ((1, 2), (2, 1))]
-    placed = count_layers_per_chunk(3, pieces, SCHEDULES["chimera"].model_chunks(2, 1))
+    placed = count_layers_per_chunk(3, pieces, SCHEDULES["chimera"].stage_chunks(2, 1))
     assert placed.sum(axis=1).tolist() == [[1, 4, 1], [1, 4, 1]]
 
 
@@ -147,7 +153,7 @@ def test_collectives_beside_computation_cost_what_it_does_not_cover() -> None:
         one = LayerCollective(name, "all_gather", "cp", 1.0, "forward", 1, overlapped=True)
         core, rest = (CountedKernel(_kernel(called), "layer", 1.0) for called in ("attention.core", "mlp"))
         section = Section("block", 1, (core, rest), (one,), (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, ())
-        table = section_times(Program((section,)), times(kernels), np.array([10.0]), [np.zeros(1)] * len(BYTE_FIELDS))
+        table = section_times(Program((section,)), times(kernels), np.array([10.0]), [np.zeros(1)] * len(MEMORY_FIELDS))
         assert (float(table.forward_transfers[0]), float(table.hidden_transfers[0])) == (forward, hidden)
 
 
@@ -160,7 +166,7 @@ def test_a_host_that_waits_for_counts_of_tokens_is_never_far_ahead(
     section = Section("block", 1, (route,), (), (), *(0.0,) * 6, ())
     issued = replace(times(np.array([3.0])), host_time=np.array([4.0]))
     table = section_times(
-        Program((section,)), issued, np.zeros(0), [np.zeros(1)] * len(BYTE_FIELDS), waiting_power=waiting
+        Program((section,)), issued, np.zeros(0), [np.zeros(1)] * len(MEMORY_FIELDS), waiting_power=waiting
     )
     assert float(table.forward[0]) == pytest.approx((3.0**power + 4.0**power) ** (1.0 / power))
 
@@ -185,7 +191,7 @@ def test_collectives_dealt_out_beside_products_leave_their_first_piece() -> None
     one = LayerCollective("up<x", "all_gather", "tp", 1.0, "forward", 1, overlap_chunks=4)
     section = Section("block", 1, tuple(kernels), (one,), (), *(0.0,) * 6, ())
     table = section_times(
-        Program((section,)), times(np.array([3.0, 9.0, 9.0])), np.array([4.0]), [np.zeros(1)] * len(BYTE_FIELDS)
+        Program((section,)), times(np.array([3.0, 9.0, 9.0])), np.array([4.0]), [np.zeros(1)] * len(MEMORY_FIELDS)
     )
     assert (float(table.forward_transfers[0]), float(table.hidden_transfers[0])) == (4.0 - 2.25, 2.25)
 
@@ -219,7 +225,7 @@ def test_tensor_overlap_of_transformer_engine_ends_at_nvlink(system: str, overla
 def test_the_latest_networks_are_kept() -> None:
     """One for each model, batch and set of parameters; of three the one that was asked for longest ago is built anew,
     and so is that of a model which was read again."""
-    recent, model, choices = RecentGraphs(2), load_model("lenet"), LayerImplementations()
+    recent, model, choices = LayerGraphCache(2), load_model("lenet"), LayerImplementations()
     first, second = recent.graph(model, 1, choices, {}), recent.graph(model, 2, choices, {})
     assert (first.batch, second.batch) == (1, 2) and recent.graph(model, 1, choices, {}) is first
     wider = recent.graph(model.model_copy(), 1, choices, {})

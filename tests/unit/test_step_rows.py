@@ -19,7 +19,7 @@ from paleo.specs.software import load_software
 from paleo.specs.system import load_system
 from paleo.tables.base import Predictions
 from paleo.tables.kinds import _transformers, _vision_and_language
-from paleo.tables.run_tables import NVIDIA_EXAMPLE_SOURCES, software_of
+from paleo.tables.run_tables import NVIDIA_EXAMPLE_SOURCES, software_profile_name
 
 BERT = {
     "model": "BERT", "task": "fine-tuning", "seq_len": float("nan"), "device": "v100-sxm2-32gb", "system": "dgx-1-v100",
@@ -160,7 +160,7 @@ def test_what_is_left_out_says_why(changes: dict[str, Any], reason: str) -> None
     ],
 )
 def test_a_framework_may_name_a_finer_profile(software: str, framework: str, profile: str) -> None:
-    assert software_of({"software": software, "framework": framework}) == profile
+    assert software_profile_name({"software": software, "framework": framework}) == profile
     assert profile in entry_names("software")
 
 
@@ -168,7 +168,7 @@ def test_a_framework_may_name_a_finer_profile(software: str, framework: str, pro
     ("name", "family"), [("BERT-Large", "bert_large"), ("OPT-1.3B", "opt-125m"), ("GPT3-XL", "gpt2")]
 )
 def test_plain_networks_go_to_their_families(name: str, family: str) -> None:
-    model, sizes = _transformers.network_of(GPT | {"model": name})
+    model, sizes = _transformers.network_and_sizes(GPT | {"model": name})
     assert model.name == family and sizes["hidden"] == 256
     assert sizes.get("predictions") == (128 if family == "bert_large" else None)
 
@@ -176,8 +176,8 @@ def test_plain_networks_go_to_their_families(name: str, family: str) -> None:
 def test_forward_and_backward_alone_leave_the_update_out() -> None:
     table = _transformers.TransformerStepTable()
     whole, parts = table.predict_row(GPT), table.predict_row(GPT | {"notes": "fw 10.00 ms, bw 20.00 ms"})
-    run = _transformers.run_of(GPT)
-    expected = predict(_transformers.network_of(GPT)[0], load_system("v100-pcie-32gb"), run)
+    run = _transformers.run_of_transformer_row(GPT)
+    expected = predict(_transformers.network_and_sizes(GPT)[0], load_system("v100-pcie-32gb"), run)
     assert whole.value == pytest.approx(expected.step_time, rel=1e-12)
     assert parts.value == pytest.approx(expected.step_time - expected.breakdown.optimizer, rel=1e-12)
     assert table.predict_row(GPT | {"notes": "4 GPUs; fw 0.00 ms; bw 0.00 ms"}).value == whole.value
@@ -194,25 +194,25 @@ WIDE = LONG | {
 def test_a_measured_run_recomputed_what_it_had_to(samples: int, recompute: str) -> None:
     """32 GB hold 8 samples with their scores, 24 without, 32 with the inputs of blocks; nothing makes room for 64."""
     row = LONG | {"micro_batch": samples, "global_batch": samples}
-    found = _transformers.prediction_of(row)
+    found = _transformers.predict_transformer_run(row)
     assert found.run.recompute.policy == recompute and found.memory.fits == (samples < 64)
     assert _transformers.TransformerStepTable().predict_row(row).value == found.step_time
-    stated = _transformers.prediction_of(row | {"recompute": "none"})
+    stated = _transformers.predict_transformer_run(row | {"recompute": "none"})
     assert stated.run.recompute.policy == "none" and stated.memory.fits == (samples == 8)
 
 
 def test_a_footprint_that_errs_recomputes_nothing() -> None:
     """Up to a third above the device is within what footprints err by: the run was measured, so it has fitted."""
     row = LONG | {"micro_batch": 10, "global_batch": 10}
-    near = _transformers.prediction_of(row)
+    near = _transformers.predict_transformer_run(row)
     assert near.run.recompute.policy == "none" and not near.memory.fits
-    assert near.memory.total < _transformers.FOOTPRINT_ERROR_FACTOR * near.memory.capacity
+    assert near.memory.total < _transformers.MEMORY_OVERESTIMATE_LIMIT * near.memory.capacity
 
 
 @pytest.mark.parametrize(("software", "some"), [("megatron-core", True), ("pytorch-eager", False)])
 def test_no_more_layers_are_recomputed_than_have_to_be(software: str, some: bool) -> None:
     """Where the software can choose them; one fewer would not fit."""
-    made = _transformers.prediction_of(WIDE | {"micro_batch": 200, "global_batch": 200, "software": software})
+    made = _transformers.predict_transformer_run(WIDE | {"micro_batch": 200, "global_batch": 200, "software": software})
     layers = made.run.recompute.layers
     assert made.run.recompute.policy == "full" and made.memory.fits and (layers is not None) == some
     if layers is not None:
@@ -223,8 +223,10 @@ def test_no_more_layers_are_recomputed_than_have_to_be(software: str, some: bool
 @pytest.mark.parametrize(("software", "zero"), [("torchtitan", 1), ("pytorch-eager", 3), ("megatron-core", 3)])
 def test_parameters_sharded_behind_a_pipeline_are_gathered_as_the_software_does(software: str, zero: int) -> None:
     row = LONG | {"n_gpus": 8, "pp": 2, "dp": 4, "sharding": "zero3", "global_batch": 16, "software": software}
-    assert f"zero={zero}" in _transformers.run_of(row | {"device": "h100-sxm5-80gb"}).strategy
-    assert "zero=3" in _transformers.run_of(row | {"device": "h100-sxm5-80gb", "pp": 1, "dp": 8}).strategy
+    assert f"zero={zero}" in _transformers.run_of_transformer_row(row | {"device": "h100-sxm5-80gb"}).strategy
+    assert (
+        "zero=3" in _transformers.run_of_transformer_row(row | {"device": "h100-sxm5-80gb", "pp": 1, "dp": 8}).strategy
+    )
 
 
 def test_experts_lie_where_a_row_says_or_nowhere() -> None:
@@ -239,16 +241,18 @@ def test_experts_lie_where_a_row_says_or_nowhere() -> None:
     }
     many = row | {"n_gpus": 2, "dp": 2, "device": "h100-sxm5-80gb"}
     with pytest.raises(SpecError, match="ep is not stated: where the experts lie is unknown"):
-        _transformers.prediction_of(many)
-    assert _transformers.prediction_of(many | {"ep": 2}).plan.strategy_text == "ep=2,dp=2"
-    assert _transformers.prediction_of(row | {"device": "h100-sxm5-80gb"}).step_time > 0
+        _transformers.predict_transformer_run(many)
+    assert _transformers.predict_transformer_run(many | {"ep": 2}).plan.strategy_text == "ep=2,dp=2"
+    assert _transformers.predict_transformer_run(row | {"device": "h100-sxm5-80gb"}).step_time > 0
 
 
 def test_fine_tuning_with_adapters_is_run_so() -> None:
     row = WIDE | {"model": "LLAMA2-7B [LoRA]", "gated_mlp": 1, "micro_batch": 4, "global_batch": 4}
-    tuned, whole = (_transformers.prediction_of(row | {"model": name}) for name in ("LLAMA2-7B [LoRA]", "LLAMA2-7B"))
+    tuned, whole = (
+        _transformers.predict_transformer_run(row | {"model": name}) for name in ("LLAMA2-7B [LoRA]", "LLAMA2-7B")
+    )
     assert tuned.run.fine_tuning.lora == _transformers.USUAL_LORA
-    other = _transformers.run_of(WIDE | {"model": "Llama3 8B [LoRA]", "software": "nemo-automodel"})
+    other = _transformers.run_of_transformer_row(WIDE | {"model": "Llama3 8B [LoRA]", "software": "nemo-automodel"})
     assert other.fine_tuning.lora == "8:all", "as its recipes state"
     assert whole.run.fine_tuning.lora is None and tuned.step_time < 0.8 * whole.step_time
 
@@ -331,37 +335,40 @@ PIPELINED = {
 def test_unstated_pipelines_of_megatron_are_interleaved(changes: dict[str, object], chunks: int) -> None:
     """As finely as layers divide, where microbatches go round evenly."""
     row = PIPELINED | changes
-    assert _transformers.chunks_of(row, load_software(str(row["software"]))) == chunks
+    assert _transformers.pipeline_chunks_per_stage(row, load_software(str(row["software"]))) == chunks
     words = f",vp={chunks}" if chunks > 1 else ""
-    strategy = _transformers.run_of(row).strategy
+    strategy = _transformers.run_of_transformer_row(row).strategy
     assert words in strategy and ("vp=" in strategy) == (chunks > 1)
 
 
 def test_a_row_may_say_that_nothing_overlaps() -> None:
     row = PIPELINED | {"dp": 4, "pp": 4, "global_batch": 64}
-    stated = _transformers.software_of_row(row | {"overlap": "off"}, load_software("megatron-core")).overlap
+    stated = _transformers.profile_adjusted_to_run(row | {"overlap": "off"}, load_software("megatron-core")).overlap
     assert not (stated.gradients or stated.gather or stated.tensor)
-    assert _transformers.software_of_row(row, load_software("megatron-core")) == load_software("megatron-core")
-    usual, off = (_transformers.prediction_of(row | {"overlap": word}) for word in ("", "off"))
+    assert _transformers.profile_adjusted_to_run(row, load_software("megatron-core")) == load_software("megatron-core")
+    usual, off = (_transformers.predict_transformer_run(row | {"overlap": word}) for word in ("", "off"))
     assert off.step_time > 1.02 * usual.step_time
 
 
 def test_a_known_recipe_says_what_gradients_are_kept_in() -> None:
     """Megatron-Bridge's of DeepSeek-V3 for 32 nodes: sixteen bits, where its other recipes keep them in fp32."""
     row = PIPELINED | {"framework": "Megatron-Bridge 0.4.2", "model": "DeepSeek-V3", "pp": 8, "ep": 32}
-    assert _transformers.run_of(row).kernels.main_gradients == "narrow"
-    assert _transformers.run_of(row | {"pp": 16}).kernels.main_gradients is None
-    profile = load_software(_transformers.run_of(row).software)
+    assert _transformers.run_of_transformer_row(row).kernels.main_gradients == "narrow"
+    assert _transformers.run_of_transformer_row(row | {"pp": 16}).kernels.main_gradients is None
+    profile = load_software(_transformers.run_of_transformer_row(row).software)
     assert profile.formats.main_gradients == "fp32" and not profile.overlap.tensor and profile.overlap.gradients
 
 
 def test_recipes_are_told_from_megatron_itself() -> None:
     row = PIPELINED | {"framework": "Megatron-Bridge (NeMo container 25.11)"}
-    assert _transformers.run_of(row).software == "nemo"
+    assert _transformers.run_of_transformer_row(row).software == "nemo"
     own = {"framework": "Megatron-Bridge 0.4.2 (NeMo 26.04.01)", "release": "0.4.2"}
-    assert _transformers.run_of(PIPELINED | own).software == "megatron-bridge"
-    assert _transformers.run_of(PIPELINED).software == "megatron-core"
-    assert _transformers.run_of(PIPELINED | {"framework": "InternEvo (flash attention, apex)"}).software == "internevo"
+    assert _transformers.run_of_transformer_row(PIPELINED | own).software == "megatron-bridge"
+    assert _transformers.run_of_transformer_row(PIPELINED).software == "megatron-core"
+    assert (
+        _transformers.run_of_transformer_row(PIPELINED | {"framework": "InternEvo (flash attention, apex)"}).software
+        == "internevo"
+    )
 
 
 def test_a_host_that_waits_for_each_kernel_hides_none_of_its_time() -> None:
@@ -387,13 +394,15 @@ def test_a_host_that_waits_for_each_kernel_hides_none_of_its_time() -> None:
 
 def test_blooms_scripts_are_told_from_other_megatrons() -> None:
     row = PIPELINED | {"software": "megatron-2021", "framework": "Megatron-DeepSpeed 2022"}
-    profile = load_software(_transformers.run_of(row).software)
+    profile = load_software(_transformers.run_of_transformer_row(row).software)
     assert profile.host.blocking and profile.gradients.accumulator == 4
-    others = _transformers.run_of(row | {"framework": "Megatron-DeepSpeed 2021"}).software
+    others = _transformers.run_of_transformer_row(row | {"framework": "Megatron-DeepSpeed 2021"}).software
     assert others.startswith("megatron-2021") and not load_software(others).host.blocking
 
 
 def test_eager_runs_of_torchtitan_are_told_by_their_notes() -> None:
     row = {"software": "torchtitan", "framework": "torchtitan"}
-    assert software_of(row | {"notes": "FSDP (eager); selective activation checkpointing"}) == "torchtitan-eager"
-    assert software_of(row | {"notes": "FSDP + torch.compile"}) == "torchtitan"
+    assert (
+        software_profile_name(row | {"notes": "FSDP (eager); selective activation checkpointing"}) == "torchtitan-eager"
+    )
+    assert software_profile_name(row | {"notes": "FSDP + torch.compile"}) == "torchtitan"

@@ -10,7 +10,12 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run, replace_fields
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
-from paleo.step.waiting import describe_unmodelled_wait, expected_normal_maximum, expected_slowest_time, waiting_share
+from paleo.step.waiting import (
+    describe_unmodelled_straggler_wait,
+    expected_normal_maximum,
+    expected_slowest_rank_time,
+    straggler_wait_share,
+)
 
 
 @pytest.mark.parametrize(("ranks", "exact"), [(2, 0.56419), (5, 1.16296), (10, 1.53875), (100, 2.50759)])
@@ -29,22 +34,22 @@ def test_waiting_is_that_of_drawn_steps(noise: float) -> None:
         if noise <= 0.3
         else np.exp(spread * random.standard_normal((8_000, 32)) - spread**2 / 2)
     )
-    assert float(waiting_share(32.0, noise)) == pytest.approx(steps.max(axis=1).mean() - 1.0, rel=0.12)
-    parts = waiting_share(32.0, noise * 0.6, noise * 0.8)
-    assert float(parts) == pytest.approx(float(waiting_share(32.0, noise)))
+    assert float(straggler_wait_share(32.0, noise)) == pytest.approx(steps.max(axis=1).mean() - 1.0, rel=0.12)
+    parts = straggler_wait_share(32.0, noise * 0.6, noise * 0.8)
+    assert float(parts) == pytest.approx(float(straggler_wait_share(32.0, noise)))
 
 
 def test_one_rank_waits_for_nobody_and_arrays_equal_numbers() -> None:
     ranks = np.array([1.0, 4.0, 9.0])
-    assert waiting_share(ranks, 0.5)[0] == 0.0
-    assert waiting_share(ranks, 0.1).tolist() == [float(waiting_share(n, 0.1)) for n in ranks]
+    assert straggler_wait_share(ranks, 0.5)[0] == 0.0
+    assert straggler_wait_share(ranks, 0.1).tolist() == [float(straggler_wait_share(n, 0.1)) for n in ranks]
 
 
 def test_a_rank_known_to_be_slow_comes_before_noise() -> None:
     random = np.random.default_rng(3)
     means = np.array([1.0] * 15 + [1.3])
     steps = means * (1.0 + 0.05 * random.standard_normal((20_000, 16)))
-    assert expected_slowest_time(means.tolist(), 0.05) == pytest.approx(steps.max(axis=1).mean(), rel=0.02)
+    assert expected_slowest_rank_time(means.tolist(), 0.05) == pytest.approx(steps.max(axis=1).mean(), rel=0.02)
 
 
 @pytest.mark.slow
@@ -62,7 +67,7 @@ def test_ranks_of_a_jittering_profile_wait_for_the_slowest_of_them() -> None:
         kernels = slow.breakdown.compute + slow.breakdown.memory_bound + slow.breakdown.launch
         assert slow.breakdown.stragglers == pytest.approx(share * kernels, rel=1e-3)
         assert slow.step_time - quiet.step_time == pytest.approx(slow.breakdown.stragglers, abs=1e-12)
-        assert slow.timeline.end == pytest.approx(slow.step_time)
+        assert slow.timeline.end_time == pytest.approx(slow.step_time)
         assert quiet.breakdown.communication_exposed == slow.breakdown.communication_exposed
     passes = [
         predict(model, system, Run(gpus=8, batch=64, forward_only=True), software) for software in (profile, even)
@@ -73,8 +78,8 @@ def test_ranks_of_a_jittering_profile_wait_for_the_slowest_of_them() -> None:
 def test_waiting_that_is_left_out_is_named_with_its_size() -> None:
     """Of 16,384 ranks that are as unequal as traced ones the slowest is 4 deviations of 1.53 % late; of eight 1.4."""
     alike = Run(gpus=8, batch=2)
-    said = describe_unmodelled_wait(alike, load_software("megatron-core"), 16384.0, 1.0)
+    said = describe_unmodelled_straggler_wait(alike, load_software("megatron-core"), 16384.0, 1.0)
     assert said == "stragglers: as unequal as in traced jobs (--jitter traces) ranks wait 6.1% of the step"
-    assert "2.2%" in describe_unmodelled_wait(alike, load_software("megatron-core"), 8.0, 1.0)
+    assert "2.2%" in describe_unmodelled_straggler_wait(alike, load_software("megatron-core"), 8.0, 1.0)
     for run, ranks in ((alike, 1.0), (Run(gpus=8, jitter=0.01), 8.0), (Run(gpus=8, forward_only=True), 8.0)):
-        assert describe_unmodelled_wait(run, load_software("megatron-core"), ranks, 1.0) == ""
+        assert describe_unmodelled_straggler_wait(run, load_software("megatron-core"), ranks, 1.0) == ""

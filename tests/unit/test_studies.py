@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console, RenderableType
 
-from paleo.cli import run
+from paleo.cli import run_command_line as run
 from paleo.errors import PlanError, SpecError
 from paleo.predict import Breakdown, Prediction, predict
 from paleo.report.compare import table as compared
@@ -17,10 +17,10 @@ from paleo.specs.device import Price
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
-from paleo.studies.collective import collective
-from paleo.studies.cost import Tariff, amount_of_training, estimate_training, power, rent_rate
-from paleo.studies.network_summary import forward_times, summarise
-from paleo.studies.purchase import compare
+from paleo.studies.collective import compare_algorithms
+from paleo.studies.cost import Tariff, convert_training_amount, device_power, estimate_training, rent_rate
+from paleo.studies.network_summary import layer_forward_times, summarise_network
+from paleo.studies.purchase import compare_systems
 from paleo.studies.scale import ScaleCurve, ScalePoint, Scaling, parse_scalings, predict_scale_curve, scaling_verdict
 from paleo.units import HOUR
 
@@ -51,13 +51,13 @@ def test_strong_scaling_keeps_the_global_batch_and_stops_at_one_sample_a_gpu() -
     found = predict_scale_curve(LENET, NODE, Run(batch=4), [1, 2, 4, 8], "strong")
     assert found.fixed_batch == 4
     assert [one.required_prediction.plan.local_batch for one in found.points] == [4, 2, 1, 1]
-    assert [one.usable for one in found.points] == [True, True, True, False]
+    assert [one.is_usable for one in found.points] == [True, True, True, False]
     assert found.points[-1].problem == "out of samples: 4 of them, 4 GPUs idle"
 
 
 def test_a_count_that_leaves_gpus_idle_within_the_batch_stays_usable() -> None:
     found = predict_scale_curve(LENET, NODE, Run(global_batch=8), [5], "strong")
-    assert found.points[0].usable
+    assert found.points[0].is_usable
     assert found.points[0].required_prediction.plan.idle_gpus == 1  # 2 samples on each of 4 GPUs
 
 
@@ -80,7 +80,7 @@ def test_microbatches_shrink_with_the_share_of_a_rank() -> None:
 
 def test_counts_that_the_strategy_does_not_divide_are_kept_with_their_reason() -> None:
     found = predict_scale_curve(LENET, NODE, Run(strategy="dp=2", batch=4), [1, 2], "weak")
-    assert not found.points[0].usable
+    assert not found.points[0].is_usable
     assert "dp=2" in found.points[0].problem
     with pytest.raises(PlanError, match="dp=2"):
         predict_scale_curve(LENET, NODE, Run(strategy="dp=2", batch=4), [1, 3], "weak")
@@ -132,13 +132,13 @@ def test_verdict_of_perfect_scaling_has_no_complaint() -> None:
 
 def test_amounts_are_samples() -> None:
     network = load_model("resnet50")
-    epochs = amount_of_training(network, epochs=90)
+    epochs = convert_training_amount(network, epochs=90)
     assert epochs is not None
     assert epochs.samples == 90 * 1281167
-    tokens = amount_of_training(network, tokens=1000.0, tokens_per_sample=10.0)
+    tokens = convert_training_amount(network, tokens=1000.0, tokens_per_sample=10.0)
     assert tokens is not None
     assert tokens.samples == 100
-    assert amount_of_training(network) is None
+    assert convert_training_amount(network) is None
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_amounts_are_samples() -> None:
 )
 def test_amounts_that_make_no_sense(stated: dict[str, float], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        amount_of_training(LENET.model_copy(update={"dataset": None}), **stated)
+        convert_training_amount(LENET.model_copy(update={"dataset": None}), **stated)
 
 
 def test_rent_is_for_whole_nodes_and_energy_at_design_power() -> None:
@@ -161,13 +161,13 @@ def test_rent_is_for_whole_nodes_and_energy_at_design_power() -> None:
     system = NODE.model_copy(update={"price_per_node": price})
     assert rent_rate(system, 12)[0] == pytest.approx(2 * 36 / HOUR)  # 12 GPUs: two nodes of 8
     made = predict(LENET, system, Run(gpus=12, batch=10))
-    wanted = amount_of_training(LENET, samples=1201)
+    wanted = convert_training_amount(LENET, samples=1201)
     assert wanted is not None
     cost = estimate_training(made, wanted)
     assert cost.steps == 11  # of 120 samples each
     assert cost.time == pytest.approx(11 * made.step_time)
     assert cost.cost == pytest.approx(72.0 * cost.time / HOUR)
-    watts = power(made)
+    watts = device_power(made)
     assert watts is not None  # 400 W each, and four that idle in the second node
     assert cost.energy_at_design_power == pytest.approx((12 * 400.0 + 4 * watts.idle) * cost.time)
     assert cost.energy is not None and cost.energy < cost.energy_at_design_power
@@ -191,32 +191,32 @@ def shown(table: RenderableType) -> str:
 def test_the_cheapest_is_that_of_systems_with_a_price() -> None:
     """Nobody rents out H800s and nobody states the power of TPUs: both are said, once, and prices are not repeated."""
     systems = [load_system(name) for name in ("h800-8", "dgx-h100", "tpu-v5p-pod", "meta-grand-teton-h100")]
-    lines = shown(compared(compare(LENET, systems, Run(gpus=8, batch=8))))
+    lines = shown(compared(compare_systems(LENET, systems, Run(gpus=8, batch=8))))
     assert "cheapest of those with a price: " in lines and "least energy of those with a known design power: " in lines
     assert "Fastest: " in lines
     assert "No price is known for h800-8; give one with --price h800-8=2.5" in lines
     assert "No design power is known for tpu-v5p-pod: " in lines
     assert lines.count("Price of dgx-h100, meta-grand-teton-h100: ") == lines.count("providers of h100-sxm5-80gb") == 1
     assert "Global batch of 64 on every system." in lines and "again: paleo estimate" not in lines
-    alike = shown(compared(compare(LENET, systems[1:2], Run(gpus=8, batch=8))))
+    alike = shown(compared(compare_systems(LENET, systems[1:2], Run(gpus=8, batch=8))))
     assert "cheapest: 8 GPUs" in alike and "known of" not in alike
 
 
 def test_comparison_keeps_systems_that_cannot_take_part() -> None:
-    found = compare(LENET, [NODE, load_system("a100-sxm4-80gb"), load_system("dgx-h100")], Run(gpus=8, batch=8))
+    found = compare_systems(LENET, [NODE, load_system("a100-sxm4-80gb"), load_system("dgx-h100")], Run(gpus=8, batch=8))
     assert [one.fits for one in found.candidates] == [True, False, True]
     assert "one device" in found.candidates[1].problem or "1 devices" in found.candidates[1].problem
     assert found.speedup(found.candidates[0]) == 1.0
     assert found.best("time") in (found.candidates[0], found.candidates[2])
     with pytest.raises(PlanError):
-        compare(LENET, [load_system("a100-sxm4-80gb")], Run(gpus=8))
+        compare_systems(LENET, [load_system("a100-sxm4-80gb")], Run(gpus=8))
 
 
 # summary
 
 
 def test_lenet_layer_by_layer() -> None:
-    study = summarise(LENET, Run(batch=2))
+    study = summarise_network(LENET, Run(batch=2))
     layers = {layer.name: layer for layer in study.layers}
     assert layers["conv1"].parameters == 6 * 5 * 5 + 6
     assert layers["conv1"].flops_forward == 2 * (2 * 6 * 28 * 28 * 5 * 5)  # two samples, 25 multiply-adds an output
@@ -228,7 +228,7 @@ def test_lenet_layer_by_layer() -> None:
 
 @pytest.mark.parametrize("name", ["bert_base", "gpt2"])
 def test_a_repeated_block_counts_each_turn_and_a_tied_weight_once(name: str) -> None:
-    study = summarise(load_model(name), Run())
+    study = summarise_network(load_model(name), Run())
     assert study.total("parameters") == study.graph.parameters
     assert max(layer.repeat for layer in study.layers) == 12
 
@@ -239,7 +239,7 @@ def test_a_summary_says_which_of_its_flop_mfu_counts(
 ) -> None:
     """Fewer where a causal mask hides scores, or a kernel computes them again."""
     study, step = (
-        summarise(load_model(name), Run(batch=1)),
+        summarise_network(load_model(name), Run(batch=1)),
         predict(load_model(name), load_system("dgx-h100"), Run(batch=1)),
     )
     counted = study.model_flops or (study.total("flops_forward"), study.total("flops_backward"))
@@ -251,13 +251,13 @@ def test_a_summary_says_which_of_its_flop_mfu_counts(
 
 
 def test_saved_activations_grow_with_the_batch() -> None:
-    one, four = (summarise(load_model("resnet50"), Run(batch=batch)).total("saved_bytes") for batch in (1, 4))
+    one, four = (summarise_network(load_model("resnet50"), Run(batch=batch)).total("saved_bytes") for batch in (1, 4))
     assert four == pytest.approx(4 * one, rel=0.01)  # the statistics of batch_norm do not
 
 
 def test_forward_times_sum_to_more_than_the_roofline_allows() -> None:
-    study = summarise(load_model("resnet50"), Run(batch=8, dtype="bf16"))
-    seconds = forward_times(study, NODE, Run(calibration="ideal"))
+    study = summarise_network(load_model("resnet50"), Run(batch=8, dtype="bf16"))
+    seconds = layer_forward_times(study, NODE, Run(calibration="ideal"))
     assert len(seconds) == len(study.layers)
     total = sum(time * layer.repeat for time, layer in zip(seconds, study.layers, strict=True))
     assert total >= study.total("flops_forward") / 312e12
@@ -267,7 +267,7 @@ def test_forward_times_sum_to_more_than_the_roofline_allows() -> None:
 
 
 def test_algorithms_stand_in_order_above_the_lower_bound() -> None:
-    study = collective("all_reduce", 1e8, 64, NODE)
+    study = compare_algorithms("all_reduce", 1e8, 64, NODE)
     times = [row.time for row in study.rows]
     assert times == sorted(times)
     assert study.best.time >= study.lower_bound
@@ -276,22 +276,22 @@ def test_algorithms_stand_in_order_above_the_lower_bound() -> None:
 
 def test_crossovers_chain_and_leave_ties_out() -> None:
     for system in ("dgx-1-v100", "dgx-a100-80gb"):
-        changes = collective("all_reduce", 1e8, 8, load_system(system)).crossovers
+        changes = compare_algorithms("all_reduce", 1e8, 8, load_system(system)).crossovers
         assert [one.above for one in changes[:-1]] == [one.below for one in changes[1:]]
         assert len(changes) <= 3
 
 
 def test_one_rank_or_no_links_is_an_error() -> None:
     with pytest.raises(SpecError, match="2 or more"):
-        collective("all_reduce", 1.0, 1, NODE)
+        compare_algorithms("all_reduce", 1.0, 1, NODE)
     with pytest.raises(PlanError, match="one device alone"):
-        collective("all_reduce", 1.0, 2, load_system("a100-sxm4-80gb"))
+        compare_algorithms("all_reduce", 1.0, 2, load_system("a100-sxm4-80gb"))
 
 
 def test_a_collective_takes_texts_and_names() -> None:
-    study = collective("all-reduce", "100MB", np.int64(8), "dgx-h100")
+    study = compare_algorithms("all-reduce", "100MB", np.int64(8), "dgx-h100")
     assert (study.payload_bytes, study.ranks, study.operation) == (1e8, 8, "all_reduce")
-    assert study.rows == collective("all_reduce", 1e8, 8, load_system("dgx-h100")).rows
+    assert study.rows == compare_algorithms("all_reduce", 1e8, 8, load_system("dgx-h100")).rows
     assert study.system.name == "dgx-h100"
 
 
@@ -311,7 +311,7 @@ def test_a_collective_takes_texts_and_names() -> None:
 def test_a_collective_of_anything_else_is_one_message(change: dict[str, Any], words: str) -> None:
     question = {"operation": "all_reduce", "payload_bytes": 1e6, "ranks": 8, "system": NODE}
     with pytest.raises(SpecError, match=re.escape(words)):
-        collective(**{**question, **change})
+        compare_algorithms(**{**question, **change})
 
 
 def printed(*words: str, capsys: pytest.CaptureFixture[str]) -> str:

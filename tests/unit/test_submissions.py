@@ -12,15 +12,15 @@ import pytest
 
 from paleo.calibrate.mlperf_tasks import (
     SubmissionRow,
+    errors_by_benchmark,
     fit_evaluation,
     fit_sample_ratio,
     fit_step_time_ratio,
-    fitted_task,
-    is_task_table,
+    fit_training_task,
+    gpu_ranking_accuracy,
+    is_mlperf_task_table,
     leave_one_round_out,
-    rank_agreement,
     replace_task_blocks,
-    round_errors,
     step_residual,
 )
 from paleo.parallel.plan import Plan
@@ -28,11 +28,11 @@ from paleo.specs.device import load_device
 from paleo.specs.task import load_task
 from paleo.studies.target import TargetTime, _code_ratio, _evaluation_time
 from paleo.tables.kinds._mlperf_training import (
-    PAIRS_PER_ROW,
-    device_peaks,
-    left_out_baselines,
-    samples_of_cell,
-    target_of_row,
+    SENTENCE_PAIRS_PER_ROW,
+    other_round_baselines,
+    peak_flops_of_devices,
+    samples_in_task_unit,
+    submission_time_to_target,
 )
 
 ROUNDS = ["v1.0", "v1.1", "v2.0"]
@@ -122,11 +122,11 @@ def test_errors_and_order_of_submissions() -> None:
         }
         | errors
     )  # fmt: skip
-    known = round_errors(submissions)
+    known = errors_by_benchmark(submissions)
     assert list(known.index) == ["x", "all on GPUs", "all on TPUs"] and list(known["rows"]) == [3, 3, 1]
     assert known.loc["x", "minutes"] == pytest.approx(0.2) and known.loc["x", "samples"] == pytest.approx(0.2)
     assert known.loc["x", "baseline"] == pytest.approx(0.3) and known.loc["all on TPUs", "inside"] == 0.0
-    assert rank_agreement(submissions) == (0.5, 2)
+    assert gpu_ranking_accuracy(submissions) == (0.5, 2)
 
 
 def test_software_gets_faster_from_round_to_round() -> None:
@@ -153,7 +153,9 @@ def test_a_run_is_longer_by_what_is_neither_step_nor_evaluation() -> None:
     code = fit_step_time_ratio(ROWS, ROUNDS, "v2.0")
     assert code.start == START
     assert fit_step_time_ratio([replace(each, other_time=float("nan")) for each in ROWS], ROUNDS, "v2.0").start == 0.0
-    errors = [point.seconds / submission.time_to_target - 1 for submission, point in leave_one_round_out(ROWS, ROUNDS)]
+    errors = [
+        point.time_to_target / submission.time_to_target - 1 for submission, point in leave_one_round_out(ROWS, ROUNDS)
+    ]
     assert max(map(abs, errors)) < 0.05
 
 
@@ -165,11 +167,12 @@ def test_submissions_that_state_no_format_have_that_of_their_round() -> None:
     }  # fmt: skip
     rows = {"NeMo": {}, "DeepSpeed N1": {}, "stated": {"dtype": "bf16"}}
     formats = [
-        target_of_row({**stated, "framework": name, **more}).prediction.plan.dtype for name, more in rows.items()
+        submission_time_to_target({**stated, "framework": name, **more}).prediction.plan.dtype
+        for name, more in rows.items()
     ]
     assert formats == ["fp8", "bf16", "bf16"]
     lora = load_task("mlperf:llama2_70b_lora")
-    assert lora.at_round("v3.1").submission_format(load_device("h100-sxm5-80gb")) is None
+    assert lora.at_mlperf_round("v3.1").submission_dtype(load_device("h100-sxm5-80gb")) is None
 
 
 def test_replicas_evaluate_whole_samples() -> None:
@@ -184,22 +187,24 @@ def test_code_as_of_another_round() -> None:
     """Worked: two rounds before at a gain of a tenth each; no further than two rounds ahead."""
     code = load_task("mlperf-resnet").code
     code = code.model_copy(update={"ratio": {"all": 0.81}, "per_round": float(np.log(0.9)), "round": "v2.0"})
-    assert code.at_round("v1.0").ratio["all"] == pytest.approx(1.0)
-    assert code.at_round("v3.0").ratio["all"] == code.at_round("v5.1").ratio["all"] == pytest.approx(0.81**2)
-    assert code.at_round("unknown") is code
+    assert code.at_mlperf_round("v1.0").ratio["all"] == pytest.approx(1.0)
+    assert (
+        code.at_mlperf_round("v3.0").ratio["all"] == code.at_mlperf_round("v5.1").ratio["all"] == pytest.approx(0.81**2)
+    )
+    assert code.at_mlperf_round("unknown") is code
 
 
 def test_platforms_are_fitted_to_their_own_rows() -> None:
     """Rows of TPUs that take 1.5 times as long as predicted leave the ratio of GPUs alone, and the other way round."""
     of_tpus = [row(100 + index, "tpu-v4", "v2.0", ratio=1.5, kind="tpu") for index in range(4)]
-    task = fitted_task(load_task("mlperf-resnet"), [*ROWS, *of_tpus], ROUNDS, "v2.0")
+    task = fit_training_task(load_task("mlperf-resnet"), [*ROWS, *of_tpus], ROUNDS, "v2.0")
     assert set(task.code.ratio) == set(fit_step_time_ratio(ROWS, ROUNDS, "v2.0").ratio)
     assert task.for_device_kind("tpu").code.ratio["tpu-v4"] == pytest.approx(1.5, rel=0.01)
     assert task.for_device_kind("tpu").code.software == "xla-tpu@2021" and task.for_device_kind("gpu") is task
 
 
 def test_a_platform_without_submissions_keeps_what_gpus_teach() -> None:
-    task = fitted_task(load_task("mlperf-resnet"), ROWS, ROUNDS, "v2.0")
+    task = fit_training_task(load_task("mlperf-resnet"), ROWS, ROUNDS, "v2.0")
     assert task.submissions is not None and task.for_device_kind("tpu").submissions == task.submissions
     assert not task.for_device_kind("tpu").code.ratio and task.for_device_kind("tpu").evaluation == task.evaluation
 
@@ -212,8 +217,8 @@ def test_task_files_keep_all_else() -> None:
     assert written.endswith("source: z\n")
     assert written.count("\nsubmissions:") == 1 and written.count("platforms:") == 1
     assert replace_task_blocks(written, task) == written
-    assert is_task_table({"benchmark", "round", "device", "n_gpus", "global_batch", "minutes_to_target", "more"})
-    assert not is_task_table({"m", "n", "k"})
+    assert is_mlperf_task_table({"benchmark", "round", "device", "n_gpus", "global_batch", "minutes_to_target", "more"})
+    assert not is_mlperf_task_table({"m", "n", "k"})
 
 
 def test_baselines_keep_device_time() -> None:
@@ -225,8 +230,8 @@ def test_baselines_keep_device_time() -> None:
             "minutes_to_target": [10.0, 12.0, 6.0, 4.0],
         }
     )  # fmt: skip
-    found = left_out_baselines(rows)
-    share = device_peaks(pd.Series(["a100-sxm4-80gb", "h100-sxm5-80gb"]))
+    found = other_round_baselines(rows)
+    share = peak_flops_of_devices(pd.Series(["a100-sxm4-80gb", "h100-sxm5-80gb"]))
     assert found["scaled_best"].iloc[2] == pytest.approx(5.0)
     assert found["scaled_best"].iloc[3] == pytest.approx(10.0 * share[0] / share[1])
     assert found["one_utilisation"].iloc[2] == pytest.approx(5.5)
@@ -238,7 +243,7 @@ def test_baselines_keep_device_time() -> None:
     [
         ("v100-sxm2-16gb", "global_batch", 81920.0, 81920.0 / 28),  # tokens
         ("v100-sxm2-16gb", "global_batch", 2048.0, 2048.0),
-        ("tpu-v4", "global_batch", 512.0, 512.0 * PAIRS_PER_ROW),  # packed rows
+        ("tpu-v4", "global_batch", 512.0, 512.0 * SENTENCE_PAIRS_PER_ROW),  # packed rows
         ("tpu-v4", "samples_to_target", 1699020.0, 13770303.0),  # three epochs of packed rows
         ("tpu-v3", "samples_to_target", 13770303.0, 13770303.0),
     ],
@@ -246,13 +251,13 @@ def test_baselines_keep_device_time() -> None:
 def test_the_transformer_counts_pairs(device: str, column: str, value: float, pairs: float) -> None:
     """Three epochs are three epochs, whatever they are counted in; other benchmarks count what their tasks do."""
     cells = {"benchmark": "transformer", "round": "v0.7", "device": device, column: value}
-    assert samples_of_cell(cells, column) == pytest.approx(pairs)
-    assert samples_of_cell({**cells, "benchmark": "gnmt"}, column) == value
-    assert np.isnan(samples_of_cell({**cells, column: None}, column))
+    assert samples_in_task_unit(cells, column) == pytest.approx(pairs)
+    assert samples_in_task_unit({**cells, "benchmark": "gnmt"}, column) == value
+    assert np.isnan(samples_in_task_unit({**cells, column: None}, column))
 
 
 def test_recommenders_of_v07_on_tpus_count_evaluations_for_epochs() -> None:
     """17 of 20 evaluations of an epoch of 4,195,197,692 clicks."""
     cells = {"benchmark": "dlrm", "round": "v0.7", "device": "tpu-v4", "samples_to_target": 17 * 4195197692.0}
-    assert samples_of_cell(cells, "samples_to_target") == pytest.approx(17 / 20 * 4195197692, rel=1e-6)
-    assert samples_of_cell({**cells, "samples_to_target": 3.8e9}, "samples_to_target") == 3.8e9
+    assert samples_in_task_unit(cells, "samples_to_target") == pytest.approx(17 / 20 * 4195197692, rel=1e-6)
+    assert samples_in_task_unit({**cells, "samples_to_target": 3.8e9}, "samples_to_target") == 3.8e9

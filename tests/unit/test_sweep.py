@@ -18,14 +18,14 @@ import pandas as pd
 import pytest
 
 from paleo import questions
-from paleo.cli import run as paleo
+from paleo.cli import run_command_line as paleo
 from paleo.errors import SpecError
 from paleo.predict import predict
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
-from paleo.studies.cost import Tariff, amount_of_training, estimate_training
-from paleo.studies.purchase import compare
+from paleo.studies.cost import Tariff, convert_training_amount, estimate_training
+from paleo.studies.purchase import compare_systems
 from paleo.studies.sweep import (
     _PART,
     SweepJob,
@@ -36,8 +36,8 @@ from paleo.studies.sweep import (
     _Record,
     _serial,
     dask_evaluator,
-    load_study,
-    sweep,
+    load_sweep_study,
+    write_sweep_table,
 )
 from paleo.studies.what_if import change_system
 
@@ -59,17 +59,17 @@ axes:
 def test_amounts_of_a_study_are_written_as_on_the_command_line(tmp_path: Path) -> None:
     path = tmp_path / "study.yaml"
     path.write_text(STUDY.replace("epochs: [1, 90]", "samples: [4M, 1000]"))
-    assert load_study(path).axes["samples"] == [4e6, 1000]
+    assert load_sweep_study(path).axes["samples"] == [4e6, 1000]
     path.write_text(STUDY.replace("epochs: [1, 90]", "samples: [4 USD]"))
     with pytest.raises(SpecError, match="4 USD"):
-        load_study(path)
+        load_sweep_study(path)
 
 
 @pytest.fixture
 def study(tmp_path: Path) -> SweepStudy:
     path = tmp_path / "study.yaml"
     path.write_text(STUDY)
-    return load_study(path)
+    return load_sweep_study(path)
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -79,7 +79,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 @pytest.mark.slow
 def test_the_table_is_the_product_of_all_axes_in_order(study: SweepStudy, tmp_path: Path) -> None:
-    assert sweep(study, tmp_path / "t.csv") == study.rows == 2 * 2 * 2 * 3 * 2 * 2 * 1 * 2
+    assert write_sweep_table(study, tmp_path / "t.csv") == study.row_count == 2 * 2 * 2 * 3 * 2 * 2 * 1 * 2
     table = rows(tmp_path / "t.csv")
     names = ("system", "gpus", "batch", "system.device.memory.bandwidth", "epochs", "gpu_price", "pue")
     seen = [tuple(row[name] for name in names) for row in table]
@@ -91,7 +91,7 @@ def test_the_table_is_the_product_of_all_axes_in_order(study: SweepStudy, tmp_pa
 
 @pytest.mark.slow
 def test_every_row_is_what_the_library_says(study: SweepStudy, tmp_path: Path) -> None:
-    sweep(study, tmp_path / "t.csv")
+    write_sweep_table(study, tmp_path / "t.csv")
     row = next(
         row for row in rows(tmp_path / "t.csv")
         if row["system"] == "dgx-a100-80gb" and row["gpus"] == "8" and row["batch"] == "128" and row["epochs"] == "90"
@@ -102,7 +102,7 @@ def test_every_row_is_what_the_library_says(study: SweepStudy, tmp_path: Path) -
         change_system(load_system("dgx-a100-80gb"), "device.memory.bandwidth", "3 TB/s"),
     )
     made = predict(model, system, Run(gpus=8, batch=128, optimizer="momentum"))
-    wanted = amount_of_training(model, epochs=90)
+    wanted = convert_training_amount(model, epochs=90)
     assert wanted is not None
     tariff = Tariff.model_validate({"gpu_price": "3 USD/h", "electricity": "0.1 USD/kWh", "pue": 1.5})
     paid = estimate_training(made, wanted, tariff)
@@ -120,16 +120,18 @@ def test_costs_with_electricity_are_those_of_a_comparison(systems: list[str]) ->
     table = questions.sweep({"models": ["lenet"], "systems": systems, "axes": axes})
     tariff = Tariff.model_validate({"electricity": "0.12 USD/kWh"})
     model, machines = load_model("lenet"), [load_system(name) for name in systems]
-    compared = compare(model, machines, Run(gpus=8, batch=64), amount_of_training(model, samples=1000), tariff)
+    compared = compare_systems(
+        model, machines, Run(gpus=8, batch=64), convert_training_amount(model, samples=1000), tariff
+    )
     costs = [each.training.cost for each in compared.candidates if each.training is not None]
     assert table["cost_usd"].tolist() == pytest.approx(costs, rel=1e-12)
 
 
 @pytest.mark.slow
 def test_a_data_frame_holds_the_same(study: SweepStudy, tmp_path: Path) -> None:
-    sweep(study, str(tmp_path / "t.csv"))
+    write_sweep_table(study, str(tmp_path / "t.csv"))
     written, answered = pd.read_csv(tmp_path / "t.csv"), questions.sweep(study)
-    assert written.columns.tolist() == answered.columns.tolist() and len(written) == len(answered) == study.rows
+    assert written.columns.tolist() == answered.columns.tolist() and len(written) == len(answered) == study.row_count
     for column in ("step_time_s", "cost_usd", "gpus", "pue"):
         assert written[column].tolist() == answered[column].tolist()
 
@@ -144,8 +146,8 @@ def test_a_study_may_be_a_mapping() -> None:
 
 
 def test_processes_make_the_same_bytes(study: SweepStudy, tmp_path: Path) -> None:
-    sweep(study, tmp_path / "one.csv")
-    sweep(study, tmp_path / "two.csv", _processes(2))
+    write_sweep_table(study, tmp_path / "one.csv")
+    write_sweep_table(study, tmp_path / "two.csv", _processes(2))
     assert (tmp_path / "one.csv").read_bytes() == (tmp_path / "two.csv").read_bytes()
 
 
@@ -160,9 +162,9 @@ def test_an_interrupted_sweep_goes_on(study: SweepStudy, tmp_path: Path) -> None
         asked.extend(parts)
         return _serial(given, parts)
 
-    sweep(study, target, counting)
-    assert asked == list(range(1, math.ceil(study.points / _PART)))  # the first part was kept
-    sweep(study, tmp_path / "whole.csv")
+    write_sweep_table(study, target, counting)
+    assert asked == list(range(1, math.ceil(study.point_count / _PART)))  # the first part was kept
+    write_sweep_table(study, tmp_path / "whole.csv")
     assert target.read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 
@@ -177,7 +179,7 @@ def stopped(study: SweepStudy, target: Path, after: int = 1) -> list[Path]:
             raise StopError
 
     with pytest.raises(StopError):
-        sweep(study, target, progress=stop)
+        write_sweep_table(study, target, progress=stop)
     return sorted(Path(f"{target}.parts").glob("0*.json"))
 
 
@@ -186,7 +188,7 @@ def test_parts_of_another_study_are_not_touched(study: SweepStudy, tmp_path: Pat
     (part,) = stopped(study, tmp_path / "t.csv")
     before = part.read_bytes()
     with pytest.raises(SpecError, match="another study"):
-        sweep(study.model_copy(update={"models": ["alexnet"]}), tmp_path / "t.csv")
+        write_sweep_table(study.model_copy(update={"models": ["alexnet"]}), tmp_path / "t.csv")
     assert part.read_bytes() == before
 
 
@@ -204,8 +206,8 @@ def test_files_beside_the_parts_that_are_torn_or_binary_lose_no_part(
         asked.extend(parts)
         return _serial(given, parts)
 
-    sweep(study, tmp_path / "t.csv", counting)
-    sweep(study, tmp_path / "whole.csv")
+    write_sweep_table(study, tmp_path / "t.csv", counting)
+    write_sweep_table(study, tmp_path / "whole.csv")
     assert 0 not in asked and (tmp_path / "t.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 
@@ -222,8 +224,8 @@ def test_a_full_disk_leaves_nothing_that_blocks_the_next_run(tmp_path: Path) -> 
         ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
         assert ended.returncode == 2 and ended.stderr.count("error: ") == 1 and "cannot be written" in ended.stderr
         assert not (tmp_path / "t.csv").exists() and not list(tmp_path.glob("**/*.new"))
-    sweep(load_study(tmp_path / "study.yaml"), tmp_path / "t.csv")
-    sweep(load_study(tmp_path / "study.yaml"), tmp_path / "whole.csv")
+    write_sweep_table(load_sweep_study(tmp_path / "study.yaml"), tmp_path / "t.csv")
+    write_sweep_table(load_sweep_study(tmp_path / "study.yaml"), tmp_path / "whole.csv")
     assert (tmp_path / "t.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 
@@ -231,7 +233,7 @@ def test_what_cannot_be_planned_is_a_row_with_its_reason(tmp_path: Path) -> None
     study = SweepStudy.model_validate(
         {"models": ["lenet"], "systems": ["v100-pcie-16gb"], "axes": {"gpus": [1, 2], "batch": [8]}}
     )
-    sweep(study, tmp_path / "t.csv")
+    write_sweep_table(study, tmp_path / "t.csv")
     one, two = rows(tmp_path / "t.csv")
     assert one["problem"] == "" and float(one["step_time_s"]) > 0
     assert "device" in two["problem"] and two["step_time_s"] == "" and two["fits"] == ""
@@ -241,8 +243,8 @@ def test_what_cannot_be_planned_is_a_row_with_its_reason(tmp_path: Path) -> None
 def test_parquet_holds_the_same(study: SweepStudy, tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
-    sweep(study, tmp_path / "t.csv")
-    sweep(study, tmp_path / "t.parquet")
+    write_sweep_table(study, tmp_path / "t.csv")
+    write_sweep_table(study, tmp_path / "t.parquet")
     left, right = pandas.read_csv(tmp_path / "t.csv"), pandas.read_parquet(tmp_path / "t.parquet")
     assert list(left.columns) == list(right.columns) and len(left) == len(right)
     assert (left["time_s"] == right["time_s"]).all() and (left["system"] == right["system"]).all()
@@ -279,7 +281,7 @@ def test_studies_that_make_no_sense(text: str, message: str, tmp_path: Path) -> 
     path = tmp_path / "study.yaml"
     path.write_text(f"models: [lenet]\nsystems: [dgx-a100-80gb]\n{text}\n")
     with pytest.raises(SpecError, match=message) as caught:
-        load_study(path)
+        load_sweep_study(path)
     assert "study.yaml" in str(caught.value)
 
 
@@ -370,10 +372,10 @@ def test_a_cluster_makes_the_same_table_though_a_worker_dies(
             workers[0].send_signal(signal.SIGKILL)
 
     progress: Callable[[int, int], None] = kill_one
-    sweep(study, tmp_path / "cluster.csv", dask_evaluator(address), progress)
+    write_sweep_table(study, tmp_path / "cluster.csv", dask_evaluator(address), progress)
     assert workers[0].wait(timeout=10) == -signal.SIGKILL
-    sweep(study, tmp_path / "serial.csv")
-    assert seen == list(range(1, math.ceil(study.points / _PART) + 1))  # each part once
+    write_sweep_table(study, tmp_path / "serial.csv")
+    assert seen == list(range(1, math.ceil(study.point_count / _PART) + 1))  # each part once
     assert (tmp_path / "cluster.csv").read_bytes() == (tmp_path / "serial.csv").read_bytes()
 
 
@@ -383,8 +385,8 @@ def test_a_cold_worker_of_eight_threads_loses_no_row(
     cluster: tuple[str, list[subprocess.Popen[bytes]]], tmp_path: Path
 ) -> None:
     study = SweepStudy.model_validate(BIG)
-    sweep(study, tmp_path / "cluster.csv", dask_evaluator(cluster[0]))
-    sweep(study, tmp_path / "serial.csv")
+    write_sweep_table(study, tmp_path / "cluster.csv", dask_evaluator(cluster[0]))
+    write_sweep_table(study, tmp_path / "serial.csv")
     assert (tmp_path / "cluster.csv").read_bytes() == (tmp_path / "serial.csv").read_bytes()
 
 
@@ -399,10 +401,10 @@ def test_a_scheduler_that_dies_is_one_sentence_and_the_parts_are_kept(
         processes_of[-1].kill()
 
     with pytest.raises(SpecError, match=r"--scheduler tcp.*: went away .*goes on from there"):
-        sweep(study, tmp_path / "t.csv", dask_evaluator(address), kill)
+        write_sweep_table(study, tmp_path / "t.csv", dask_evaluator(address), kill)
     assert len(list((tmp_path / "t.csv.parts").glob("0*.json"))) >= 1
-    sweep(study, tmp_path / "t.csv")
-    sweep(study, tmp_path / "serial.csv")
+    write_sweep_table(study, tmp_path / "t.csv")
+    write_sweep_table(study, tmp_path / "serial.csv")
     assert (tmp_path / "t.csv").read_bytes() == (tmp_path / "serial.csv").read_bytes()
 
 
@@ -420,7 +422,7 @@ def test_a_cluster_without_a_worker_is_said_and_waited_for(
         processes_of[-1].kill()  # a cluster that ends is another sentence
 
     with pytest.raises(SpecError, match="went away"):
-        sweep(
+        write_sweep_table(
             SweepStudy.model_validate(BIG), tmp_path / "t.csv", dask_evaluator(address, warn),
             lambda done, count: processes_of[0].kill(),
         )  # fmt: skip
@@ -433,7 +435,7 @@ def test_a_scheduler_that_is_not_there_is_one_sentence(
     pytest.importorskip("distributed")
     monkeypatch.setattr("paleo.studies.sweep._CONNECT_S", 1)
     with pytest.raises(SpecError, match=r"--scheduler .*: does not answer"):
-        sweep(study, tmp_path / "t.csv", dask_evaluator("tcp://127.0.0.1:9"))
+        write_sweep_table(study, tmp_path / "t.csv", dask_evaluator("tcp://127.0.0.1:9"))
 
 
 @pytest.mark.slow
@@ -442,11 +444,11 @@ def test_a_second_sweep_to_the_same_output_is_refused(study: SweepStudy, tmp_pat
 
     def second(done: int, count: int) -> None:
         with pytest.raises(SpecError) as caught:
-            sweep(study, tmp_path / "link.csv")
+            write_sweep_table(study, tmp_path / "link.csv")
         refusals.append(str(caught.value))
 
     (tmp_path / "link.csv").symlink_to("t.csv")
-    sweep(study, tmp_path / "t.csv", progress=second)
+    write_sweep_table(study, tmp_path / "t.csv", progress=second)
     assert refusals and all(f"another sweep (process {os.getpid()} on " in text for text in refusals)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link.csv", "study.yaml", "t.csv"]
 
@@ -464,11 +466,11 @@ def test_parts_made_before_a_named_file_changed_are_not_mixed_with_new_ones(tmp_
         f"axes: {{batch: [{batches}]}}\n"
     )
 
-    stopped(load_study(path), tmp_path / "t.csv")
+    stopped(load_sweep_study(path), tmp_path / "t.csv")
     with (tmp_path / edited).open("a") as file:
         file.write("# edited\n")
     with pytest.raises(SpecError, match="a file that it names or paleo"):
-        sweep(load_study(path), tmp_path / "t.csv")
+        write_sweep_table(load_sweep_study(path), tmp_path / "t.csv")
 
 
 def test_a_worker_with_another_release_or_another_file_says_so(study: SweepStudy, tmp_path: Path) -> None:
@@ -484,8 +486,8 @@ def test_a_torn_part_is_computed_again(spoilt: Callable[[str], str], study: Swee
     """Torn, of other text, or with digits changed, which its digest tells."""
     part, *_ = stopped(study, tmp_path / "t.csv", after=999)
     part.write_text(spoilt(part.read_text()))
-    sweep(study, tmp_path / "t.csv")
-    sweep(study, tmp_path / "whole.csv")
+    write_sweep_table(study, tmp_path / "t.csv")
+    write_sweep_table(study, tmp_path / "whole.csv")
     assert (tmp_path / "t.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 

@@ -7,7 +7,7 @@ import pytest
 from paleo.errors import SpecError
 from paleo.operations.base import Kernel, Phase
 from paleo.predict import predict
-from paleo.pricing.systolic import occupied_flops, occupied_gemm_flops, padded_bytes
+from paleo.pricing.systolic import lane_padded_bytes, systolic_array_flops, systolic_gemm_flops
 from paleo.questions import compare, estimate
 from paleo.specs.catalog import entry_names
 from paleo.specs.device import Device, load_device
@@ -15,7 +15,7 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
-from paleo.tables.run_tables import software_of
+from paleo.tables.run_tables import software_profile_name
 from paleo.units import MILLISECOND
 
 ARRAYS = [load_device(name) for name in entry_names("devices") if load_device(name).kind == "tpu"]
@@ -32,7 +32,7 @@ def conv(n: float, c: float, k: float, side: float, operation: str = "fwd") -> K
 
 
 def ratio(kernel: Kernel, device: Device) -> float:
-    return float(occupied_flops([kernel], device)[0]) / kernel.flops
+    return float(systolic_array_flops([kernel], device)[0]) / kernel.flops
 
 
 @pytest.mark.parametrize("device", ARRAYS, ids=lambda device: device.name)
@@ -58,8 +58,8 @@ def test_a_product_is_padded_on_both_sides_of_the_array() -> None:
 
 
 def test_few_rows_take_as_long_as_loading_the_next_tile() -> None:
-    assert float(occupied_gemm_flops(1.0, 4096.0, 4096.0, 128.0)) == float(
-        occupied_gemm_flops(128.0, 4096.0, 4096.0, 128.0)
+    assert float(systolic_gemm_flops(1.0, 4096.0, 4096.0, 128.0)) == float(
+        systolic_gemm_flops(128.0, 4096.0, 4096.0, 128.0)
     )
     two_cores = load_device("tpu-v4")
     assert ratio(gemm(128, 4096, 4096), two_cores) == 2  # 64 rows a core
@@ -75,9 +75,9 @@ def test_a_volume_of_32_channels_spread_over_cores_fills_a_sixteenth_of_the_arra
 
 def test_channels_of_a_lone_sample_are_padded_in_memory() -> None:
     v4 = load_device("tpu-v4")
-    assert padded_bytes(conv(1, 32, 32, 128), v4) == 4 * conv(1, 32, 32, 128).bytes
-    assert padded_bytes(conv(64, 32, 32, 128), v4) == conv(64, 32, 32, 128).bytes
-    assert padded_bytes(conv(1, 32, 32, 128), load_device("a30")) == conv(1, 32, 32, 128).bytes
+    assert lane_padded_bytes(conv(1, 32, 32, 128), v4) == 4 * conv(1, 32, 32, 128).bytes
+    assert lane_padded_bytes(conv(64, 32, 32, 128), v4) == conv(64, 32, 32, 128).bytes
+    assert lane_padded_bytes(conv(1, 32, 32, 128), load_device("a30")) == conv(1, 32, 32, 128).bytes
 
 
 def test_heads_of_128_use_half_of_an_array_of_256() -> None:
@@ -121,5 +121,5 @@ def test_a_task_on_tpus_runs_in_the_code_of_its_submissions() -> None:
 
 
 def test_rows_of_tpus_run_what_xla_compiles() -> None:
-    assert software_of({"device": "tpu-v6e", "software": "pytorch-eager"}) == "xla-tpu"
+    assert software_profile_name({"device": "tpu-v6e", "software": "pytorch-eager"}) == "xla-tpu"
     assert not load_software("xla-tpu@2021").overlap.gradients and load_software("xla-tpu").overlap.gradients

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 import paleo
-from paleo.cli import run as command
+from paleo.cli import run_command_line as command
 from paleo.report.columns import SplittingTable, empty_table
 from paleo.studies.collective import step_collectives
 from paleo.units import format_duration

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from paleo.cli.process import run as command
+from paleo.cli.process import run_command_line as command
 from paleo.learning.laws import SamplesToLoss
 from paleo.specs.prices import DEFAULT_RELIABILITY, system_reliability
 from paleo.specs.system import load_system
@@ -91,7 +91,7 @@ def test_length_from_a_loss_a_task_and_a_noise_scale(capsys: pytest.CaptureFixtu
     _, out, _ = run([*ESTIMATE, "--loss", "2.1", "--json"], capsys)
     # worked: 1.8172 + 482.01 / 8.03e9^0.3478 + 2085.43 / D^0.3658 = 2.1
     left = 2.1 - 1.8172 - 482.01 / 8030261248**0.3478
-    law, batch = SamplesToLoss.of(2.1, 8030261248.0, 8192.0), json.loads(out)["global_batch_size"]
+    law, batch = SamplesToLoss.for_network(2.1, 8030261248.0, 8192.0), json.loads(out)["global_batch_size"]
     assert law.tokens_at_best_batch == pytest.approx((2085.43 / left) ** (1 / 0.3658), rel=1e-3)
     assert json.loads(out)["training"]["samples"] == pytest.approx(float(law.samples(batch)), rel=1e-3)
     low, high = json.loads(out)["training"]["time_interval_s"]

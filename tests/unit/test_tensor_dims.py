@@ -6,8 +6,8 @@ import pytest
 
 from paleo.layers.base import LAYERS
 from paleo.network.graph import build_graph
-from paleo.parallel.placement import STRATEGIES, Mesh, Strategy
-from paleo.parallel.plan import undivided_parameter_shares
+from paleo.parallel.placement import STRATEGY_PRESETS, Mesh, Strategy
+from paleo.parallel.plan import unsplit_parameter_fractions
 from paleo.predict import predict
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -19,7 +19,7 @@ TP = Strategy(degrees={"tp": 4})
 
 def undivided(model: str, degree: int = 4) -> dict[str, float]:
     graph = build_graph(load_model(model), batch=4)
-    return undivided_parameter_shares(graph, STRATEGIES["dp"](graph, TP), Mesh.of({"tp": degree}))
+    return unsplit_parameter_fractions(graph, STRATEGY_PRESETS["dp"](graph, TP), Mesh.from_degrees({"tp": degree}))
 
 
 def test_every_dim_that_tensor_parallelism_divides_is_said_by_a_layer() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paleo.cli import run as command
+from paleo.cli import run_command_line as command
 from paleo.predict import predict
 from paleo.report.estimate import trace_events
 from paleo.specs.model import load_model
@@ -49,7 +49,7 @@ def test_events_of_a_track_follow_one_another(options: dict[str, Any]) -> None:
         for before, after in pairwise(ordered):
             assert before["ts"] + before["dur"] <= after["ts"] * (1 + 1e-9) + 1e-6
     end = max(event["ts"] + event["dur"] for event in complete(document)) * MICROSECOND
-    assert end == pytest.approx(made.timeline.end, rel=1e-9)
+    assert end == pytest.approx(made.timeline.end_time, rel=1e-9)
     assert json.loads(json.dumps(document)) == document
 
 

@@ -10,7 +10,7 @@ from paleo.pricing.attention import PrefillParameters, attention_prefill_time
 from paleo.pricing.families import (
     CONCURRENT_EXPERTS,
     TrainingKernelParameters,
-    experts_product_time,
+    looped_expert_gemm_time,
     training_attention_parameters,
 )
 from paleo.pricing.gemm import GemmParameters, gemm_time
@@ -27,8 +27,10 @@ PRODUCT = {
 
 def test_experts_run_as_many_at_a_time_as_there_are_streams() -> None:
     round_of_four = float(gemm_time(batch=CONCURRENT_EXPERTS, **PRODUCT))
-    assert float(experts_product_time(experts=32.0, launch=0.0, **PRODUCT)) == pytest.approx(8 * round_of_four)
-    assert float(experts_product_time(experts=32.0, launch=1e-6, **PRODUCT)) == pytest.approx(8 * round_of_four + 32e-6)
+    assert float(looped_expert_gemm_time(experts=32.0, launch=0.0, **PRODUCT)) == pytest.approx(8 * round_of_four)
+    assert float(looped_expert_gemm_time(experts=32.0, launch=1e-6, **PRODUCT)) == pytest.approx(
+        8 * round_of_four + 32e-6
+    )
 
 
 def test_attention_of_narrow_values_skips_their_products_but_where_a_kernel_pads_them() -> None:

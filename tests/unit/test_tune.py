@@ -9,21 +9,28 @@ import numpy as np
 import pytest
 
 import paleo
-from paleo.cli import run
+from paleo.cli import run_command_line as run
 from paleo.errors import SpecError
-from paleo.tuning.base import METHODS, TrialTimes, TuningProblem, sampled_trial_scores, simulate, synchronous_seconds
+from paleo.tuning.base import (
+    TUNING_METHODS,
+    TrialTimes,
+    TuningProblem,
+    sampled_trial_scores,
+    simulate_search,
+    synchronous_search_time,
+)
 
 PLAIN = TrialTimes(seconds_per_sample=[1.0])
 NODE = ("gpt2", "dgx-h100")
 
 
 def problem_of(method: str, trials: int, least: float, most: float, eta: int, seed: int = 0) -> TuningProblem:
-    rungs = METHODS[method].rungs(least, most, eta)
+    rungs = TUNING_METHODS[method].rungs(least, most, eta)
     return TuningProblem(trials, eta, rungs, sampled_trial_scores(trials, len(rungs), 1.0, seed), seed=seed)
 
 
 def searched(method: str, workers: int, costs: TrialTimes = PLAIN, **options):
-    return simulate(METHODS[method](problem_of(method, **options)), costs, workers)
+    return simulate_search(TUNING_METHODS[method](problem_of(method, **options)), costs, workers)
 
 
 # published rungs
@@ -38,7 +45,7 @@ def test_successive_halving_has_the_rungs_of_its_paper():
 
 def test_hyperband_has_the_brackets_of_its_paper():
     """Li et al., JMLR 2018, table 1: R = 81, eta = 3."""
-    hyperband = METHODS["hyperband"](problem_of("hyperband", 143, 1, 81, 3))
+    hyperband = TUNING_METHODS["hyperband"](problem_of("hyperband", 143, 1, 81, 3))
     sizes = [hyperband.trials_per_rung(bracket) for bracket in hyperband.brackets()]
     assert sizes == [[81, 27, 9, 3, 1], [34, 11, 3, 1], [15, 5, 1], [8, 2], [5]]
 
@@ -93,8 +100,8 @@ def test_the_simulation_is_the_closed_form(method: str) -> None:
         )  # fmt: skip
         problem = problem_of(method, draw.randint(1, 150), 1, most, eta, seed=case)
         workers = draw.randint(1, 40)
-        expected = float(synchronous_seconds(METHODS[method](problem).synchronous_stages(), costs, workers))
-        assert simulate(METHODS[method](problem), costs, workers).seconds == expected
+        expected = float(synchronous_search_time(TUNING_METHODS[method](problem).synchronous_stages(), costs, workers))
+        assert simulate_search(TUNING_METHODS[method](problem), costs, workers).wall_time == expected
 
 
 def sequential_asha(problem: TuningProblem) -> list[tuple[int, int]]:
@@ -122,14 +129,14 @@ def sequential_asha(problem: TuningProblem) -> list[tuple[int, int]]:
 def test_asha_on_one_worker_is_its_sequential_definition(seed: int) -> None:
     eta = 2 + seed % 3
     problem = problem_of("asha", 10 + 13 * seed, 1, eta**3, eta, seed)
-    timeline = simulate(METHODS["asha"](problem), PLAIN, 1)
+    timeline = simulate_search(TUNING_METHODS["asha"](problem), PLAIN, 1)
     assert [(job.trial, job.rung) for job in timeline.jobs] == sequential_asha(problem)
 
 
 # every method
 
 
-@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize("method", list(TUNING_METHODS))
 @pytest.mark.parametrize("workers", [1, 7, 64])
 def test_every_method_uses_each_worker_for_one_trial_at_a_time(method: str, workers: int) -> None:
     timeline = searched(method, workers, trials=50, least=1, most=16, eta=2)
@@ -145,22 +152,22 @@ def test_every_method_uses_each_worker_for_one_trial_at_a_time(method: str, work
 
 
 def test_more_workers_never_make_random_search_longer():
-    seconds = [searched("random", workers, trials=33, least=1, most=5, eta=2).seconds for workers in range(1, 40)]
+    seconds = [searched("random", workers, trials=33, least=1, most=5, eta=2).wall_time for workers in range(1, 40)]
     assert seconds == sorted(seconds, reverse=True)
 
 
 def test_a_fifth_of_a_population_copies():
     """All 20 members have a first score when the last of them ends it; from then on the worst four copy."""
-    method = METHODS["pbt"](problem_of("pbt", 20, 1, 10, 2))
-    timeline = simulate(method, PLAIN, 20)
+    method = TUNING_METHODS["pbt"](problem_of("pbt", 20, 1, 10, 2))
+    timeline = simulate_search(method, PLAIN, 20)
     assert timeline.trials_by_rung == [20] * 10
     assert 0.5 * 4 * 9 <= method.copies <= 1.1 * 4 * 9
 
 
 def test_children_have_sizes_near_their_parents():
     problem = TuningProblem(200, 2, (1.0,), sampled_trial_scores(200, 1, 1.0, 0), population=10, network_sizes=8)
-    method = METHODS["evolution"](problem)
-    simulate(
+    method = TUNING_METHODS["evolution"](problem)
+    simulate_search(
         method, TrialTimes(seconds_per_sample=[1.0] * 8, restore=[0.0] * 8, save=[0.0] * 8, evaluation=[0.0] * 8), 10
     )
     assert set(method.sizes) <= set(range(8))
@@ -231,7 +238,7 @@ def test_sizes_are_priced_one_by_one():
     answer = paleo.tune(
         *NODE, 8, trials=20, method="random", max_tokens="10M", vary=["layers=6..12:6"], gpus_per_trial=1
     )
-    unit, batch = answer.study.best.trial_estimate.trial_times.seconds_per_sample, answer.study.batch
+    unit, batch = answer.study.fastest_search.trial_estimate.trial_times.seconds_per_sample, answer.study.batch
     for seconds, layers in zip(unit, (6, 12), strict=True):
         alone = paleo.Run(gpus=1, strategy="auto", global_batch=batch, model={"layers": layers})
         assert seconds == pytest.approx(paleo.estimate(*NODE, run=alone).step_time / batch, rel=1e-3)

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paleo.cli import run
+from paleo.cli import run_command_line as run
 from paleo.errors import SpecError
 from paleo.pricing.calibration_lookup import (
     HOST_PARAMETERS,
-    UNMEASURED_INTERVAL,
+    UNMEASURED_INTERVAL_FACTORS,
     SourcedParameters,
     find_parameters,
     inherited_entry,
@@ -23,18 +23,18 @@ from paleo.pricing.power import SUSTAINED_ENERGY_FAMILY, PowerParameters, Sustai
 from paleo.specs.calibration import load_calibration, load_inheritance, parameters_from_mapping
 from paleo.specs.catalog import entry_names
 from paleo.step.interval import IntervalParameters
-from paleo.tables.cells import map_words, word_codes
+from paleo.tables.cells import factorize_text_column, map_text_columns
 from paleo.tables.kernels import KERNEL_TABLES
 from paleo.tables.run_tables import find_table_kind
 from paleo.tables.validation import (
     ErrorSummary,
-    explain_miss,
+    explain_prediction_error,
     summarise_errors,
     validate_file,
     validate_frame,
     with_predictions,
 )
-from paleo.tables.validation_report import document, prediction_plot
+from paleo.tables.validation_report import json_document, prediction_plot
 
 
 def products(**columns: object) -> pd.DataFrame:
@@ -66,7 +66,7 @@ def test_no_rows_have_no_errors() -> None:
 
 def test_baseline_is_one_best_constant_for_each_device() -> None:
     report = validate_frame("t", products(), find_table_kind(products().columns))
-    ideal, efficiency = report.predictions.baseline, report.device_efficiencies["h100-sxm5-80gb"]
+    ideal, efficiency = report.predictions.baseline, report.roofline_efficiency_by_device["h100-sxm5-80gb"]
     trials = [np.mean(np.abs(ideal / e / report.measured - 1)) for e in np.linspace(0.01, 1.0, 400)]
     assert np.mean(np.abs(report.baseline / report.measured - 1)) <= min(trials) + 1e-9
     assert ideal[2] == pytest.approx(2 * 4096**3 / (4096 * 132 * 1.98e9), rel=0.01)  # matrix units at the boost clock
@@ -82,7 +82,7 @@ def test_each_row_is_predicted_or_explained() -> None:
     )
     frame = pd.concat([frame, products(time_us=[0.0, np.nan, 220.0], m=[64, -3, 4096]), products().iloc[:0]])
     report = validate_frame("t", frame, find_table_kind(frame.columns))
-    assert report.was_predicted.tolist() == [True, False, False, False, False, True]
+    assert report.predicted_row_mask.tolist() == [True, False, False, False, False, True]
     reasons = report.predictions.failure_reasons
     assert reasons[[1, 4]].tolist() == [f"m {cell!r} is not a whole number from 0 to 9e+15" for cell in ("x", "-3")]
     assert "p100-pcie-16gb has no peak for dtype 'bf16'" in reasons[2]
@@ -92,13 +92,13 @@ def test_each_row_is_predicted_or_explained() -> None:
 
 def test_unknown_device_names_the_nearest() -> None:
     report = validate_frame("t", products(device="h100-sxm5-80"), find_table_kind(products().columns))
-    assert not report.was_predicted.any() and "h100-sxm5-80gb" in report.predictions.failure_reasons[0]
+    assert not report.predicted_row_mask.any() and "h100-sxm5-80gb" in report.predictions.failure_reasons[0]
     assert report.errors().rows == 0
 
 
 def test_devices_are_found_by_what_cuda_calls_them() -> None:
     report = validate_frame("t", products(device="NVIDIA H100 80GB HBM3"), find_table_kind(products().columns))
-    assert set(report.errors_by_word(report.predictions.subjects)) == {"h100-sxm5-80gb"}
+    assert set(report.errors_by_group(report.predictions.device_names)) == {"h100-sxm5-80gb"}
 
 
 def test_further_columns_and_their_order_do_not_matter() -> None:
@@ -127,7 +127,7 @@ def test_unknown_header_says_what_is_missing() -> None:
 def test_misses_are_explained(
     measured: float, predicted: float, ideal: float, spread: float, origin: str, word: str
 ) -> None:
-    assert word in explain_miss(measured, predicted, ideal, spread, origin)
+    assert word in explain_prediction_error(measured, predicted, ideal, spread, origin)
 
 
 # --- any device, any stack -----------------------------------------------------------------------------------------
@@ -148,7 +148,9 @@ def test_devices_without_measurements_inherit(device: str, source: str) -> None:
 
 def every_family() -> dict[str, type]:
     """The parameters of each family of kernels, of boards, and of the intervals of steps."""
-    kernels = {family: kind for _, table in KERNEL_TABLES.items() for family, kind in table.families.items()}
+    kernels = {
+        family: kind for _, table in KERNEL_TABLES.items() for family, kind in table.parameters_by_family.items()
+    }
     return {
         **kernels,
         "power": PowerParameters,
@@ -171,7 +173,7 @@ def test_every_rule_resolves_and_fits_its_family() -> None:
 
 def test_host_parameters_are_those_of_the_kinds() -> None:
     for kind in dict(KERNEL_TABLES.items()).values():
-        for family in kind.families:
+        for family in kind.parameters_by_family:
             assert set(kind.host_parameters) <= set(HOST_PARAMETERS[family.partition(".")[0]])
 
 
@@ -190,7 +192,7 @@ def test_a_stack_that_was_not_measured_keeps_the_silicon() -> None:
 
 def test_what_no_rule_knows_has_the_formulas_defaults() -> None:
     found = find_parameters(GemmParameters, subject="x", architecture="Kepler", family="gemm.unheard-of")
-    assert found.origin == "default" and found.interval_factors(1.0) == UNMEASURED_INTERVAL
+    assert found.origin == "default" and found.interval_factors(1.0) == UNMEASURED_INTERVAL_FACTORS
 
 
 def test_relatives_are_wider_than_the_family_itself() -> None:
@@ -210,7 +212,7 @@ def test_bounds_follow_the_bins() -> None:
     assert low == pytest.approx([0.25, 0.5, 3.6]) and high == pytest.approx([1.0, 2.0, 4.4])
     for seconds in (0.5, 1.0, 1.5, 4.0, np.inf, np.nan):
         assert found.interval_factors(seconds) == tuple(
-            each.item() for each in found.factors_of_each(np.array([seconds]))
+            each.item() for each in found.interval_factor_arrays(np.array([seconds]))
         )
     assert found.interval_factors(4.0) == (0.9, 1.1)
 
@@ -255,7 +257,7 @@ def test_tables_predictions_and_plot_are_written(tmp_path: Path, capsys: pytest.
 def test_two_files_share_one_table_of_predictions() -> None:
     reports = [validate_frame(name, products(), find_table_kind(products().columns)) for name in ("a", "b")]
     assert with_predictions(reports)["file"].tolist() == ["a"] * 3 + ["b"] * 3
-    assert len(prediction_plot(reports).axes) == 2 and len(document(reports)["files"]) == 2
+    assert len(prediction_plot(reports).axes) == 2 and len(json_document(reports)["files"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -281,10 +283,15 @@ def test_an_own_calibration_prices_its_device_alone() -> None:
 
 def test_words_are_coded_once() -> None:
     frame = pd.DataFrame({"a": pd.Series([" x", "y", None, "x"], dtype="category")})
-    codes, words = word_codes(frame, "a", "none")
+    codes, words = factorize_text_column(frame, "a", "none")
     assert [words[code] for code in codes] == ["x", "y", "none", "x"]
     calls: list[str] = []
-    assert map_words(frame, ("a", "absent"), lambda a, b: calls.append(a) or len(a), int).tolist() == [1, 1, 0, 1]
+    assert map_text_columns(frame, ("a", "absent"), lambda a, b: calls.append(a) or len(a), int).tolist() == [
+        1,
+        1,
+        0,
+        1,
+    ]
     assert sorted(calls) == ["", "x", "x", "y"]  # ' x' and 'x' are two words of the column
 
 

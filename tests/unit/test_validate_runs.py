@@ -14,24 +14,24 @@ from paleo.learning.laws import fit_reference_points, refit_without_batch
 from paleo.specs.calibration import load_calibration
 from paleo.specs.software import load_software
 from paleo.specs.task import QualityEvaluation, load_task
-from paleo.studies.goodput import checkpoint_seconds, storage_by_name
+from paleo.studies.goodput import checkpoint_pause, storage_by_name
 from paleo.studies.target import _code_ratio, _evaluations, target_scaling, task_run, time_to_target
 from paleo.tables.kinds._learning import StalenessTable
 from paleo.tables.kinds._machines import rank_mean_times
 from paleo.tables.kinds._mlperf_training import (
     MlperfTrainingTable,
     boolean_cell,
-    gpus_that_train,
+    mlperf_submission_row,
     repeated_rows,
     strategy_of_row,
-    submission_of,
-    system_of_row,
-    target_of_row,
+    submission_system,
+    submission_time_to_target,
+    training_gpus_and_options,
 )
 from paleo.tables.kinds._vision_and_language import VisionStepTable
 from paleo.tables.run_tables import find_table_kind
 from paleo.tables.validation import validate_frame
-from paleo.tables.validation_report import document
+from paleo.tables.validation_report import json_document
 
 RUN = {
     "benchmark": "resnet", "round": "v2.1", "submitter": "somebody", "system": "dgx-a100-80gb",
@@ -50,7 +50,7 @@ IMAGES = {
 def errors_of(rows: list[dict[str, object]]) -> dict[str, object]:
     frame = pd.DataFrame(rows)
     report = validate_frame("rows.csv", frame, find_table_kind(frame.columns))
-    (found,) = document([report])["files"]
+    (found,) = json_document([report])["files"]
     return dict(found)
 
 
@@ -75,11 +75,11 @@ def test_a_submission_is_the_same_step_in_a_table_of_steps() -> None:
     overall = errors_of([IMAGES])["overall"]
     assert isinstance(overall, dict)
     assert overall["mape"] < 0.1
-    submission = submission_of(IMAGES)
+    submission = mlperf_submission_row(IMAGES)
     assert submission is not None
     assert submission["global_batch"] == 3264
-    assert target_of_row(submission).step_time == target_of_row(RUN).step_time
-    assert submission_of({**IMAGES, "source": "another page"}) is None
+    assert submission_time_to_target(submission).step_time == submission_time_to_target(RUN).step_time
+    assert mlperf_submission_row({**IMAGES, "source": "another page"}) is None
 
 
 def test_an_own_calibration_prices_submissions_on_its_device_too() -> None:
@@ -111,28 +111,28 @@ def test_degrees_of_submissions_are_read_as_those_of_other_steps() -> None:
 
 def test_batches_of_submissions_that_their_notes_state() -> None:
     row = {"source": "MLPerf Training v0.7, NVIDIA", "model": "BERT", "device": "v100-sxm2-32gb", "n_gpus": 8}
-    logged = submission_of({**row, "global_batch": 48.0, "notes": "logged batch 96 sequences; padding kept"})
-    packed = submission_of({**row, "source": "MLPerf Training v2.0, Dell", "global_batch": 48.0})
+    logged = mlperf_submission_row({**row, "global_batch": 48.0, "notes": "logged batch 96 sequences; padding kept"})
+    packed = mlperf_submission_row({**row, "source": "MLPerf Training v2.0, Dell", "global_batch": 48.0})
     assert logged is not None
     assert packed is not None
     assert (logged["global_batch"], packed["global_batch"]) == (96.0, 96.0)
     in_parentheses = {"device": "(rtx-a5000)", "n_gpus": 2, "nodes": 1}
-    assert system_of_row(in_parentheses).device.name == "rtx-a5000"
+    assert submission_system(in_parentheses).device.name == "rtx-a5000"
 
 
 def test_nodes_and_counts_of_submissions() -> None:
-    two = system_of_row({"system": "pcie4-8gpu", "device": "a30", "n_gpus": 16, "nodes": 2})
+    two = submission_system({"system": "pcie4-8gpu", "device": "a30", "n_gpus": 16, "nodes": 2})
     assert two.devices_per_node == 8
     assert two.levels[-1].ranks is None  # nodes of a catalog server are joined by a fabric
-    ten = system_of_row({"system": "pcie4-8gpu", "device": "a30", "n_gpus": 10, "nodes": 1})
+    ten = submission_system({"system": "pcie4-8gpu", "device": "a30", "n_gpus": 10, "nodes": 1})
     assert ten.devices_per_node == 10
     unet, resnet = load_task("mlperf-unet3d"), load_task("mlperf-resnet")
     lora = load_task("mlperf-llama2_70b_lora")
-    assert gpus_that_train({"n_gpus": 8}, 56, unet) == (8, {})
-    assert gpus_that_train({"n_gpus": 768}, 84, unet) == (336, {"strategy": "spatial=4,dp=84"})
-    assert gpus_that_train({"n_gpus": 72}, 56, resnet) == (56, {})
-    assert gpus_that_train({"n_gpus": 1024}, 128, lora) == (1024, {"strategy": "tp=8,dp=128,zero=1,sp"})
-    assert gpus_that_train({"n_gpus": 1024, "tp": 4}, 128, lora) == (1024, {})
+    assert training_gpus_and_options({"n_gpus": 8}, 56, unet) == (8, {})
+    assert training_gpus_and_options({"n_gpus": 768}, 84, unet) == (336, {"strategy": "spatial=4,dp=84"})
+    assert training_gpus_and_options({"n_gpus": 72}, 56, resnet) == (56, {})
+    assert training_gpus_and_options({"n_gpus": 1024}, 128, lora) == (1024, {"strategy": "tp=8,dp=128,zero=1,sp"})
+    assert training_gpus_and_options({"n_gpus": 1024, "tp": 4}, 128, lora) == (1024, {})
     assert boolean_cell({"sp": "False"}, "sp", True) is False
     frame = pd.DataFrame([RUN, RUN])
     assert repeated_rows(frame).tolist() == [False, True]
@@ -190,14 +190,14 @@ def test_checkpoints() -> None:
     """Worked: 14 bytes of 1.557 G parameters through one process of 1.2 GB/s; a NAS of 150 MB/s is slower still."""
     disk, nas = storage_by_name("NVMe SSD", 2e9), storage_by_name("NAS 100 MB/s")
     total = 14 * 1.557e9
-    one = checkpoint_seconds(total_bytes=total, software="DDP", processes=2, nodes=1, storage=disk)
+    one = checkpoint_pause(total_bytes=total, software="DDP", processes=2, nodes=1, storage=disk)
     assert one == pytest.approx(total / 1.2e9)
-    slow = checkpoint_seconds(total_bytes=total, software="DDP", processes=2, nodes=1, storage=nas)
+    slow = checkpoint_pause(total_bytes=total, software="DDP", processes=2, nodes=1, storage=nas)
     assert slow == pytest.approx(total / 0.15e9)
-    copied = checkpoint_seconds(total_bytes=total, software="zero-3", processes=2, nodes=1, storage=nas, mode="memory")
+    copied = checkpoint_pause(total_bytes=total, software="zero-3", processes=2, nodes=1, storage=nas, mode="memory")
     assert copied < 1.5
     with pytest.raises(SpecError, match="software: 'magic' is not known"):
-        checkpoint_seconds(total_bytes=total, software="magic", processes=2, nodes=1, storage=disk)
+        checkpoint_pause(total_bytes=total, software="magic", processes=2, nodes=1, storage=disk)
     with pytest.raises(SpecError, match="storage"):
         storage_by_name("a drawer")
 
@@ -207,7 +207,7 @@ def test_evaluations_and_ratios() -> None:
     assert [_evaluations(each, samples) for samples in (50.0, 100.0, 110.0, 250.0, 300.0)] == [1, 1, 2, 3, 3]
     assert _evaluations(each.model_copy(update={"beside": True}), 1000.0) == 1
     task = load_task("mlperf-resnet")
-    system = system_of_row(RUN)
+    system = submission_system(RUN)
     code = task.code.model_copy(update={"ratio": {"all": 0.8, "Ampere": 0.7}, "samples_per_gpu": 100.0,
                                         "per_doubling": 0.1, "several_nodes": 0.2})  # fmt: skip
     ratio, _ = _code_ratio(code, system.device, samples_per_gpu=200.0, nodes=2)
@@ -215,7 +215,7 @@ def test_evaluations_and_ratios() -> None:
 
 
 def test_time_to_target_is_the_sum_of_its_parts() -> None:
-    task, system = load_task("mlperf:resnet"), system_of_row({**RUN, "n_gpus": 64, "nodes": 8})
+    task, system = load_task("mlperf:resnet"), submission_system({**RUN, "n_gpus": 64, "nodes": 8})
     points = [
         time_to_target(task, system, task_run(task, gpus, 3264, dtype="fp16"), global_batch=3264)
         for gpus in (8, 16, 32)
@@ -223,15 +223,15 @@ def test_time_to_target_is_the_sum_of_its_parts() -> None:
     for point in points:
         trained = point.samples / point.global_batch * point.step_time
         evaluated = point.evaluation_count * point.evaluation_time
-        assert point.seconds == pytest.approx(trained + evaluated + task.code.start)
-        assert point.interval[0] < point.seconds < point.interval[1]
+        assert point.time_to_target == pytest.approx(trained + evaluated + task.code.start)
+        assert point.interval[0] < point.time_to_target < point.interval[1]
     curve = target_scaling(points)
     assert [point.prediction.plan.gpus for point in curve.points] == [8, 16, 32]
     assert "fastest with" in curve.verdict
 
 
 def test_convergence_tables_become_laws(tmp_path: Path) -> None:
-    from paleo.calibrate.mlperf_tasks import fit_law, law_text, reference_points_of, replace_law
+    from paleo.calibrate.mlperf_tasks import convergence_law_yaml, fit_convergence_law, reference_points_of, replace_law
 
     rows = [
         {"benchmark": "bert", "round": "v2.1", "global_batch_size": batch, "n": 20,
@@ -241,11 +241,11 @@ def test_convergence_tables_become_laws(tmp_path: Path) -> None:
     ]  # fmt: skip
     table = pd.DataFrame(rows)
     task = load_task("mlperf-bert")
-    law = fit_law(reference_points_of(task, table))
+    law = fit_convergence_law(reference_points_of(task, table))
     assert law.samples_min == pytest.approx(2e6)
     assert law.critical_batch == pytest.approx(1e4)
     text = "title: x\nlaw:\n  constant:\n    fixed: 1\nevaluation:\n  samples: 1\n"
-    written = replace_law(text, law_text(law))
+    written = replace_law(text, convergence_law_yaml(law))
     assert "samples_min: 2000000" in written
     assert written.endswith("evaluation:\n  samples: 1\n")
 

@@ -13,30 +13,30 @@ from paleo.lowering.program import Program, without_backward
 from paleo.operations.base import Kernel
 from paleo.predict import Prediction, predict
 from paleo.pricing import families
-from paleo.pricing.kernels import FamilyPredictor
+from paleo.pricing.kernels import KernelFamilyPredictor
 from paleo.pricing.power import energy_per_flop
 from paleo.specs.device import Device, load_device
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
 from paleo.specs.system import load_system
-from paleo.specs.task import benchmark_task
-from paleo.tables.base import efficiency_points, summarise_efficiencies
+from paleo.specs.task import mlperf_task
+from paleo.tables.base import scaling_efficiency_points, summarise_scaling_efficiencies
 from paleo.tables.kinds._vision_and_language import (
     ACCUMULATION_NOTE,
     VisionStepTable,
+    accumulated_microbatches,
+    catalog_model_name,
     cudnn_release,
-    cudnn_version,
-    microbatches_of,
-    model_of,
-    run_of,
+    parse_cudnn_version,
+    run_of_cnn_row,
     size_overrides,
     software_profile_at_date,
     software_profile_of,
 )
-from paleo.tables.run_tables import find_table_kind, system_of
+from paleo.tables.run_tables import find_table_kind, system_of_run
 from paleo.tables.validation import FileReport, validate_frame
-from paleo.tables.validation_report import document, terminal_renderables
+from paleo.tables.validation_report import json_document, validation_renderables
 
 
 def step(model: str, system: str = "v100-sxm2-16gb", **more: object) -> Prediction:
@@ -53,7 +53,7 @@ def step(model: str, system: str = "v100-sxm2-16gb", **more: object) -> Predicti
      ("none (native im2col+GEMM)", 1.0), ("", None), ("nan", None), ("yes", None)],
 )  # fmt: skip
 def test_releases_of_cudnn(text: str, release: float | None) -> None:
-    assert cudnn_version(text) == release
+    assert parse_cudnn_version(text) == release
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_updates_by_a_call_for_each_term_until_lists_were_the_default() -> None:
 )  # fmt: skip
 def test_recipes_that_accumulate_gradients(slug: str, gpus: int, notes: str, passes: int) -> None:
     row = {"model_slug": slug, "batch_per_gpu": 64.0, "n_gpus": gpus, "notes": f"recipe {notes} (1k-4k)"}
-    assert microbatches_of(row) == passes
+    assert accumulated_microbatches(row) == passes
 
 
 def test_a_pass_of_such_a_recipe_has_its_share_of_the_update() -> None:
@@ -126,7 +126,10 @@ def test_a_pass_of_such_a_recipe_has_its_share_of_the_update() -> None:
     rows = [row | {"notes": notes} for notes in ("", f"recipe {ACCUMULATION_NOTE}", "no weight update")]
     every, shared, without = (VisionStepTable().predict_network_row(case).value for case in rows)
     assert every - shared == pytest.approx((every - without) * 63 / 64, rel=1e-9) and every - without > 0.01
-    assert run_of(row).optimizer == "rmsprop" and run_of(row | {"model_slug": "resnet50"}).optimizer == "momentum"
+    assert (
+        run_of_cnn_row(row).optimizer == "rmsprop"
+        and run_of_cnn_row(row | {"model_slug": "resnet50"}).optimizer == "momentum"
+    )
 
 
 def test_a_pass_of_such_a_recipe_lasts_at_least_until_its_images_arrive() -> None:
@@ -147,28 +150,30 @@ def test_opencl_kernels_are_refused_by_name() -> None:
 
 def test_variants_of_networks() -> None:
     harness = {"model_slug": "resnet50", "notes": "tf_cnn_benchmarks synthetic ImageNet"}
-    assert model_of(harness) == "resnet50-v1"
-    assert model_of({"model_slug": "resnet50", "notes": ""}) == "resnet50"
-    assert model_of(harness | {"model_slug": "alexnet"}) == "alexnet-tf"
-    assert model_of(harness | {"model_slug": "alexnet", "source": "its page (May 2017)"}) == "alexnet"
-    assert model_of({"model_slug": "alexnet", "notes": ""}) == "alexnet"
-    assert model_of({"model_slug": "vgg16", "framework": "tf_cnn_benchmarks"}) == "vgg16"
-    assert model_of({"model_slug": "resnext101-32x4d", "model": "SE-ResNeXt-101 32x4d"}) == "se-resnext101-32x4d"
+    assert catalog_model_name(harness) == "resnet50-v1"
+    assert catalog_model_name({"model_slug": "resnet50", "notes": ""}) == "resnet50"
+    assert catalog_model_name(harness | {"model_slug": "alexnet"}) == "alexnet-tf"
+    assert catalog_model_name(harness | {"model_slug": "alexnet", "source": "its page (May 2017)"}) == "alexnet"
+    assert catalog_model_name({"model_slug": "alexnet", "notes": ""}) == "alexnet"
+    assert catalog_model_name({"model_slug": "vgg16", "framework": "tf_cnn_benchmarks"}) == "vgg16"
+    assert (
+        catalog_model_name({"model_slug": "resnext101-32x4d", "model": "SE-ResNeXt-101 32x4d"}) == "se-resnext101-32x4d"
+    )
 
 
 def test_nodes_networks_and_images_are_those_of_the_row() -> None:
     row = {"device": "k80-die", "system": "aws-p2.16xlarge", "n_gpus": 64, "nodes": 8, "model_slug": "vgg11"}
-    whole, half = system_of(row | {"nodes": 4}), system_of(row)
+    whole, half = system_of_run(row | {"nodes": 4}), system_of_run(row)
     assert whole == load_system("aws-p2.16xlarge")
     assert half.devices_per_node == 8 and [level.ranks for level in half.levels] == [2, 8, None]
-    assert [level.ranks for level in system_of(row | {"n_gpus": 24}).levels] == [2, 3, None]
-    assert [level.ranks for level in system_of(row | {"n_gpus": 8}).levels] == [None]
-    assert system_of(row | {"n_gpus": 8, "nodes": 1}) == whole
-    slow = system_of(row | {"interconnect": "PCIe + 10 Gb/s Ethernet (AWS p2.8xlarge)"}).levels[-1]
+    assert [level.ranks for level in system_of_run(row | {"n_gpus": 24}).levels] == [2, 3, None]
+    assert [level.ranks for level in system_of_run(row | {"n_gpus": 8}).levels] == [None]
+    assert system_of_run(row | {"n_gpus": 8, "nodes": 1}) == whole
+    slow = system_of_run(row | {"interconnect": "PCIe + 10 Gb/s Ethernet (AWS p2.8xlarge)"}).levels[-1]
     assert slow.link.bandwidth == 1.25e9 and slow.ports == 1
-    assert system_of(row | {"interconnect": "20 GbE"}).levels[-1].link.bandwidth == 2.5e9
-    assert system_of(row | {"interconnect": "InfiniBand FDR 56 Gb/s"}).levels[-1] == half.levels[-1]
-    assert system_of(row | {"interconnect": "RoCE 50 Gb/s"}).levels[-1].link.name == "ethernet-100g-roce"
+    assert system_of_run(row | {"interconnect": "20 GbE"}).levels[-1].link.bandwidth == 2.5e9
+    assert system_of_run(row | {"interconnect": "InfiniBand FDR 56 Gb/s"}).levels[-1] == half.levels[-1]
+    assert system_of_run(row | {"interconnect": "RoCE 50 Gb/s"}).levels[-1].link.name == "ethernet-100g-roce"
     assert size_overrides(row | {"input_shape": "64x3x231x231"}) == {"resolution": 231}
     assert (
         size_overrides(row | {"input_shape": "3x224x224"}) == size_overrides(row | {"input_shape": float("nan")}) == {}
@@ -351,7 +356,7 @@ def convolutions(device: str | Device, dtype: str, software: str = "pytorch-eage
     width = 4 if dtype in ("fp32", "tf32") else 2
     read, written = width * sizes["n"] * sizes["c"] * sizes["h"] * sizes["w"], width * out * sizes["k"]
     kernel = Kernel("c", "conv", "fwd", "forward", work, 0.0, read, written, sizes)
-    prices = FamilyPredictor(chosen, dtype, load_software(software))
+    prices = KernelFamilyPredictor(chosen, dtype, load_software(software))
     return float(prices.device_times([kernel]).seconds[0])
 
 
@@ -420,7 +425,7 @@ def test_kernels_of_old_libraries_are_those_of_their_time() -> None:
 def curves(**columns: list[object]) -> list[object]:
     frame = pd.DataFrame(columns)
     times = np.array([1.0, 1.25, 2.0])[: len(frame)]
-    return list(efficiency_points(frame, measured=times, predicted=np.ones(len(frame))))
+    return list(scaling_efficiency_points(frame, measured=times, predicted=np.ones(len(frame))))
 
 
 def test_points_are_against_the_fewest_devices_of_the_same_configuration() -> None:
@@ -432,7 +437,7 @@ def test_points_are_against_the_fewest_devices_of_the_same_configuration() -> No
 
 
 def test_nothing_to_summarise() -> None:
-    assert summarise_efficiencies([]).mean_error is None and summarise_efficiencies([]).points == 0
+    assert summarise_scaling_efficiencies([]).mean_error is None and summarise_scaling_efficiencies([]).points == 0
 
 
 def test_a_table_of_steps_reports_its_scaling() -> None:
@@ -442,9 +447,9 @@ def test_a_table_of_steps_reports_its_scaling() -> None:
     report: FileReport = validate_frame("steps", frame, find_table_kind(frame.columns))
     (point,) = report.scaling_efficiencies
     assert point.measured_efficiency == 0.75 and 0.3 < point.predicted_efficiency < 1.0
-    told = document([report])["files"][0]["scaling"]
+    told = json_document([report])["files"][0]["scaling"]
     assert told["points"] == 1 and told["mean_error"] == pytest.approx(abs(point.error))
-    assert any("points of 100 off" in str(one) for one in terminal_renderables(report))
+    assert any("points of 100 off" in str(one) for one in validation_renderables(report))
 
 
 # --- fused normalisations ------------------------------------------------------------------------------------------
@@ -458,7 +463,9 @@ def normalisation(phase: str, **fusion: str) -> float:
         "norm", "memory", "batch_norm", phase, 0.0, 0.0, read, whole, {"rows": 2.0**29, "columns": 1.0, "swept": swept}
     )  # type: ignore[arg-type]
     software = load_software("mxnet").with_fields({f"fusion.{name}": value for name, value in fusion.items()})
-    return float(FamilyPredictor(load_device("a100-sxm4-80gb"), "fp16", software).device_times([kernel]).seconds[0])
+    return float(
+        KernelFamilyPredictor(load_device("a100-sxm4-80gb"), "fp16", software).device_times([kernel]).seconds[0]
+    )
 
 
 def test_statistics_in_the_convolution_spare_one_of_three_passes() -> None:
@@ -491,6 +498,6 @@ def test_a_host_that_chooses_proposals_stops_the_device() -> None:
 
 
 def test_rounds_of_detection_have_the_code_of_their_time() -> None:
-    assert [benchmark_task("maskrcnn", edition).code.software for edition in ("v0.6", "v0.7", "v1.0", "v3.1")] == [
+    assert [mlperf_task("maskrcnn", edition).code.software for edition in ("v0.6", "v0.7", "v1.0", "v3.1")] == [
         "nvidia-apex", "nvidia-apex", "mlperf-nvidia", "mlperf-nvidia"
     ]  # fmt: skip

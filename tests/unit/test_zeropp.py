@@ -9,8 +9,8 @@ import pytest
 from paleo import Prediction, Run, load_model, load_system, predict
 from paleo.errors import PlanError
 from paleo.search.plans import search
-from paleo.search.space import narrowed_space
-from paleo.step.exchange import scoped_groups
+from paleo.search.space import search_space_from_options
+from paleo.step.gradient_exchange import collective_scope_groups
 
 MODEL, NODES = load_model("gpt2"), load_system("aws-p3.16xlarge")
 
@@ -40,9 +40,9 @@ def test_backward_gathers_stay_in_the_node() -> None:
 
 def test_groups_of_a_scope() -> None:
     groups = np.array([[[1, 8, 2]], [[64, 8, 16]]])
-    assert scoped_groups("all_gather@node", groups, 8)[1][:, 0].tolist() == [[1, 8, 2], [8, 1, 4]]
-    assert scoped_groups("all_to_all@across", groups, 8)[1][:, 0].tolist() == [[8, 8, 8], [8, 8, 4]]
-    assert scoped_groups("all_gather", groups, 8)[1] is groups
+    assert collective_scope_groups("all_gather@node", groups, 8)[1][:, 0].tolist() == [[1, 8, 2], [8, 1, 4]]
+    assert collective_scope_groups("all_to_all@across", groups, 8)[1][:, 0].tolist() == [[8, 8, 8], [8, 8, 4]]
+    assert collective_scope_groups("all_gather", groups, 8)[1] is groups
 
 
 def test_unsharded_runs_are_refused() -> None:
@@ -52,7 +52,7 @@ def test_unsharded_runs_are_refused() -> None:
 
 def test_a_search_has_sharded_plans_alone_and_prices_them_alike() -> None:
     run = Run(gpus=16, global_batch=32, dtype="fp16", compress="zeropp")
-    found = search(MODEL, NODES, run, space=narrowed_space("tp=1,pp=1,cp=1"))
+    found = search(MODEL, NODES, run, space=search_space_from_options("tp=1,pp=1,cp=1"))
     assert all("zero=3" in plan.strategy for plan in found.plans)
     for plan in found.plans[:3]:
         assert predict(MODEL, NODES, plan.run).step_time == pytest.approx(plan.step_time, rel=1e-9)

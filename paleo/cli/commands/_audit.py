@@ -6,27 +6,27 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import PREDICT, app, show_document, warn
+from paleo.cli.application import PREDICT_HELP_GROUP, app, print_result, print_warnings
 from paleo.cli.options import (
-    OPERATIONS,
-    AsJson,
+    COLLECTIVE_OPERATIONS,
+    JsonOption,
     RunOptions,
     SystemName,
-    name_completion,
+    catalog_name_completion,
     with_run_options,
     word_completion,
 )
 
 
-@app.command(rich_help_panel=PREDICT)
+@app.command(rich_help_panel=PREDICT_HELP_GROUP)
 @with_run_options
 def audit(
     log: Annotated[str, typer.Argument()],
     system: SystemName,
     options: RunOptions,
-    model: Annotated[str | None, typer.Option(autocompletion=name_completion("models"))] = None,
-    operation: Annotated[str | None, typer.Option(autocompletion=word_completion(*OPERATIONS))] = None,
-    as_json: AsJson = False,
+    model: Annotated[str | None, typer.Option(autocompletion=catalog_name_completion("models"))] = None,
+    operation: Annotated[str | None, typer.Option(autocompletion=word_completion(*COLLECTIVE_OPERATIONS))] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Compare the log of a training run with its prediction and name the faults that explain the difference.
 
@@ -59,9 +59,9 @@ def audit(
             benchmark, model, system, gpus=options.gpus or 1, strategy=options.strategy, command=line,
             engine=options.software or "vllm",
         )  # fmt: skip
-        show_document(served.json_document, served.table, as_json)
+        print_result(served.json_document, served.table, as_json)
         return
-    network = model if model is not None or options.file_network is None else options.file_network
-    answer = answered(log, system, network, operation=operation, run=options.run())
-    show_document(answer.json_document, answer.table, as_json)
-    warn(options.warnings())
+    network = model if model is not None or options.launch_file_network is None else options.launch_file_network
+    answer = answered(log, system, network, operation=operation, run=options.build_run())
+    print_result(answer.json_document, answer.table, as_json)
+    print_warnings(options.warnings())

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import MEASURE, app, exit_with_code
+from paleo.cli.application import MEASURE_HELP_GROUP, app, exit_with_code
 from paleo.errors import SpecError
 
 
-@app.command(rich_help_panel=MEASURE)
+@app.command(rich_help_panel=MEASURE_HELP_GROUP)
 def calibrate(
     files: Annotated[list[str] | None, typer.Argument()] = None,
     fit: bool = False,

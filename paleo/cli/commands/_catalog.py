@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paleo.cli.application import CATALOG, app, checked_plot_path, save_plot, show_document
-from paleo.cli.options import AsJson, Plot, name_completion
+from paleo.cli.application import CATALOG_HELP_GROUP, app, checked_plot_path, print_result, save_plot
+from paleo.cli.options import JsonOption, PlotFileOption, catalog_name_completion
 from paleo.errors import SpecError
 
 if TYPE_CHECKING:
@@ -22,8 +22,10 @@ def _kinds(incomplete: str) -> list[str]:
     return [kind for kind in DESCRIPTIONS_BY_KIND if kind.startswith(incomplete)]
 
 
-@app.command("list", rich_help_panel=CATALOG)
-def list_(kind: Annotated[str | None, typer.Argument(autocompletion=_kinds)] = None, as_json: AsJson = False) -> None:
+@app.command("list", rich_help_panel=CATALOG_HELP_GROUP)
+def list_(
+    kind: Annotated[str | None, typer.Argument(autocompletion=_kinds)] = None, as_json: JsonOption = False
+) -> None:
     """List the catalog: models, devices, links, systems, software, schedules, collectives and more.
 
     \b
@@ -38,22 +40,22 @@ def list_(kind: Annotated[str | None, typer.Argument(autocompletion=_kinds)] = N
     from paleo.report import catalog
 
     kinds = [kind] if kind is not None else list(catalog.DESCRIPTIONS_BY_KIND)
-    entries = {name: catalog.catalog_lines(name) for name in kinds}
+    entries = {name: catalog.catalog_descriptions(name) for name in kinds}
     counts = {name: f"{len(lines)}: {', '.join(list(lines)[:4])}, …" for name, lines in entries.items()}
-    table = catalog.list_table("kinds of entries (paleo list KIND)", counts) if kind is None else None
-    show_document(lambda: entries, lambda: table or catalog.list_table(str(kind), entries[str(kind)]), as_json)
+    table = catalog.catalog_list_table("kinds of entries (paleo list KIND)", counts) if kind is None else None
+    print_result(lambda: entries, lambda: table or catalog.catalog_list_table(str(kind), entries[str(kind)]), as_json)
 
 
-@app.command(rich_help_panel=CATALOG)
+@app.command(rich_help_panel=CATALOG_HELP_GROUP)
 def show(
     words: Annotated[
         list[str],
         typer.Argument(
-            autocompletion=name_completion("models", "devices", "links", "systems", "software", "calibrations")
+            autocompletion=catalog_name_completion("models", "devices", "links", "systems", "software", "calibrations")
         ),
     ],
-    as_json: AsJson = False,
-    plot: Plot = None,
+    as_json: JsonOption = False,
+    plot: PlotFileOption = None,
 ) -> None:
     """Show a catalog entry with its sources: a model, device, link, system, software profile, collective, …
 
@@ -80,8 +82,8 @@ def show(
     systems = [entry for _, entry in entries if isinstance(entry, System)]
     if path is not None and not systems:
         raise SpecError(f"--plot: draws the links of a system, and {name!r} is a {entries[0][0]}")
-    show_document(
-        lambda: {kind: catalog.document(entry) for kind, entry in entries},
+    print_result(
+        lambda: {kind: catalog.json_document(entry) for kind, entry in entries},
         lambda: Group(*(part for kind, entry in entries for part in catalog.entry_tables(f"{kind} {name}", entry))),
         as_json,
     )
@@ -89,6 +91,6 @@ def show(
 
 
 def _links(system: System) -> Figure:
-    from paleo.report.collective import figure
+    from paleo.report.collective import plot_interconnect
 
-    return figure(system)
+    return plot_interconnect(system)

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paleo.cli.application import PREDICT, app, checked_plot_path, save_plot, show_document
-from paleo.cli.options import OPERATIONS, AsJson, Plot, SystemName, word_completion
+from paleo.cli.application import PREDICT_HELP_GROUP, app, checked_plot_path, print_result, save_plot
+from paleo.cli.options import COLLECTIVE_OPERATIONS, JsonOption, PlotFileOption, SystemName, word_completion
 from paleo.errors import SpecError
 
 if TYPE_CHECKING:
     from paleo.studies.collective import CollectiveStudy
 
 
-@app.command(rich_help_panel=PREDICT)
+@app.command(rich_help_panel=PREDICT_HELP_GROUP)
 def collective(
-    operation: Annotated[str, typer.Argument(autocompletion=word_completion(*OPERATIONS))],
+    operation: Annotated[str, typer.Argument(autocompletion=word_completion(*COLLECTIVE_OPERATIONS))],
     system: SystemName,
     bytes_: str,
     ranks: int,
@@ -24,8 +24,8 @@ def collective(
     dtype: str = "bf16",
     compress: str | None = None,
     tensors: int = 1,
-    as_json: AsJson = False,
-    plot: Plot = None,
+    as_json: JsonOption = False,
+    plot: PlotFileOption = None,
 ) -> None:
     """Price every algorithm of a collective: time, bandwidth, ratio to the lower bound, and crossovers.
 
@@ -60,13 +60,15 @@ def collective(
         payload = Quantity("bytes", positive=True).parse_text(bytes_)
     except SpecError as error:
         raise SpecError(f"--bytes: {error}") from None
-    study = studies.collective(operation, payload, ranks, load_system(system), calibration=calibration, dtype=dtype)
+    study = studies.compare_algorithms(
+        operation, payload, ranks, load_system(system), calibration=calibration, dtype=dtype
+    )
     if path is not None:
         from paleo.report import plots
 
-        save_plot(path, lambda: plots.collective(study))
+        save_plot(path, lambda: plots.plot_collective_times(study))
     if compress is None:
-        show_document(lambda: reports.document(study), lambda: reports.table(study), as_json)
+        print_result(lambda: reports.json_document(study), lambda: reports.table(study), as_json)
         return
     _show_compressed(study, compress, dtype, tensors, calibration, as_json)
 
@@ -85,8 +87,8 @@ def _show_compressed(
     if not methods:
         raise SpecError(f"--compress {compress!r}: expected methods such as topk:0.001,onebit")
     coded = compare_compressions(study, methods, dtype=dtype, tensors=tensors, calibration=calibration)
-    show_document(
-        lambda: {**reports.document(study), "compression": reports.compressed_document(coded)},
-        lambda: Group(reports.table(study), reports.compressed_table(coded)),
+    print_result(
+        lambda: {**reports.json_document(study), "compression": reports.compression_json_document(coded)},
+        lambda: Group(reports.table(study), reports.compression_table(coded)),
         as_json,
     )

@@ -6,21 +6,29 @@ from dataclasses import replace
 
 import typer
 
-from paleo.cli.application import DECIDE, EXIT_NO, app, checked_plot_path, save_plot, show_document, warn
+from paleo.cli.application import (
+    DECIDE_HELP_GROUP,
+    EXIT_NEGATIVE_ANSWER,
+    app,
+    checked_plot_path,
+    print_result,
+    print_warnings,
+    save_plot,
+)
 from paleo.cli.options import (
-    AsJson,
+    JsonOption,
+    ObjectiveOption,
     OptionalModel,
-    Plot,
-    RankBy,
+    PlotFileOption,
     Systems,
-    Target,
+    TargetTaskOption,
     TrainingOptions,
     with_training_options,
 )
 from paleo.errors import SpecError
 
 
-def with_gpu_count(options: TrainingOptions, systems: str) -> TrainingOptions:
+def set_common_gpu_count(options: TrainingOptions, systems: str) -> TrainingOptions:
     """Set the GPU count of the options to the count that all systems share.
 
     Launch files of --from need that count to convert samples per rank to the global batch.
@@ -47,23 +55,28 @@ def with_gpu_count(options: TrainingOptions, systems: str) -> TrainingOptions:
         return options
     if len(counts) == 1:
         return replace(options, gpus=int(counts.pop()))
-    if options.job is None or options.job.plan.global_batch or options.batch or options.global_batch:
+    if (
+        options.launch_file_job is None
+        or options.launch_file_job.plan.global_batch
+        or options.batch
+        or options.global_batch
+    ):
         return options
     raise SpecError("--from states samples per rank, and the systems have different counts; add --global-batch N")
 
 
-@app.command(rich_help_panel=DECIDE)
+@app.command(rich_help_panel=DECIDE_HELP_GROUP)
 @with_training_options
 def compare(
     *,
     model: OptionalModel = None,
     systems: Systems,
     options: TrainingOptions,
-    target: Target = None,
-    objective: RankBy = None,
+    target: TargetTaskOption = None,
+    objective: ObjectiveOption = None,
     for_: str | None = None,
-    as_json: AsJson = False,
-    plot: Plot = None,
+    as_json: JsonOption = False,
+    plot: PlotFileOption = None,
 ) -> None:
     """Compare systems on the same run: step time, speedup, memory, cost and energy.
 
@@ -78,16 +91,16 @@ def compare(
         Two uses of the same machines: train:7d,serve:20/s.
     """
     if options.from_:
-        options = with_gpu_count(options, systems)
+        options = set_common_gpu_count(options, systems)
     if for_ is not None:
         from paleo.serve_train_split import split_serving_and_training
 
         both = split_serving_and_training(
-            options.network(model), systems, for_, run=options.run(), **options.price_and_failure_keywords()
+            options.network(model), systems, for_, run=options.build_run(), **options.price_and_failure_keywords()
         )
-        show_document(both.json_document, both.table, as_json)
-        if not both.possible:
-            raise typer.Exit(EXIT_NO)
+        print_result(both.json_document, both.table, as_json)
+        if not both.is_possible:
+            raise typer.Exit(EXIT_NEGATIVE_ANSWER)
         return
     from paleo.questions import compare as answered
 
@@ -98,8 +111,8 @@ def compare(
     if path is not None:
         from paleo.report import plots
 
-        save_plot(path, lambda: plots.compare(answer.comparison))
-    show_document(answer.json_document, answer.table, as_json)
-    warn(options.warnings())
+        save_plot(path, lambda: plots.plot_systems(answer.comparison))
+    print_result(answer.json_document, answer.table, as_json)
+    print_warnings(options.warnings())
     if not any(candidate.fits for candidate in answer.comparison.candidates):
-        raise typer.Exit(EXIT_NO)
+        raise typer.Exit(EXIT_NEGATIVE_ANSWER)

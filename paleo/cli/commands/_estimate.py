@@ -7,43 +7,43 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import (
-    EXIT_NO,
-    PREDICT,
+    EXIT_NEGATIVE_ANSWER,
+    PREDICT_HELP_GROUP,
     app,
-    check_launch,
+    check_launch_option,
     checked_plot_path,
+    print_result,
+    print_warnings,
     save_plot,
-    show_document,
-    warn,
     write_launch_files,
 )
 from paleo.cli.options import (
-    AsJson,
-    Launch,
-    Loss,
+    JsonOption,
+    LaunchFileOption,
     NoiseScale,
     OptionalModel,
-    Plot,
+    PlotFileOption,
     SystemName,
-    Target,
+    TargetLossOption,
+    TargetTaskOption,
     TrainingOptions,
     with_training_options,
 )
 
 
-@app.command(rich_help_panel=PREDICT)
+@app.command(rich_help_panel=PREDICT_HELP_GROUP)
 @with_training_options
 def estimate(
     *,
     model: OptionalModel = None,
     system: SystemName,
     options: TrainingOptions,
-    loss: Loss = None,
-    target: Target = None,
+    loss: TargetLossOption = None,
+    target: TargetTaskOption = None,
     noise_scale: NoiseScale = None,
-    as_json: AsJson = False,
-    plot: Plot = None,
-    launch: Launch = None,
+    as_json: JsonOption = False,
+    plot: PlotFileOption = None,
+    launch: LaunchFileOption = None,
     verbose: Annotated[bool, typer.Option("-v", "--verbose")] = False,
 ) -> None:
     """Predict one configuration: step time and its parts, memory, throughput; time, cost and energy of a training.
@@ -60,17 +60,21 @@ def estimate(
     from paleo.questions import estimate as answered
 
     path = checked_plot_path(plot)
-    check_launch(launch, options.software)
+    check_launch_option(launch, options.software)
     answer = answered(
         options.network(model), system, **options.estimate_keywords(), loss=loss, target=target, noise_scale=noise_scale
     )
     if path is not None:
         from paleo.report import plots
 
-        picture = plots.estimate if answer.prediction.run.exchange.compress is None else plots.compression
+        picture = (
+            plots.plot_step_and_memory
+            if answer.prediction.run.exchange.compress is None
+            else plots.plot_compressed_step_time
+        )
         save_plot(path, lambda: picture(answer.prediction))
-    show_document(answer.json_document, lambda: answer.table(verbose=verbose), as_json)
+    print_result(answer.json_document, lambda: answer.table(verbose=verbose), as_json)
     write_launch_files(launch, lambda: answer.prediction)
-    warn((*options.warnings(), *(answer.prediction.warnings if as_json else ()), *answer.notes))
+    print_warnings((*options.warnings(), *(answer.prediction.warnings if as_json else ()), *answer.notes))
     if not answer.memory.fits:
-        raise typer.Exit(EXIT_NO)
+        raise typer.Exit(EXIT_NEGATIVE_ANSWER)

@@ -7,13 +7,20 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import DECIDE, EXIT_NO, app, checked_plot_path, save_plot, show_document
+from paleo.cli.application import (
+    DECIDE_HELP_GROUP,
+    EXIT_NEGATIVE_ANSWER,
+    app,
+    checked_plot_path,
+    print_result,
+    save_plot,
+)
 from paleo.cli.options import (
-    AsJson,
-    Plot,
+    JsonOption,
+    PlotFileOption,
     TariffOptions,
-    name_completion,
-    packed_options,
+    catalog_name_completion,
+    options_from_dataclass,
     with_tariff_options,
     word_completion,
 )
@@ -57,16 +64,16 @@ class ClusterOptions:
     seed: Annotated[int, typer.Option(min=0)] = 0
 
 
-@app.command(rich_help_panel=DECIDE)
-@packed_options("cluster", ClusterOptions)
+@app.command(rich_help_panel=DECIDE_HELP_GROUP)
+@options_from_dataclass("cluster", ClusterOptions)
 @with_tariff_options
 def fleet(
     jobs: Annotated[str, typer.Argument()],
-    system: Annotated[str, typer.Option(autocompletion=name_completion("systems"))],
+    system: Annotated[str, typer.Option(autocompletion=catalog_name_completion("systems"))],
     cluster: ClusterOptions,
     rates: TariffOptions,
-    as_json: AsJson = False,
-    plot: Plot = None,
+    as_json: JsonOption = False,
+    plot: PlotFileOption = None,
 ) -> None:
     """Predict when the jobs of a team end on a cluster, and find the smallest order of machines for them.
 
@@ -86,9 +93,9 @@ def fleet(
     path = checked_plot_path(plot)
     answer = answered(jobs, system, **asdict(cluster), **asdict(rates))
     if path is not None:
-        from paleo.report.cluster import figure
+        from paleo.report.cluster import plot_job_schedule
 
-        save_plot(path, lambda: figure(answer.study))
-    show_document(answer.json_document, answer.table, as_json)
+        save_plot(path, lambda: plot_job_schedule(answer.study))
+    print_result(answer.json_document, answer.table, as_json)
     if not answer.requirements_met:
-        raise typer.Exit(EXIT_NO)
+        raise typer.Exit(EXIT_NEGATIVE_ANSWER)

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import CATALOG, app, warn
-from paleo.cli.options import AsJson
+from paleo.cli.application import CATALOG_HELP_GROUP, app, print_warnings
+from paleo.cli.options import JsonOption
 from paleo.files import check_output_path, write_text
 
 
-@app.command("import", rich_help_panel=CATALOG)
+@app.command("import", rich_help_panel=CATALOG_HELP_GROUP)
 def import_(
     kind: Annotated[str, typer.Argument()],
     source: Annotated[str, typer.Argument()],
@@ -20,7 +20,7 @@ def import_(
     sizes: Annotated[list[str] | None, typer.Option("--size")] = None,
     loss: str = "auto",
     output: Annotated[str | None, typer.Option("-o", "--output")] = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Convert a torch module, an ONNX file or a Hugging Face configuration to a model file.
 
@@ -43,16 +43,16 @@ def import_(
     output : FILE
         Model file to write. [stdout]
     """
-    from paleo.importers import sources
-    from paleo.importers.torch_modules import check_factory
+    from paleo.importers import import_sources
+    from paleo.importers.torch_modules import check_factory_text
 
     path = None if output is None else check_output_path(output, (".yaml", ".yml"))
     if kind == "torch":
-        sources.parse_inputs(inputs or ())
-        check_factory(source)
-        warn([f"import torch runs the code of {source.rpartition(':')[0] or source}"])
-    network = sources.import_network(
-        kind, source, inputs=inputs or (), sizes=sources.parse_dim_sizes(sizes or ()), loss=loss
+        import_sources.parse_inputs(inputs or ())
+        check_factory_text(source)
+        print_warnings([f"import torch runs the code of {source.rpartition(':')[0] or source}"])
+    network = import_sources.import_network(
+        kind, source, inputs=inputs or (), sizes=import_sources.parse_dim_sizes(sizes or ()), loss=loss
     )
     if path is not None:
         write_text(path, network.text)
@@ -65,6 +65,6 @@ def import_(
     else:
         sys.stdout.write(f"wrote {output}: {network.summary_line}\n")
     if network.unknown_functions:
-        warn([f"not recognised, counted as passes over memory: {', '.join(network.unknown_functions)}"])
+        print_warnings([f"not recognised, counted as passes over memory: {', '.join(network.unknown_functions)}"])
     if network.assumptions:
-        warn([network.assumptions])
+        print_warnings([network.assumptions])

@@ -8,22 +8,22 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import CATALOG, app
+from paleo.cli.application import CATALOG_HELP_GROUP, app
 from paleo.cli.options import word_completion
 from paleo.files import is_file
 
-TEMPLATES = ("device", "link", "system", "model", "run")
+TEMPLATE_KINDS = ("device", "link", "system", "model", "run")
 
 
 def _schemas(incomplete: str) -> list[str]:
-    from paleo.report.json_schemas import SPEC_BY_FILE_KIND, document_names
+    from paleo.report.json_schemas import SPEC_BY_FILE_KIND, commands_with_json_document
 
-    return [kind for kind in (*SPEC_BY_FILE_KIND, *document_names()) if kind.startswith(incomplete)]
+    return [kind for kind in (*SPEC_BY_FILE_KIND, *commands_with_json_document()) if kind.startswith(incomplete)]
 
 
-@app.command(rich_help_panel=CATALOG)
+@app.command(rich_help_panel=CATALOG_HELP_GROUP)
 def init(
-    kind: Annotated[str, typer.Argument(autocompletion=word_completion(*TEMPLATES))],
+    kind: Annotated[str, typer.Argument(autocompletion=word_completion(*TEMPLATE_KINDS))],
     output: Annotated[str | None, typer.Option("-o", "--output")] = None,
 ) -> None:
     """Print a commented template for a device, link, system, model or run file.
@@ -54,7 +54,7 @@ def init(
     sys.stderr.write(f"wrote {output}\n")
 
 
-@app.command(rich_help_panel=CATALOG)
+@app.command(rich_help_panel=CATALOG_HELP_GROUP)
 def schema(kind: Annotated[str, typer.Argument(autocompletion=_schemas)]) -> None:
     """Print the JSON Schema of a kind of file, or of the --json output of a command.
 
@@ -67,6 +67,6 @@ def schema(kind: Annotated[str, typer.Argument(autocompletion=_schemas)]) -> Non
     kind : KIND
         Kind of file (device, model, …) or command (estimate, scale, …).
     """
-    from paleo.report.json_schemas import schema_of
+    from paleo.report.json_schemas import json_schema
 
-    sys.stdout.write(json.dumps(schema_of(kind.strip().lower()), indent=2) + "\n")
+    sys.stdout.write(json.dumps(json_schema(kind.strip().lower()), indent=2) + "\n")

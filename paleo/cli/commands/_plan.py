@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paleo.cli.application import (
-    DECIDE,
-    EXIT_NO,
+    DECIDE_HELP_GROUP,
+    EXIT_NEGATIVE_ANSWER,
     app,
-    check_launch,
+    check_launch_option,
     checked_page_path,
     checked_plot_path,
+    print_result,
+    print_warnings,
     save_plot,
-    show_document,
-    warn,
     write_launch_files,
 )
 from paleo.cli.options import (
-    AsJson,
-    Launch,
+    JsonOption,
+    LaunchFileOption,
     OptionalModel,
-    Plot,
-    Target,
+    PlotFileOption,
+    TargetTaskOption,
     TrainingOptions,
-    name_completion,
+    catalog_name_completion,
     with_training_options,
     word_completion,
 )
@@ -41,27 +41,27 @@ if TYPE_CHECKING:
     from paleo.specs.run import Run
 
 
-@app.command("plan", rich_help_panel=DECIDE)
+@app.command("plan", rich_help_panel=DECIDE_HELP_GROUP)
 @with_training_options
 def plan_(
     *,
     model: OptionalModel = None,
     options: TrainingOptions,
     gpus: str | None = None,
-    system: Annotated[str | None, typer.Option(autocompletion=name_completion("systems", "devices"))] = None,
-    systems: Annotated[str | None, typer.Option(autocompletion=name_completion("systems", "devices"))] = None,
+    system: Annotated[str | None, typer.Option(autocompletion=catalog_name_completion("systems", "devices"))] = None,
+    systems: Annotated[str | None, typer.Option(autocompletion=catalog_name_completion("systems", "devices"))] = None,
     objective: Annotated[str, typer.Option(autocompletion=word_completion("time", "cost", "energy", "gpus"))] = "time",
-    target: Target = None,
+    target: TargetTaskOption = None,
     deadline: str | None = None,
     budget: str | None = None,
     top: Annotated[int, typer.Option(min=1)] = 10,
     explain: bool = False,
     exhaustive: bool = False,
     per_layer: bool = False,
-    as_json: AsJson = False,
-    plot: Plot = None,
+    as_json: JsonOption = False,
+    plot: PlotFileOption = None,
     explore: str | None = None,
-    launch: Launch = None,
+    launch: LaunchFileOption = None,
     staleness_cost: float | None = None,
     noise_scale: float | None = None,
 ) -> None:
@@ -110,11 +110,11 @@ def plan_(
 
     if options.from_ and gpus is not None:
         options = replace(options, gpus=questions.parse_gpu_counts(gpus)[0])
-    path, names, run = checked_plot_path(plot), _systems(system, systems), options.run(searched=True)
-    stated = 0 if options.job is None else options.job.plan.gpus
+    path, names, run = checked_plot_path(plot), _systems(system, systems), options.build_run(searched=True)
+    stated = 0 if options.launch_file_job is None else options.launch_file_job.plan.gpus
     network, gpus = options.network(model), gpus or (str(stated) if stated else None)
     page = checked_page_path(explore)
-    check_launch(launch, options.software)
+    check_launch_option(launch, options.software)
     modes = staleness_cost is not None or noise_scale is not None
     # Raise SpecError if a page or a picture is requested for an answer that has none.
     machines = len(names)
@@ -142,11 +142,11 @@ def plan_(
         whole = exhaustive or path is not None or page is not None  # pictures show all configurations
         answer = questions.search(network, names[0], gpus or "", explain=explain, exhaustive=whole, **size)
     _draw(answer, path, page)
-    show_document(answer.json_document, answer.table, as_json)
-    warn(options.warnings())
+    print_result(answer.json_document, answer.table, as_json)
+    print_warnings(options.warnings())
     write_launch_files(launch, lambda: _first_prediction(answer))
     if answer.best is None:
-        raise typer.Exit(EXIT_NO)
+        raise typer.Exit(EXIT_NEGATIVE_ANSWER)
 
 
 def _print_special_search(
@@ -162,7 +162,7 @@ def _print_special_search(
 
     The latter needs a price of stale updates in samples: per update, or one that follows from the noise scale.
     """
-    from paleo.questions import parse_gpu_counts, unstated_search_space
+    from paleo.questions import parse_gpu_counts, search_space_of_unset_fields
     from paleo.report import plan as reports
     from paleo.specs.model import load_model
     from paleo.specs.system import load_system
@@ -174,7 +174,7 @@ def _print_special_search(
         from paleo.search.layer_splits import search_layer_splits
 
         split = search_layer_splits(network, machine, run)
-        show_document(
+        print_result(
             lambda: reports.layers_document(*names, split), lambda: reports.layers_table(*names, split), as_json
         )
         return
@@ -184,12 +184,14 @@ def _print_special_search(
     stated = _comma_separated(run.exchange.compress, "--compress") if run.exchange.compress is not None else ["none"]
     compressions = [None if name in ("none", "dense") else name for name in stated]
     searched = exchange_search(
-        network, machine, run, StalenessPenalty(*price), counts=counts, space=unstated_search_space(stated_run),
+        network, machine, run, StalenessPenalty(*price), counts=counts, space=search_space_of_unset_fields(stated_run),
         top=top,
         consistencies=consistencies, compressions=compressions,
     )  # fmt: skip
-    show_document(
-        lambda: reports.exchange_document(*names, searched), lambda: reports.exchange_table(*names, searched), as_json
+    print_result(
+        lambda: reports.exchange_search_json(*names, searched),
+        lambda: reports.exchange_search_table(*names, searched),
+        as_json,
     )
 
 
@@ -220,12 +222,12 @@ def _draw(answer: PlanResult | SearchResult, path: Path | None, page: Path | Non
         from paleo.report import plots
 
         names, capacity = (answer.model.name, answer.system.name), answer.system.device.memory.usable_bytes
-        save_plot(path, lambda: plots.plan(*names, answer.search, capacity))
+        save_plot(path, lambda: plots.plot_plans(*names, answer.found_plans, capacity))
     if page is not None:
         from paleo.files import write_text
-        from paleo.report.page import plan_search_page
+        from paleo.report.html_pages import plan_search_page
 
-        write_text(page, plan_search_page(answer.model, answer.system, answer.search, answer.requirements))
+        write_text(page, plan_search_page(answer.model, answer.system, answer.found_plans, answer.requirements))
 
 
 def _systems(system: str | None, systems: str | None) -> list[str]:

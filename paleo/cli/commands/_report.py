@@ -7,20 +7,27 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import DECIDE, EXIT_NO, app
-from paleo.cli.options import ModelName, RankBy, Target, TrainingOptions, name_completion, with_training_options
+from paleo.cli.application import DECIDE_HELP_GROUP, EXIT_NEGATIVE_ANSWER, app
+from paleo.cli.options import (
+    ModelName,
+    ObjectiveOption,
+    TargetTaskOption,
+    TrainingOptions,
+    catalog_name_completion,
+    with_training_options,
+)
 from paleo.files import check_output_path, write_text
 
 
-@app.command(rich_help_panel=DECIDE)
+@app.command(rich_help_panel=DECIDE_HELP_GROUP)
 @with_training_options
 def report(
     model: ModelName,
-    systems: Annotated[str, typer.Option(autocompletion=name_completion("systems", "devices"))],
+    systems: Annotated[str, typer.Option(autocompletion=catalog_name_completion("systems", "devices"))],
     options: TrainingOptions,
     output: Annotated[str, typer.Option("-o", "--output")] = "report.html",
-    target: Target = None,
-    objective: RankBy = None,
+    target: TargetTaskOption = None,
+    objective: ObjectiveOption = None,
     counts: str | None = None,
     mode: str = "strong",
     critical_batch: float | None = None,
@@ -48,36 +55,41 @@ def report(
     """
     import datetime
 
-    from paleo.questions import parse_gpu_counts, plan_search_of, systems_with_counts, with_any_software
-    from paleo.report.page import purchase_page as page
+    from paleo.questions import (
+        parse_gpu_counts,
+        parse_systems_with_gpu_counts,
+        plan_search_function,
+        replace_any_software,
+    )
+    from paleo.report.html_pages import purchase_page as page
     from paleo.specs.model import load_model
     from paleo.studies import purchase
-    from paleo.studies.cost import default_amount, parse_amount
+    from paleo.studies.cost import default_training_amount, parse_training_amount
     from paleo.studies.scale import parse_scalings
-    from paleo.studies.target import run_for_target
+    from paleo.studies.target import run_and_amount_for_target
 
     path = check_output_path(output, (".html", ".htm"))
-    network, stated_run = load_model(model), with_any_software(options.run())
+    network, stated_run = load_model(model), replace_any_software(options.build_run())
     run = (
         stated_run
         if "strategy" in stated_run.model_fields_set
         else stated_run.model_copy(update={"strategy": purchase.AUTO})
     )
-    stated = parse_amount(network, run, **options.amount_keywords())
-    offers = systems_with_counts(systems, run.gpus)
-    run, amount = run_for_target(network, run, target, stated, [system for system, _ in offers])
+    stated = parse_training_amount(network, run, **options.amount_keywords())
+    offers = parse_systems_with_gpu_counts(systems, run.gpus)
+    run, amount = run_and_amount_for_target(network, run, target, stated, [system for system, _ in offers])
     study = purchase.recommend_plans(
         purchase.PurchaseRequest(
             network,
             offers,
             run=run,
-            amount=amount or default_amount(network),
+            amount=amount or default_training_amount(network),
             tariff=options.tariff(),
             critical_batch=critical_batch,
             objective=purchase.parse_objective(objective or "cost"),
             counts=tuple(parse_gpu_counts(counts)) if counts is not None else (),
             scaling=parse_scalings(mode)[0],
-            planner=plan_search_of(stated_run, run.software),
+            planner=plan_search_function(stated_run, run.software),
             long_run=options.long_run_options(),
         )
     )
@@ -85,4 +97,4 @@ def report(
     write_text(path, text)
     sys.stderr.write(f"wrote {path}\n")
     if not any(offer.candidate.fits for offer in study.offers):
-        raise typer.Exit(EXIT_NO)
+        raise typer.Exit(EXIT_NEGATIVE_ANSWER)

@@ -7,15 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paleo.cli.application import EXIT_NO, PREDICT, app, checked_page_path, show_document, write_page
+from paleo.cli.application import (
+    EXIT_NEGATIVE_ANSWER,
+    PREDICT_HELP_GROUP,
+    app,
+    checked_page_path,
+    print_result,
+    write_page,
+)
 from paleo.cli.options import (
-    AsJson,
+    JsonOption,
     ModelName,
     OptionalWholeNumber,
     SystemName,
     TariffOptions,
-    name_completion,
-    packed_options,
+    catalog_name_completion,
+    options_from_dataclass,
     with_tariff_options,
     word_completion,
 )
@@ -69,11 +76,11 @@ class ReinforcementOptions:
     generators: Annotated[int | None, typer.Option(min=1)] = None
     engine_strategy: str | None = None
     strategy: str | None = None
-    software: Annotated[str, typer.Option(autocompletion=name_completion("software"))] = "megatron-core"
+    software: Annotated[str, typer.Option(autocompletion=catalog_name_completion("software"))] = "megatron-core"
 
 
-@app.command(rich_help_panel=PREDICT)
-@packed_options("step", ReinforcementOptions)
+@app.command(rich_help_panel=PREDICT_HELP_GROUP)
+@options_from_dataclass("step", ReinforcementOptions)
 @with_tariff_options
 def rl(
     model: ModelName,
@@ -81,7 +88,7 @@ def rl(
     step: ReinforcementOptions,
     rates: TariffOptions,
     gpus: OptionalWholeNumber = None,
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
     explore: str | None = None,
 ) -> None:
     """Predict a step of reinforcement learning: generation, log-probabilities, training, new weights.
@@ -102,12 +109,12 @@ def rl(
     page = checked_page_path(explore)
     answer = answered(model, system, gpus=gpus, **asdict(step), **asdict(rates))
     write_page(page, lambda date: _page(answer, date))
-    show_document(answer.json_document, answer.table, as_json)
+    print_result(answer.json_document, answer.table, as_json)
     if not answer.layout_found:
-        raise typer.Exit(EXIT_NO)
+        raise typer.Exit(EXIT_NEGATIVE_ANSWER)
 
 
 def _page(answer: ReinforcementResult, date: str) -> str:
-    from paleo.report.service_pages import learning_page
+    from paleo.report.service_pages import reinforcement_page
 
-    return learning_page(answer.study, date=date)
+    return reinforcement_page(answer.study, date=date)

@@ -6,12 +6,28 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import EXIT_NO, PREDICT, app, checked_plot_path, save_plot, show_document, warn
-from paleo.cli.options import AsJson, GpuCounts, OptionalModel, Plot, SystemName, TrainingOptions, with_training_options
+from paleo.cli.application import (
+    EXIT_NEGATIVE_ANSWER,
+    PREDICT_HELP_GROUP,
+    app,
+    checked_plot_path,
+    print_result,
+    print_warnings,
+    save_plot,
+)
+from paleo.cli.options import (
+    GpuCounts,
+    JsonOption,
+    OptionalModel,
+    PlotFileOption,
+    SystemName,
+    TrainingOptions,
+    with_training_options,
+)
 from paleo.errors import SpecError
 
 
-@app.command(rich_help_panel=PREDICT)
+@app.command(rich_help_panel=PREDICT_HELP_GROUP)
 @with_training_options
 def scale(
     *,
@@ -21,8 +37,8 @@ def scale(
     options: TrainingOptions,
     mode: Annotated[str | None, typer.Argument()] = None,
     mode_option: Annotated[str | None, typer.Option("--mode")] = None,
-    as_json: AsJson = False,
-    plot: Plot = None,
+    as_json: JsonOption = False,
+    plot: PlotFileOption = None,
 ) -> None:
     """Predict how a network scales with the number of GPUs: speedup, efficiency, and what limits them.
 
@@ -47,8 +63,8 @@ def scale(
         from paleo.report import plots
 
         curves, names = answer.curves, (answer.model.name, answer.system.name)
-        save_plot(path, lambda: plots.exchange_scaling(curves) or plots.scale(*names, curves))
-    show_document(answer.json_document, answer.table, as_json)
-    warn(options.warnings())
+        save_plot(path, lambda: plots.plot_exchange_scaling(curves) or plots.plot_scaling(*names, curves))
+    print_result(answer.json_document, answer.table, as_json)
+    print_warnings(options.warnings())
     if not any(curve.base_point.fits for curve in answer.curves):
-        raise typer.Exit(EXIT_NO)
+        raise typer.Exit(EXIT_NEGATIVE_ANSWER)

@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paleo.cli.application import (
-    EXIT_NO,
-    PREDICT,
+    EXIT_NEGATIVE_ANSWER,
+    PREDICT_HELP_GROUP,
     app,
     checked_page_path,
     checked_plot_path,
+    print_result,
+    print_warnings,
     save_plot,
-    show_document,
-    warn,
     write_page,
 )
 from paleo.cli.options import (
-    AsJson,
+    JsonOption,
     OptionalModel,
     OptionalWholeNumber,
-    Plot,
+    PlotFileOption,
     TariffOptions,
-    name_completion,
-    packed_options,
+    catalog_name_completion,
+    options_from_dataclass,
     with_tariff_options,
     word_completion,
 )
@@ -103,7 +103,7 @@ class ServiceOptions:
     tpot: str | None = None
     latency: str | None = None
     percentile: str = "99"
-    engine: Annotated[str, typer.Option(autocompletion=name_completion("engines"))] = "vllm"
+    engine: Annotated[str, typer.Option(autocompletion=catalog_name_completion("engines"))] = "vllm"
     strategy: str | None = None
     weights: str | None = None
     cache: str | None = None
@@ -117,18 +117,20 @@ class ServiceOptions:
     command: Annotated[str | None, typer.Option("--from")] = None
 
 
-@app.command(rich_help_panel=PREDICT)
-@packed_options("service", ServiceOptions)
+@app.command(rich_help_panel=PREDICT_HELP_GROUP)
+@options_from_dataclass("service", ServiceOptions)
 @with_tariff_options
 def serve(
     *,
     model: OptionalModel = None,
-    system: Annotated[str, typer.Option("--systems", "--system", autocompletion=name_completion("systems", "devices"))],
+    system: Annotated[
+        str, typer.Option("--systems", "--system", autocompletion=catalog_name_completion("systems", "devices"))
+    ],
     gpus: OptionalWholeNumber = None,
     service: ServiceOptions,
     rates: TariffOptions,
-    as_json: AsJson = False,
-    plot: Plot = None,
+    as_json: JsonOption = False,
+    plot: PlotFileOption = None,
     explore: str | None = None,
 ) -> None:
     """Predict how many requests a service answers a second, how fast, and at what price.
@@ -159,18 +161,18 @@ def serve(
             raise SpecError(f"--plot and --explore: {answer.service.model.name} generates no tokens; see the table")
     else:
         _draw(answer, path, page)
-    show_document(answer.json_document, answer.table, as_json)
-    warn(answer.warnings)
+    print_result(answer.json_document, answer.table, as_json)
+    print_warnings(answer.warnings)
     if not answer.limits_met:
-        raise typer.Exit(EXIT_NO)
+        raise typer.Exit(EXIT_NEGATIVE_ANSWER)
 
 
 def _draw(answer: ServeResult, path: Path | None, page: Path | None) -> None:
     """Write the plot and the HTML page of a serving answer, if requested."""
     if path is not None and answer.limits_met:
-        from paleo.report.serving import figure
+        from paleo.report.serving import plot_service
 
-        save_plot(path, lambda: figure(answer.service))
+        save_plot(path, lambda: plot_service(answer.service))
     write_page(page, lambda date: _page(answer, date))
 
 

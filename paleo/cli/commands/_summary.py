@@ -6,19 +6,26 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import PREDICT, app, checked_plot_path, save_plot, show_document
-from paleo.cli.options import AsJson, ModelName, Plot, RunOptions, name_completion, with_run_options
+from paleo.cli.application import PREDICT_HELP_GROUP, app, checked_plot_path, print_result, save_plot
+from paleo.cli.options import (
+    JsonOption,
+    ModelName,
+    PlotFileOption,
+    RunOptions,
+    catalog_name_completion,
+    with_run_options,
+)
 from paleo.errors import SpecError
 
 
-@app.command(rich_help_panel=PREDICT)
+@app.command(rich_help_panel=PREDICT_HELP_GROUP)
 @with_run_options
 def summary(
     model: ModelName,
     options: RunOptions,
-    system: Annotated[str | None, typer.Option(autocompletion=name_completion("systems", "devices"))] = None,
-    as_json: AsJson = False,
-    plot: Plot = None,
+    system: Annotated[str | None, typer.Option(autocompletion=catalog_name_completion("systems", "devices"))] = None,
+    as_json: JsonOption = False,
+    plot: PlotFileOption = None,
 ) -> None:
     """Count a network layer by layer: shapes, parameters, FLOP, bytes, arithmetic intensity, saved activations.
 
@@ -34,16 +41,16 @@ def summary(
     from paleo.report.catalog import summary_document, summary_table
     from paleo.specs.model import load_model
     from paleo.specs.system import load_system
-    from paleo.studies.network_summary import summarise
+    from paleo.studies.network_summary import summarise_network
 
     path = checked_plot_path(plot)
     if path is not None and system is None:
         raise SpecError("--plot: a roofline needs a device; name one with --system")
-    run = options.run()
+    run = options.build_run()
     machine = None if system is None else load_system(system)
-    study = summarise(load_model(model), run, machine)
+    study = summarise_network(load_model(model), run, machine)
     if path is not None and machine is not None:
         from paleo.report import plots
 
-        save_plot(path, lambda: plots.roofline(study, machine, run))
-    show_document(lambda: summary_document(study), lambda: summary_table(study), as_json)
+        save_plot(path, lambda: plots.plot_roofline(study, machine, run))
+    print_result(lambda: summary_document(study), lambda: summary_table(study), as_json)

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import DECIDE, app, warn
+from paleo.cli.application import DECIDE_HELP_GROUP, app, print_warnings
 
 
-@app.command(rich_help_panel=DECIDE)
+@app.command(rich_help_panel=DECIDE_HELP_GROUP)
 def sweep(
     study: Annotated[str, typer.Argument()],
     output: Annotated[str | None, typer.Option("-o", "--output")] = None,
@@ -39,19 +39,19 @@ def sweep(
     from rich.console import Console
     from rich.progress import Progress
 
-    from paleo.cluster.study import load_any_study
+    from paleo.cluster.study import load_run_or_fleet_sweep
     from paleo.studies import sweep as studies
     from paleo.studies.sweep import dask_evaluator, local_evaluator
     from paleo.units import with_noun
 
-    definition = load_any_study(study)
+    definition = load_run_or_fleet_sweep(study)
     target = Path(output) if output is not None else Path(study).with_suffix(".csv")
     evaluator = local_evaluator(definition, jobs)
     if scheduler is not None:
-        evaluator = dask_evaluator(scheduler, lambda sentence: warn([sentence]))
+        evaluator = dask_evaluator(scheduler, lambda sentence: print_warnings([sentence]))
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(with_noun(definition.points, "point"))
-        rows = studies.sweep(
+        task = bar.add_task(with_noun(definition.point_count, "point"))
+        rows = studies.write_sweep_table(
             definition, target, evaluator, lambda done, all_: bar.update(task, completed=done, total=all_)
         )
-    sys.stderr.write(f"wrote {target}: {with_noun(rows, 'row')} of {with_noun(definition.points, 'point')}\n")
+    sys.stderr.write(f"wrote {target}: {with_noun(rows, 'row')} of {with_noun(definition.point_count, 'point')}\n")

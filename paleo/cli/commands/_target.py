@@ -7,35 +7,43 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import EXIT_NO, PREDICT, app, checked_plot_path, save_plot, show_document, warn
+from paleo.cli.application import (
+    EXIT_NEGATIVE_ANSWER,
+    PREDICT_HELP_GROUP,
+    app,
+    checked_plot_path,
+    print_result,
+    print_warnings,
+    save_plot,
+)
 from paleo.cli.options import (
-    AsJson,
     GpuCounts,
-    Loss,
+    JsonOption,
     NoiseScale,
-    Plot,
+    PlotFileOption,
     SystemName,
+    TargetLossOption,
     TariffOptions,
-    name_completion,
+    catalog_name_completion,
     with_tariff_options,
 )
 
 
-@app.command(rich_help_panel=PREDICT)
+@app.command(rich_help_panel=PREDICT_HELP_GROUP)
 @with_tariff_options
 def target(
-    task: Annotated[str, typer.Argument(autocompletion=name_completion("tasks"))],
+    task: Annotated[str, typer.Argument(autocompletion=catalog_name_completion("tasks"))],
     system: SystemName,
     gpus: GpuCounts,
     rates: TariffOptions,
     batch: str = "auto",
-    loss: Loss = None,
+    loss: TargetLossOption = None,
     noise_scale: NoiseScale = None,
     strategy: str | None = None,
     dtype: str | None = None,
-    software: Annotated[str | None, typer.Option(autocompletion=name_completion("software"))] = None,
-    as_json: AsJson = False,
-    plot: Plot = None,
+    software: Annotated[str | None, typer.Option(autocompletion=catalog_name_completion("software"))] = None,
+    as_json: JsonOption = False,
+    plot: PlotFileOption = None,
 ) -> None:
     """Predict the time to a quality target: number of steps, step time and evaluations, for several GPU counts.
 
@@ -66,8 +74,8 @@ def target(
     if path is not None:
         from paleo.report import plots
 
-        save_plot(path, lambda: plots.target(answer.system.name, answer.curve))
-    show_document(answer.json_document, answer.table, as_json)
-    warn(list(dict.fromkeys(warning for point in answer.points for warning in point.warnings)))
+        save_plot(path, lambda: plots.plot_time_to_target(answer.system.name, answer.curve))
+    print_result(answer.json_document, answer.table, as_json)
+    print_warnings(list(dict.fromkeys(warning for point in answer.points for warning in point.warnings)))
     if not any(point.prediction.memory.fits for point in answer.points):
-        raise typer.Exit(EXIT_NO)
+        raise typer.Exit(EXIT_NEGATIVE_ANSWER)

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import PREDICT, app, warn
+from paleo.cli.application import PREDICT_HELP_GROUP, app, print_warnings
 from paleo.cli.options import OptionalModel, RunOptions, SystemName, with_run_options
 from paleo.files import check_output_path, write_text
 
 
-@app.command(rich_help_panel=PREDICT)
+@app.command(rich_help_panel=PREDICT_HELP_GROUP)
 @with_run_options
 def trace(
     *,
@@ -38,9 +38,9 @@ def trace(
     from paleo.report.estimate import trace_events as traced
 
     check_output_path(output)
-    answer = estimate(options.network(model), system, run=options.run())
+    answer = estimate(options.network(model), system, run=options.build_run())
     text = json_text(traced(answer.prediction)) + "\n"
     write_text(output, text)
     sys.stderr.write(f"wrote {output}\n")
-    chosen = answer.run_with_defaults.choices_text if answer.run_with_defaults is not None else ""
-    warn([*([chosen] if chosen else []), *answer.prediction.warnings])
+    chosen = answer.run_with_defaults.automatic_choices_text if answer.run_with_defaults is not None else ""
+    print_warnings([*([chosen] if chosen else []), *answer.prediction.warnings])

@@ -7,15 +7,22 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import DECIDE, EXIT_NO, app, checked_plot_path, save_plot, show_document
+from paleo.cli.application import (
+    DECIDE_HELP_GROUP,
+    EXIT_NEGATIVE_ANSWER,
+    app,
+    checked_plot_path,
+    print_result,
+    save_plot,
+)
 from paleo.cli.options import (
-    AsJson,
+    JsonOption,
     ModelName,
-    Plot,
-    RunOptionsWithRent,
+    PlotFileOption,
+    RunPriceAndFailureOptions,
     SystemName,
     WholeNumber,
-    packed_options,
+    options_from_dataclass,
     with_run_and_price_options,
     word_completion,
 )
@@ -84,8 +91,8 @@ class TuneOptions:
     seed: int = 0
 
 
-@app.command(rich_help_panel=DECIDE)
-@packed_options("search", TuneOptions)
+@app.command(rich_help_panel=DECIDE_HELP_GROUP)
+@options_from_dataclass("search", TuneOptions)
 @with_run_and_price_options
 def tune(
     model: ModelName,
@@ -93,9 +100,9 @@ def tune(
     gpus: WholeNumber,
     trials: WholeNumber,
     search: TuneOptions,
-    options: RunOptionsWithRent,
-    as_json: AsJson = False,
-    plot: Plot = None,
+    options: RunPriceAndFailureOptions,
+    as_json: JsonOption = False,
+    plot: PlotFileOption = None,
 ) -> None:
     """Predict how long a search over hyperparameters or architectures takes, and how to divide the GPUs among trials.
 
@@ -113,12 +120,12 @@ def tune(
     from paleo.questions import tune as answered
 
     path = checked_plot_path(plot)
-    stated = asdict(search) | {"vary": search.vary or (), "run": options.run()}
+    stated = asdict(search) | {"vary": search.vary or (), "run": options.build_run()}
     answer = answered(model, system, gpus, trials=trials, **stated, **options.price_and_failure_keywords())
     if path is not None:
-        from paleo.report.tuning import figure
+        from paleo.report.tuning import plot_trials
 
-        save_plot(path, lambda: figure(answer.study))
-    show_document(answer.json_document, answer.table, as_json)
+        save_plot(path, lambda: plot_trials(answer.study))
+    print_result(answer.json_document, answer.table, as_json)
     if not answer.deadline_met:
-        raise typer.Exit(EXIT_NO)
+        raise typer.Exit(EXIT_NEGATIVE_ANSWER)

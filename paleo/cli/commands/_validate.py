@@ -6,16 +6,16 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import MEASURE, app, checked_plot_path, save_plot, show_document
-from paleo.cli.options import AsJson, Plot
+from paleo.cli.application import MEASURE_HELP_GROUP, app, checked_plot_path, print_result, save_plot
+from paleo.cli.options import JsonOption, PlotFileOption
 
 
-@app.command(rich_help_panel=MEASURE)
+@app.command(rich_help_panel=MEASURE_HELP_GROUP)
 def validate(
     files: Annotated[list[str], typer.Argument()],
-    as_json: AsJson = False,
+    as_json: JsonOption = False,
     predictions: str | None = None,
-    plot: Plot = None,
+    plot: PlotFileOption = None,
     calibration: str | None = None,
     worst: Annotated[int, typer.Option(min=0)] = 5,
 ) -> None:
@@ -46,4 +46,4 @@ def validate(
     if rows is not None:
         write_predictions(rows, answer.reports)
     save_plot(picture, lambda: prediction_plot(answer.reports))
-    show_document(answer.json_document, lambda: answer.table(worst=worst), as_json)
+    print_result(answer.json_document, lambda: answer.table(worst=worst), as_json)

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from paleo.importers._decoder import base_parameters, residual_entry, vocab_last
-from paleo.importers.configuration import (
-    FAMILIES,
-    LONGEST_SEQ,
+from paleo.importers._decoder import base_parameters, residual_block_entry, with_vocab_last
+from paleo.importers.transformers_configuration import (
+    FAMILY_READERS,
+    MAX_DEFAULT_SEQ,
     Config,
     ModelFileEntry,
     ModelMapping,
-    UnreadHeadError,
+    UnsupportedHeadError,
+    architecture_head_suffix,
     class_count,
-    head_name,
 )
 
 
@@ -50,11 +50,11 @@ def _bert_head(config: Config, kind: str) -> list[ModelFileEntry]:
         "ModelMapping": pooler,
     }
     if kind not in heads or (roberta and kind == "ForPreTraining"):
-        raise UnreadHeadError(kind)
+        raise UnsupportedHeadError(kind)
     return heads[kind]
 
 
-@FAMILIES.register("bert")
+@FAMILY_READERS.register("bert")
 def bert(config: Config) -> ModelMapping:
     """Return the network that a BERT or RoBERTa configuration describes. Every position is projected to the vocabulary.
 
@@ -66,7 +66,7 @@ def bert(config: Config) -> ModelMapping:
         positions=config.integer("max_position_embeddings", default=512),
     )
     spare = 0 if config["model_type"] == "bert" else 2
-    params["seq"] = max(1, params["positions"] - spare) if params["positions"] <= LONGEST_SEQ else LONGEST_SEQ
+    params["seq"] = max(1, params["positions"] - spare) if params["positions"] <= MAX_DEFAULT_SEQ else MAX_DEFAULT_SEQ
     params["dropout"] = config.fraction("hidden_dropout_prob", default=0.1)
     params["attention_dropout"] = config.fraction("attention_probs_dropout_prob", default=0.1)
     params["activation"] = config.activation("hidden_act", default="gelu")
@@ -80,28 +80,31 @@ def bert(config: Config) -> ModelMapping:
         "layer_norm",
         {"dropout": {"rate": "=dropout"}},
     ]
-    kind = head_name(config, ("Bert", "Roberta", "XLMRoberta", "Camembert"), "ForMaskedLM")
+    kind = architecture_head_suffix(config, ("Bert", "Roberta", "XLMRoberta", "Camembert"), "ForMaskedLM")
     drop: ModelFileEntry = {"dropout": {"rate": "=dropout"}}
     post_norm = [
-        residual_entry({"attention": {"heads": "=heads", "dropout": "=attention_dropout"}}, drop),
+        residual_block_entry({"attention": {"heads": "=heads", "dropout": "=attention_dropout"}}, drop),
         "layer_norm",
     ]
-    post_norm += [residual_entry({"mlp": {"ffn": "=ffn", "activation": "=activation"}}, drop), "layer_norm"]
+    post_norm += [residual_block_entry({"mlp": {"ffn": "=ffn", "activation": "=activation"}}, drop), "layer_norm"]
     return {
         "task": "masked language modelling" if kind in ("ForMaskedLM", "ForPreTraining") else "text classification",
         "notes": "Every position is projected to the vocabulary, as the library does." if "M" in kind else "",
-        "params": vocab_last(params),
+        "params": with_vocab_last(params),
         "tokens": "=seq",
         "inputs": {"tokens": index, "segments": index},
         "layers": [*embed, {"repeat": "=layers", "name": "block", "layers": post_norm}, *_bert_head(config, kind)],
     }
 
 
-@FAMILIES.register("roberta")
+@FAMILY_READERS.register("roberta")
 def roberta(config: Config) -> ModelMapping:
     """Return the network of a RoBERTa configuration: `bert`, with RoBERTa's two-layer classifier."""
     model = bert(config)
-    if head_name(config, ("Roberta", "XLMRoberta", "Camembert"), "ForMaskedLM") == "ForSequenceClassification":
+    if (
+        architecture_head_suffix(config, ("Roberta", "XLMRoberta", "Camembert"), "ForMaskedLM")
+        == "ForSequenceClassification"
+    ):
         drop = {"dropout": {"rate": "=dropout"}}
         head = ["select", drop, {"name": "dense", "linear": {"features": "=hidden", "dim": "hidden"}}, "tanh", drop]
         start = model["layers"].index("select")
@@ -113,16 +116,16 @@ def roberta(config: Config) -> ModelMapping:
     return model
 
 
-FAMILIES.register("xlm-roberta")(roberta)
-FAMILIES.register("camembert")(roberta)
+FAMILY_READERS.register("xlm-roberta")(roberta)
+FAMILY_READERS.register("camembert")(roberta)
 
 
-@FAMILIES.register("vit")
+@FAMILY_READERS.register("vit")
 def vit(config: Config) -> ModelMapping:
     """Return the network that a ViT configuration describes (Dosovitskiy et al., 2021)."""
-    kind = head_name(config, ("ViT",), "ForImageClassification")
+    kind = architecture_head_suffix(config, ("ViT",), "ForImageClassification")
     if kind not in ("ForImageClassification", "ModelMapping"):
-        raise UnreadHeadError(kind)
+        raise UnsupportedHeadError(kind)
     keys = {"image": "image_size", "patch": "patch_size", "colours": "num_channels", "hidden": "hidden_size"}
     keys |= {"heads": "num_attention_heads", "layers": "num_hidden_layers", "ffn": "intermediate_size"}
     usual = {"colours": 3, "image": 224, "patch": 16}
@@ -139,7 +142,7 @@ def vit(config: Config) -> ModelMapping:
     if kind == "ForImageClassification":
         head = ["select", {"name": "head", "linear": {"features": "=classes", "dim": "classes"}}, "cross_entropy"]
     body = {"repeat": "=layers", "name": "block"}
-    layers = [residual_entry("layer_norm", {"attention": attention}), residual_entry("layer_norm", feed)]
+    layers = [residual_block_entry("layer_norm", {"attention": attention}), residual_block_entry("layer_norm", feed)]
     patches = {"name": "patches", "conv": {"channels": "=hidden", "kernel": "=patch", "stride": "=patch"}}
     image = {"batch": "=batch", "channels": "=colours", "height": "=image", "width": "=image"}
     return {
@@ -159,15 +162,15 @@ def vit(config: Config) -> ModelMapping:
     }
 
 
-@FAMILIES.register("t5")
+@FAMILY_READERS.register("t5")
 def t5(config: Config) -> ModelMapping:
     """Return the network that a T5 configuration describes (Raffel et al., 2020).
 
-    It has an encoder and a decoder, each with a learned table of score biases by distance.
+    T5 has an encoder and a decoder, each with a learned table of score biases by distance.
     """
-    kind = head_name(config, ("T5", "MT5"), "ForConditionalGeneration")
+    kind = architecture_head_suffix(config, ("T5", "MT5"), "ForConditionalGeneration")
     if kind not in ("ForConditionalGeneration", "WithLMHeadModel"):
-        raise UnreadHeadError(kind)
+        raise UnsupportedHeadError(kind)
     source = {"dims": {"batch": "=batch", "source_seq": "=seq"}, "role": "index"}
     target = {"dims": {"batch": "=batch", "seq": "=target_seq"}, "role": "index"}
     return {
@@ -201,11 +204,11 @@ def _layers(config: Config) -> list[ModelFileEntry]:
     drop = {"dropout": {"rate": "=dropout"}}
     attention = {"heads": "=heads", "head_dim": "=head_dim", "bias": False, "dropout": "=dropout"}
     bias = {"relative_bias": {"buckets": "=buckets", "heads": "=heads"}}
-    seen = residual_entry("rms_norm", {"attention": attention}, drop)
-    self_attention = residual_entry("rms_norm", {"attention": attention | {"causal": True}}, drop)
+    seen = residual_block_entry("rms_norm", {"attention": attention}, drop)
+    self_attention = residual_block_entry("rms_norm", {"attention": attention | {"causal": True}}, drop)
     cross = {"inputs": ["query", "memory"], "attention": attention}
-    other = residual_entry({"name": "query", "rms_norm": {}}, cross, drop)
-    feed = residual_entry("rms_norm", _feed(config), drop)
+    other = residual_block_entry({"name": "query", "rms_norm": {}}, cross, drop)
+    feed = residual_block_entry("rms_norm", _feed(config), drop)
     table: dict[str, Any] = {"entries": "=vocab", "features": "=hidden"}
     head: dict[str, Any] = {"features": "=vocab", "dim": "vocab", "bias": False}
     head |= {"tie": "embed"} if config.flag("tie_word_embeddings", True) else {}
@@ -219,11 +222,11 @@ def _layers(config: Config) -> list[ModelFileEntry]:
 
 
 def _feed(config: Config) -> ModelFileEntry:
-    """Return the entry of T5's feed-forward block; in T5 1.1 it is gated."""
+    """Return the model-file entry of T5's feed-forward block (gated in T5 1.1)."""
     stated = str(config.get("feed_forward_proj") or "relu")
     words = Config({"feed_forward_proj": stated.removeprefix("gated-")}, config.path)
     function = words.activation("feed_forward_proj", default="relu", gated=stated.startswith("gated-"))
     return {"mlp": {"ffn": "=ffn", "activation": function, "bias": False, "dropout": "=dropout"}}
 
 
-FAMILIES.register("mt5")(t5)
+FAMILY_READERS.register("mt5")(t5)

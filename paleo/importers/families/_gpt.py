@@ -10,22 +10,28 @@ from paleo.importers._decoder import (
     Decoder,
     attention_options,
     base_parameters,
-    grouped_parameters,
-    language_model,
+    grouped_query_parameters,
+    language_model_file,
     plain_feed_forward,
-    vocab_last,
     window_options,
+    with_vocab_last,
 )
-from paleo.importers.configuration import FAMILIES, LONGEST_SEQ, Config, ModelFileEntry, ModelMapping
+from paleo.importers.transformers_configuration import (
+    FAMILY_READERS,
+    MAX_DEFAULT_SEQ,
+    Config,
+    ModelFileEntry,
+    ModelMapping,
+)
 
 
-@FAMILIES.register("phi")
+@FAMILY_READERS.register("phi")
 def phi(config: Config) -> ModelMapping:
     """Return the network that a Phi-1 or Phi-2 configuration describes (2023).
 
     Attention and feed-forward block run in parallel on the same normalised input.
     """
-    params = grouped_parameters(config) | {
+    params = grouped_query_parameters(config) | {
         "ffn": config.integer("intermediate_size", default=4 * config.integer("hidden_size"))
     }
     if config.flag("qk_layernorm"):
@@ -33,23 +39,23 @@ def phi(config: Config) -> ModelMapping:
     feed = plain_feed_forward(config, "gelu_new")
     attention = attention_options(params, rotary=True)
     decoder = Decoder(
-        vocab_last(params),
+        with_vocab_last(params),
         "layer_norm",
         attention,
         feed,
         "parallel",
         final_entries=("layer_norm",),
         head_bias=True,
-        tied=config.flag("tie_word_embeddings"),
+        ties_embeddings=config.flag("tie_word_embeddings"),
     )
-    return language_model(config, decoder, [({}, feed)] * params["layers"])
+    return language_model_file(config, decoder, [({}, feed)] * params["layers"])
 
 
-@FAMILIES.register("gpt2")
+@FAMILY_READERS.register("gpt2")
 def gpt2(config: Config) -> ModelMapping:
     """Return the network that a GPT-2 configuration describes (Radford et al., 2019)."""
     params = base_parameters(
-        config, positions=config.integer("n_positions", "max_position_embeddings", default=LONGEST_SEQ // 4)
+        config, positions=config.integer("n_positions", "max_position_embeddings", default=MAX_DEFAULT_SEQ // 4)
     )
     params["ffn"] = config.integer("n_inner", default=4 * params["hidden"])
     params["dropout"] = config.fraction("resid_pdrop", default=0.1)
@@ -57,19 +63,19 @@ def gpt2(config: Config) -> ModelMapping:
     positions = {"position_embedding": {"positions": "=max(positions, seq)"}}
     attention = attention_options(params, dropout=config.fraction("attn_pdrop", default=0.1))
     decoder = Decoder(
-        vocab_last(params),
+        with_vocab_last(params),
         "layer_norm",
         attention,
         feed,
         dropout=True,
         final_entries=("layer_norm",),
-        after_embedding=(positions, {"dropout": {"rate": config.fraction("embd_pdrop", default=0.1)}}),
-        tied=config.flag("tie_word_embeddings", True),
+        entries_after_embedding=(positions, {"dropout": {"rate": config.fraction("embd_pdrop", default=0.1)}}),
+        ties_embeddings=config.flag("tie_word_embeddings", True),
     )
-    return language_model(config, decoder, [({}, feed)] * params["layers"])
+    return language_model_file(config, decoder, [({}, feed)] * params["layers"])
 
 
-@FAMILIES.register("gpt_neox")
+@FAMILY_READERS.register("gpt_neox")
 def gpt_neox(config: Config) -> ModelMapping:
     """Return the network that a GPT-NeoX configuration describes (Black et al., GPT-NeoX-20B, 2022).
 
@@ -84,19 +90,19 @@ def gpt_neox(config: Config) -> ModelMapping:
     )
     residual = "twin" if config.flag("use_parallel_residual", True) else "pre"
     decoder = Decoder(
-        vocab_last(params),
+        with_vocab_last(params),
         "layer_norm",
         attention,
         feed,
         residual,
         final_entries=("layer_norm",),
         dropout=bool(dropout),
-        tied=config.flag("tie_word_embeddings"),
+        ties_embeddings=config.flag("tie_word_embeddings"),
     )
-    return language_model(config, decoder, [({}, feed)] * params["layers"])
+    return language_model_file(config, decoder, [({}, feed)] * params["layers"])
 
 
-@FAMILIES.register("opt")
+@FAMILY_READERS.register("opt")
 def opt(config: Config) -> ModelMapping:
     """Return the network that an OPT configuration describes (Zhang et al., 2022).
 
@@ -121,24 +127,24 @@ def opt(config: Config) -> ModelMapping:
     widen, shrink = ({"linear": {"features": width, "dim": "hidden", "bias": False}} for width in widths)
     params |= {"embedded": embedded} if narrow else {}
     decoder = Decoder(
-        vocab_last(params),
+        with_vocab_last(params),
         norm,
         attention_options(params, bias=bias, dropout=config.fraction("attention_dropout")),
         feed,
         "pre" if first else "post",
         dropout=True,
-        after_embedding=(*([widen] if narrow else []), positions),
+        entries_after_embedding=(*([widen] if narrow else []), positions),
         final_entries=(
             *([norm] if first and not config.flag("_remove_final_layer_norm") else []),
             *([shrink] if narrow else []),
         ),
-        tied=config.flag("tie_word_embeddings", True),
+        ties_embeddings=config.flag("tie_word_embeddings", True),
         embedding_width="=embedded" if narrow else "=hidden",
     )
-    return language_model(config, decoder, [({}, feed)] * params["layers"])
+    return language_model_file(config, decoder, [({}, feed)] * params["layers"])
 
 
-@FAMILIES.register("bloom")
+@FAMILY_READERS.register("bloom")
 def bloom(config: Config) -> ModelMapping:
     """Return the network of a BLOOM configuration (BigScience, 2022): ALiBi, and a norm after the embedding."""
     params = base_parameters(config) | {"ffn": 4 * config.integer("hidden_size", "n_embed")}
@@ -146,24 +152,24 @@ def bloom(config: Config) -> ModelMapping:
     params |= {"dropout": dropout} if dropout else {}
     feed: ModelFileEntry = {"mlp": {"ffn": "=ffn", "activation": "gelu"}}
     decoder = Decoder(
-        vocab_last(params),
+        with_vocab_last(params),
         "layer_norm",
         attention_options(params, dropout=config.fraction("attention_dropout")),
         feed,
-        after_embedding=("layer_norm",),
+        entries_after_embedding=("layer_norm",),
         final_entries=("layer_norm",),
         dropout=bool(dropout),
-        tied=config.flag("tie_word_embeddings", True),
+        ties_embeddings=config.flag("tie_word_embeddings", True),
         notes="The linear biases of ALiBi ride on the scores.",
     )
-    return language_model(config, decoder, [({}, feed)] * params["layers"])
+    return language_model_file(config, decoder, [({}, feed)] * params["layers"])
 
 
-@FAMILIES.register("falcon")
+@FAMILY_READERS.register("falcon")
 def falcon(config: Config) -> ModelMapping:
     """Return the network that a Falcon configuration describes (Almazrouei et al., 2023).
 
-    It has multi-query or grouped-query attention, in parallel with the feed-forward block.
+    Falcon has multi-query or grouped-query attention, in parallel with the feed-forward block.
     """
     new, parallel = config.flag("new_decoder_architecture"), config.flag("parallel_attn", True)
     heads = config.integer("num_attention_heads", "n_head")
@@ -179,24 +185,24 @@ def falcon(config: Config) -> ModelMapping:
     residual = "pre" if not parallel and not new else "twin" if new and norms == 2 else "parallel"
     attention = attention_options(params, rotary=rotary, bias=bias, dropout=config.fraction("attention_dropout"))
     decoder = Decoder(
-        vocab_last(params),
+        with_vocab_last(params),
         "layer_norm",
         attention,
         feed,
         residual,
         final_entries=("layer_norm",),
-        tied=config.flag("tie_word_embeddings", True),
+        ties_embeddings=config.flag("tie_word_embeddings", True),
     )
-    return language_model(config, decoder, [({}, feed)] * params["layers"])
+    return language_model_file(config, decoder, [({}, feed)] * params["layers"])
 
 
-@FAMILIES.register("starcoder2")
+@FAMILY_READERS.register("starcoder2")
 def starcoder2(config: Config) -> ModelMapping:
     """Return the network that a StarCoder 2 configuration describes (Lozhkov et al., 2024).
 
-    It has grouped-query attention, layer norms, feed-forward blocks without a gate, and sliding windows.
+    StarCoder 2 has grouped-query attention, layer norms, feed-forward blocks without a gate, and sliding windows.
     """
-    params: dict[str, Any] = grouped_parameters(config)
+    params: dict[str, Any] = grouped_query_parameters(config)
     params |= {"ffn": config.integer("intermediate_size")}
     dropout = config.fraction("residual_dropout")
     params |= {"dropout": dropout} if dropout else {}
@@ -206,7 +212,13 @@ def starcoder2(config: Config) -> ModelMapping:
     attention = attention_options(params, rotary=True, bias=bias, dropout=config.fraction("attention_dropout"))
     tied = config.flag("tie_word_embeddings", True)
     decoder = Decoder(
-        params, "layer_norm", attention, feed, dropout=bool(dropout), final_entries=("layer_norm",), tied=tied
+        params,
+        "layer_norm",
+        attention,
+        feed,
+        dropout=bool(dropout),
+        final_entries=("layer_norm",),
+        ties_embeddings=tied,
     )
-    decoder = replace(decoder, params=vocab_last(params))
-    return language_model(config, decoder, [(options, feed) for options in slides])
+    decoder = replace(decoder, params=with_vocab_last(params))
+    return language_model_file(config, decoder, [(options, feed) for options in slides])

@@ -18,21 +18,27 @@ from paleo.importers._decoder import (
     feed_forward_layers,
     fold_repeats,
     gated_feed_forward,
-    grouped_parameters,
-    language_model,
-    llama_like,
-    residual_entry,
-    vocab_last,
+    grouped_query_parameters,
+    language_model_file,
+    llama_like_model,
+    residual_block_entry,
+    with_vocab_last,
 )
-from paleo.importers.configuration import FAMILIES, Config, ModelFileEntry, ModelMapping, UnreadHeadError
-from paleo.importers.families._hybrids import with_tower
+from paleo.importers.families._hybrid_decoders import with_vision_tower
+from paleo.importers.transformers_configuration import (
+    FAMILY_READERS,
+    Config,
+    ModelFileEntry,
+    ModelMapping,
+    UnsupportedHeadError,
+)
 
 FeedForwardBuilder = Callable[[Config, dict[str, Any]], list[ModelFileEntry]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """Family of Llama-like decoders: its publication, and how its networks differ from Llama's.
+    """Family of Llama-like decoders: publication, and differences from Llama's network.
 
     Texts in ``bias`` and ``out_bias`` are keys of the configuration; a ``+`` before a key means that it is true by
     default. ``full_every`` is used if the configuration does not list sliding windows: layers whose number (from 1) is
@@ -58,7 +64,7 @@ class _Family:
         """Return the network that a configuration of this family describes, as the content of a model file."""
         for key in self.refused:
             if config.flag(key):
-                raise UnreadHeadError(key)
+                raise UnsupportedHeadError(key)
         options: dict[str, Any] = {"head_dim": self.head_dim, "tied": self.tied, "attention": dict(self.attention)}
         options |= {"norm": self.norm, "norm_placement": self.residual, "notes": self.notes}
         options |= {"feed": self.feed} if self.feed else {}
@@ -66,12 +72,12 @@ class _Family:
             config.flag(key.lstrip("+"), key.startswith("+")) if isinstance(key, str) else key
             for key in (self.bias, self.out_bias)
         )
-        return llama_like(config, bias=bias, out_bias=out_bias, slides=self._slides(config), **options)
+        return llama_like_model(config, bias=bias, out_bias=out_bias, slides=self._slides(config), **options)
 
     def _slides(self, config: Config) -> Sequence[bool] | bool:
-        """Return for each layer (or for all) True if it has a sliding window.
+        """Return, for each layer (or for all), True if attention has a sliding window.
 
-        It is used where the configuration does not list windows.
+        The result counts only if the configuration does not list windows.
         """
         if not self.full_every:
             return self.full_every == 0
@@ -160,11 +166,11 @@ _ROWS: dict[str, _Family] = {
     ),
 }  # fmt: skip
 for _name, _row in _ROWS.items():
-    FAMILIES.register(_name)(_row.model)
-FAMILIES.register("step3p5")(_ROWS["step3p7"].model)
+    FAMILY_READERS.register(_name)(_row.model)
+FAMILY_READERS.register("step3p5")(_ROWS["step3p7"].model)
 
 
-@FAMILIES.register("glm4_moe")
+@FAMILY_READERS.register("glm4_moe")
 def glm4_moe(config: Config) -> ModelMapping:
     """Return the network that a GLM-4.5 configuration describes (2025).
 
@@ -176,14 +182,14 @@ def glm4_moe(config: Config) -> ModelMapping:
     return family.model(config)
 
 
-@FAMILIES.register("llama4_text")
+@FAMILY_READERS.register("llama4_text")
 def llama4(config: Config) -> ModelMapping:
     """Return the network that the text part of a Llama 4 configuration describes (2025).
 
     Three layers with attention in chunks are followed by one without positions. Mixtures with one routed and one shared
     expert are in every layer or in every other one.
     """
-    params = grouped_parameters(config)
+    params = grouped_query_parameters(config)
     layers, step = params["layers"], config.integer("interleave_moe_layer_step", default=1)
     mixed = config.list_value("moe_layers") or [index for index in range(layers) if (index + 1) % step == 0]
     mixture = feed_forward_layers(
@@ -197,16 +203,16 @@ def llama4(config: Config) -> ModelMapping:
     chunk = {"window": config.integer("attention_chunk_size", default=8192)}
     attention = attention_options(params, rotary=True, bias=config.flag("attention_bias"))
     decoder = Decoder(
-        vocab_last(params), "rms_norm", attention, None, final_entries=("rms_norm",),
-        tied=config.flag("tie_word_embeddings"),
+        with_vocab_last(params), "rms_norm", attention, None, final_entries=("rms_norm",),
+        ties_embeddings=config.flag("tie_word_embeddings"),
         notes="Chunks of attention count as windows; norms of queries without weights are left out.",
     )  # fmt: skip
     mixers: list[Mapping[str, Any]] = [{} if (index + 1) % every == 0 else chunk for index in range(layers)]
     feeds = [mixture if index in mixed else dense for index in range(layers)]
-    return language_model(config, decoder, list(zip(mixers, feeds, strict=True)))
+    return language_model_file(config, decoder, list(zip(mixers, feeds, strict=True)))
 
 
-@FAMILIES.register("llama4")
+@FAMILY_READERS.register("llama4")
 def llama4_vision(config: Config) -> ModelMapping:
     """Return the text network of a Llama 4 configuration.
 
@@ -216,7 +222,7 @@ def llama4_vision(config: Config) -> ModelMapping:
     return model | {"notes": f"{model['notes']} The vision tower is left out."}
 
 
-@FAMILIES.register("gemma4_text")
+@FAMILY_READERS.register("gemma4_text")
 def gemma4(config: Config) -> ModelMapping:
     """Return the network that the text part of a Gemma 4 configuration describes (2026).
 
@@ -226,11 +232,11 @@ def gemma4(config: Config) -> ModelMapping:
     """
     for key in ("hidden_size_per_layer_input", "num_kv_shared_layers"):
         if config.get(key):
-            raise UnreadHeadError(key)
-    params = grouped_parameters(config, 256)
+            raise UnsupportedHeadError(key)
+    params = grouped_query_parameters(config, 256)
     layers = params["layers"]
     params["window"] = config.integer("sliding_window")
-    kinds = config.kinds("layer_types", layers)
+    kinds = config.layer_kinds("layer_types", layers)
     if kinds is None:
         kinds = ["full_attention" if (index + 1) % 6 == 0 else "sliding_attention" for index in range(layers)]
     attention = attention_options(params, rotary=True, qk_norm=True, bias=False)
@@ -246,9 +252,9 @@ def gemma4(config: Config) -> ModelMapping:
         first: list[ModelFileEntry] = ["rms_norm", dense, "rms_norm"]
         halves = [{"branches": [first, ["rms_norm", mixture, "rms_norm"]], "join": "add"}, "rms_norm", scales]
     blocks = [
-        [residual_entry("rms_norm",
+        [residual_block_entry("rms_norm",
             {"attention": wide if kind == "full_attention" else attention | {"window": "=window"}},
-                  "rms_norm"), residual_entry(*halves)]
+                  "rms_norm"), residual_block_entry(*halves)]
         for kind in kinds
     ]  # fmt: skip
     loops = [
@@ -256,14 +262,14 @@ def gemma4(config: Config) -> ModelMapping:
         for number, (pattern, times) in enumerate(fold_repeats(blocks), start=1)
     ]
     decoder = Decoder(
-        vocab_last(params), "rms_norm", {}, None, final_entries=(*loops, "rms_norm"),
-        tied=config.flag("tie_word_embeddings", True),
+        with_vocab_last(params), "rms_norm", {}, None, final_entries=(*loops, "rms_norm"),
+        ties_embeddings=config.flag("tie_word_embeddings", True),
         notes="The soft cap of logits is left out.",
     )  # fmt: skip
-    return language_model(config, decoder, [])
+    return language_model_file(config, decoder, [])
 
 
-@FAMILIES.register("gemma4")
+@FAMILY_READERS.register("gemma4")
 def gemma4_vision(config: Config) -> ModelMapping:
     """Return the network of a Gemma 4 configuration: the text model, and the parameters of its vision tower."""
     text = config.subconfig("text_config")
@@ -275,21 +281,21 @@ def gemma4_vision(config: Config) -> ModelMapping:
     block = 4 * hidden**2 + 3 * hidden * ffn + 4 * hidden + 2 * vision.integer("head_dim", default=72)
     patches = 3 * vision.integer("patch_size") ** 2 * hidden + 2 * vision.integer("position_embedding_size") * hidden
     tower = patches + vision.integer("num_hidden_layers") * block + hidden * text.integer("hidden_size")
-    return with_tower(model, tower)
+    return with_vision_tower(model, tower)
 
 
-@FAMILIES.register("mimo_v2_flash")
+@FAMILY_READERS.register("mimo_v2_flash")
 def mimo_v2(config: Config) -> ModelMapping:
     """Return the network that a MiMo V2 Flash configuration describes (2025).
 
-    Its windowed layers have attention sinks and head counts of their own; values are narrower than keys; most layers
+    Windowed layers have attention sinks and separate head counts; values are narrower than keys; most layers
     have mixtures.
     """
-    params = grouped_parameters(config)
+    params = grouped_query_parameters(config)
     layers = params["layers"]
     params["window"] = config.integer("sliding_window")
-    pattern = config.layers_of_kind("hybrid_layer_pattern", "layer_types", "sliding_attention", layers)
-    mixed = config.layers_of_kind("moe_layer_freq", "mlp_layer_types", "sparse", layers)
+    pattern = config.is_layer_of_kind("hybrid_layer_pattern", "layer_types", "sliding_attention", layers)
+    mixed = config.is_layer_of_kind("moe_layer_freq", "mlp_layer_types", "sparse", layers)
     full = {"value_dim": config.integer("v_head_dim", "head_dim")}
     full |= {"sinks": True} if config.flag("add_full_attention_sink_bias") else {}
     slide = {
@@ -306,10 +312,10 @@ def mimo_v2(config: Config) -> ModelMapping:
     if attention["bias"]:
         attention["out_bias"] = False
     decoder = Decoder(
-        vocab_last(params), "rms_norm", attention, None, final_entries=("rms_norm",),
-        tied=config.flag("tie_word_embeddings"),
+        with_vocab_last(params), "rms_norm", attention, None, final_entries=("rms_norm",),
+        ties_embeddings=config.flag("tie_word_embeddings"),
         notes="Modules for multi-token prediction are left out.",
     )  # fmt: skip
     mixers = [slide if slides else full for slides in pattern]
     feeds = [mixture if is_mixture else dense for is_mixture in mixed]
-    return language_model(config, decoder, list(zip(mixers, feeds, strict=True)))
+    return language_model_file(config, decoder, list(zip(mixers, feeds, strict=True)))

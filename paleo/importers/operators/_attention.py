@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from paleo.importers._builder import (
-    Builder,
-    Invocation,
+    NetworkBuilder,
     OnnxNode,
     TensorPlace,
+    TorchInvocation,
     TranslatedCall,
     UntranslatableError,
-    onnx_operators,
-    torch_functions,
-    translates,
+    register_onnx_reader,
+    register_torch_reader,
+    register_translation,
 )
-from paleo.importers._trace import Call, Value, dropout_rate
+from paleo.importers._network_trace import TracedCall, TracedTensor, dropout_rate
 
 _MULTI_HEAD_TENSORS = (
     "query", "key", "value", "in_proj_weight", "in_proj_bias", "out_proj_weight", "out_proj_bias", "q_proj_weight",
@@ -26,8 +26,8 @@ _MULTI_HEAD_TENSORS = (
 )  # fmt: skip
 
 
-@torch_functions("multi_head_attention_forward")
-def _read_multi_head(call: Invocation) -> TranslatedCall:
+@register_torch_reader("multi_head_attention_forward")
+def _read_multi_head(call: TorchInvocation) -> TranslatedCall:
     import torch
 
     names = tuple(inspect.signature(torch.nn.functional.multi_head_attention_forward).parameters)
@@ -41,7 +41,7 @@ def _read_multi_head(call: Invocation) -> TranslatedCall:
     return TranslatedCall("mha", [call.tensor(arguments.get(name)) for name in _MULTI_HEAD_TENSORS], options)
 
 
-@onnx_operators("Attention")
+@register_onnx_reader("Attention")
 def _onnx_attention(node: OnnxNode) -> TranslatedCall:
     query = node.input(0)
     if query is None or len(query.shape) != 4 or any(value is not None for value in node.inputs[4:]):
@@ -53,8 +53,8 @@ def _onnx_attention(node: OnnxNode) -> TranslatedCall:
 # Layers.
 
 
-@translates("sdpa")
-def attention_core(b: Builder, call: Call) -> None:
+@register_translation("sdpa")
+def add_attention_core(b: NetworkBuilder, call: TracedCall) -> None:
     """Append scaled dot-product attention to network ``b`` for a recorded sdpa call: two einsums around a softmax.
 
     Leading dims other than the batch are heads.
@@ -66,33 +66,33 @@ def attention_core(b: Builder, call: Call) -> None:
     transposed = bool(call.options.get("transposed_key"))
     if key.tensor.sizes[1] != query.tensor.sizes[1]:
         heads = query.tensor.sizes[1]
-        key, value = (b.view(x, x.dims | {x.tensor.dims[1]: heads}, call.path) for x in (key, value))
+        key, value = (b.add_view(x, x.dims | {x.tensor.dims[1]: heads}, call.path) for x in (key, value))
     lead = query.tensor.dims[:2]
     key_letters = "b h d k" if transposed else "b h k d"
     dims = [*lead, *(_free(name, lead) for name in ("seq", "keys"))]
     products = {"equation": f"b h q d, {key_letters} -> b h q k", "dims": dims}
-    scores = b.add("einsum", products, [query, key], call.path)
-    weights = b.add("softmax", {}, [TensorPlace.output_of(scores)], call.path)
+    scores = b.add_layer("einsum", products, [query, key], call.path)
+    weights = b.add_layer("softmax", {}, [TensorPlace.output_of(scores)], call.path)
     rate = dropout_rate(call.options.get("dropout_p"))
     if rate:
-        weights = b.add("dropout", {"rate": rate}, [TensorPlace.output_of(weights)], call.path)
+        weights = b.add_layer("dropout", {"rate": rate}, [TensorPlace.output_of(weights)], call.path)
     context = {"equation": "b h q k, b h k d -> b h q d", "dims": [*dims[:3], _free("head_dim", dims[:3])]}
-    out = b.add("einsum", context, [TensorPlace.output_of(weights), value], call.path)
-    b.places[call.out] = b.reshaped(TensorPlace.output_of(out), call.out.shape, call.path)
+    out = b.add_layer("einsum", context, [TensorPlace.output_of(weights), value], call.path)
+    b.place_by_value[call.out] = b.add_reshape(TensorPlace.output_of(out), call.out.shape, call.path)
 
 
-def _four_dims(b: Builder, place: TensorPlace, value: Value, call: Call) -> TensorPlace:
+def _four_dims(b: NetworkBuilder, place: TensorPlace, value: TracedTensor, call: TracedCall) -> TensorPlace:
     """Return the tensor at ``place`` as a view with four dims (batch, heads, rows, columns) in network ``b``."""
     *lead, rows, columns = value.shape
-    return b.reshaped(place, (lead[0] if lead else 1, math.prod(lead[1:]), rows, columns), call.path)
+    return b.add_reshape(place, (lead[0] if lead else 1, math.prod(lead[1:]), rows, columns), call.path)
 
 
 def _free(name: str, taken: Sequence[str]) -> str:
     return name if name not in taken else f"{name}_rows"
 
 
-@translates("attention")
-def attention(b: Builder, call: Call) -> None:
+@register_translation("attention")
+def add_attention_layer(b: NetworkBuilder, call: TracedCall) -> None:
     """Append one attention layer with its projections to network ``b`` for a recognised group of calls.
 
     The call's options (heads, kv_heads, head_dim, biases, …) become options of the layer. Afterwards ``b.placed`` maps
@@ -109,20 +109,20 @@ def attention(b: Builder, call: Call) -> None:
     settings["key_bias"] = options["key_bias"]
     settings["out_bias"] = options["out_bias"] if options["out_bias"] != options["bias"] else None
     sources = [_sequence(b, place, "keys" if index else "seq", call) for index, place in enumerate(inputs)]
-    b.record_output(call.out, b.share_weights(b.add("attention", settings, sources, call.path), call.inputs))
+    b.record_output(call.out, b.share_weights(b.add_layer("attention", settings, sources, call.path), call.inputs))
 
 
-def _sequence(b: Builder, place: TensorPlace, seq: str, call: Call) -> TensorPlace:
+def _sequence(b: NetworkBuilder, place: TensorPlace, seq: str, call: TracedCall) -> TensorPlace:
     """Return the tensor at ``place`` as a view with dims (batch, ``seq``, hidden)."""
     dims = place.tensor.dims
     last = dims[-1] if dims[-1] not in ("batch", "seq", "keys") else "hidden"
     name = dims[1] if dims[1] not in ("batch", last) and seq == "seq" else seq
     name = name if name != "keys" or seq == "keys" else "seq"
-    return b.view(place, dict(zip(("batch", name, last), place.tensor.sizes, strict=True)), call.path)
+    return b.add_view(place, dict(zip(("batch", name, last), place.tensor.sizes, strict=True)), call.path)
 
 
-@translates("mlp")
-def mlp(b: Builder, call: Call) -> None:
+@register_translation("mlp")
+def add_mlp_layer(b: NetworkBuilder, call: TracedCall) -> None:
     """Append a transformer's feed-forward layer (``mlp``) to network ``b`` for a recognised group of calls.
 
     Afterwards ``b.placed`` maps the call's output to the layer.
@@ -130,12 +130,12 @@ def mlp(b: Builder, call: Call) -> None:
     options = call.options
     settings = {"ffn": options["ffn"], "activation": options["activation"], "bias": None if options["bias"] else False}
     settings["dropout"] = options["dropout"] or None
-    entry = b.add("mlp", settings, [b.place_of(call.inputs[0])], call.path)
+    entry = b.add_layer("mlp", settings, [b.place_of(call.inputs[0])], call.path)
     b.record_output(call.out, b.share_weights(entry, call.inputs))
 
 
-@translates("mha")
-def multi_head(b: Builder, call: Call) -> None:
+@register_translation("mha")
+def add_multi_head_attention(b: NetworkBuilder, call: TracedCall) -> None:
     """Append an attention layer to network ``b`` for a call of ``nn.MultiheadAttention``.
 
     Query, key and value of the call are (seq, batch, hidden), or (seq, hidden) without a batch. The layer works on
@@ -154,10 +154,10 @@ def multi_head(b: Builder, call: Call) -> None:
     settings: dict[str, Any] = {"heads": call.options["heads"], "causal": call.options["causal"] or None}
     settings |= {"dropout": dropout_rate(call.options["dropout"]) or None, "bias": None if bias else False}
     settings["out_bias"] = (out_bias is not None) if (out_bias is not None) != bias else None
-    entry = b.share_weights(b.add("attention", settings, sources, call.path), call.inputs)
+    entry = b.share_weights(b.add_layer("attention", settings, sources, call.path), call.inputs)
     batch, seq, hidden = entry.out.sizes
     if not call.options["weights"]:  # the output of heads is batch-first and is copied for the output projection
-        entry = b.add(
+        entry = b.add_layer(
             "pass",
             {"kind": "copy", "of": "transpose", "dims": TensorPlace.output_of(entry).dims, "flops_per_element": 0.0}
             | {"kept_per_element": 1.0},
@@ -165,15 +165,15 @@ def multi_head(b: Builder, call: Call) -> None:
             call.path,
         )
     dims = {entry.out.dims[1]: seq, "batch": batch, entry.out.dims[2]: hidden}
-    back = b.view(TensorPlace.output_of(entry), dims, call.path)
+    back = b.add_view(TensorPlace.output_of(entry), dims, call.path)
     if len(call.out.shape) == 2:
-        back = b.reshaped(back, call.out.shape, call.path)
+        back = b.add_reshape(back, call.out.shape, call.path)
     if back.tensor.sizes != call.out.shape:
         raise UntranslatableError("another shape")
-    b.places[call.out] = back
+    b.place_by_value[call.out] = back
 
 
-def _origin(value: Value) -> Value:
+def _origin(value: TracedTensor) -> TracedTensor:
     """Follow a chain of views (reshape, transpose, …) back to the tensor at its start, and return that tensor."""
     while (
         value.producing_call is not None
@@ -184,11 +184,11 @@ def _origin(value: Value) -> Value:
     return value
 
 
-def _batch_first(b: Builder, place: TensorPlace, seq: str, call: Call) -> TensorPlace:
+def _batch_first(b: NetworkBuilder, place: TensorPlace, seq: str, call: TracedCall) -> TensorPlace:
     """Return the tensor (seq, batch, hidden) as a view (batch, seq, hidden).
 
     A tensor (seq, hidden) gets a batch of 1.
     """
     sizes = place.tensor.sizes if len(place.tensor.sizes) == 3 else (place.tensor.sizes[0], 1, place.tensor.sizes[1])
     rows, batch, hidden = sizes
-    return b.view(place, {"batch": batch, seq: rows, "hidden": hidden}, call.path)
+    return b.add_view(place, {"batch": batch, seq: rows, "hidden": hidden}, call.path)

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paleo.importers._builder import (
-    Builder,
+    NetworkBuilder,
     OnnxNode,
     TensorPlace,
     TranslatedCall,
     UntranslatableError,
-    onnx_operators,
-    translates,
+    register_onnx_reader,
+    register_translation,
 )
-from paleo.importers._trace import Call, Value, is_parameter_input
-from paleo.importers.operators._pointwise import memory_pass
+from paleo.importers._network_trace import TracedCall, TracedTensor, is_parameter_input
+from paleo.importers.operators._pointwise import add_memory_pass
 
 if TYPE_CHECKING:
     from paleo.operations.tensor import Tensor
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 SPATIAL_DIMS = {1: ("width",), 2: ("height", "width"), 3: ("depth", "height", "width")}
 
 
-@onnx_operators("Conv")
+@register_onnx_reader("Conv")
 def _onnx_conv(node: OnnxNode) -> TranslatedCall:
     return TranslatedCall("conv", node.inputs[:3], _onnx_windows(node) | {"groups": node.options.get("group", 1)})
 
 
-@onnx_operators("ConvTranspose")
+@register_onnx_reader("ConvTranspose")
 def _onnx_transposed(node: OnnxNode) -> TranslatedCall:
     more = {"groups": node.options.get("group", 1), "output_padding": node.options.get("output_padding")}
     return TranslatedCall("transposed_conv", node.inputs[:3], _onnx_windows(node) | more)
@@ -45,8 +45,8 @@ def _onnx_windows(node: OnnxNode) -> dict[str, Any]:
     return {"stride": options.get("strides"), "dilation": options.get("dilations"), "padding": padding}
 
 
-@translates("conv transposed_conv")
-def convolution(b: Builder, call: Call) -> None:
+@register_translation("conv transposed_conv")
+def add_convolution(b: NetworkBuilder, call: TracedCall) -> None:
     """Append a convolution, or transposed convolution, to network ``b`` for a recorded call.
 
     The image has one to three spatial dims; an image without a batch gets a batch of 1. Afterwards ``b.placed`` maps
@@ -56,34 +56,34 @@ def convolution(b: Builder, call: Call) -> None:
     rank = len(weight.shape) - 2
     if len(source.tensor.dims) == rank + 1:
         names = ("batch", "channels", *SPATIAL_DIMS[rank])
-        source = b.view(source, dict(zip(names, (1, *source.tensor.sizes), strict=True)), call.path)
+        source = b.add_view(source, dict(zip(names, (1, *source.tensor.sizes), strict=True)), call.path)
     if len(source.tensor.dims) != len(weight.shape):
         raise UntranslatableError("an image of another rank")
     image_dims = ("batch", "channels", *SPATIAL_DIMS[len(source.tensor.dims) - 2])
-    source = b.view(source, dict(zip(image_dims, source.tensor.sizes, strict=True)), call.path)
-    entry = b.add(call.kind, _conv_options(call, weight, source.tensor), [source], call.path)
+    source = b.add_view(source, dict(zip(image_dims, source.tensor.sizes, strict=True)), call.path)
+    entry = b.add_layer(call.kind, _conv_options(call, weight, source.tensor), [source], call.path)
     b.use_weights_of(owner, entry)
     if len(call.out.shape) == len(weight.shape):
         b.record_output(call.out, entry)
     else:
-        b.places[call.out] = b.reshaped(TensorPlace.output_of(entry), call.out.shape, call.path)
+        b.place_by_value[call.out] = b.add_reshape(TensorPlace.output_of(entry), call.out.shape, call.path)
 
 
-def _conv_options(call: Call, weight: Value, x: Tensor) -> dict[str, Any]:
+def _conv_options(call: TracedCall, weight: TracedTensor, x: Tensor) -> dict[str, Any]:
     rank, stated = len(x.dims) - 2, call.options
     groups = stated.get("groups") or 1
     transposed = call.kind == "transposed_conv"
     channels = weight.shape[1] * groups if transposed else weight.shape[0]
-    stride, dilation = (per_dim(stated.get(key), rank, 1) for key in ("stride", "dilation"))
-    extra = per_dim(stated.get("output_padding"), rank, 0)
+    stride, dilation = (values_per_spatial_dim(stated.get(key), rank, 1) for key in ("stride", "dilation"))
+    extra = values_per_spatial_dim(stated.get("output_padding"), rank, 0)
     options: dict[str, Any] = {
         "channels": channels,
-        "kernel": one_if_equal(list(weight.shape[2:])),
-        "stride": None if set(stride) == {1} else one_if_equal(stride),
+        "kernel": collapse_equal_values(list(weight.shape[2:])),
+        "stride": None if set(stride) == {1} else collapse_equal_values(stride),
         "padding": _padding(stated.get("padding") or 0, rank),
-        "dilation": None if set(dilation) == {1} else one_if_equal(dilation),
+        "dilation": None if set(dilation) == {1} else collapse_equal_values(dilation),
         "groups": None if groups == 1 else groups,
-        "output_padding": one_if_equal(extra) if transposed and any(extra) else None,
+        "output_padding": collapse_equal_values(extra) if transposed and any(extra) else None,
     }
     return {key: value for key, value in options.items() if value is not None} | {"bias": is_parameter_input(call, 2)}
 
@@ -105,14 +105,14 @@ def _padding(padding: Any, rank: int) -> Any:
         if padding[0] != padding[1]:
             raise UntranslatableError("padding that differs from side to side")
         padding = padding[0]
-    numbers = per_dim(padding, rank, 0)
-    return one_if_equal(numbers) if any(numbers) else None
+    numbers = values_per_spatial_dim(padding, rank, 0)
+    return collapse_equal_values(numbers) if any(numbers) else None
 
 
-def per_dim(value: Any, rank: int, default: int) -> list[int]:
+def values_per_spatial_dim(value: Any, rank: int, default: int) -> list[int]:
     """Expand an operator's argument to a list of one number per spatial dim (``rank`` of them); None gives ``default``.
 
-    >>> per_dim(3, 2, 1), per_dim(None, 2, 1), per_dim([1, 2], 2, 1)
+    >>> values_per_spatial_dim(3, 2, 1), values_per_spatial_dim(None, 2, 1), values_per_spatial_dim([1, 2], 2, 1)
     ([3, 3], [1, 1], [1, 2])
     """
     if value is None or (isinstance(value, Sequence) and not value):
@@ -121,7 +121,7 @@ def per_dim(value: Any, rank: int, default: int) -> list[int]:
     return [int(number) for number in (numbers * rank if len(numbers) == 1 else numbers)]
 
 
-def one_if_equal(values: list[int]) -> int | list[int]:
+def collapse_equal_values(values: list[int]) -> int | list[int]:
     """Return one number if all entries of a list are equal, otherwise the list.
 
     Model files state it in this short form.
@@ -129,13 +129,13 @@ def one_if_equal(values: list[int]) -> int | list[int]:
     return values[0] if len(set(values)) == 1 else values
 
 
-@onnx_operators("AveragePool")
+@register_onnx_reader("AveragePool")
 def _onnx_average(node: OnnxNode) -> TranslatedCall:
     reading = _onnx_pool(node)
     return TranslatedCall("avg_pool", reading.inputs, reading.options) if reading.kind == "max_pool" else reading
 
 
-@onnx_operators("MaxPool")
+@register_onnx_reader("MaxPool")
 def _onnx_pool(node: OnnxNode) -> TranslatedCall:
     options = node.options
     pads = list(options.get("pads") or [])
@@ -149,14 +149,14 @@ def _onnx_pool(node: OnnxNode) -> TranslatedCall:
     return TranslatedCall("max_pool", node.inputs[:1], more | {"dilation": options.get("dilations")})
 
 
-@translates("pool_pass")
-def pool_pass(b: Builder, call: Call) -> None:
+@register_translation("pool_pass")
+def add_pool_pass(b: NetworkBuilder, call: TracedCall) -> None:
     """Append a generic memory pass to network ``b`` for pooling that has no layer, such as fractional pooling."""
-    memory_pass(b, call, "pool")
+    add_memory_pass(b, call, "pool")
 
 
-@translates("max_pool avg_pool")
-def pool(b: Builder, call: Call) -> None:
+@register_translation("max_pool avg_pool")
+def add_pool_layer(b: NetworkBuilder, call: TracedCall) -> None:
     """Append a max or average pooling layer to network ``b`` for a call with a fixed window size.
 
     A window over the whole image becomes ``global_pool``; dilated windows and other unusual ones become a generic
@@ -164,31 +164,31 @@ def pool(b: Builder, call: Call) -> None:
     """
     x, options = b.place_of(call.inputs[0]), call.options
     rank = len(x.tensor.dims) - 2
-    if rank not in SPATIAL_DIMS or set(per_dim(options.get("dilation"), rank, 1)) != {1}:
-        memory_pass(b, call, "pool")
+    if rank not in SPATIAL_DIMS or set(values_per_spatial_dim(options.get("dilation"), rank, 1)) != {1}:
+        add_memory_pass(b, call, "pool")
         return
     if set(call.out.shape[2:]) == {1}:
         settings = {"operation": call.kind.removesuffix("_pool"), "keep_space": True}
-        b.record_output(call.out, b.add("global_pool", settings, [x], call.path))
+        b.record_output(call.out, b.add_layer("global_pool", settings, [x], call.path))
         return
-    kernel = per_dim(options["kernel_size"], rank, 1)
-    stride = per_dim(options.get("stride"), rank, 0) if options.get("stride") else kernel
-    padding = per_dim(options.get("padding"), rank, 0)
+    kernel = values_per_spatial_dim(options["kernel_size"], rank, 1)
+    stride = values_per_spatial_dim(options.get("stride"), rank, 0) if options.get("stride") else kernel
+    padding = values_per_spatial_dim(options.get("padding"), rank, 0)
     window: dict[str, Any] = {
-        "kernel": one_if_equal(kernel),
-        "stride": None if stride == kernel else one_if_equal(stride),
+        "kernel": collapse_equal_values(kernel),
+        "stride": None if stride == kernel else collapse_equal_values(stride),
     }
-    window["padding"] = one_if_equal(padding) if any(padding) else None
+    window["padding"] = collapse_equal_values(padding) if any(padding) else None
     window["ceil"] = True if options.get("ceil_mode") else None
-    window["keeps_input"] = True if call.kind == "max_pool" and call.inputs[0] in (call.saved or ()) else None
+    window["keeps_input"] = True if call.kind == "max_pool" and call.inputs[0] in (call.saved_tensors or ()) else None
     try:
-        b.record_output(call.out, b.add(call.kind, window, [x], call.path))
+        b.record_output(call.out, b.add_layer(call.kind, window, [x], call.path))
     except UntranslatableError:
-        memory_pass(b, call, "pool")
+        add_memory_pass(b, call, "pool")
 
 
-@translates("adaptive_avg_pool")
-def adaptive_pool(b: Builder, call: Call) -> None:
+@register_translation("adaptive_avg_pool")
+def add_adaptive_pool(b: NetworkBuilder, call: TracedCall) -> None:
     """Append average pooling to a fixed output size to network ``b``, for a call such as adaptive_avg_pool2d.
 
     An output of size 1 becomes ``global_pool``. Unequal sizes become a generic memory pass.
@@ -196,9 +196,9 @@ def adaptive_pool(b: Builder, call: Call) -> None:
     x = b.place_of(call.inputs[0])
     space = call.out.shape[2:]
     if len(x.tensor.dims) - 2 not in SPATIAL_DIMS or len(set(space)) != 1:
-        memory_pass(b, call, "pool")
+        add_memory_pass(b, call, "pool")
     elif set(space) == {1}:
-        b.record_output(call.out, b.add("global_pool", {"keep_space": True}, [x], call.path))
+        b.record_output(call.out, b.add_layer("global_pool", {"keep_space": True}, [x], call.path))
     else:
-        entry = b.add("adaptive_avg_pool", {"size": space[0]}, [x], call.path)
+        entry = b.add_layer("adaptive_avg_pool", {"size": space[0]}, [x], call.path)
         b.record_output(call.out, entry)

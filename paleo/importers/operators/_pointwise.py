@@ -12,18 +12,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from paleo.importers._builder import (
-    Builder,
-    Invocation,
     LayerEntry,
+    NetworkBuilder,
     OnnxNode,
     TensorPlace,
+    TorchInvocation,
     TranslatedCall,
     UntranslatableError,
-    onnx_operators,
-    torch_functions,
-    translates,
+    register_onnx_reader,
+    register_torch_reader,
+    register_translation,
 )
-from paleo.importers._trace import Call, Value, dropout_rate, is_parameter_input, saved_for_backward
+from paleo.importers._network_trace import (
+    TracedCall,
+    TracedTensor,
+    dropout_rate,
+    is_parameter_input,
+    saved_for_backward,
+)
 from paleo.layers.base import ACTIVATIONS, LAYERS
 
 _TORCH = {
@@ -40,18 +46,18 @@ _ONNX = {
 }  # fmt: skip
 
 
-@torch_functions(" ".join(_TORCH))
-def _activation(call: Invocation) -> TranslatedCall:
+@register_torch_reader(" ".join(_TORCH))
+def _activation(call: TorchInvocation) -> TranslatedCall:
     return TranslatedCall("activation", None, {"function": _TORCH[call.name]})
 
 
-@onnx_operators(" ".join(_ONNX))
+@register_onnx_reader(" ".join(_ONNX))
 def _onnx_activation(node: OnnxNode) -> TranslatedCall:
     return TranslatedCall("activation", node.inputs[:1], {"function": _ONNX[node.name]})
 
 
-@torch_functions("expand_as view_as reshape_as")
-def _as_another(call: Invocation) -> TranslatedCall:
+@register_torch_reader("expand_as view_as reshape_as")
+def _as_another(call: TorchInvocation) -> TranslatedCall:
     """Convert a call of expand_as, view_as or reshape_as to a ``view`` of its first tensor.
 
     The second gives only a shape.
@@ -59,23 +65,23 @@ def _as_another(call: Invocation) -> TranslatedCall:
     return TranslatedCall("view", [call.tensor(call.args[0])])
 
 
-@torch_functions("add")
-def _add(call: Invocation) -> TranslatedCall:
+@register_torch_reader("add")
+def _add(call: TorchInvocation) -> TranslatedCall:
     return TranslatedCall("add" if call.has_two_tensors() else "elementwise")
 
 
-@torch_functions("mul")
-def _mul(call: Invocation) -> TranslatedCall:
+@register_torch_reader("mul")
+def _mul(call: TorchInvocation) -> TranslatedCall:
     return TranslatedCall("multiply" if call.has_two_tensors() else "elementwise")
 
 
-@onnx_operators("Add Mul")
+@register_onnx_reader("Add Mul")
 def _onnx_join(node: OnnxNode) -> TranslatedCall:
     return TranslatedCall("add" if node.name == "Add" else "multiply", node.inputs)
 
 
-@translates("activation")
-def activation(b: Builder, call: Call) -> None:
+@register_translation("activation")
+def add_activation(b: NetworkBuilder, call: TracedCall) -> None:
     """Append an element-wise activation layer to network ``b`` for a recorded call such as relu or GELU.
 
     Afterwards ``b.placed`` maps the call's output to the layer. The option ``keeps: input`` is set if autograd saved
@@ -85,31 +91,33 @@ def activation(b: Builder, call: Call) -> None:
     function = call.options["function"]
     if function not in LAYERS:
         raise UntranslatableError(function)
-    kept = call.saved
-    other = kept is not None and call.out not in kept and bool(kept or call.kept_elements >= call.out.elements)
+    kept = call.saved_tensors
+    other = (
+        kept is not None and call.out not in kept and bool(kept or call.saved_temporary_elements >= call.out.elements)
+    )
     other = other and ACTIVATIONS[function][1] == "output"
-    b.record_output(call.out, b.add(function, {"keeps": "input"} if other else {}, [x], call.path))
+    b.record_output(call.out, b.add_layer(function, {"keeps": "input"} if other else {}, [x], call.path))
 
 
-@translates("softmax")
-def softmax(b: Builder, call: Call) -> None:
+@register_translation("softmax")
+def add_softmax(b: NetworkBuilder, call: TracedCall) -> None:
     """Append a softmax layer to network ``b`` for a recorded call (softmax, log_softmax, ONNX Softmax)."""
-    b.record_output(call.out, b.add("softmax", {}, [b.place_of(call.inputs[0])], call.path))
+    b.record_output(call.out, b.add_layer("softmax", {}, [b.place_of(call.inputs[0])], call.path))
 
 
-@translates("dropout")
-def dropout(b: Builder, call: Call) -> None:
+@register_translation("dropout")
+def add_dropout(b: NetworkBuilder, call: TracedCall) -> None:
     """Append a dropout layer to network ``b``; at a rate of zero the call's output is simply its input."""
     x = b.place_of(call.inputs[0])
     rate = dropout_rate(call.options.get("p", 0.5))
     if not rate:
-        b.places[call.out] = x
+        b.place_by_value[call.out] = x
         return
-    b.record_output(call.out, b.add("dropout", {"rate": rate}, [x], call.path))
+    b.record_output(call.out, b.add_layer("dropout", {"rate": rate}, [x], call.path))
 
 
-@translates("add multiply")
-def add_or_multiply(b: Builder, call: Call) -> None:
+@register_translation("add multiply")
+def add_sum_or_product(b: NetworkBuilder, call: TracedCall) -> None:
     """Append the sum or product of two tensors, or of one tensor and parameters, to network ``b`` for a recorded call.
 
     Two tensors of equal rank become a layer ``add`` or ``multiply``; a learned table of positions becomes
@@ -119,16 +127,22 @@ def add_or_multiply(b: Builder, call: Call) -> None:
     moving = [b.place_of(value) for value in values if not value.is_static and not value.is_integer]
     exact = len(moving) == 2 and len({len(source.tensor.dims) for source in moving}) == 1
     largest = max((source.tensor for source in moving), key=lambda tensor: tensor.elements, default=None)
-    keeps_both = call.kind == "add" or call.saved is None or all(v in call.saved for v in values if not v.is_static)
+    keeps_both = (
+        call.kind == "add"
+        or call.saved_tensors is None
+        or all(v in call.saved_tensors for v in values if not v.is_static)
+    )
     whole = largest is not None and largest.sizes == call.out.shape and not b.new_parameter_count(values)
     if exact and keeps_both and whole:
-        b.record_output(call.out, b.add(call.kind, {}, moving, call.path))
+        b.record_output(call.out, b.add_layer(call.kind, {}, moving, call.path))
         return
     if not _positions(b, call, moving, values):
-        memory_pass(b, call, "elementwise")
+        add_memory_pass(b, call, "elementwise")
 
 
-def _positions(b: Builder, call: Call, moving: Sequence[TensorPlace], values: Sequence[Value]) -> bool:
+def _positions(
+    b: NetworkBuilder, call: TracedCall, moving: Sequence[TensorPlace], values: Sequence[TracedTensor]
+) -> bool:
     """Append a position embedding if the call adds a learned (seq, hidden) table to a (batch, seq, hidden) tensor.
 
     Returns True if so; otherwise False, and network ``b`` is unchanged.
@@ -144,37 +158,37 @@ def _positions(b: Builder, call: Call, moving: Sequence[TensorPlace], values: Se
         return False
     same = "seq" in b.trace.probe_size_by_dim and rows > x.sizes[1]
     options: dict[str, Any] = {"positions": rows} if same or rows != x.sizes[1] else {}
-    b.record_output(call.out, b.add("position_embedding", options, moving, call.path))
+    b.record_output(call.out, b.add_layer("position_embedding", options, moving, call.path))
     return True
 
 
-@torch_functions("cat concat concatenate")
-def _cat(call: Invocation) -> TranslatedCall:
+@register_torch_reader("cat concat concatenate")
+def _cat(call: TorchInvocation) -> TranslatedCall:
     arguments = call.arguments("tensors", "dim")
     return TranslatedCall(
         "cat", [call.tensor(tensor) for tensor in arguments["tensors"]], {"dim": arguments.get("dim", 0)}
     )
 
 
-@translates("elementwise")
-def elementwise(b: Builder, call: Call) -> None:
+@register_translation("elementwise")
+def add_elementwise_pass(b: NetworkBuilder, call: TracedCall) -> None:
     """Append a generic memory pass to network ``b`` for element-wise functions that have no layer, such as exp."""
-    memory_pass(b, call, "elementwise")
+    add_memory_pass(b, call, "elementwise")
 
 
-@translates("reduce")
-def reduce(b: Builder, call: Call) -> None:
+@register_translation("reduce")
+def add_reduction_pass(b: NetworkBuilder, call: TracedCall) -> None:
     """Append a generic memory pass to network ``b`` for a reduction such as sum or mean."""
-    memory_pass(b, call, "reduce")
+    add_memory_pass(b, call, "reduce")
 
 
-@translates("copy")
-def copy(b: Builder, call: Call) -> None:
+@register_translation("copy")
+def add_copy_pass(b: NetworkBuilder, call: TracedCall) -> None:
     """Append a memory pass without FLOP to network ``b`` for a call that copies data (pad, stack, roll, sort, …)."""
-    memory_pass(b, call, "copy", flops=0.0)
+    add_memory_pass(b, call, "copy", flops=0.0)
 
 
-def memory_pass(b: Builder, call: Call, kind: str, *, flops: float | None = None) -> None:
+def add_memory_pass(b: NetworkBuilder, call: TracedCall, kind: str, *, flops: float | None = None) -> None:
     """Append a generic layer ``pass`` to network ``b`` for each output of a call, timed by the bytes read and written.
 
     ``kind`` names the sort of pass (``elementwise``, ``reduce``, ``copy``, ``gather``, ``pool``). ``flops`` is the
@@ -192,51 +206,51 @@ def memory_pass(b: Builder, call: Call, kind: str, *, flops: float | None = None
         dims = dict(zip(b.dim_names(value.shape, largest.tensor), value.shape, strict=True)) or {"batch": 1}
         options: dict[str, Any] = {"kind": kind, "of": call.source_name, "dims": dims, "flops_per_element": flops}
         options |= {"keeps": keeps, "parameters": b.new_parameter_count(call.inputs) or None}
-        options["kept_per_element"] = b.kept_per_element(call, value) if value is first else None
-        entry = b.add("pass", options, sources, call.path)
+        options["kept_per_element"] = b.saved_temporaries_per_element(call, value) if value is first else None
+        entry = b.add_layer("pass", options, sources, call.path)
         if value.shape:
             b.record_output(value, entry)
         else:
-            b.places[value] = TensorPlace.output_of(entry)
+            b.place_by_value[value] = TensorPlace.output_of(entry)
         keeps = None
 
 
-@translates("cat")
-def cat(b: Builder, call: Call) -> None:
+@register_translation("cat")
+def add_concatenation(b: NetworkBuilder, call: TracedCall) -> None:
     """Append a concatenation to network ``b`` as a copy; a learned token before a sequence becomes ``class_token``."""
     values = [value for value in call.inputs if value is not None and value.elements]
     moving = [b.place_of(value) for value in values if not value.is_static]
     longer = len(moving) == 1 and len(call.out.shape) == 3 and call.out.shape[1] == moving[0].tensor.sizes[1] + 1
     if longer and b.new_parameter_count(values) == call.out.shape[2]:
-        b.record_output(call.out, b.add("class_token", {}, moving, call.path))
+        b.record_output(call.out, b.add_layer("class_token", {}, moving, call.path))
         return
-    memory_pass(b, call, "copy", flops=0.0)
+    add_memory_pass(b, call, "copy", flops=0.0)
 
 
-@translates("view")
-def view(b: Builder, call: Call) -> None:
+@register_translation("view")
+def add_views(b: NetworkBuilder, call: TracedCall) -> None:
     """Record that a call's outputs are views of its input (reshape, transpose, cast, …), which cost no time."""
     x = b.place_of(next(value for value in call.inputs if value is not None and not value.is_static))
     for value in call.outputs:
-        b.places[value] = x if value.shape == x.tensor.sizes else b.reshaped(x, value.shape, call.path)
+        b.place_by_value[value] = x if value.shape == x.tensor.sizes else b.add_reshape(x, value.shape, call.path)
 
 
-@translates("slice")
-def slice_view(b: Builder, call: Call) -> None:
+@register_translation("slice")
+def add_slice_views(b: NetworkBuilder, call: TracedCall) -> None:
     """Record that a call's outputs are slices of its input; slices at computed positions become a ``gather`` pass."""
     if any(value is not None and value.is_integer and not value.is_static for value in call.inputs[1:]):
-        memory_pass(b, call, "gather", flops=0.0)
+        add_memory_pass(b, call, "gather", flops=0.0)
         return
     x = b.place_of(next(value for value in call.inputs if value is not None and not value.is_static))
     whole = bool(call.options.get("keeps_whole"))
     for value in call.outputs:
         if not value.is_integer and value.elements:
             same = value.shape == x.tensor.sizes
-            b.places[value] = x if same else b.reshaped(x, value.shape, call.path, keeps_whole=whole)
+            b.place_by_value[value] = x if same else b.add_reshape(x, value.shape, call.path, keeps_whole=whole)
 
 
-@translates("fourier")
-def fourier(b: Builder, call: Call) -> None:
+@register_translation("fourier")
+def add_fourier_pass(b: NetworkBuilder, call: TracedCall) -> None:
     """Append a memory pass to network ``b`` for a Fourier transform, with 5 log2(n) vector FLOP an element.
 
     n is the largest dim but the batch. The count is Cooley and Tukey's 5 n log2(n) (1965).
@@ -247,19 +261,19 @@ def fourier(b: Builder, call: Call) -> None:
     dims = dict(zip(b.dim_names(call.out.shape, source.tensor), call.out.shape, strict=True))
     length = max(int(size) for size in source.tensor.sizes[1:] or source.tensor.sizes)
     work = {"kind": "copy", "of": call.source_name, "flops_per_element": 5.0 * math.log2(max(length, 2))}
-    entry = b.add("pass", work | {"dims": dims, "keeps": saved_for_backward(call)}, [source], call.path)
-    b.places[call.out] = TensorPlace.output_of(entry)
+    entry = b.add_layer("pass", work | {"dims": dims, "keeps": saved_for_backward(call)}, [source], call.path)
+    b.place_by_value[call.out] = TensorPlace.output_of(entry)
 
 
-@onnx_operators("LayerNormalization")
+@register_onnx_reader("LayerNormalization")
 def _onnx_layer_norm(node: OnnxNode) -> TranslatedCall:
     x, axis = node.input(0), node.options.get("axis", -1)
     width = x.shape[axis:] if x is not None and isinstance(axis, int) and -len(x.shape) <= axis < len(x.shape) else ()
     return TranslatedCall("layer_norm", node.inputs[:3], {"normalized_shape": list(width)})
 
 
-@translates("batch_norm")
-def batch_norm(b: Builder, call: Call) -> None:
+@register_translation("batch_norm")
+def add_batch_norm(b: NetworkBuilder, call: TracedCall) -> None:
     """Append a batch-normalisation layer to network ``b`` for a recorded call.
 
     Without weights it has ``affine: false``.
@@ -272,12 +286,12 @@ def batch_norm(b: Builder, call: Call) -> None:
     )
 
 
-def _normed(b: Builder, kind: str, options: dict[str, Any], x: TensorPlace, call: Call) -> LayerEntry:
-    return b.share_weights(b.add(kind, options, [x], call.path), call.inputs[1:])
+def _normed(b: NetworkBuilder, kind: str, options: dict[str, Any], x: TensorPlace, call: TracedCall) -> LayerEntry:
+    return b.share_weights(b.add_layer(kind, options, [x], call.path), call.inputs[1:])
 
 
-@translates("layer_norm")
-def layer_norm(b: Builder, call: Call) -> None:
+@register_translation("layer_norm")
+def add_layer_norm(b: NetworkBuilder, call: TracedCall) -> None:
     """Append a layer norm to network ``b`` for a recorded call.
 
     If the call normalises several trailing dims, they are folded into one by a view before the layer and restored after
@@ -294,27 +308,29 @@ def layer_norm(b: Builder, call: Call) -> None:
         b.record_output(call.out, _normed(b, "layer_norm", options, x, call))
         return
     kept = x.tensor.sizes[: len(x.tensor.sizes) - len(shape)]
-    flat = b.reshaped(x, (*(int(size) for size in kept), math.prod(int(size) for size in shape)), call.path)
+    flat = b.add_reshape(x, (*(int(size) for size in kept), math.prod(int(size) for size in shape)), call.path)
     entry = _normed(b, "layer_norm", options, flat, call)
-    b.places[call.out] = b.view(TensorPlace.output_of(entry), x.dims, call.path)
+    b.place_by_value[call.out] = b.add_view(TensorPlace.output_of(entry), x.dims, call.path)
 
 
-@translates("rms_norm")
-def rms_norm(b: Builder, call: Call) -> None:
+@register_translation("rms_norm")
+def add_rms_norm(b: NetworkBuilder, call: TracedCall) -> None:
     """Append an RMS norm over the last dim to network ``b`` for a recorded call.
 
-    A norm without a learned scale becomes a ``layer_norm`` with ``affine: false``.
+    A norm without a learned scale becomes a ``add_layer_norm`` with ``affine: false``.
     """
     if not is_parameter_input(call, 1):
         b.record_output(call.out, _normed(b, "layer_norm", {"affine": False}, b.place_of(call.inputs[0]), call))
         return
-    kept = {value for part in call.replaced_calls for value in part.saved or () if value.shape == call.out.shape}
+    kept = {
+        value for part in call.replaced_calls for value in part.saved_tensors or () if value.shape == call.out.shape
+    }
     options = {"keeps": "normalised"} if len(kept - {call.inputs[0]}) == 1 else {}
     b.record_output(call.out, _normed(b, "rms_norm", options, b.place_of(call.inputs[0]), call))
 
 
-@translates("group_norm instance_norm")
-def group_norm(b: Builder, call: Call) -> None:
+@register_translation("group_norm instance_norm")
+def add_group_norm(b: NetworkBuilder, call: TracedCall) -> None:
     """Append a group norm to network ``b`` for a recorded call; an instance norm has one channel per group.
 
     Without learned scale and shift the call becomes a generic memory pass.
@@ -324,19 +340,21 @@ def group_norm(b: Builder, call: Call) -> None:
     if not (is_parameter_input(call, 1) and is_parameter_input(call, 2)):
         options = {"kind": "norm", "dims": x.dims, "keeps": "inputs", "flops_per_element": 8.0, "of": call.source_name}
         options["parameters"] = b.new_parameter_count(call.inputs[1:]) or None
-        b.record_output(call.out, b.add("pass", options, [x], call.path))
+        b.record_output(call.out, b.add_layer("pass", options, [x], call.path))
         return
     b.record_output(call.out, _normed(b, "group_norm", {"groups": groups}, x, call))
 
 
-@translates("local_response_norm")
-def local_response_norm(b: Builder, call: Call) -> None:
+@register_translation("local_response_norm")
+def add_local_response_norm(b: NetworkBuilder, call: TracedCall) -> None:
     """Append a local response normalisation (Krizhevsky et al., 2012) to network ``b`` for a recorded call."""
-    entry = b.add("local_response_norm", {"size": call.options.get("size", 5)}, [b.place_of(call.inputs[0])], call.path)
+    entry = b.add_layer(
+        "local_response_norm", {"size": call.options.get("size", 5)}, [b.place_of(call.inputs[0])], call.path
+    )
     b.record_output(call.out, entry)
 
 
-@onnx_operators("Gather")
+@register_onnx_reader("Gather")
 def _gather(node: OnnxNode) -> TranslatedCall:
     """Convert an ONNX Gather to ``embedding`` (learned table), ``slice`` (constant index) or ``copy``."""
     table, index = node.input(0), node.input(1)
@@ -348,8 +366,8 @@ def _gather(node: OnnxNode) -> TranslatedCall:
     return TranslatedCall("slice" if index.is_static else "copy", node.inputs)
 
 
-@translates("embedding")
-def embedding(b: Builder, call: Call) -> None:
+@register_translation("embedding")
+def add_embedding(b: NetworkBuilder, call: TracedCall) -> None:
     """Append an embedding layer to network ``b`` for a call that looks up one table row per index.
 
     A table that an earlier layer holds is tied to it.
@@ -357,11 +375,11 @@ def embedding(b: Builder, call: Call) -> None:
     x, (table, owner) = b.place_of(call.inputs[0]), b.weight_and_owner(call.inputs[1])
     dim = "hidden" if "hidden" not in x.tensor.dims else "features"
     options = {"entries": table.shape[0], "features": table.shape[1], "dim": dim}
-    b.record_output(call.out, b.add("embedding", options, [x], call.path, tie=owner))
+    b.record_output(call.out, b.add_layer("embedding", options, [x], call.path, tie=owner))
 
 
-@translates("embedding_bag")
-def embedding_bag(b: Builder, call: Call) -> None:
+@register_translation("embedding_bag")
+def add_embedding_bag(b: NetworkBuilder, call: TracedCall) -> None:
     """Append an embedding bag to network ``b`` for a call that sums several table rows per sample.
 
     The bags are the rows of an index matrix, or begin at offsets in a flat index; the latter are taken to be equally
@@ -374,8 +392,8 @@ def embedding_bag(b: Builder, call: Call) -> None:
     if len(x.tensor.sizes) == 1:
         if int(x.tensor.sizes[0]) % bags:
             raise UntranslatableError("bags that are not of one length")
-        x = b.view(x, {"batch": bags, "bag": int(x.tensor.sizes[0]) // bags}, call.path)
+        x = b.add_view(x, {"batch": bags, "bag": int(x.tensor.sizes[0]) // bags}, call.path)
     options = {"entries": [table.shape[0]], "features": table.shape[1], "bag": x.tensor.sizes[1]}
-    entry = b.add("embedding_bag", options, [x], call.path)
+    entry = b.add_layer("embedding_bag", options, [x], call.path)
     dims = dict(zip(("batch", "features"), call.out.shape, strict=True))
-    b.places[call.out] = b.view(TensorPlace.output_of(entry), dims, call.path)
+    b.place_by_value[call.out] = b.add_view(TensorPlace.output_of(entry), dims, call.path)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paleo.importers._builder import (
-    Builder,
-    Invocation,
     LayerEntry,
+    NetworkBuilder,
     OnnxNode,
+    TorchInvocation,
     TranslatedCall,
     UntranslatableError,
-    onnx_operators,
-    torch_functions,
-    translates,
+    register_onnx_reader,
+    register_torch_reader,
+    register_translation,
 )
-from paleo.importers._trace import Call, Shape, Value, is_parameter_input
-from paleo.importers.operators._pointwise import memory_pass
+from paleo.importers._network_trace import Shape, TracedCall, TracedTensor, is_parameter_input
+from paleo.importers.operators._pointwise import add_memory_pass
 
 if TYPE_CHECKING:
     from paleo.operations.tensor import Tensor
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
 # torch and ONNX.
 
 
-@torch_functions("mm bmm matmul dot mv inner")
-def _matmul(call: Invocation) -> TranslatedCall:
+@register_torch_reader("mm bmm matmul dot mv inner")
+def _matmul(call: TorchInvocation) -> TranslatedCall:
     left, right = [*call.args, *call.kwargs.values()][:2]
     return TranslatedCall("matmul", [call.tensor(left), call.tensor(right)])
 
 
-@torch_functions("addmm baddbmm addbmm addmv")
-def _addmm(call: Invocation) -> TranslatedCall:
+@register_torch_reader("addmm baddbmm addbmm addmv")
+def _addmm(call: TorchInvocation) -> TranslatedCall:
     kind = "addmm" if call.name == "addmm" else "baddbmm"
     added, left, right = [*call.args, *call.kwargs.values()][:3]
     return TranslatedCall(kind, [call.tensor(left), call.tensor(right), call.tensor(added)])
 
 
-@torch_functions("einsum")
-def _einsum(call: Invocation) -> TranslatedCall:
+@register_torch_reader("einsum")
+def _einsum(call: TorchInvocation) -> TranslatedCall:
     listed = len(call.args) == 2 and isinstance(call.args[1], list | tuple)
     operands = call.args[1] if listed else call.args[1:]
     return TranslatedCall("einsum", [call.tensor(operand) for operand in operands], {"equation": call.args[0]})
 
 
-@torch_functions("tensordot")
-def _tensordot(call: Invocation) -> TranslatedCall:
-    """Convert a torch.tensordot call to an ``einsum`` reading with an equation.
+@register_torch_reader("tensordot")
+def _tensordot(call: TorchInvocation) -> TranslatedCall:
+    """Convert a torch.tensordot call to a `TranslatedCall` of kind ``einsum`` with an equation.
 
     The argument ``dims`` is a number n (the last n dims of the first factor are summed with the first n of the second)
     or two lists of dims.
@@ -73,7 +73,7 @@ def _tensordot(call: Invocation) -> TranslatedCall:
     )
 
 
-@onnx_operators("Gemm")
+@register_onnx_reader("Gemm")
 def _gemm(node: OnnxNode) -> TranslatedCall:
     left, right, shift = node.input(0), node.input(1), node.input(2)
     plain = right is not None and right.is_static and bool(right.parameter_names) and not node.options.get("transA")
@@ -85,8 +85,8 @@ def _gemm(node: OnnxNode) -> TranslatedCall:
 # Layers.
 
 
-@translates("linear")
-def linear(b: Builder, call: Call) -> None:
+@register_translation("linear")
+def add_linear_layer(b: NetworkBuilder, call: TracedCall) -> None:
     """Append a linear layer to network ``b`` for a recorded call such as torch's linear.
 
     The call's inputs are the tensor, a weight matrix and perhaps a bias. Afterwards ``b.placed`` maps the call's output
@@ -96,17 +96,17 @@ def linear(b: Builder, call: Call) -> None:
     if len(weight.shape) != 2:
         raise UntranslatableError("a weight that is no matrix")
     features = call.out.shape[-1]
-    dim = feature_name(b, x.tensor, features)
+    dim = output_dim_name(b, x.tensor, features)
     options: dict[str, Any] = {"features": features, "dim": dim, "bias": is_parameter_input(call, 2)}
     if owner is None:
-        b.record_output(call.out, b.add("linear", options, [x], call.path))
+        b.record_output(call.out, b.add_layer("linear", options, [x], call.path))
         return
     bias = call.inputs[2] if len(call.inputs) > 2 else None
     if owner.kind == "linear" and (bias is None or not b.new_parameter_count([bias])) and _same_bias(owner, options):
-        entry = b.add("linear", options, [x], call.path)
+        entry = b.add_layer("linear", options, [x], call.path)
         b.use_weights_of(owner, entry)
     else:
-        entry = b.add("linear", options, [x], call.path, tie=owner)
+        entry = b.add_layer("linear", options, [x], call.path, tie=owner)
     b.record_output(call.out, entry)
 
 
@@ -115,10 +115,11 @@ def _same_bias(owner: LayerEntry, options: dict[str, Any]) -> bool:
     return same and bool(owner.options.get("bias")) == options["bias"]
 
 
-def feature_name(b: Builder, x: Tensor, features: int) -> str:
+def output_dim_name(b: NetworkBuilder, x: Tensor, features: int) -> str:
     """Return a name for the output dim of a linear layer with ``features`` outputs on the input ``x``.
 
-    It is hidden for the model's own width, vocab for the rows of a table, and ffn for a width that is projected back.
+    The name is hidden for the model's own width, vocab for the rows of a table, and ffn for a width that is projected
+    back.
     """
     last = x.dims[-1]
     tables = {entry.options.get("entries") for entry in b.network.entries if entry.kind == "embedding"}
@@ -130,8 +131,8 @@ def feature_name(b: Builder, x: Tensor, features: int) -> str:
     return name if name not in kept else next(f"{name}{i}" for i in range(2, 99) if f"{name}{i}" not in kept)
 
 
-@translates("matmul addmm baddbmm einsum")
-def product(b: Builder, call: Call) -> None:
+@register_translation("matmul addmm baddbmm einsum")
+def add_tensor_product(b: NetworkBuilder, call: TracedCall) -> None:
     """Append a product of two tensors (matmul, bmm, einsum) to network ``b`` for a recorded call.
 
     The product is described by one letter per dim. A factor made of parameters alone is a weight. An einsum of one
@@ -139,21 +140,21 @@ def product(b: Builder, call: Call) -> None:
     """
     operands = call.inputs[:2] if call.kind != "einsum" else call.inputs
     if call.kind == "einsum" and len(operands) == 1:
-        memory_pass(b, call, "reduce" if call.out.elements < (operands[0] or call.out).elements else "copy")
+        add_memory_pass(b, call, "reduce" if call.out.elements < (operands[0] or call.out).elements else "copy")
         return
     if call.kind == "einsum" and len(operands) > 2:
         _chain(b, call)
         return
     if call.flops == 0.0 and call.kind == "einsum":  # one factor has size 1 along a summed dim
-        memory_pass(b, call, "elementwise")
+        add_memory_pass(b, call, "elementwise")
         return
     if len(operands) != 2 or operands[0] is None or operands[1] is None:
         raise UntranslatableError("a product of other than two tensors")
     left, right = operands[0], operands[1]
     if call.kind == "einsum":
-        sides, letters = equation_letters(str(call.options["equation"]), left, right)
+        sides, letters = einsum_equation_letters(str(call.options["equation"]), left, right)
     else:
-        sides, letters = matmul_letters(left.shape, right.shape)
+        sides, letters = matmul_einsum_letters(left.shape, right.shape)
     if left.is_static:
         left, right, sides = right, left, sides[::-1]
     x = b.place_of(left)
@@ -162,16 +163,16 @@ def product(b: Builder, call: Call) -> None:
     equation = f"{' '.join(sides[0])}, {' '.join(sides[1])} -> {' '.join(letters)}"
     options: dict[str, Any] = {"equation": equation, "dims": b.dim_names(call.out.shape, x.tensor)}
     if not (right.is_static and right.parameter_names):
-        b.record_output(call.out, b.add("einsum", options, [x, b.place_of(right)], call.path))
+        b.record_output(call.out, b.add_layer("einsum", options, [x, b.place_of(right)], call.path))
         return
     weight, owner = b.weight_and_owner(right)
-    entry = b.add("einsum", options | {"weight": list(weight.shape)}, [x], call.path)
+    entry = b.add_layer("einsum", options | {"weight": list(weight.shape)}, [x], call.path)
     b.use_weights_of(owner, entry)
     b.record_output(call.out, entry)
 
 
-@translates("grouped_product")
-def grouped_product(b: Builder, call: Call) -> None:
+@register_translation("grouped_product")
+def add_grouped_product(b: NetworkBuilder, call: TracedCall) -> None:
     """Append a grouped linear layer to network ``b``, for a call such as torch's grouped_mm.
 
     Each group of rows is multiplied by its own matrix: (rows, features) with (groups, features, out).
@@ -180,11 +181,11 @@ def grouped_product(b: Builder, call: Call) -> None:
     if len(weight.shape) != 3 or len(x.tensor.dims) != 2:
         raise UntranslatableError("groups of another shape")
     groups, features = weight.shape[0], call.out.shape[-1]
-    options = {"groups": groups, "features": features, "dim": feature_name(b, x.tensor, features)}
-    b.record_output(call.out, b.share_weights(b.add("grouped_linear", options, [x], call.path), call.inputs[1:2]))
+    options = {"groups": groups, "features": features, "dim": output_dim_name(b, x.tensor, features)}
+    b.record_output(call.out, b.share_weights(b.add_layer("grouped_linear", options, [x], call.path), call.inputs[1:2]))
 
 
-def _chain(b: Builder, call: Call) -> None:
+def _chain(b: NetworkBuilder, call: TracedCall) -> None:
     """Append an einsum of more than two factors to network ``b`` as a chain of products of two, from left to right."""
     sides, _, result = str(call.options["equation"]).replace(" ", "").partition("->")
     factors = sides.split(",")
@@ -199,17 +200,17 @@ def _chain(b: Builder, call: Call) -> None:
         if left is None or right is None:
             raise UntranslatableError(sides)
         sizes = dict(zip(letters, left.shape, strict=True)) | dict(zip(side, right.shape, strict=True))
-        step = Call(
+        step = TracedCall(
             "einsum", call.source_name, [left, right], [], {"equation": f"{letters},{side}->{out}"}, path=call.path
         )
         step.outputs = (
-            [call.out] if last else [Value(tuple(sizes[letter] for letter in out), "call", producing_call=step)]
+            [call.out] if last else [TracedTensor(tuple(sizes[letter] for letter in out), "call", producing_call=step)]
         )
-        product(b, step)
+        add_tensor_product(b, step)
         left, letters = step.out, out
 
 
-def matmul_letters(left: Shape, right: Shape) -> tuple[list[list[str]], list[str]]:
+def matmul_einsum_letters(left: Shape, right: Shape) -> tuple[list[list[str]], list[str]]:
     """Return one letter per dim for a matrix product of two shapes, with batch dims broadcast as in torch and ONNX.
 
     Returns (letters of both factors, letters of the result). A factor that is a vector has no row or column letter.
@@ -223,7 +224,7 @@ def matmul_letters(left: Shape, right: Shape) -> tuple[list[list[str]], list[str
     return sides, [*batch, *rows, *columns]
 
 
-def equation_letters(text: str, left: Value, right: Value) -> tuple[list[list[str]], list[str]]:
+def einsum_equation_letters(text: str, left: TracedTensor, right: TracedTensor) -> tuple[list[list[str]], list[str]]:
     """Split an einsum equation of two factors into letters.
 
     Returns (letters of both factors, letters of the result). An ellipsis is replaced by one letter for each dim it

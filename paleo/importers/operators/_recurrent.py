@@ -6,33 +6,33 @@ from collections.abc import Sequence
 from typing import Any
 
 from paleo.importers._builder import (
-    Builder,
-    Invocation,
     LayerEntry,
+    NetworkBuilder,
     OnnxNode,
     TensorPlace,
+    TorchInvocation,
     TranslatedCall,
     UntranslatableError,
-    onnx_operators,
-    torch_functions,
-    translates,
+    register_onnx_reader,
+    register_torch_reader,
+    register_translation,
 )
-from paleo.importers._trace import Call, dropout_rate
+from paleo.importers._network_trace import TracedCall, dropout_rate
 
 #: Largest distance in entries between the first product of a cell and its last entry.
 _CELL_ENTRIES = 5
 _CELLS = {"lstm": "lstm", "gru": "gru", "rnn_tanh": "rnn", "rnn_relu": "rnn"}
 
 
-@torch_functions(" ".join(_CELLS))
-def _layers(call: Invocation) -> TranslatedCall:
-    """Convert a call of ``torch.lstm``, ``gru`` or ``rnn_*`` to a reading of kind ``rnn``.
+@register_torch_reader(" ".join(_CELLS))
+def _layers(call: TorchInvocation) -> TranslatedCall:
+    """Convert a call of ``torch.lstm``, ``gru`` or ``rnn_*`` to a `TranslatedCall` of kind ``rnn``.
 
     The positional arguments are input, states, weights, has-biases, number of layers, dropout, train, bidirectional,
     batch-first. For packed sequences they are data, batch sizes, states, weights and so on.
     """
     args = call.args
-    packed = call.values.is_tensor(args[1]) and isinstance(args[3], list | tuple)
+    packed = call.tensor_lookup.is_tensor(args[1]) and isinstance(args[3], list | tuple)
     weights, arguments = (args[3], args[4:]) if packed else (args[2], args[3:])
     biases, layers, dropout, _, bidirectional, batch_first = (*arguments, False)[:6]
     options = {
@@ -50,9 +50,9 @@ def _layers(call: Invocation) -> TranslatedCall:
     return TranslatedCall("rnn", [call.tensor(args[0]), *(call.tensor(w) for w in weights), *steps], options)
 
 
-@torch_functions("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell")
-def _cell(call: Invocation) -> TranslatedCall:
-    """Convert a call of a single recurrent cell (lstm_cell, gru_cell, …) to a reading of kind ``cell``.
+@register_torch_reader("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell")
+def _cell(call: TorchInvocation) -> TranslatedCall:
+    """Convert a call of a single recurrent cell (lstm_cell, …) to a `TranslatedCall` of kind ``cell``.
 
     The arguments are the input, the states, the weights of input and state, and their biases.
     """
@@ -62,7 +62,7 @@ def _cell(call: Invocation) -> TranslatedCall:
     return TranslatedCall("cell", [call.tensor(x), call.tensor(listed[0]), *weights, *map(call.tensor, listed[1:])])
 
 
-@onnx_operators("LSTM GRU RNN")
+@register_onnx_reader("LSTM GRU RNN")
 def _onnx_layers(node: OnnxNode) -> TranslatedCall:
     weight = node.input(2)
     if weight is None or len(weight.shape) != 3 or node.options.get("layout") or not node.options.get("hidden_size"):
@@ -80,29 +80,29 @@ def _onnx_layers(node: OnnxNode) -> TranslatedCall:
 # Layers.
 
 
-@translates("sequence_rnn")
-def sequence_rnn(b: Builder, call: Call) -> None:
+@register_translation("sequence_rnn")
+def add_onnx_rnn(b: NetworkBuilder, call: TracedCall) -> None:
     """Append a recurrent layer to network ``b`` for an ONNX node LSTM, GRU or RNN.
 
     The input is (seq, batch, features), the output (seq, directions, batch, hidden).
     """
     x = b.place_of(call.inputs[0])
     rows, batch, width = x.tensor.sizes
-    x = b.view(x, {"batch": batch, "seq": rows, "features": width}, call.path)
-    entry = b.add(call.options["cell"], _settings(call, call.options["hidden"]), [x], call.path)
+    x = b.add_view(x, {"batch": batch, "seq": rows, "features": width}, call.path)
+    entry = b.add_layer(call.options["cell"], _settings(call, call.options["hidden"]), [x], call.path)
     for value in call.outputs:
         if value.elements:
             dims = dict(zip(b.dim_names(value.shape), value.shape, strict=True))
-            b.places[value] = b.view(TensorPlace.output_of(entry), dims, call.path)
+            b.place_by_value[value] = b.add_view(TensorPlace.output_of(entry), dims, call.path)
 
 
-def _settings(call: Call, hidden: int) -> dict[str, Any]:
+def _settings(call: TracedCall, hidden: int) -> dict[str, Any]:
     bidirectional, bias = call.options["both"], call.options["bias"]
     return {"hidden": hidden, "bidirectional": bidirectional or None, "biases": None if bias else 0}
 
 
-@translates("rnn")
-def rnn(b: Builder, call: Call) -> None:
+@register_translation("rnn")
+def add_torch_rnn(b: NetworkBuilder, call: TracedCall) -> None:
     """Append recurrent layers to network ``b`` for one call of torch.lstm, gru or rnn: one entry per stacked layer.
 
     Dropout between the layers becomes entries of its own. Afterwards ``b.placed`` maps output and final states to the
@@ -120,17 +120,17 @@ def rnn(b: Builder, call: Call) -> None:
     steps = float(x.tensor.sizes[0] * x.tensor.sizes[1]) * (1 + call.options["both"])
     states, layers = steps * settings["hidden"], call.options["layers"]
     between = steps * settings.get("projection", settings["hidden"]) * (layers - 1)
-    kept = (call.kept_elements - between) / (states * layers)
-    settings["kept_per_state"] = round(kept, 2) if call.saved is not None and kept > 0 else None
+    kept = (call.saved_temporary_elements - between) / (states * layers)
+    settings["kept_per_state"] = round(kept, 2) if call.saved_tensors is not None and kept > 0 else None
     rate = dropout_rate(options.get("dropout"))
     for layer in range(options["layers"]):
-        x = TensorPlace.output_of(b.add(options["cell"], settings, [x], call.path))
+        x = TensorPlace.output_of(b.add_layer(options["cell"], settings, [x], call.path))
         if rate and layer + 1 < options["layers"]:
-            x = TensorPlace.output_of(b.add("dropout", {"rate": rate}, [x], call.path))
+            x = TensorPlace.output_of(b.add_layer("dropout", {"rate": rate}, [x], call.path))
     _place_outputs(b, call, x)
 
 
-def _batch_first(b: Builder, call: Call) -> TensorPlace:
+def _batch_first(b: NetworkBuilder, call: TracedCall) -> TensorPlace:
     """Return the input of a recurrent call as (batch, seq, features).
 
     A packed sequence is taken to hold sequences of equal length; otherwise UntranslatableError is raised.
@@ -147,27 +147,27 @@ def _batch_first(b: Builder, call: Call) -> TensorPlace:
         sizes = (1, *sizes)
     elif not call.options["batch_first"]:
         sizes = (sizes[1], sizes[0], sizes[2])
-    return b.view(x, dict(zip(("batch", "seq", "features"), sizes, strict=True)), call.path)
+    return b.add_view(x, dict(zip(("batch", "seq", "features"), sizes, strict=True)), call.path)
 
 
-def _place_outputs(b: Builder, call: Call, x: TensorPlace) -> None:
+def _place_outputs(b: NetworkBuilder, call: TracedCall, x: TensorPlace) -> None:
     batch, seq, _ = x.tensor.sizes
     shape = call.out.shape
     if len(shape) == 3 and not call.options["batch_first"]:
-        out = b.view(x, {"seq": seq, "batch": batch, "features": x.tensor.sizes[2]}, call.path)
+        out = b.add_view(x, {"seq": seq, "batch": batch, "features": x.tensor.sizes[2]}, call.path)
     else:
-        out = x if x.tensor.sizes == shape else b.reshaped(x, shape, call.path)
+        out = x if x.tensor.sizes == shape else b.add_reshape(x, shape, call.path)
     if out.tensor.sizes != shape:
         raise UntranslatableError("another shape")
-    b.places[call.out] = out
+    b.place_by_value[call.out] = out
     for state in call.outputs[1:]:
         if state.elements and not state.is_integer:
             dims = dict(zip(b.dim_names(state.shape, None), state.shape, strict=True))
-            b.places[state] = b.view(x, dims, call.path)
+            b.place_by_value[state] = b.add_view(x, dims, call.path)
 
 
-@translates("cell")
-def cell(b: Builder, call: Call) -> None:
+@register_translation("cell")
+def add_recurrent_cell(b: NetworkBuilder, call: TracedCall) -> None:
     """Append one step of a recurrent cell to network ``b``: linear layers of input and state, a pass for the gates."""
     weights = call.inputs[2:6]
     biases = len(weights) > 2 and weights[2] is not None
@@ -176,29 +176,29 @@ def cell(b: Builder, call: Call) -> None:
         for source, weight in ((call.inputs[0], weights[0]), (call.inputs[1], weights[1]))
     ]
     states = [b.place_of(value) for value in call.inputs[6:] if value is not None and not value.is_static]
-    kept = call.kept_elements / float(gates[0].out.elements)
-    keeps = "output" if call.saved is not None and call.out in call.saved else None
+    kept = call.saved_temporary_elements / float(gates[0].out.elements)
+    keeps = "output" if call.saved_tensors is not None and call.out in call.saved_tensors else None
     for value in call.outputs:
         dims = dict(zip(b.dim_names(value.shape, gates[0].out), value.shape, strict=True))
         options = {"kind": "elementwise", "of": call.source_name, "dims": dims, "flops_per_element": 10.0}
         options |= {"kept_per_element": kept or None, "keeps": keeps}
-        b.record_output(value, b.add("pass", options, [*map(TensorPlace.output_of, gates), *states], call.path))
+        b.record_output(value, b.add_layer("pass", options, [*map(TensorPlace.output_of, gates), *states], call.path))
         kept, keeps = 0.0, None
 
 
-def _gate_product(b: Builder, call: Call, source: Any, weight: Any, *, bias: bool) -> LayerEntry:
+def _gate_product(b: NetworkBuilder, call: TracedCall, source: Any, weight: Any, *, bias: bool) -> LayerEntry:
     matrix, owner = b.weight_and_owner(weight)
     options = {"features": matrix.shape[0], "dim": "gates", "bias": bias}
     x = b.place_of(source)
     if owner is None:
-        return b.add("linear", options, [x], call.path)
+        return b.add_layer("linear", options, [x], call.path)
     # Later steps use the weights of an earlier one.
-    entry = b.add("linear", options, [x], call.path)
+    entry = b.add_layer("linear", options, [x], call.path)
     entry.weight_owner = _holder(b, owner, matrix.shape)
     return entry
 
 
-def _holder(b: Builder, owner: LayerEntry, shape: Sequence[int]) -> LayerEntry:
+def _holder(b: NetworkBuilder, owner: LayerEntry, shape: Sequence[int]) -> LayerEntry:
     """Return the linear layer with a weight of this shape, among those of the cell whose last entry is ``owner``.
 
     Later steps of the same cell share its weights.

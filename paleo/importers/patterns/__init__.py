@@ -1,31 +1,31 @@
-"""Patterns of calls that are one layer: norms and activations in elementary steps, attention, feed-forward blocks."""
+"""Recognition of traced calls that form one layer: norms, activations, attention, feed-forward blocks."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paleo.importers.patterns._attention import attention_layers, feed_forward_blocks, find_written_out_attention
+from paleo.importers.patterns._attention import find_attention_layers, find_feed_forward_blocks, find_unfused_attention
 from paleo.importers.patterns._elementary_steps import (
     collapse_modules,
     find_elementary_step_functions,
-    products_with_weights,
+    find_weight_products,
     replace_groups,
 )
 
 if TYPE_CHECKING:
-    from paleo.importers._trace import Trace
+    from paleo.importers._network_trace import Trace
 
 _STEPS = (
     find_elementary_step_functions,
-    products_with_weights,
-    find_written_out_attention,
-    attention_layers,
-    feed_forward_blocks,
+    find_weight_products,
+    find_unfused_attention,
+    find_attention_layers,
+    find_feed_forward_blocks,
 )
 
 
 def recognise_patterns(trace: Trace) -> Trace:
-    """Replace groups of calls by single calls of kinds ``rms_norm``, ``activation``, ``attention`` and ``mlp``.
+    """Replace groups of calls by single calls of kinds ``add_rms_norm``, ``activation``, ``attention`` and ``mlp``.
 
     Parameters
     ----------

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from paleo.importers._trace import Call, Trace, Value, dropout_rate, make_call
+from paleo.importers._network_trace import Trace, TracedCall, TracedTensor, dropout_rate, make_call
 from paleo.importers.patterns._elementary_steps import (
+    CHEAP_CALL_KINDS,
     DATA_MOVING_KINDS,
-    NORMS,
-    WEIGHTLESS_KINDS,
+    NORM_CALL_KINDS,
     CallGroup,
     is_self_contained,
-    reads_foreign_tensors,
+    reads_outside_activations,
 )
 
 
-def find_written_out_attention(trace: Trace) -> list[CallGroup]:
+def find_unfused_attention(trace: Trace) -> list[CallGroup]:
     """Find attention that is written as score product, softmax and weighted sum.
 
     Each group of such calls is returned with a substitute, one call of kind ``sdpa``.
@@ -35,7 +35,9 @@ def find_written_out_attention(trace: Trace) -> list[CallGroup]:
     return groups
 
 
-def _scores_around(softmax: Call, consumers: dict[Value, list[Call]], outputs: set[Value]) -> CallGroup | None:
+def _scores_around(
+    softmax: TracedCall, consumers: dict[TracedTensor, list[TracedCall]], outputs: set[TracedTensor]
+) -> CallGroup | None:
     before = _up_to_product(softmax)
     after = _down_to_product(softmax, consumers)
     if before is None or after is None:
@@ -64,12 +66,12 @@ def _scores_around(softmax: Call, consumers: dict[Value, list[Call]], outputs: s
     return CallGroup(calls, substitute, context.out)
 
 
-def _up_to_product(softmax: Call) -> tuple[Call, list[Call], bool] | None:
-    """Go back from a softmax to the product that computes the scores, over scales, masks and biases.
+def _up_to_product(softmax: TracedCall) -> tuple[TracedCall, list[TracedCall], bool] | None:
+    """Trace back from a softmax to the product q·kᵀ that computes the scores, across scales, masks and biases.
 
     Returns (call of the product, calls in between, True if a mask is causal), or None if no product is found.
     """
-    chain: list[Call] = []
+    chain: list[TracedCall] = []
     causal = False
     value = softmax.inputs[0]
     for _ in range(16):
@@ -90,7 +92,7 @@ def _up_to_product(softmax: Call) -> tuple[Call, list[Call], bool] | None:
     return None
 
 
-def is_causal_mask(call: Call, depth: int = 12) -> bool:
+def is_causal_mask(call: TracedCall, depth: int = 12) -> bool:
     """Return True if ``tril`` or ``triu`` made a static input of a call, which is then a causal mask.
 
     At most ``depth`` calls are followed backwards.
@@ -107,12 +109,14 @@ def is_causal_mask(call: Call, depth: int = 12) -> bool:
     return False
 
 
-def _down_to_product(softmax: Call, consumers: dict[Value, list[Call]]) -> tuple[Call, list[Call], float] | None:
-    """Go from a softmax to the product with the values, over dropout and views.
+def _down_to_product(
+    softmax: TracedCall, consumers: dict[TracedTensor, list[TracedCall]]
+) -> tuple[TracedCall, list[TracedCall], float] | None:
+    """Trace forward from a softmax to the product with the values, across dropout and views.
 
     Returns (call of the product, calls in between, dropout rate), or None if no product is found.
     """
-    chain: list[Call] = []
+    chain: list[TracedCall] = []
     dropout, value = 0.0, softmax.out
     for _ in range(8):
         readers = consumers.get(value, [])
@@ -130,24 +134,24 @@ def _down_to_product(softmax: Call, consumers: dict[Value, list[Call]]) -> tuple
 
 
 class _Source:
-    """Origin of a query, key or value: its linear projection and the calls after it.
+    """Origin of a query, key or value tensor: the linear projection and the calls between projection and attention.
 
-    ``rotary`` is True if these calls rotate it; ``norms`` are the norms among them.
+    ``rotary`` is True if these calls apply rotary position embedding; ``norms`` are the norms among the calls.
     """
 
-    def __init__(self, linear: Call, calls: list[Call]) -> None:
+    def __init__(self, linear: TracedCall, calls: list[TracedCall]) -> None:
         self.linear, self.calls = linear, calls
         self.rotary = any(
             call.kind in ("multiply", "elementwise")
             and any(v is not None and v.is_static and v.elements > 1 for v in call.inputs)
             for call in calls
         )
-        self.norms = [call for call in calls if call.kind in NORMS]
+        self.norms = [call for call in calls if call.kind in NORM_CALL_KINDS]
 
 
-def _source(value: Value) -> _Source | None:
-    """Return the one projection from which a query, key or value comes through cheap calls, or None."""
-    linear, calls, stack, seen = None, list[Call](), [value], set[int]()
+def _source(value: TracedTensor) -> _Source | None:
+    """Find the linear projection behind a query, key or value, across element-wise calls; None if not unique."""
+    linear, calls, stack, seen = None, list[TracedCall](), [value], set[int]()
     while stack:
         value = stack.pop()
         if value.is_static or value.is_integer or id(value) in seen:
@@ -160,7 +164,7 @@ def _source(value: Value) -> _Source | None:
             if linear is not None and call is not linear:
                 return None
             linear = call
-        elif call.kind in WEIGHTLESS_KINDS:
+        elif call.kind in CHEAP_CALL_KINDS:
             if call not in calls:
                 calls.append(call)
                 stack.extend(v for v in call.inputs if v is not None)
@@ -169,8 +173,8 @@ def _source(value: Value) -> _Source | None:
     return None if linear is None else _Source(linear, calls)
 
 
-def attention_layers(trace: Trace) -> list[CallGroup]:
-    """Find scaled dot-product attention with its query, key, value and output projections.
+def find_attention_layers(trace: Trace) -> list[CallGroup]:
+    """Find scaled dot-product attention together with the query, key, value and output projections around the core.
 
     Each group of such calls is returned with a substitute, one call of kind ``attention``.
     """
@@ -185,25 +189,27 @@ def attention_layers(trace: Trace) -> list[CallGroup]:
 
 
 class _Projections:
-    """Scaled dot-product attention with the calls around it.
+    """Traced calls of one attention layer: input projections, scaled dot-product attention, output projection.
 
-    They are the origins of query, key and value, the calls that move the result, and the output projection.
+    Kept are the origins of query, key and value, the calls that move the result, and the output projection.
     """
 
-    def __init__(self, sources: tuple[_Source, _Source, _Source], core: Call, moves: list[Call], output: Call) -> None:
+    def __init__(
+        self, sources: tuple[_Source, _Source, _Source], core: TracedCall, moves: list[TracedCall], output: TracedCall
+    ) -> None:
         self.query, self.key, self.value = self.sources = sources
         self.core, self.moves, self.output = core, moves, output
         self.linears = (self.query.linear, self.key.linear, self.value.linear)
 
     @property
-    def calls(self) -> dict[Call, None]:
+    def calls(self) -> dict[TracedCall, None]:
         """All calls from the projections of the inputs to the output projection, in order."""
         calls = [call for source in self.sources for call in source.calls]
         ordered = dict.fromkeys([*calls, *self.linears, self.core, *self.moves, self.output])
         return {call: None for call in ordered if not call.out.is_static}
 
     @property
-    def weights(self) -> list[Value]:
+    def weights(self) -> list[TracedTensor]:
         """Weight tensors of the projections, of query and key norms, and of learned masks."""
         products = [value for call in self.calls if call.kind == "linear" for value in call.inputs[1:]]
         norms = [value for norm in (*self.query.norms, *self.key.norms) for value in norm.inputs[1:]]
@@ -211,7 +217,7 @@ class _Projections:
         return [value for value in distinct if value is not None and value.parameter_names]
 
     def options(self, head_dim: int) -> dict[str, Any] | None:
-        """Return the options of the attention layer but its heads (biases, norms, rotary, causal, dropout).
+        """Return the attention layer's options except head counts: biases, norms, rotary, causal, dropout.
 
         Returns None if no attention layer has such norms or biases.
         """
@@ -227,7 +233,7 @@ class _Projections:
         }
 
 
-def _projections(core: Call, consumers: dict[Value, list[Call]]) -> _Projections | None:
+def _projections(core: TracedCall, consumers: dict[TracedTensor, list[TracedCall]]) -> _Projections | None:
     sources = [_source(value) for value in core.inputs[:3] if value is not None]
     output = _output_projection(core, consumers)
     match sources:
@@ -236,7 +242,9 @@ def _projections(core: Call, consumers: dict[Value, list[Call]]) -> _Projections
     return None
 
 
-def _attention_around(core: Call, consumers: dict[Value, list[Call]], outputs: set[Value]) -> CallGroup | None:
+def _attention_around(
+    core: TracedCall, consumers: dict[TracedTensor, list[TracedCall]], outputs: set[TracedTensor]
+) -> CallGroup | None:
     projections = _projections(core, consumers)
     sizes = None if projections is None else _heads(core, *projections.linears, projections.output)
     if projections is None or sizes is None:
@@ -246,7 +254,7 @@ def _attention_around(core: Call, consumers: dict[Value, list[Call]], outputs: s
     if (
         options is None
         or not is_self_contained(calls, output.out, consumers, outputs)
-        or reads_foreign_tensors(calls, inputs)
+        or reads_outside_activations(calls, inputs)
     ):
         return None
     substitute = make_call(
@@ -261,7 +269,7 @@ def _attention_around(core: Call, consumers: dict[Value, list[Call]], outputs: s
     return CallGroup(calls, substitute, output.out)
 
 
-def _masked(core: Call) -> bool:
+def _masked(core: TracedCall) -> bool:
     mask = core.inputs[3] if len(core.inputs) > 3 else None
     return (
         mask is not None
@@ -270,8 +278,10 @@ def _masked(core: Call) -> bool:
     )
 
 
-def _output_projection(core: Call, consumers: dict[Value, list[Call]]) -> tuple[list[Call], Call] | None:
-    chain, value = list[Call](), core.out
+def _output_projection(
+    core: TracedCall, consumers: dict[TracedTensor, list[TracedCall]]
+) -> tuple[list[TracedCall], TracedCall] | None:
+    chain, value = list[TracedCall](), core.out
     for _ in range(12):
         readers = consumers.get(value, [])
         if len(readers) != 1:
@@ -286,8 +296,10 @@ def _output_projection(core: Call, consumers: dict[Value, list[Call]]) -> tuple[
     return None
 
 
-def _heads(core: Call, query: Call, key: Call, value: Call, output: Call) -> tuple[dict[str, int], list[Value]] | None:
-    """Return the head counts of an attention over (batch, seq, hidden), and its input tensors.
+def _heads(
+    core: TracedCall, query: TracedCall, key: TracedCall, value: TracedCall, output: TracedCall
+) -> tuple[dict[str, int], list[TracedTensor]] | None:
+    """Return the head counts of an attention layer over (batch, seq, hidden), and the layer's input tensors.
 
     Returns (dict with heads, kv_heads and head_dim; the inputs: one, or two for cross attention). Returns None if the
     projections are not those of one attention.
@@ -331,14 +343,14 @@ def _query_norms(query: _Source, key: _Source, value: _Source, head_dim: int) ->
     return True if good and all(sizes == [head_dim] for sizes in norm_sizes) else None
 
 
-def _biases(query: Call, key: Call, value: Call, output: Call) -> dict[str, bool | None] | None:
+def _biases(query: TracedCall, key: TracedCall, value: TracedCall, output: TracedCall) -> dict[str, bool | None] | None:
     q, k, v, o = (len(call.inputs) > 2 and call.inputs[2] is not None for call in (query, key, value, output))
     if q == v and (k == q or q):
         return {"bias": q, "key_bias": None if k == q else False, "out_bias": o}
     return None
 
 
-def feed_forward_blocks(trace: Trace) -> list[CallGroup]:
+def find_feed_forward_blocks(trace: Trace) -> list[CallGroup]:
     """Find feed-forward blocks: up projection, activation (perhaps gated) and down projection.
 
     Each group of such calls is returned with a substitute, one call of kind ``mlp``.
@@ -353,7 +365,9 @@ def feed_forward_blocks(trace: Trace) -> list[CallGroup]:
     return groups
 
 
-def _feed_forward_before(down: Call, consumers: dict[Value, list[Call]], outputs: set[Value]) -> CallGroup | None:
+def _feed_forward_before(
+    down: TracedCall, consumers: dict[TracedTensor, list[TracedCall]], outputs: set[TracedTensor]
+) -> CallGroup | None:
     value, calls, dropout = down.inputs[0], [down], 0.0
     if value is not None and value.producing_call is not None and value.producing_call.kind == "dropout":
         dropout = dropout_rate(value.producing_call.options.get("p", 0.5))
@@ -373,7 +387,7 @@ def _feed_forward_before(down: Call, consumers: dict[Value, list[Call]], outputs
         or not same
         or len(biases) != 1
         or not is_self_contained(calls, down.out, consumers, outputs)
-        or reads_foreign_tensors(calls, [x])
+        or reads_outside_activations(calls, [x])
     ):
         return None
     options = {
@@ -390,7 +404,7 @@ def _feed_forward_before(down: Call, consumers: dict[Value, list[Call]], outputs
     return CallGroup(calls, substitute, down.out)
 
 
-_Up = tuple[str, list[Call], list[Call]]
+_Up = tuple[str, list[TracedCall], list[TracedCall]]
 
 
 _PLAIN_FUNCTIONS = frozenset({"gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh"})
@@ -399,7 +413,7 @@ _PLAIN_FUNCTIONS = frozenset({"gelu", "gelu_tanh", "quick_gelu", "relu", "silu",
 _GATES = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu", "relu": "reglu"}
 
 
-def _projection(value: Value | None) -> Call | None:
+def _projection(value: TracedTensor | None) -> TracedCall | None:
     return (
         value.producing_call
         if value is not None and value.producing_call is not None and value.producing_call.kind == "linear"
@@ -407,14 +421,14 @@ def _projection(value: Value | None) -> Call | None:
     )
 
 
-def _plain_up(act: Call) -> _Up | None:
+def _plain_up(act: TracedCall) -> _Up | None:
     up = _projection(act.inputs[0])
     function = act.options.get("function", "")
     return (function, [act], [up]) if up is not None and function in _PLAIN_FUNCTIONS else None
 
 
-def _gated_up(product: Call) -> _Up | None:
-    """Return the calls of a gated up projection, f(x·W) · (x·V), that ends in ``product``; None if it is none."""
+def _gated_up(product: TracedCall) -> _Up | None:
+    """Return the calls of a gated up projection, f(x·W) · (x·V), that ends in ``product``; None if not gated."""
     if product.kind != "multiply" or len(product.inputs) != 2:
         return None
     for gate, other in (product.inputs, product.inputs[::-1]):

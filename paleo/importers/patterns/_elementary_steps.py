@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from paleo.importers._trace import Call, ModuleCall, Trace, Value, make_call
+from paleo.importers._network_trace import ModuleCall, Trace, TracedCall, TracedTensor, make_call
 
 #: Kinds of calls without weights that may be between a projection and the scores: views, rotations, scales.
-WEIGHTLESS_KINDS = frozenset(
+CHEAP_CALL_KINDS = frozenset(
     [
         "view",
         "slice",
@@ -31,24 +31,24 @@ WEIGHTLESS_KINDS = frozenset(
 )
 #: Kinds of calls that move data without changing it.
 DATA_MOVING_KINDS = frozenset({"view", "slice", "copy"})
-NORMS = frozenset({"rms_norm", "layer_norm"})
+NORM_CALL_KINDS = frozenset({"rms_norm", "layer_norm"})
 
 
 class CallGroup:
-    """Group of recorded calls, and the single call that can replace them."""
+    """Group of traced calls that form one layer, and the single call that can replace the group."""
 
-    def __init__(self, calls: Iterable[Call], substitute: Call, output: Value) -> None:
+    def __init__(self, calls: Iterable[TracedCall], substitute: TracedCall, output: TracedTensor) -> None:
         self.calls, self.substitute, self.output = set(calls), substitute, output
 
 
 def replace_groups(trace: Trace, groups: Sequence[CallGroup]) -> None:
-    """Replace each group of calls in a trace, in place, by its substitute, at the position of the group's last call.
+    """Replace each group of calls in a trace, in place, by the single call that stands for the group.
 
     A group that overlaps an earlier one, or of which only some weights are trained, is skipped.
     """
     places = {call: place for place, call in enumerate(trace.calls)}
-    gone: set[Call] = set()
-    last: dict[Call, CallGroup] = {}
+    gone: set[TracedCall] = set()
+    last: dict[TracedCall, CallGroup] = {}
     for group in groups:
         if not group.calls & gone and _trained_alike(group.calls, trace):
             gone |= group.calls
@@ -67,15 +67,15 @@ def replace_groups(trace: Trace, groups: Sequence[CallGroup]) -> None:
     trace.calls = calls
 
 
-def _trained_alike(calls: Iterable[Call], trace: Trace) -> bool:
-    """Return True if either all weights that the calls read are trained, or none is."""
+def _trained_alike(calls: Iterable[TracedCall], trace: Trace) -> bool:
+    """Return True if the weights that the calls read are all trained or all frozen."""
     weights = ((call, name) for call in calls for v in call.inputs if v is not None for name in v.parameter_names)
-    return len({call.trains_weights and name not in trace.frozen for call, name in weights}) < 2
+    return len({call.trains_weights and name not in trace.frozen_parameters for call, name in weights}) < 2
 
 
-def calls_between(start: Value, end: Value, calls: Sequence[Call]) -> list[Call]:
-    """Return those of ``calls`` by which the tensor ``end`` is computed from the tensor ``start``."""
-    allowed, reached, stack = set(calls), dict[Call, None](), [end]
+def calls_between(start: TracedTensor, end: TracedTensor, calls: Sequence[TracedCall]) -> list[TracedCall]:
+    """Return the subset of ``calls`` on the path that computes the tensor ``end`` from the tensor ``start``."""
+    allowed, reached, stack = set(calls), dict[TracedCall, None](), [end]
     while stack:
         value = stack.pop()
         if (
@@ -91,17 +91,20 @@ def calls_between(start: Value, end: Value, calls: Sequence[Call]) -> list[Call]
 
 
 def is_self_contained(
-    calls: Iterable[Call], output: Value, consumers: dict[Value, list[Call]], outputs: set[Value]
+    calls: Iterable[TracedCall],
+    output: TracedTensor,
+    consumers: dict[TracedTensor, list[TracedCall]],
+    outputs: set[TracedTensor],
 ) -> bool:
-    """Return True if nothing outside a group of calls reads a tensor made inside it, except the group's ``output``."""
+    """Return True if calls outside a group read no tensor of the group except its ``output``."""
     inside = set(calls)
     values = [value for call in inside for value in call.outputs if value is not output and not value.is_static]
     readers = (reader for value in values for reader in consumers.get(value, ()))
     return not any(value in outputs for value in values) and all(reader in inside for reader in readers)
 
 
-def reads_foreign_tensors(calls: Iterable[Call], inputs: Sequence[Value]) -> bool:
-    """Return True if a group of calls reads an activation from outside that is not among its ``inputs``."""
+def reads_outside_activations(calls: Iterable[TracedCall], inputs: Sequence[TracedTensor]) -> bool:
+    """Return True if a group of calls reads an activation from outside the group besides ``inputs``."""
     inside = set(calls)
     read = {v for call in inside for v in call.inputs if v is not None}
     return any(not (v.is_static or v.is_integer or v in inputs or v.producing_call in inside) for v in read)
@@ -132,8 +135,8 @@ def find_elementary_step_functions(trace: Trace) -> list[CallGroup]:
     return groups
 
 
-def _without_scale(value: Value) -> Value:
-    """Return the tensor of which ``value`` is a constant multiple; ``value`` itself if it is none."""
+def _without_scale(value: TracedTensor) -> TracedTensor:
+    """Return the tensor before scaling by a constant; ``value`` itself if no such scaling made the tensor."""
     maker = value.producing_call
     if maker is not None and maker.kind in ("elementwise", "multiply"):
         moving = [v for v in maker.inputs if v is not None and not v.is_static]
@@ -141,7 +144,7 @@ def _without_scale(value: Value) -> Value:
     return value
 
 
-def _without_square(value: Value) -> Value:
+def _without_square(value: TracedTensor) -> TracedTensor:
     maker = value.producing_call
     if maker is not None and maker.source_name.lower() in ("pow", "mul"):
         moving = {v for v in maker.inputs if v is not None and not v.is_static}
@@ -150,7 +153,11 @@ def _without_square(value: Value) -> Value:
 
 
 def _elementwise_group(
-    kind: str, x: Value, seed: Call, consumers: dict[Value, list[Call]], outputs: set[Value]
+    kind: str,
+    x: TracedTensor,
+    seed: TracedCall,
+    consumers: dict[TracedTensor, list[TracedCall]],
+    outputs: set[TracedTensor],
 ) -> CallGroup | None:
     """Gather the element-wise calls that lead from tensor ``x`` through the call ``seed`` to one result.
 
@@ -158,7 +165,7 @@ def _elementwise_group(
     """
     members = {seed: None} | dict.fromkeys(calls_between(x, seed.out, _light_makers(seed)))
     reach = {x, *(call.out for call in members)}
-    frontier, ends = list(reach), list[Call]()
+    frontier, ends = list(reach), list[TracedCall]()
     while frontier and len(members) < 24:
         value = frontier.pop(0)
         for call in consumers.get(value, ()):
@@ -179,9 +186,9 @@ def _elementwise_group(
     return None
 
 
-def _light_makers(seed: Call) -> list[Call]:
+def _light_makers(seed: TracedCall) -> list[TracedCall]:
     makers, stack = (
-        list[Call](),
+        list[TracedCall](),
         [v.producing_call for v in seed.inputs if v is not None and v.producing_call is not None],
     )
     while stack and len(makers) < 6:
@@ -192,7 +199,7 @@ def _light_makers(seed: Call) -> list[Call]:
     return makers
 
 
-def _spelled_group(kind: str, x: Value, output: Value, calls: Sequence[Call]) -> CallGroup | None:
+def _spelled_group(kind: str, x: TracedTensor, output: TracedTensor, calls: Sequence[TracedCall]) -> CallGroup | None:
     weights = [v for call in calls for v in call.inputs if v is not None and v.origin == "parameter" and v.elements > 1]
     if kind == "norm":
         centred = sum(call.kind == "reduce" for call in calls) > 1
@@ -207,7 +214,7 @@ def _spelled_group(kind: str, x: Value, output: Value, calls: Sequence[Call]) ->
     return None if weights else CallGroup(calls, substitute, output)
 
 
-def products_with_weights(trace: Trace) -> list[CallGroup]:
+def find_weight_products(trace: Trace) -> list[CallGroup]:
     """Find products of a tensor, perhaps flattened, with a learned matrix.
 
     Each is returned with a substitute, one call of kind ``linear``.
@@ -239,9 +246,13 @@ def products_with_weights(trace: Trace) -> list[CallGroup]:
 
 
 def _with_bias(
-    call: Call, shift: Value | None, calls: list[Call], output: Value, consumers: dict[Value, list[Call]]
-) -> tuple[Value | None, list[Call], Value]:
-    """Extend a product by the addition of a learned vector, its bias, if that is all that reads the product.
+    call: TracedCall,
+    shift: TracedTensor | None,
+    calls: list[TracedCall],
+    output: TracedTensor,
+    consumers: dict[TracedTensor, list[TracedCall]],
+) -> tuple[TracedTensor | None, list[TracedCall], TracedTensor]:
+    """Extend a matrix product by its bias addition, if the addition alone reads the product.
 
     Returns (bias or None, calls of the group, output tensor of the group).
     """
@@ -254,7 +265,7 @@ def _with_bias(
     return addends[0], [*calls, readers[0]], readers[0].out
 
 
-def _is_matrix(weight: Value) -> bool:
+def _is_matrix(weight: TracedTensor) -> bool:
     """Return True if a weight is a whole parameter or a view (transpose) of one."""
     while (
         weight.producing_call is not None
@@ -270,7 +281,7 @@ def _is_matrix(weight: Value) -> bool:
 def collapse_modules(trace: Trace) -> None:
     """Replace, in place, the calls inside each activation and norm module by one call of that kind."""
     consumers, outputs = trace.consumers(), set(trace.outputs)
-    calls_of: dict[str, list[Call]] = {}
+    calls_of: dict[str, list[TracedCall]] = {}
     for call in trace.calls:
         calls_of.setdefault(call.path, []).append(call)
     groups = []
@@ -284,25 +295,32 @@ def collapse_modules(trace: Trace) -> None:
             kind = "gelu"
         else:
             kind = "silu" if name in ("silu", "swish", "silinactivation", "siluactivation") else None
-        if kind is None or scope.argument is None or scope.result is None or scope.argument.shape != scope.result.shape:
+        if (
+            kind is None
+            or scope.input_tensor is None
+            or scope.output_tensor is None
+            or scope.input_tensor.shape != scope.output_tensor.shape
+        ):
             continue
-        calls = calls_between(scope.argument, scope.result, calls_of.get(scope.path, []))
+        calls = calls_between(scope.input_tensor, scope.output_tensor, calls_of.get(scope.path, []))
         if (
             calls
-            and is_self_contained(calls, scope.result, consumers, outputs)
+            and is_self_contained(calls, scope.output_tensor, consumers, outputs)
             and not any(call.flops for call in calls)
         ):
-            substitute = _substitute(kind, scope, scope.argument, scope.result, calls)
+            substitute = _substitute(kind, scope, scope.input_tensor, scope.output_tensor, calls)
             if substitute is not None:
-                groups.append(CallGroup(calls, substitute, scope.result))
+                groups.append(CallGroup(calls, substitute, scope.output_tensor))
     replace_groups(trace, groups)
 
 
-def _substitute(kind: str, scope: ModuleCall, taken: Value, result: Value, calls: Sequence[Call]) -> Call | None:
+def _substitute(
+    kind: str, scope: ModuleCall, taken: TracedTensor, result: TracedTensor, calls: Sequence[TracedCall]
+) -> TracedCall | None:
     reads = {v for call in calls for v in call.inputs if v is not None}
     weights = [v for v in reads if v.origin == "parameter"]
     foreign = [v for v in reads if v is not taken and not v.is_static and v.producing_call not in set(calls)]
-    if foreign or any(call.kind in NORMS for call in calls):
+    if foreign or any(call.kind in NORM_CALL_KINDS for call in calls):
         return None
     shape = [(result.shape, False)]
     if kind != "rms_norm":

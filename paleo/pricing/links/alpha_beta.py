@@ -24,9 +24,9 @@ from paleo.collectives.base import (
     algorithms_for,
     checked_fan_outs,
     checked_payload,
-    doubling_rounds,
-    ranks_of,
-    remote_buffer_share,
+    group_rank_count,
+    recursive_doubling_rounds,
+    remote_buffer_fraction,
 )
 from paleo.errors import SpecError
 from paleo.units import KILO, MICROSECOND
@@ -67,12 +67,12 @@ class LevelCost:
             Time [s].
         """
         seconds = self.beta * level.wire_bytes
-        if level.senders is None:
+        if level.senders_per_member is None:
             return seconds
-        return np.maximum(seconds, self.rank_beta * level.wire_bytes / level.senders)
+        return np.maximum(seconds, self.rank_beta * level.wire_bytes / level.senders_per_member)
 
 
-def traffic_time(traffic: Traffic, costs: Sequence[LevelCost]) -> Array:
+def collective_traffic_time(traffic: Traffic, costs: Sequence[LevelCost]) -> Array:
     """Compute the time of a collective's traffic by the alpha-beta model, phase after phase.
 
     A phase takes the sum of its latencies and the time of its slowest level: sum of alpha steps + max of beta bytes +
@@ -97,9 +97,9 @@ def traffic_time(traffic: Traffic, costs: Sequence[LevelCost]) -> Array:
 
     Examples
     --------
-    >>> from paleo.collectives.base import ALGORITHMS
-    >>> ring = ALGORITHMS["ring"].traffic("all_reduce", 800.0, (8,))
-    >>> float(traffic_time(ring, [LevelCost(alpha=1.0, beta=0.01)]))  # 14 steps and 1400 bytes
+    >>> from paleo.collectives.base import COLLECTIVE_ALGORITHMS
+    >>> ring = COLLECTIVE_ALGORITHMS["ring"].traffic("all_reduce", 800.0, (8,))
+    >>> float(collective_traffic_time(ring, [LevelCost(alpha=1.0, beta=0.01)]))  # 14 steps and 1400 bytes
     28.0
     """
     total = np.zeros(())
@@ -114,7 +114,7 @@ def traffic_time(traffic: Traffic, costs: Sequence[LevelCost]) -> Array:
     return np.asarray(total)
 
 
-def time_lower_bound(
+def collective_time_lower_bound(
     operation: str, payload_bytes: Numeric, group: FanOuts, costs: Sequence[LevelCost], *, in_network: bool = False
 ) -> Array:
     """Compute a lower bound of the time of a collective by any algorithm between hosts.
@@ -153,7 +153,7 @@ def time_lower_bound(
     Examples
     --------
     >>> cost = LevelCost(alpha=1.0, beta=0.01)
-    >>> float(time_lower_bound("all_reduce", 800.0, (8,), [cost]))
+    >>> float(collective_time_lower_bound("all_reduce", 800.0, (8,), [cost]))
     17.0
     """
     algorithms_for(operation)
@@ -162,18 +162,18 @@ def time_lower_bound(
         raise SpecError(f"a group of {len(fan_outs)} levels needs as many level costs, found {len(costs)}")
     latency, slowest = np.zeros(()), np.zeros(())
     for index, cost in enumerate(costs):
-        fan_out, above = fan_outs[index], ranks_of(fan_outs[index + 1 :])
+        fan_out, above = fan_outs[index], group_rank_count(fan_outs[index + 1 :])
         spanned = np.where(fan_out > 1, 1.0, 0.0)
         if operation == "send_recv":
             spanned = spanned * (above == 1)
-        steps = spanned if in_network or operation == "send_recv" else doubling_rounds(fan_out)
+        steps = spanned if in_network or operation == "send_recv" else recursive_doubling_rounds(fan_out)
         share = _least_share(operation, fan_outs, index, in_network)
         latency = latency + cost.alpha * steps
         slowest = np.maximum(slowest, cost.beta * payload * share * spanned)
     return np.asarray(latency + slowest)
 
 
-def torus_bound(operation: str, payload_bytes: Numeric, group: FanOuts, costs: Sequence[LevelCost]) -> Array:
+def torus_time_lower_bound(operation: str, payload_bytes: Numeric, group: FanOuts, costs: Sequence[LevelCost]) -> Array:
     """Compute a lower bound of the time of a collective by any algorithm on a torus, each level being a dimension.
 
     The bytes that a rank must send are spread over all its links.
@@ -197,14 +197,15 @@ def torus_bound(operation: str, payload_bytes: Numeric, group: FanOuts, costs: S
     Examples
     --------
     >>> costs = [LevelCost(alpha=1.0, beta=0.01), LevelCost(alpha=1.0, beta=0.01 / 8)]
-    >>> float(torus_bound("all_gather", 6400.0, (8, 8), costs))  # 6300 bytes over links of 100 bytes a second each
+    >>> # 6300 bytes over links of 100 bytes a second each
+    >>> float(torus_time_lower_bound("all_gather", 6400.0, (8, 8), costs))
     31.5
     """
     payload, fan_outs = checked_payload(payload_bytes), checked_fan_outs(group)
     rate: Array = np.zeros(())
     for index, cost in enumerate(costs):
-        rate = rate + np.where(fan_outs[index] > 1, 1.0, 0.0) / (cost.beta * ranks_of(fan_outs[:index]))
-    ranks = ranks_of(fan_outs)
+        rate = rate + np.where(fan_outs[index] > 1, 1.0, 0.0) / (cost.beta * group_rank_count(fan_outs[:index]))
+    ranks = group_rank_count(fan_outs)
     sent = bus_factor(operation, ranks) * payload * (ranks > 1)
     return np.asarray(sent / np.where(rate > 0, rate, np.inf))
 
@@ -213,11 +214,11 @@ def _least_share(operation: str, fan_outs: tuple[Array, ...], index: int, in_net
     """Return the smallest share of the payload that each unit of a level must send into the level, by any algorithm."""
     fan_out = fan_outs[index]
     if operation == "all_reduce":
-        return np.ones(()) if in_network else 2.0 * remote_buffer_share(fan_out)
+        return np.ones(()) if in_network else 2.0 * remote_buffer_fraction(fan_out)
     if operation == "all_to_all":
-        inside, above = ranks_of(fan_outs[:index]), ranks_of(fan_outs[index + 1 :])
-        return inside * remote_buffer_share(fan_out) / above
-    return remote_buffer_share(fan_out) if operation in ("reduce_scatter", "all_gather") else np.ones(())
+        inside, above = group_rank_count(fan_outs[:index]), group_rank_count(fan_outs[index + 1 :])
+        return inside * remote_buffer_fraction(fan_out) / above
+    return remote_buffer_fraction(fan_out) if operation in ("reduce_scatter", "all_gather") else np.ones(())
 
 
 def bus_factor(operation: str, ranks: Numeric) -> Array:
@@ -246,7 +247,7 @@ def bus_factor(operation: str, ranks: Numeric) -> Array:
     count = np.asarray(ranks, dtype=np.float64)
     if operation in ("broadcast", "send_recv"):
         return np.ones_like(count)
-    return (2.0 if operation == "all_reduce" else 1.0) * remote_buffer_share(count)
+    return (2.0 if operation == "all_reduce" else 1.0) * remote_buffer_fraction(count)
 
 
 #: Time that counts as zero, since parameters are fitted by their logarithms [s].
@@ -276,7 +277,7 @@ def partly_overlapped_time(latency: Numeric, transfer: Numeric) -> Array:
     return np.asarray(np.hypot(latency, transfer))
 
 
-def corrected_hop_latency(measured: float, stated: float | None, latency: float) -> float:
+def hop_latency_correction(measured: float, stated: float | None, latency: float) -> float:
     """Compute the time to add to a measured hop time if the link has another latency.
 
     The link's part of the hop changes in proportion; the software's part does not. The link's part is the datasheet
@@ -299,7 +300,7 @@ def corrected_hop_latency(measured: float, stated: float | None, latency: float)
 
     Examples
     --------
-    >>> [round(corrected_hop_latency(4.0, *ends), 9) for ends in ((1.0, 3.0), (8.0, 4.0), (None, 5.0))]
+    >>> [round(hop_latency_correction(4.0, *ends), 9) for ends in ((1.0, 3.0), (8.0, 4.0), (None, 5.0))]
     [2.0, -2.0, 1.0]
     """
     if stated is None:
@@ -385,7 +386,7 @@ def smooth_maximum(first: Numeric, second: Numeric, norm: float = 4.0) -> Array:
     return np.asarray(largest * ((first / largest) ** norm + (second / largest) ** norm) ** (1.0 / norm))
 
 
-def with_skew(time: Array, skew: Numeric) -> Array:
+def with_launch_skew(time: Array, skew: Numeric) -> Array:
     """Add launch skew to the time of a collective: no rank ends before the last rank has launched.
 
     Parameters

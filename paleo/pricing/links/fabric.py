@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paleo.collectives.base import Array, Numeric, Traffic
-from paleo.pricing.links.alpha_beta import partly_overlapped_time, pipeline_fill_time, with_skew
+from paleo.pricing.links.alpha_beta import partly_overlapped_time, pipeline_fill_time, with_launch_skew
 from paleo.pricing.links.group import (
     SIMPLE,
     TUNER_BASE_LATENCY,
-    TUNER_BUS,
+    TUNER_BUS_BANDWIDTH_SHARE,
     TUNER_NVLINK_STEP_LATENCY,
     TUNER_PCIE_STEP_LATENCY,
     BoolArray,
     GroupLinks,
 )
-from paleo.specs.calibration import parameter
+from paleo.specs.calibration import calibrated_parameter
 from paleo.units import MICROSECOND
 
 if TYPE_CHECKING:
@@ -30,25 +30,33 @@ if TYPE_CHECKING:
 class FabricParameters:
     """Calibrated parameters of NCCL across nodes; the defaults are those of a healthy InfiniBand fabric."""
 
-    launch_time: float = parameter("10 us", "1..200 us", "start and end of the kernel, without steps")
-    intra_node_hop_time: float = parameter("1 us", "0.1..5 us", "one hop inside a node")
-    ll_fabric_hop_time: float = parameter("4 us", "0.5..500 us", "one hop between nodes in LL, with little to send")
-    simple_hop_time: float = parameter("8 us", "0.5..1000 us", "one hop in Simple, with much to send")
-    ll_threshold: float = parameter("12 kB", "500 B..1 MiB", "step size at which a hop lies between LL and Simple")
-    time_per_peer: float = parameter("4 us", "0.1..200 us", "one more peer of an exchange between nodes")
-    inner_fraction: float = parameter("0.75", "0.05..1", "share of the link inside a node")
-    fabric_fraction: float = parameter("0.97", "0.05..1", "share of a NIC of rings and trees")
-    exchange_fraction: float = parameter("0.9", "0.05..1", "share of a NIC of an all_to_all")
-    send_fraction: float = parameter("0.82", "0.05..1", "share of a NIC of one rank that sends")
-    exchange_share_exponent: float = parameter(
+    launch_time: float = calibrated_parameter("10 us", "1..200 us", "start and end of the kernel, without steps")
+    intra_node_hop_time: float = calibrated_parameter("1 us", "0.1..5 us", "one hop inside a node")
+    ll_fabric_hop_time: float = calibrated_parameter(
+        "4 us", "0.5..500 us", "one hop between nodes in LL, with little to send"
+    )
+    simple_hop_time: float = calibrated_parameter("8 us", "0.5..1000 us", "one hop in Simple, with much to send")
+    ll_threshold: float = calibrated_parameter(
+        "12 kB", "500 B..1 MiB", "step size at which a hop lies between LL and Simple"
+    )
+    time_per_peer: float = calibrated_parameter("4 us", "0.1..200 us", "one more peer of an exchange between nodes")
+    inner_fraction: float = calibrated_parameter("0.75", "0.05..1", "share of the link inside a node")
+    fabric_fraction: float = calibrated_parameter("0.97", "0.05..1", "share of a NIC of rings and trees")
+    exchange_fraction: float = calibrated_parameter("0.9", "0.05..1", "share of a NIC of an all_to_all")
+    send_fraction: float = calibrated_parameter("0.82", "0.05..1", "share of a NIC of one rank that sends")
+    exchange_share_exponent: float = calibrated_parameter(
         "0.02", "0.002..0.3", "an exchange's share of the NICs falls as nodes^this"
     )
-    nic_bandwidth_exponent: float = parameter("1", "0.2..1", "node bandwidth grows with the NICs in use to this power")
-    hops_per_chunk: float = parameter("0.5", "0.002..5", "cost of one more chunk in the pipeline of a tree, in hops")
-    launch_skew_time: float = parameter(
+    nic_bandwidth_exponent: float = calibrated_parameter(
+        "1", "0.2..1", "node bandwidth grows with the NICs in use to this power"
+    )
+    hops_per_chunk: float = calibrated_parameter(
+        "0.5", "0.002..5", "cost of one more chunk in the pipeline of a tree, in hops"
+    )
+    launch_skew_time: float = calibrated_parameter(
         "1 ns", "1 ns..500 us", "wait for the last rank to launch, where that is timed too"
     )
-    crowded_piece_bytes: float = parameter(
+    crowded_piece_bytes: float = calibrated_parameter(
         "1 B", "1 B..1 kB", "largest piece whose peer costs as in a crowd", fitted=False
     )
 
@@ -64,7 +72,7 @@ _SOCKETS = FabricParameters(
 INFINIBAND_LATENCY, TCP_LATENCY = 1.2 * MICROSECOND, 14 * MICROSECOND
 #: Number of ranks from which rings no longer use LL and exchanges share channels, and the factors on the time of a hop
 #: in lockstep and of one more peer (Polaris, 512 to 2,160 ranks compared with 8 and 32).
-CROWDED_RANKS, CROWDED_STEP, CROWDED_PEER = 129, 2.0, 3.0
+MIN_CROWDED_RANKS, CROWDED_HOP_FACTOR, CROWDED_PEER_FACTOR = 129, 2.0, 3.0
 #: Size of pieces of an exchange over Slingshot below which a peer takes as long as in a crowd [byte]. Polaris' rows of
 #: 128 bytes a piece take three times as long as those of 256, which are no longer sent inside the NIC's commands
 #: (fi_cxi(7), inject size: by name only, not read). ThetaGPU's rows over InfiniBand take equal times from 4 to 512
@@ -86,7 +94,7 @@ _MEASURED_EXCHANGE = {"efa": "polaris"}
 _EXCHANGE_PARAMETERS = ("time_per_peer", "exchange_fraction", "exchange_share_exponent")
 
 
-def measured_fabric(system: System) -> str | None:
+def measured_fabric_system(system: System) -> str | None:
     """Return the measured system whose NCCL parameters between nodes hold for a system with the same kind of link.
 
     Parameters
@@ -102,7 +110,7 @@ def measured_fabric(system: System) -> str | None:
     return _measured(system, MEASURED_FABRICS)
 
 
-def measured_exchange(system: System) -> str | None:
+def measured_exchange_system(system: System) -> str | None:
     """Return the measured system whose all-to-all parameters hold for a system's links between nodes.
 
     Parameters
@@ -119,7 +127,7 @@ def measured_exchange(system: System) -> str | None:
 
 
 def _measured(system: System, by_kind: Mapping[str, str]) -> str | None:
-    outer = [level.link.kind for level in system.levels if system.joins_nodes(level)]
+    outer = [level.link.kind for level in system.levels if system.is_network_between_nodes(level)]
     return by_kind.get(outer[0]) if outer else None
 
 
@@ -161,7 +169,7 @@ def default_fabric_parameters(system: System) -> FabricParameters:
 
 
 def _by_sockets(system: System) -> bool:
-    outer = [level.link for level in system.levels if system.joins_nodes(level)]
+    outer = [level.link for level in system.levels if system.is_network_between_nodes(level)]
     return bool(outer) and outer[0].kind == "ethernet" and "roce" not in outer[0].name.lower()
 
 
@@ -183,18 +191,20 @@ def links_with_default_latency(links: GroupLinks, system: System) -> GroupLinks:
     GroupLinks
         Links with a limited ``calibrated_latency`` between nodes.
     """
-    inner, least = links.inner_levels, TCP_LATENCY if _by_sockets(system) else INFINIBAND_LATENCY
+    inner, least = links.intra_node_level_count, TCP_LATENCY if _by_sockets(system) else INFINIBAND_LATENCY
     outer = (
         replace(
             level,
-            calibrated_latency=least if level.calibrated_latency is None else min(level.calibrated_latency, least),
+            latency_in_calibrated_hops=least
+            if level.latency_in_calibrated_hops is None
+            else min(level.latency_in_calibrated_hops, least),
         )
         for level in links.levels[inner:]
     )
     return replace(links, levels=(*links.levels[:inner], *outer))
 
 
-def fabric_time(
+def inter_node_collective_time(
     *, operation: str, traffic: Traffic, links: GroupLinks, parameters: FabricParameters, lockstep: bool,
     imbalance: Numeric = 1.0,
 ) -> Array:  # fmt: skip
@@ -236,7 +246,7 @@ def fabric_time(
     wire = _wire_time(traffic, links, p, p.fabric_fraction / np.asarray(imbalance))
     short = p.intra_node_hop_time * hops_in + p.ll_fabric_hop_time * hops_out
     if lockstep:
-        short = np.where(links.ranks >= CROWDED_RANKS, CROWDED_STEP * p.ll_fabric_hop_time * hops, short)
+        short = np.where(links.ranks >= MIN_CROWDED_RANKS, CROWDED_HOP_FACTOR * p.ll_fabric_hop_time * hops, short)
     long = later + (
         p.simple_hop_time * hops if lockstep else p.intra_node_hop_time * hops_in + p.simple_hop_time * hops_out
     )
@@ -250,10 +260,10 @@ def fabric_time(
     seconds = p.launch_time + partly_overlapped_time(short + (long - short) * share, wire)
     if not lockstep:
         seconds = seconds + pipeline_fill_time(wire, p.hops_per_chunk * long) * share
-    return with_skew(seconds, p.launch_skew_time)
+    return with_launch_skew(seconds, p.launch_skew_time)
 
 
-def fabric_exchange_time(
+def inter_node_exchange_time(
     *, operation: str, traffic: Traffic, links: GroupLinks, parameters: FabricParameters, shift: bool = False
 ) -> Array:
     """Compute the time of an all_to_all or send that crosses nodes: launch + sqrt(peers² + wire²).
@@ -290,10 +300,10 @@ def fabric_exchange_time(
         )
     share = np.where(links.ranks > 2, p.exchange_fraction * links.nodes**-p.exchange_share_exponent, p.send_fraction)
     piece = np.maximum(traffic.levels[0].wire_bytes / np.maximum(links.ranks - 1.0, 1.0), 1.0)
-    crowded = (links.ranks >= CROWDED_RANKS) | (piece < p.crowded_piece_bytes)
-    peer = p.time_per_peer * np.where(crowded, CROWDED_PEER, 1.0)
+    crowded = (links.ranks >= MIN_CROWDED_RANKS) | (piece < p.crowded_piece_bytes)
+    peer = p.time_per_peer * np.where(crowded, CROWDED_PEER_FACTOR, 1.0)
     launch = links.hop_time(p.launch_time, outside=True)
-    return with_skew(
+    return with_launch_skew(
         launch + partly_overlapped_time(peer * peers, _wire_time(traffic, links, p, share)), p.launch_skew_time
     )
 
@@ -301,7 +311,9 @@ def fabric_exchange_time(
 def _hops(traffic: Traffic, links: GroupLinks) -> tuple[Array, Array]:
     """Count the message steps of an algorithm inside nodes and between nodes."""
     steps = [np.asarray(level.steps) for level in traffic.levels]
-    return sum(steps[: links.inner_levels], np.zeros(())), sum(steps[links.inner_levels :], np.zeros(()))
+    return sum(steps[: links.intra_node_level_count], np.zeros(())), sum(
+        steps[links.intra_node_level_count :], np.zeros(())
+    )
 
 
 def _share_of_simple(step_bytes: Array, threshold: float, sharpness: float) -> Array:
@@ -318,12 +330,12 @@ def _wire_time(traffic: Traffic, links: GroupLinks, p: FabricParameters, share: 
 
     Groups that share one NIC do not gain by ``nic_bandwidth_exponent``, which applies to NICs used together.
     """
-    seconds, inner = np.zeros(()), links.inner_levels
+    seconds, inner = np.zeros(()), links.intra_node_level_count
     for phase in traffic.phases:
         single = Traffic((phase,))
-        inside = links.wire_time(single, slice(0, inner)) / p.inner_fraction
+        inside = links.datasheet_wire_time(single, slice(0, inner)) / p.inner_fraction
         rails = np.maximum(np.asarray(links.levels[-1].ports), 1.0)
-        outside = links.wire_time(single, slice(inner, None)) * rails ** (1.0 - p.nic_bandwidth_exponent)
+        outside = links.datasheet_wire_time(single, slice(inner, None)) * rails ** (1.0 - p.nic_bandwidth_exponent)
         seconds = seconds + np.maximum(inside, outside / share)
     return np.asarray(seconds)
 
@@ -343,7 +355,7 @@ _TUNER_SWITCH_START, _TUNER_SWITCH_HOP, _TUNER_SWITCH = 25.0 * MICROSECOND, 20.9
 _TUNER_SWITCH_EFFICIENCY = {"Hopper": 0.85, "Blackwell": 0.74, "Blackwell Ultra": 0.74}
 
 
-def prefers_tree(payload_bytes: Numeric, links: GroupLinks) -> BoolArray:
+def tuner_prefers_tree(payload_bytes: Numeric, links: GroupLinks) -> BoolArray:
     """Return True if NCCL's tuner expects a tree over nodes to be faster than a ring, both in Simple.
 
     The tuner assumes half of the bus bandwidth for a tree, whatever the bytes between nodes (S (1 of N nodes), compared
@@ -368,8 +380,8 @@ def prefers_tree(payload_bytes: Numeric, links: GroupLinks) -> BoolArray:
     Examples
     --------
     >>> from paleo.pricing.links.group import GroupLinks, LinkLevel
-    >>> two_nodes = GroupLinks((LinkLevel(4.0, 300e9), LinkLevel(2.0, 25e9, ports=2.0)), fabric_levels=1)
-    >>> prefers_tree(np.array([1e6, 1e8]), two_nodes).tolist()
+    >>> two_nodes = GroupLinks((LinkLevel(4.0, 300e9), LinkLevel(2.0, 25e9, ports=2.0)), inter_node_level_count=1)
+    >>> tuner_prefers_tree(np.array([1e6, 1e8]), two_nodes).tolist()
     [True, False]
     """
     nodes, bus = links.nodes, np.minimum(*_expected_rates(links))
@@ -378,7 +390,7 @@ def prefers_tree(payload_bytes: Numeric, links: GroupLinks) -> BoolArray:
     return np.asarray(tree < _expected_ring(payload_bytes, links))
 
 
-def prefers_switch(payload_bytes: Numeric, links: GroupLinks) -> BoolArray:
+def tuner_prefers_in_switch(payload_bytes: Numeric, links: GroupLinks) -> BoolArray:
     """Return True if NCCL's tuner expects in-switch reduction (NVLSTree) to be faster than a ring.
 
     The tuner assumes 5/6 of the rate of a node's NVLink or of its NICs, and half of the NICs' over more than two nodes.
@@ -402,8 +414,8 @@ def prefers_switch(payload_bytes: Numeric, links: GroupLinks) -> BoolArray:
     Examples
     --------
     >>> from paleo.pricing.links.group import GroupLinks, LinkLevel
-    >>> four_nodes = GroupLinks((LinkLevel(8.0, 450e9), LinkLevel(4.0, 50e9, ports=8.0)), fabric_levels=1)
-    >>> prefers_switch(np.array([1e8, 1e9]), four_nodes).tolist()
+    >>> four_nodes = GroupLinks((LinkLevel(8.0, 450e9), LinkLevel(4.0, 50e9, ports=8.0)), inter_node_level_count=1)
+    >>> tuner_prefers_in_switch(np.array([1e8, 1e9]), four_nodes).tolist()
     [True, False]
     """
     inside, between = _expected_rates(links)
@@ -416,7 +428,7 @@ def prefers_switch(payload_bytes: Numeric, links: GroupLinks) -> BoolArray:
 
 def _expected_rates(links: GroupLinks) -> tuple[Array, Array]:
     """Return the bandwidths inside a node and of a node's NICs that NCCL's tuner assumes [byte/s]."""
-    inside = np.where(links.ranks > links.nodes, TUNER_BUS * links.levels[0].bandwidth, np.inf)
+    inside = np.where(links.ranks > links.nodes, TUNER_BUS_BANDWIDTH_SHARE * links.levels[0].bandwidth, np.inf)
     return inside, links.levels[-1].bandwidth
 
 

@@ -8,9 +8,9 @@ tuner expects to be fastest, from constants in its source, which need not be the
 that rule, so that predictions jump at the payloads at which measured curves do. The calibrated parameters then price
 the chosen protocol.
 
-*Time* inside one node, over NVLink, NVSwitch or a PCIe tree (`intra_node_time`): the counts (steps, bytes per level)
-are those of `paleo.collectives`. They are multiplied by the latency of a step and the share of a link that each
-protocol reaches, and the launch cost is added. `NcclParameters` price rings, trees and similar algorithms,
+*Time* inside one node, over NVLink, NVSwitch or a PCIe tree (`intra_node_collective_time`): the counts (steps, bytes
+per level) are those of `paleo.collectives`. They are multiplied by the latency of a step and the share of a link that
+each protocol reaches, and the launch cost is added. `NcclParameters` price rings, trees and similar algorithms,
 `ExchangeParameters` exchanges in pairs; each is fitted per system.
 """
 
@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from paleo.collectives.base import Algorithm, Array, Numeric, Traffic, ranks_of
+from paleo.collectives.base import Array, CollectiveAlgorithm, Numeric, Traffic, group_rank_count
 from paleo.errors import PlanError
 from paleo.pricing.links.alpha_beta import (
-    corrected_hop_latency,
+    hop_latency_correction,
     partly_overlapped_time,
     pipeline_fill_time,
     smooth_maximum,
     smooth_minimum,
-    with_skew,
+    with_launch_skew,
 )
-from paleo.specs.calibration import parameter
+from paleo.specs.calibration import calibrated_parameter
 from paleo.units import MICROSECOND
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class LinkLevel:
         Ports of a unit by datasheet, divided among the groups of the same kind.
     latency : float
         Latency of one message by datasheet [s].
-    calibrated_latency : float, optional
+    latency_in_calibrated_hops : float, optional
         Part of that latency which calibrated hop times include [s]; None if the link's latency is unknown.
     """
 
@@ -70,14 +70,14 @@ class LinkLevel:
     rank_ports: Numeric = float("inf")
     shared_unit_ports: Numeric = 1.0
     latency: float = 0.0
-    calibrated_latency: float | None = 0.0
+    latency_in_calibrated_hops: float | None = 0.0
 
     @property
     def bandwidth(self) -> Array:
         """Bandwidth of one member (GPU, node or rack) over all its usable links, in one direction [byte/s]."""
         return np.asarray(self.port_bandwidth) * self.ports
 
-    def bandwidth_of(self, senders: Numeric | None) -> Array:
+    def bandwidth_of_senders(self, senders: Numeric | None) -> Array:
         """Return the bandwidth of one member (GPU, node or rack) if only some of its ranks send [byte/s].
 
         Parameters
@@ -92,7 +92,7 @@ class LinkLevel:
 
         Examples
         --------
-        >>> LinkLevel(2.0, 25e9, ports=8.0, rank_ports=1.0).bandwidth_of(2.0).item()
+        >>> LinkLevel(2.0, 25e9, ports=8.0, rank_ports=1.0).bandwidth_of_senders(2.0).item()
         50000000000.0
         """
         if senders is None:
@@ -127,12 +127,12 @@ class GroupLinks:
     Attributes
     ----------
     levels : tuple of LinkLevel
-        Levels from inner to outer; the last ``fabric_levels`` of them are between nodes.
+        Levels from inner to outer; the last ``inter_node_level_count`` of them are between nodes.
     is_nvlink : bool or ndarray of bool
         True if all levels of the group inside the node are NVLink, which supports LL128.
     staged_through_host : bool or ndarray of bool
         True if neighbours cannot access each other's memory, so that data pass through host memory.
-    fabric_levels : int
+    inter_node_level_count : int
         Number of levels between nodes.
     gpu_architecture : str
         Architecture of the device, for the constants of NCCL's tuner.
@@ -144,20 +144,20 @@ class GroupLinks:
         True if a node is an NVLink domain of several machines.
     topologies : frozenset of str
         Topologies of the system's levels, for algorithms that require one.
-    clock : float
+    multiprocessor_clock : float
         Clock of the multiprocessors [Hz]; infinite if unknown.
     """
 
     levels: tuple[LinkLevel, ...]
     is_nvlink: bool | BoolArray = True
     staged_through_host: bool | BoolArray = False
-    fabric_levels: int = 0
+    inter_node_level_count: int = 0
     gpu_architecture: str = "Ampere"
     switch_reduces: bool = False
     switch_bandwidth: float = float("inf")
     node_spans_hosts: bool = False
     topologies: frozenset[str] = frozenset()
-    clock: float = float("inf")
+    multiprocessor_clock: float = float("inf")
 
     @property
     def fan_outs(self) -> tuple[Numeric, ...]:
@@ -167,23 +167,23 @@ class GroupLinks:
     @property
     def ranks(self) -> Array:
         """Number of ranks of the group."""
-        return ranks_of(tuple(np.asarray(fan_out, dtype=np.float64) for fan_out in self.fan_outs))
+        return group_rank_count(tuple(np.asarray(fan_out, dtype=np.float64) for fan_out in self.fan_outs))
 
     @property
     def nodes(self) -> Array:
         """Number of nodes that the group spans."""
-        outer = self.fan_outs[self.inner_levels :]
-        return ranks_of(tuple(np.asarray(fan_out, dtype=np.float64) for fan_out in outer))
+        outer = self.fan_outs[self.intra_node_level_count :]
+        return group_rank_count(tuple(np.asarray(fan_out, dtype=np.float64) for fan_out in outer))
 
     @property
-    def inner_levels(self) -> int:
+    def intra_node_level_count(self) -> int:
         """Number of interconnect levels inside a node (such as NVLink)."""
-        return len(self.levels) - self.fabric_levels
+        return len(self.levels) - self.inter_node_level_count
 
     @property
     def intra_node_links(self) -> GroupLinks:
         """Links of the group inside one node, with fan-outs of 1 between nodes."""
-        inner, outer = self.levels[: self.inner_levels], self.levels[self.inner_levels :]
+        inner, outer = self.levels[: self.intra_node_level_count], self.levels[self.intra_node_level_count :]
         alone = (replace(level, fan_out=np.ones_like(np.asarray(level.fan_out))) for level in outer)
         return replace(self, levels=(*inner, *alone))
 
@@ -202,22 +202,22 @@ class GroupLinks:
         array-like
             Time of the hop [s]. Of several levels the largest change counts; levels without a latency are ignored.
         """
-        levels = self.levels[self.inner_levels :] if outside else self.levels[: self.inner_levels]
-        if all(level.calibrated_latency == level.latency for level in levels):
+        levels = self.levels[self.intra_node_level_count :] if outside else self.levels[: self.intra_node_level_count]
+        if all(level.latency_in_calibrated_hops == level.latency for level in levels):
             return measured
         most: Numeric = -np.inf
         for level in levels:
-            stated, latency = level.calibrated_latency, level.latency
-            change = -np.inf if stated == latency == 0.0 else corrected_hop_latency(measured, stated, latency)
+            stated, latency = level.latency_in_calibrated_hops, level.latency
+            change = -np.inf if stated == latency == 0.0 else hop_latency_correction(measured, stated, latency)
             most = np.maximum(most, np.where(np.asarray(level.fan_out) > 1, change, -np.inf))
         return np.asarray(measured + np.where(np.isfinite(most), most, 0.0))
 
-    def can_run(self, algorithm: Algorithm, operation: str) -> bool:
+    def can_run(self, algorithm: CollectiveAlgorithm, operation: str) -> bool:
         """Return True if the system has the switches and the topology that an algorithm requires.
 
         Parameters
         ----------
-        algorithm : Algorithm
+        algorithm : CollectiveAlgorithm
             Collective algorithm, such as a ring.
         operation : str
             Collective operation, such as ``all_reduce``.
@@ -227,7 +227,7 @@ class GroupLinks:
         bool
             True if the algorithm can run.
         """
-        switches = self.switch_reduces or not algorithm.in_network
+        switches = self.switch_reduces or not algorithm.reduces_in_network
         suits_topology = not (operation in algorithm.non_neighbour_operations and "torus" in self.topologies)
         return (
             switches
@@ -235,7 +235,7 @@ class GroupLinks:
             and (algorithm.required_topology is None or algorithm.required_topology in self.topologies)
         )
 
-    def wire_time(self, traffic: Traffic, levels: slice = slice(None)) -> Array:
+    def datasheet_wire_time(self, traffic: Traffic, levels: slice = slice(None)) -> Array:
         """Compute the transfer time of a collective at the datasheet bandwidth, by the slowest level of each phase.
 
         The times of the phases are summed.
@@ -256,7 +256,7 @@ class GroupLinks:
         for phase in traffic.phases:
             slowest = np.zeros(())
             for sent, level in zip(phase[levels], self.levels[levels], strict=False):
-                slowest = np.maximum(slowest, sent.wire_bytes / level.bandwidth_of(sent.senders))
+                slowest = np.maximum(slowest, sent.wire_bytes / level.bandwidth_of_senders(sent.senders_per_member))
             total = total + np.asarray(slowest)
         return np.asarray(total)
 
@@ -304,10 +304,10 @@ def group_links(system: System, *, stride: int, size: int) -> GroupLinks:
     --------
     >>> from paleo.specs.system import load_system
     >>> two_nodes = group_links(load_system("dgx-a100-80gb"), stride=1, size=16)
-    >>> two_nodes.fan_outs, [level.ports for level in two_nodes.levels], two_nodes.fabric_levels
+    >>> two_nodes.fan_outs, [level.ports for level in two_nodes.levels], two_nodes.inter_node_level_count
     ((8.0, 2.0), [1.0, 8.0], 1)
     """
-    return _links_of_spans(system, system.group(stride, size))
+    return _links_of_spans(system, system.group_levels(stride, size))
 
 
 def sole_group_links(system: System, *, ranks: int, ranks_per_node: int) -> GroupLinks:
@@ -333,13 +333,13 @@ def sole_group_links(system: System, *, ranks: int, ranks_per_node: int) -> Grou
         If the ranks need several nodes, and the system has no network between nodes.
     """
     inside = min(ranks, nvlink_domain_ranks(system, ranks_per_node))
-    spans, nodes = list(system.group(1, inside)), -(-ranks // inside)
-    outer = [index for index, span in enumerate(spans) if system.joins_nodes(span.level)]
+    spans, nodes = list(system.group_levels(1, inside)), -(-ranks // inside)
+    outer = [index for index, span in enumerate(spans) if system.is_network_between_nodes(span.level)]
     if nodes > 1 and not outer:
         raise PlanError(f"system {system.name} has no network between nodes, and {ranks} ranks need {nodes} nodes")
     if nodes > 1:
         spans[outer[0]] = replace(
-            spans[outer[0]], fan_out=nodes, ranks_per_unit=inside, groups_per_unit=1, units_in_level=0
+            spans[outer[0]], fan_out=nodes, ranks_per_unit=inside, groups_per_unit=1, max_fan_out=0
         )
     return _links_of_spans(system, spans)
 
@@ -365,7 +365,7 @@ def nvlink_domain_ranks(system: System, ranks_per_node: int) -> int:
     return system.devices_per_node if hosts is not None and ranks_per_node <= hosts else ranks_per_node
 
 
-def stack_links(groups: Sequence[GroupLinks], index: npt.NDArray[np.intp]) -> GroupLinks:
+def stack_group_links(groups: Sequence[GroupLinks], index: npt.NDArray[np.intp]) -> GroupLinks:
     """Stack the links of several groups of one system, with a row of each array per group.
 
     Parameters
@@ -417,7 +417,7 @@ def _links_of_spans(system: System, spans: Sequence[GroupLevel]) -> GroupLinks:
     """
     if not spans:
         raise PlanError(f"system {system.name} has no links, so its devices cannot talk to one another")
-    fabric = [system.joins_nodes(span.level) for span in spans]
+    fabric = [system.is_network_between_nodes(span.level) for span in spans]
     inner = [span.level for span, outside in zip(spans, fabric, strict=True) if not outside and span.fan_out > 1]
     levels = tuple(_level(system, span, outside) for span, outside in zip(spans, fabric, strict=True))
     if fabric[0]:  # a node of one device has an idle inner level
@@ -426,13 +426,13 @@ def _links_of_spans(system: System, spans: Sequence[GroupLevel]) -> GroupLinks:
         levels,
         is_nvlink=all(level.link.kind in _LIKE_NVLINK for level in inner),
         staged_through_host=bool(inner) and not spans[0].level.peer_to_peer,
-        fabric_levels=sum(fabric),
+        inter_node_level_count=sum(fabric),
         gpu_architecture=system.device.architecture,
         switch_reduces=not fabric[0] and spans[0].level.in_switch_reduction,
         switch_bandwidth=spans[0].level.link.in_switch_bandwidth or float("inf"),
         node_spans_hosts=system.devices_per_host is not None,
         topologies=frozenset(level.topology for level in system.levels),
-        clock=system.device.boost_clock or float("inf"),
+        multiprocessor_clock=system.device.boost_clock or float("inf"),
     )
 
 
@@ -453,7 +453,7 @@ def _level(system: System, span: GroupLevel, outside: bool) -> LinkLevel:
     )
 
 
-def link_kind(system: System) -> str:
+def intra_node_link_kind(system: System) -> str:
     """Return the kind of connection between the devices of a node, by which calibrations distinguish systems.
 
     Parameters
@@ -470,10 +470,11 @@ def link_kind(system: System) -> str:
     Examples
     --------
     >>> from paleo.specs.system import load_system
-    >>> [link_kind(load_system(name)) for name in ("dgx-h100", "deepbench-8gpu-dual-root", "deepbench-10gpu-pascal")]
+    >>> [intra_node_link_kind(load_system(name))
+    ... for name in ("dgx-h100", "deepbench-8gpu-dual-root", "deepbench-10gpu-pascal")]
     ['nvlink', 'pcie', 'pcie-switch']
     """
-    inner = [level for level in system.levels if not system.joins_nodes(level)]
+    inner = [level for level in system.levels if not system.is_network_between_nodes(level)]
     if not inner:
         return "none"
     if inner[0].link.kind in _LIKE_NVLINK:
@@ -493,7 +494,7 @@ def _direct_links(span: GroupLevel, fan_out: int) -> float:
         return float(level.ports)
     if level.rings is not None:
         return level.rings[fan_out - 1]
-    peers = span.units_in_level - 1
+    peers = span.max_fan_out - 1
     return level.ports * min(fan_out - 1, peers) / peers
 
 
@@ -529,7 +530,7 @@ _TUNER_LL = {"Volta": 0.26, "Ampere": 0.2923, "Hopper": 0.3133, "Blackwell": 0.3
 #: 2.29.2 on B200).
 _WITHOUT_LL128 = frozenset({"Blackwell", "Blackwell Ultra"})
 #: Ratio of the tuner's bus bandwidth to the datasheet's (20 of 25 GB/s a link), and the share of it that LL128 reaches.
-TUNER_BUS, _TUNER_LL128 = 0.8, 0.92
+TUNER_BUS_BANDWIDTH_SHARE, _TUNER_LL128 = 0.8, 0.92
 
 
 def tuner_protocol(*, steps: Numeric, wire_time: Numeric, links: GroupLinks) -> npt.NDArray[np.intp]:
@@ -563,9 +564,9 @@ def tuner_protocol(*, steps: Numeric, wire_time: Numeric, links: GroupLinks) -> 
     """
     nvlink = np.asarray(links.is_nvlink)
     shares: tuple[Numeric, ...] = (
-        np.where(nvlink, _TUNER_LL.get(links.gpu_architecture, 0.3), 0.5 * TUNER_BUS),
-        _TUNER_LL128 * TUNER_BUS,
-        TUNER_BUS,
+        np.where(nvlink, _TUNER_LL.get(links.gpu_architecture, 0.3), 0.5 * TUNER_BUS_BANDWIDTH_SHARE),
+        _TUNER_LL128 * TUNER_BUS_BANDWIDTH_SHARE,
+        TUNER_BUS_BANDWIDTH_SHARE,
     )
     expected = [
         base + np.where(nvlink, over_nvlink, over_pcie) * np.asarray(steps) + wire_time / share
@@ -581,26 +582,30 @@ def tuner_protocol(*, steps: Numeric, wire_time: Numeric, links: GroupLinks) -> 
 class NcclParameters:
     """Calibrated parameters of NCCL inside one node; the defaults are those of eight A100 behind NVSwitch."""
 
-    launch_time: float = parameter("8 us", "1..100 us", "start and end of the kernel on every rank, without steps")
-    ll_hop_time: float = parameter("0.9 us", "0.1..50 us", "one hop of a ring in LL")
-    busy_channel_latency_ratio: float = parameter(
+    launch_time: float = calibrated_parameter(
+        "8 us", "1..100 us", "start and end of the kernel on every rank, without steps"
+    )
+    ll_hop_time: float = calibrated_parameter("0.9 us", "0.1..50 us", "one hop of a ring in LL")
+    busy_channel_latency_ratio: float = calibrated_parameter(
         "0.3", "0.02..2", "latency added, relatively, once all channels have work"
     )
-    ll_fraction: float = parameter("0.27", "0.02..0.6", "share of the link that LL reaches")
-    ll128_fraction: float = parameter("0.42", "0.05..1", "share of the link that LL128 reaches")
-    simple_launch_time: float = parameter("9 us", "0.1..200 us", "what Simple adds to the launch")
-    simple_fence_time: float = parameter("4 us", "0.1..100 us", "what Simple's fences add to a hop")
-    simple_fraction: float = parameter("0.78", "0.05..1", "share of the link of Simple")
-    time_per_chunk: float = parameter("1.5 us", "1 ns..1000 us", "cost of one more chunk in the pipeline")
-    own_share_copy_ratio: float = parameter(
+    ll_fraction: float = calibrated_parameter("0.27", "0.02..0.6", "share of the link that LL reaches")
+    ll128_fraction: float = calibrated_parameter("0.42", "0.05..1", "share of the link that LL128 reaches")
+    simple_launch_time: float = calibrated_parameter("9 us", "0.1..200 us", "what Simple adds to the launch")
+    simple_fence_time: float = calibrated_parameter("4 us", "0.1..100 us", "what Simple's fences add to a hop")
+    simple_fraction: float = calibrated_parameter("0.78", "0.05..1", "share of the link of Simple")
+    time_per_chunk: float = calibrated_parameter("1.5 us", "1 ns..1000 us", "cost of one more chunk in the pipeline")
+    own_share_copy_ratio: float = calibrated_parameter(
         "0.38", "0.02..3", "copy of a rank's own share, in link times (half for all_reduce)"
     )
-    byte_addition_ratio: float = parameter("0.1", "0.002..2", "adding a byte over moving it (int8), in link times")
-    switch_fraction: float = parameter("0.63", "0.2..1", "share of the link with NVLink SHARP")
-    staging_share_exponent: float = parameter(
+    byte_addition_ratio: float = calibrated_parameter(
+        "0.1", "0.002..2", "adding a byte over moving it (int8), in link times"
+    )
+    switch_fraction: float = calibrated_parameter("0.63", "0.2..1", "share of the link with NVLink SHARP")
+    staging_share_exponent: float = calibrated_parameter(
         "0.5", "0.05..2.5", "without peer-to-peer, share falls as (ranks / 2)^this"
     )
-    launch_skew_time: float = parameter(
+    launch_skew_time: float = calibrated_parameter(
         "1 ns", "1 ns..200 us", "wait for the last rank to launch, where that is timed too"
     )
 
@@ -619,7 +624,7 @@ _SWITCH_HOPS = 56.0
 _LL_LARGEST = 0.5
 
 
-def intra_node_time(
+def intra_node_collective_time(
     *,
     operation: str,
     payload_bytes: Numeric,
@@ -661,7 +666,10 @@ def intra_node_time(
         Time [s].
     """
     p, step = parameters, links.hop_time(parameters.ll_hop_time)
-    steps, wire = np.asarray(traffic.steps), links.wire_time(traffic) * _staging_factor(links, p.staging_share_exponent)
+    steps, wire = (
+        np.asarray(traffic.steps),
+        links.datasheet_wire_time(traffic) * _staging_factor(links, p.staging_share_exponent),
+    )
     chosen = np.where(low_latency, tuner_protocol(steps=steps, wire_time=wire, links=links), SIMPLE)
     full = 1.0 + p.busy_channel_latency_ratio
     busy = 1.0 + p.busy_channel_latency_ratio * _channel_share(payload_bytes, links)
@@ -681,7 +689,9 @@ def intra_node_time(
     )
 
 
-def switch_time(*, operation: str, traffic: Traffic, links: GroupLinks, parameters: NcclParameters) -> Array:
+def in_switch_collective_time(
+    *, operation: str, traffic: Traffic, links: GroupLinks, parameters: NcclParameters
+) -> Array:
     """Compute the time of traffic that the switches of one node add and multicast (NVLink SHARP).
 
     The time consists of the launch, hops until the pipeline is full, and the wire. S (1 + 1/P) bytes of an all_reduce
@@ -707,7 +717,7 @@ def switch_time(*, operation: str, traffic: Traffic, links: GroupLinks, paramete
     start = (p.launch_time + (_SWITCH_HOPS + links.ranks) * links.hop_time(p.ll_hop_time)) * (
         1.0 + p.busy_channel_latency_ratio
     )
-    wire = links.wire_time(traffic) / p.switch_fraction
+    wire = links.datasheet_wire_time(traffic) / p.switch_fraction
     if operation == "all_reduce":
         bus = 2.0 * (links.ranks - 1.0) / (links.ranks + 1.0) * traffic.levels[0].wire_bytes
         wire = np.maximum(wire, bus / links.switch_bandwidth)
@@ -717,7 +727,7 @@ def switch_time(*, operation: str, traffic: Traffic, links: GroupLinks, paramete
 def _for_several_ranks(seconds: Array, links: GroupLinks, skew: float) -> Array:
     """Set the time of a collective to 0 for groups of one rank, and add the launch skew for others [s]."""
     several = links.ranks > 1
-    return with_skew(np.where(several, seconds, 0.0), np.where(several, skew, 0.0))
+    return with_launch_skew(np.where(several, seconds, 0.0), np.where(several, skew, 0.0))
 
 
 def _channel_share(payload: Numeric, links: GroupLinks) -> Array:
@@ -752,19 +762,21 @@ _CHANNELS = 32
 class ExchangeParameters:
     """Calibrated parameters of NCCL's all_to_all and send_recv inside one node; defaults: eight A100."""
 
-    launch_time: float = parameter("10 us", "1..100 us", "start and end of the kernel")
-    time_per_peer: float = parameter("0.4 us", "0.01..50 us", "one more peer")
-    ll_fraction: float = parameter("0.014", "0.002..0.3", "share of the link that LL reaches, per peer")
-    simple_launch_time: float = parameter("6 us", "0.1..200 us", "latency of Simple's fences")
-    simple_fraction: float = parameter("0.8", "0.05..1", "share of the link of Simple")
-    time_per_chunk: float = parameter("1.5 us", "1 ns..1000 us", "cost of one more chunk")
-    channel_rate: float = parameter("11 B/cycle", "2..50", "bytes of a channel in a clock of its multiprocessor")
-    staging_share_exponent: float = parameter(
+    launch_time: float = calibrated_parameter("10 us", "1..100 us", "start and end of the kernel")
+    time_per_peer: float = calibrated_parameter("0.4 us", "0.01..50 us", "one more peer")
+    ll_fraction: float = calibrated_parameter("0.014", "0.002..0.3", "share of the link that LL reaches, per peer")
+    simple_launch_time: float = calibrated_parameter("6 us", "0.1..200 us", "latency of Simple's fences")
+    simple_fraction: float = calibrated_parameter("0.8", "0.05..1", "share of the link of Simple")
+    time_per_chunk: float = calibrated_parameter("1.5 us", "1 ns..1000 us", "cost of one more chunk")
+    channel_rate: float = calibrated_parameter(
+        "11 B/cycle", "2..50", "bytes of a channel in a clock of its multiprocessor"
+    )
+    staging_share_exponent: float = calibrated_parameter(
         "0.5", "0.05..2.5", "without peer-to-peer, share falls as (ranks / 2)^this"
     )
 
 
-def exchange_time(
+def intra_node_exchange_time(
     *, payload_bytes: Numeric, traffic: Traffic, links: GroupLinks, parameters: ExchangeParameters
 ) -> Array:
     """Compute the time of the traffic of an all_to_all or send_recv inside one node.
@@ -792,8 +804,8 @@ def exchange_time(
     """
     p = parameters
     peers = np.maximum(np.asarray(traffic.steps), 1.0)
-    wire = links.wire_time(traffic) * _staging_factor(links, p.staging_share_exponent)
-    channels = np.asarray(payload_bytes) / (_CHANNELS * p.channel_rate * links.clock)
+    wire = links.datasheet_wire_time(traffic) * _staging_factor(links, p.staging_share_exponent)
+    channels = np.asarray(payload_bytes) / (_CHANNELS * p.channel_rate * links.multiprocessor_clock)
     moved = smooth_maximum(wire / p.simple_fraction, channels)
     low = wire / np.minimum(p.ll_fraction * peers, _LL_LARGEST)
     simple = partly_overlapped_time(p.simple_launch_time, moved) + pipeline_fill_time(moved, p.time_per_chunk)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paleo.errors import SpecError, suggest_names
-from paleo.pricing.links.group import link_kind
+from paleo.pricing.links.group import intra_node_link_kind
 
 if TYPE_CHECKING:
     from paleo.collectives.base import Array, Numeric
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
 #: Nodes below a leaf switch, and nodes of the machine, if the system states neither (a 64-port switch with half of its
 #: ports down).
-USUAL_LEAF, USUAL_NODES = 32, 32 * 32
+DEFAULT_NODES_PER_LEAF, DEFAULT_MACHINE_NODES = 32, 32 * 32
 #: Share of a link that adaptive routing or packet spraying reaches.
 _ADAPTIVE_SHARE = 0.96
 #: Flows between each pair of nodes: channels of NCCL times their queue pairs.
 _FLOWS_PER_PORT = 16
 #: Standard deviations above the mean up to which the number of flows on one link is summed.
-MAX_DEVIATIONS = 12.0
+MAX_FLOW_DEVIATIONS = 12.0
 #: Smallest divisor of a share, which avoids a division by zero.
-SMALLEST_DIVISOR = 1e-30
+MIN_SHARE_DIVISOR = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class NodePlacement:
 _PATTERNS = ("ring", "all_to_all")
 
 
-def node_placement(text: str, background: float = 0.0, neighbour: str | None = None) -> NodePlacement:
+def parse_node_placement(text: str, background: float = 0.0, neighbour: str | None = None) -> NodePlacement:
     """Parse the placement of a job's nodes, and the jobs that share its network.
 
     Parameters
@@ -106,7 +106,7 @@ def node_placement(text: str, background: float = 0.0, neighbour: str | None = N
 
     Examples
     --------
-    >>> node_placement("spread:8").leaves, node_placement("packed", neighbour="ring:16:0.25").neighbour
+    >>> parse_node_placement("spread:8").leaves, parse_node_placement("packed", neighbour="ring:16:0.25").neighbour
     (8, NeighbourJob(pattern='ring', nodes=16, sending_time_share=0.25))
     """
     if not 0.0 <= background < 1.0:
@@ -161,7 +161,7 @@ def mean_leaf_count(nodes: Numeric, machine: Numeric, leaf: int) -> Array:
     return np.asarray(total / leaf * (1.0 - empty))
 
 
-def ring_crossings(nodes: Numeric, machine: Numeric, leaf: int) -> Array:
+def mean_leaf_crossings(nodes: Numeric, machine: Numeric, leaf: int) -> Array:
     """Compute the mean number of ring hops that leave a leaf switch, for a ring in rank order over random nodes.
 
     Parameters
@@ -251,7 +251,7 @@ def _fullest_of_sources(flows: Numeric, sources: Numeric, links: Numeric) -> Arr
     below = _fullest_below(flows, sources, links)
     exactly = np.diff(below, axis=-1)
     counts = np.arange(1.0, exactly.shape[-1] + 1.0)
-    return np.asarray(1.0 / np.maximum((exactly / counts).sum(axis=-1) + below[..., 0], SMALLEST_DIVISOR))
+    return np.asarray(1.0 / np.maximum((exactly / counts).sum(axis=-1) + below[..., 0], MIN_SHARE_DIVISOR))
 
 
 def _fullest_below(flows: Numeric, sources: Numeric, links: Numeric) -> Array:
@@ -261,15 +261,15 @@ def _fullest_below(flows: Numeric, sources: Numeric, links: Numeric) -> Array:
     """
     count, ways = np.asarray(flows, dtype=np.float64)[..., None], np.asarray(links, dtype=np.float64)[..., None]
     chance, mean = 1.0 / np.maximum(ways, 1.0 + np.finfo(np.float64).eps), float(np.max(count / ways))
-    steps = np.arange(math.ceil(mean + MAX_DEVIATIONS * math.sqrt(mean) + MAX_DEVIATIONS))
-    odds = np.clip(count - steps, SMALLEST_DIVISOR, None) / (steps + 1.0) * chance / (1.0 - chance)
+    steps = np.arange(math.ceil(mean + MAX_FLOW_DEVIATIONS * math.sqrt(mean) + MAX_FLOW_DEVIATIONS))
+    odds = np.clip(count - steps, MIN_SHARE_DIVISOR, None) / (steps + 1.0) * chance / (1.0 - chance)
     log_empty = count * np.log1p(-chance)
     law = np.exp(np.concatenate([log_empty, log_empty + np.cumsum(np.log(odds), axis=-1)], axis=-1))
     below = np.clip(np.cumsum(law, axis=-1), 0.0, 1.0)
     return np.asarray(below ** (np.asarray(sources)[..., None] * ways))
 
 
-def ecmp_share(flows: Numeric, links: Numeric) -> Array:
+def slowest_ecmp_flow_share(flows: Numeric, links: Numeric) -> Array:
     """Compute the share of the fair rate that the slowest flow gets if ECMP hashes equal flows onto equal links.
 
     Parameters
@@ -286,14 +286,14 @@ def ecmp_share(flows: Numeric, links: Numeric) -> Array:
 
     Examples
     --------
-    >>> [round(float(ecmp_share(32 * r, 32)), 2) for r in (1, 4, 16, 64, 256)]
+    >>> [round(float(slowest_ecmp_flow_share(32 * r, 32)), 2) for r in (1, 4, 16, 64, 256)]
     [0.29, 0.47, 0.65, 0.79, 0.89]
     """
     count = np.asarray(flows, dtype=np.float64)
     return np.asarray(count / np.asarray(links) / _fullest_link(count, links))
 
 
-def exchange_share(nodes: Numeric, members: Numeric, leaf: int, oversubscription: float) -> Array:
+def all_to_all_nic_share(nodes: Numeric, members: Numeric, leaf: int, oversubscription: float) -> Array:
     """Compute the share of its NIC bandwidth that a node keeps in an all-to-all over oversubscribed leaf switches.
 
     The fullest leaf needs m (n-m)/(n-1) node rates, as n-m of the n-1 peers of a node are elsewhere. It has q/o, with q
@@ -317,10 +317,12 @@ def exchange_share(nodes: Numeric, members: Numeric, leaf: int, oversubscription
     """
     n, m = np.asarray(nodes, dtype=np.float64), np.asarray(members, dtype=np.float64)
     demand = m * (n - m) / np.maximum(n - 1.0, 1.0)
-    return np.asarray(np.minimum(1.0, leaf / oversubscription / np.maximum(demand, SMALLEST_DIVISOR)))
+    return np.asarray(np.minimum(1.0, leaf / oversubscription / np.maximum(demand, MIN_SHARE_DIVISOR)))
 
 
-def rail_exchange_share(nodes: Numeric, members: Numeric, rails: Numeric, leaf: int, oversubscription: float) -> Array:
+def rail_all_to_all_nic_share(
+    nodes: Numeric, members: Numeric, rails: Numeric, leaf: int, oversubscription: float
+) -> Array:
     """Compute the share of its NIC bandwidth that a node keeps in an all-to-all over rails without PXN.
 
     Each GPU sends directly to all others, without forwarding over NVLink. A rail switch keeps only the traffic to its
@@ -347,12 +349,12 @@ def rail_exchange_share(nodes: Numeric, members: Numeric, rails: Numeric, leaf: 
 
     Examples
     --------
-    >>> float(rail_exchange_share(8, 8, 8, 8, 2.0).round(3))  # all nodes below the rails, seven of eight GPUs not
+    >>> float(rail_all_to_all_nic_share(8, 8, 8, 8, 2.0).round(3))  # all nodes below the rails, seven of eight GPUs not
     0.571
     """
     n, m = np.asarray(nodes, dtype=np.float64), np.asarray(members, dtype=np.float64)
     kept = (m - 1.0) / (np.maximum(n - 1.0, 1.0) * np.asarray(rails))
-    return np.asarray(np.minimum(1.0, leaf / oversubscription / np.maximum(m * (1.0 - kept), SMALLEST_DIVISOR)))
+    return np.asarray(np.minimum(1.0, leaf / oversubscription / np.maximum(m * (1.0 - kept), MIN_SHARE_DIVISOR)))
 
 
 def _unsorted_ring_share(
@@ -386,20 +388,20 @@ def _unsorted_ring_share(
     >>> float(_unsorted_ring_share(32, 1024, 32, 16.0, 4.0).round(2))
     0.52
     """
-    leaving = np.asarray(members) * ring_crossings(nodes, machine, leaf) / np.asarray(nodes)
-    return np.asarray(np.minimum(1.0, leaf / oversubscription / np.maximum(leaving, SMALLEST_DIVISOR)))
+    leaving = np.asarray(members) * mean_leaf_crossings(nodes, machine, leaf) / np.asarray(nodes)
+    return np.asarray(np.minimum(1.0, leaf / oversubscription / np.maximum(leaving, MIN_SHARE_DIVISOR)))
 
 
 @dataclass(frozen=True, slots=True)
 class Dragonfly:
     """Dragonfly network: groups of routers, each pair of groups joined by global links.
 
-    ``pair_node_rates`` is the bandwidth between a pair of groups, in NIC bandwidths of a node. ``routing`` is minimal,
-    valiant, or adaptive, which takes the better of both. Links inside a group are not a limit.
+    ``group_pair_bandwidth`` is the bandwidth between a pair of groups, in NIC bandwidths of a node. ``routing`` is
+    minimal, valiant, or adaptive, which takes the better of both. Links inside a group are not a limit.
     """
 
     groups: Numeric
-    pair_node_rates: Numeric
+    group_pair_bandwidth: Numeric
     routing: str = "adaptive"
 
     def exchange_share(self, nodes: Numeric, members: Numeric, used: Numeric) -> Array:
@@ -445,7 +447,7 @@ class Dragonfly:
         Dragonfly
             Dragonfly with one job's share of the links.
         """
-        return dataclasses.replace(self, pair_node_rates=np.asarray(self.pair_node_rates) / jobs)
+        return dataclasses.replace(self, group_pair_bandwidth=np.asarray(self.group_pair_bandwidth) / jobs)
 
     def ring_share(self, used: Numeric) -> Array:
         """Compute the share of its NIC bandwidth that a node keeps in a ring whose ranks are sorted by group.
@@ -485,15 +487,15 @@ class Dragonfly:
         ``of_pair`` are the node rates needed on the links of one pair of groups, ``leaving`` those that leave a group.
         ``hops`` is how often this traffic passes the busiest links of a group if routed over a third group.
         """
-        minimal = np.asarray(self.pair_node_rates) / np.maximum(of_pair, SMALLEST_DIVISOR)
+        minimal = np.asarray(self.group_pair_bandwidth) / np.maximum(of_pair, MIN_SHARE_DIVISOR)
         thirds = np.asarray(self.groups, dtype=np.float64) - 2.0
         spread = np.where(thirds > 0, leaving * np.maximum(hops, 1.0) / np.maximum(thirds, 1.0), np.inf)
-        valiant = np.asarray(self.pair_node_rates) / np.maximum(spread, SMALLEST_DIVISOR)
+        valiant = np.asarray(self.group_pair_bandwidth) / np.maximum(spread, MIN_SHARE_DIVISOR)
         best = {"minimal": minimal, "valiant": valiant}.get(self.routing, np.maximum(minimal, valiant))
         return np.asarray(np.where(np.asarray(used) > 1, np.minimum(1.0, best), 1.0))
 
 
-def share_beside_neighbour(
+def nic_share_with_neighbour(
     *, ports: Numeric, demand: Numeric, other_ports: Numeric, other_demand: Numeric, sending: Numeric, capacity: Numeric
 ) -> Array:
     """Compute the share of its bandwidth that a job keeps next to a second job on shared links, on average over time.
@@ -524,14 +526,15 @@ def share_beside_neighbour(
     Examples
     --------
     >>> keywords = {"ports": 4, "demand": 1.0, "other_ports": 4, "other_demand": 1.0, "capacity": 4.0}
-    >>> float(share_beside_neighbour(**keywords, sending=1.0)), float(share_beside_neighbour(**keywords, sending=0.5))
+    >>> (float(nic_share_with_neighbour(**keywords, sending=1.0)),
+    ... float(nic_share_with_neighbour(**keywords, sending=0.5)))
     (0.5, 0.75)
     """
     job_ports, neighbour_ports, links = np.asarray(ports), np.asarray(other_ports), np.asarray(capacity)
-    alone = np.minimum(demand, links / np.maximum(job_ports, SMALLEST_DIVISOR))
-    left_over = (links - neighbour_ports * other_demand) / np.maximum(job_ports, SMALLEST_DIVISOR)
-    rate = np.minimum(demand, np.maximum(links / np.maximum(job_ports + neighbour_ports, SMALLEST_DIVISOR), left_over))
-    kept = rate / np.maximum(alone, SMALLEST_DIVISOR)
+    alone = np.minimum(demand, links / np.maximum(job_ports, MIN_SHARE_DIVISOR))
+    left_over = (links - neighbour_ports * other_demand) / np.maximum(job_ports, MIN_SHARE_DIVISOR)
+    rate = np.minimum(demand, np.maximum(links / np.maximum(job_ports + neighbour_ports, MIN_SHARE_DIVISOR), left_over))
+    kept = rate / np.maximum(alone, MIN_SHARE_DIVISOR)
     return np.asarray(np.where(np.asarray(demand) > 0, 1.0 - sending + sending * np.minimum(kept, 1.0), 1.0))
 
 
@@ -637,11 +640,11 @@ def has_explicit_topology(system: System) -> bool:
     return any(
         level.oversubscription > 1.0 or level.routing not in (None, "rail") or level.global_links is not None
         for level in system.levels
-        if system.joins_nodes(level)
+        if system.is_network_between_nodes(level)
     )
 
 
-def placement_port_share(system: System, nodes: int, placement: NodePlacement, stride: float = 1.0) -> NetworkShare:
+def placement_nic_share(system: System, nodes: int, placement: NodePlacement, stride: float = 1.0) -> NetworkShare:
     """Compute the share of NIC bandwidth that the nodes of a group keep under a placement on leaf switches.
 
     Parameters
@@ -660,12 +663,12 @@ def placement_port_share(system: System, nodes: int, placement: NodePlacement, s
     NetworkShare
         Shares of the NIC bandwidth by traffic pattern, 0 to 1.
     """
-    outer = [level for level in system.levels if system.joins_nodes(level)]
+    outer = [level for level in system.levels if system.is_network_between_nodes(level)]
     if not outer or nodes < 2:
         return NetworkShare(1.0, 0.0, 1.0, 1.0)
     level, random = outer[0], placement.kind == "random"
-    machine = max(system.max_nodes or USUAL_NODES, math.ceil(nodes * stride))
-    leaf = min(level.leaf or USUAL_LEAF, machine)
+    machine = max(system.max_nodes or DEFAULT_MACHINE_NODES, math.ceil(nodes * stride))
+    leaf = min(level.leaf or DEFAULT_NODES_PER_LEAF, machine)
     job = _at_random(nodes, machine, leaf, stride) if random else _in_order(nodes, machine, leaf, placement, stride)
     is_dragonfly = level.topology == "dragonfly"
     share = _of_dragonfly(level, job, random) if is_dragonfly else _of_tree(system, level, job, random)
@@ -715,7 +718,7 @@ def _at_random(nodes: int, machine: int, leaf: int, stride: float) -> _Job:
     variance = mean * (1 - leaf / machine) * (machine - whole) / max(machine - 1, 1)
     fullest = mean + float(_expected_maximum(machine / leaf)) * math.sqrt(max(variance, 0.0))
     members = min(float(leaf), whole, max(whole / float(mean_leaf_count(whole, machine, leaf)), fullest))
-    crossings = float(ring_crossings(nodes, machine, leaf))
+    crossings = float(mean_leaf_crossings(nodes, machine, leaf))
     touched = leaves * leaf / machine  # of all leaves by a group
     rings = float(_fullest_of_sources(stride, leaves, 1.0 / touched)) if stride > 1.0 else 1.0
     return _Job(whole, machine, leaf, leaves, members, crossings, rings_leaving_leaf=rings)
@@ -728,7 +731,7 @@ def _of_tree(system: System, level: InterconnectLevel, job: _Job, random: bool) 
     """
     size = job.nodes, job.nodes_on_fullest_leaf
     crosses, o = job.leaves > 1, level.oversubscription
-    exchange = float(exchange_share(*size, job.leaf_nodes, o * job.concurrent_exchanges)) if crosses else 1.0
+    exchange = float(all_to_all_nic_share(*size, job.leaf_nodes, o * job.concurrent_exchanges)) if crosses else 1.0
     ring = min(1.0, job.leaf_nodes / (o * job.rings_leaving_leaf)) if crosses else 1.0
     unsorted = (
         float(_unsorted_ring_share(job.nodes, job.machine_nodes, job.leaf_nodes, job.nodes_on_fullest_leaf, o))
@@ -737,23 +740,23 @@ def _of_tree(system: System, level: InterconnectLevel, job: _Job, random: bool) 
     )
     if level.routing != "rail":
         return NetworkShare(job.leaves, job.crossings, ring, exchange, unsorted)
-    direct = float(rail_exchange_share(*size, level.ports, job.leaf_nodes, o * job.concurrent_exchanges))
-    forwarded = link_kind(system) == "nvlink"
+    direct = float(rail_all_to_all_nic_share(*size, level.ports, job.leaf_nodes, o * job.concurrent_exchanges))
+    forwarded = intra_node_link_kind(system) == "nvlink"
     return NetworkShare(job.leaves, job.crossings, ring, exchange if forwarded else direct, unsorted, direct)
 
 
 def _of_dragonfly(level: InterconnectLevel, job: _Job, random: bool) -> NetworkShare:
-    network = dragonfly(level, job.machine_nodes, job.leaf_nodes)
+    network = dragonfly_network(level, job.machine_nodes, job.leaf_nodes)
     ring = float(network.divided_among(job.rings_leaving_leaf).ring_share(job.leaves))
     exchange = float(
         network.divided_among(job.concurrent_exchanges).exchange_share(job.nodes, job.nodes_on_fullest_leaf, job.leaves)
     )
-    crossings = ring_crossings(job.nodes, job.machine_nodes, job.leaf_nodes)
+    crossings = mean_leaf_crossings(job.nodes, job.machine_nodes, job.leaf_nodes)
     unsorted = float(network.unsorted_ring_share(crossings)) if random else ring
     return NetworkShare(job.leaves, job.crossings, ring, exchange, unsorted)
 
 
-def dragonfly(level: InterconnectLevel, machine: int, group: int) -> Dragonfly:
+def dragonfly_network(level: InterconnectLevel, machine: int, group: int) -> Dragonfly:
     """Return the dragonfly network of a system: the number of groups, and the links between each two groups.
 
     If a system does not give the links, a group has as many links to other groups as its nodes have ports (a balanced
@@ -792,14 +795,14 @@ def _beside_second_job(level: InterconnectLevel, job: _Job, pattern: str, neighb
     )
     other = _Job(neighbour.nodes, job.machine_nodes, job.leaf_nodes, job.leaves, min(free, neighbour.nodes), 0.0)
     capacity = (
-        dragonfly(level, job.machine_nodes, job.leaf_nodes).pair_node_rates
+        dragonfly_network(level, job.machine_nodes, job.leaf_nodes).group_pair_bandwidth
         if is_dragonfly
         else job.leaf_nodes / level.oversubscription
     )
     ports, demand = job.ports(pattern, dragonfly=is_dragonfly)
     other_ports, other_demand = other.ports(neighbour.pattern, dragonfly=is_dragonfly) if free >= 1.0 else (0.0, 0.0)
     return float(
-        share_beside_neighbour(
+        nic_share_with_neighbour(
             ports=ports, demand=demand, other_ports=other_ports, other_demand=other_demand,
             sending=neighbour.sending_time_share,
             capacity=capacity,
@@ -811,7 +814,7 @@ def _uplink_share(level: InterconnectLevel, leaf: int, background: float) -> flo
     """Compute the share of an uplink of a leaf switch that a job gets, after hashing and background load, 0 to 1."""
     hashed = 1.0
     if level.routing == "ecmp":
-        hashed = float(ecmp_share(_FLOWS_PER_PORT * leaf, leaf))
+        hashed = float(slowest_ecmp_flow_share(_FLOWS_PER_PORT * leaf, leaf))
     elif level.routing == "adaptive" and level.topology != "dragonfly":
         hashed = _ADAPTIVE_SHARE
     return hashed * (1.0 - background)

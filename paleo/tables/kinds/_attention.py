@@ -17,19 +17,24 @@ from paleo.pricing.attention import (
     PrefillParameters,
     attention_decode_time,
     attention_prefill_time,
-    default_kernel,
+    default_attention_kernel,
 )
 from paleo.pricing.kernels import DeviceDatasheet
-from paleo.pricing.power import WHOLE_SHARE, energy_per_flop, l2_surviving_share
-from paleo.pricing.sparse_kernels import LEAST_HEADS, SparseAttentionParameters, SparseWork, sparse_attention_time
-from paleo.tables.cells import Array, map_words, number_column, parse_release, text_column
+from paleo.pricing.power import WHOLE_L2_SHARE, energy_per_flop, l2_surviving_share
+from paleo.pricing.sparse_attention import (
+    MIN_COMPUTED_HEADS,
+    SparseAttentionParameters,
+    SparseWork,
+    sparse_attention_time,
+)
+from paleo.tables.cells import Array, map_text_columns, number_column, parse_release, text_column
 from paleo.tables.columns import parse_column_names
 from paleo.tables.kernels import (
     KERNEL_TABLES,
     FitSettings,
     FittedParameters,
     KernelTable,
-    rowwise,
+    apply_per_row,
     timing_methods,
     unsupported_reason,
 )
@@ -37,7 +42,7 @@ from paleo.tables.kernels import (
 # Attention over selected keys as engines run it: whole layers of a rank, and their parts
 
 
-class AttentionSizes(NamedTuple):
+class SparseAttentionSizes(NamedTuple):
     """Sizes of a network's sparse attention (each query attends to selected keys), as in its config.json.
 
     ``hidden`` is the model width and ``q_rank`` the rank of the compressed queries. ``query_dim`` and ``value_dim`` are
@@ -57,23 +62,30 @@ class AttentionSizes(NamedTuple):
 
 
 #: Networks by a part of their name.
-SIZES_OF_NETWORK = {
-    "V3.2": AttentionSizes(7168, 1536, 192, 128, 64, 2048, 128),
-    "GLM-5": AttentionSizes(6144, 2048, 256, 256, 32, 2048, 64),
-    "V4-Flash": AttentionSizes(4096, 2**10, 512, 512, 64, 512, 64, 8),
-    "V4-Pro": AttentionSizes(7168, 1536, 512, 512, 64, 2**10, 128, 16),
-    "M3": AttentionSizes(6144, 0, 128, 128, 4, 2048, 64),
+SPARSE_SIZES_OF_NETWORK = {
+    "V3.2": SparseAttentionSizes(7168, 1536, 192, 128, 64, 2048, 128),
+    "GLM-5": SparseAttentionSizes(6144, 2048, 256, 256, 32, 2048, 64),
+    "V4-Flash": SparseAttentionSizes(4096, 2**10, 512, 512, 64, 512, 64, 8),
+    "V4-Pro": SparseAttentionSizes(7168, 1536, 512, 512, 64, 2**10, 128, 16),
+    "M3": SparseAttentionSizes(6144, 0, 128, 128, 4, 2048, 64),
 }
 #: Entries of a latent with its rotated part, of one without, of an indexer's key; rank of the output groups; key heads
 #: of MiniMax M3; positions of the window of DeepSeek-V4, and those that an entry of each kind stands for.
-LATENT, PLAIN, INDEX, OUT_RANK, KEY_HEADS, WINDOW = 576.0, 512.0, 128.0, 2.0**10, 4.0, 128.0
+LATENT_WITH_ROPE_DIM, LATENT_DIM, INDEXER_KEY_DIM, OUTPUT_GROUP_RANK, MINIMAX_KEY_HEADS, SLIDING_WINDOW_TOKENS = (
+    576.0,
+    512.0,
+    128.0,
+    2.0**10,
+    4.0,
+    128.0,
+)
 POSITIONS_PER_ENTRY = {"csa": 4.0, "hca": 128.0}
 #: Bytes of a weight.
 BYTES_PER_WEIGHT = {"fp8_block": 1.0, "bfloat16": 2.0, "nvfp4": 0.5625}
 #: Weight of a prediction above a measured time where most rows hold a compilation, so that the fast rows tell.
-COMPILED_EXCESS_WEIGHT = 3.0
+OVERESTIMATE_WEIGHT_WITH_COMPILATION = 3.0
 LAYER_PARTS = ("module", "attention", "indexer_logits", "topk")
-LIBRARIES = ("trtllm", "sglang", "vllm")
+INFERENCE_LIBRARIES = ("trtllm", "sglang", "vllm")
 
 
 class SparseAttentionTable(KernelTable[DeviceDatasheet]):
@@ -90,12 +102,12 @@ class SparseAttentionTable(KernelTable[DeviceDatasheet]):
     optional_columns = "device library version kernel_source model weight_dtype"
     configuration_columns = parse_column_names("kind part phase model num_heads batch_size q_len past_len")
     size_columns = ("num_heads", "batch_size", "q_len")
-    families: ClassVar[Mapping[str, type[Any]]] = {
+    parameters_by_family: ClassVar[Mapping[str, type[Any]]] = {
         f"sparse.{kind}.{part}.{phase}.{library}": SparseAttentionParameters
         for kind in ("dsa", "csa", "hca", "msa")
         for part in LAYER_PARTS
         for phase in ("context", "generation")
-        for library in LIBRARIES
+        for library in INFERENCE_LIBRARIES
     }
     host_parameters = ("launch_time",)
 
@@ -103,17 +115,17 @@ class SparseAttentionTable(KernelTable[DeviceDatasheet]):
         """Add column ``dtype`` = bf16 to measured rows of sparse attention, as the attention itself runs in 16 bits."""
         return frame.assign(dtype="bf16")
 
-    @rowwise
+    @apply_per_row
     def unsupported_reasons(self, device: str, model: str, kind: str, part: str, phase: str, library: str) -> str:
         """Explain why a timed sparse-attention layer cannot be modelled; '' if it can.
 
         Reasons are an unknown network, part, kind or library.
         """
-        if f"sparse.{kind}.{part}.{phase}.{library}" not in self.families or _sizes_of(model) is None:
+        if f"sparse.{kind}.{part}.{phase}.{library}" not in self.parameters_by_family or _sizes_of(model) is None:
             return f"kind {kind!r}, part {part!r}, model {model!r}, library {library!r}: not modelled"
         return unsupported_reason(device, "bf16", "", frozenset({"bf16"}))
 
-    @rowwise
+    @apply_per_row
     def kernel_family(self, kind: str, part: str, phase: str, library: str) -> str:
         """Return the key of the calibrated parameters that predict a timed sparse-attention layer.
 
@@ -158,9 +170,11 @@ class SparseAttentionTable(KernelTable[DeviceDatasheet]):
             launch_norm_order=4.0,
         )
         return FitSettings(
-            start, alternative_starts=(*fallback, host), fixed_parameters=absent[part], random_starts=1,
+            start, alternative_starts=(*fallback, host), fixed_parameters=absent[part], search_count=1,
             prior_precision=0.2, max_training_rows=500,
-            overestimate_weight=COMPILED_EXCESS_WEIGHT if family == "sparse.msa.module.context.trtllm" else 1.0,
+            overestimate_weight=(
+                OVERESTIMATE_WEIGHT_WITH_COMPILATION if family == "sparse.msa.module.context.trtllm" else 1.0
+            ),
         )  # fmt: skip
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
@@ -183,14 +197,14 @@ class SparseAttentionTable(KernelTable[DeviceDatasheet]):
 
 
 @cache
-def _sizes_of(model: str) -> AttentionSizes | None:
-    return next((sizes for part, sizes in SIZES_OF_NETWORK.items() if part in model), None)
+def _sizes_of(model: str) -> SparseAttentionSizes | None:
+    return next((sizes for part, sizes in SPARSE_SIZES_OF_NETWORK.items() if part in model), None)
 
 
 Flags = npt.NDArray[np.bool_]
 
 
-class GatheringKernel(NamedTuple):
+class GatheringKernelTraits(NamedTuple):
     """Properties of the sparse-attention kernel that gathers the selected keys in each row; arrays of shape (rows,).
 
     ``computed_heads``: heads that the kernel computes, at least those of the rank. ``computes_empty_slots``: True if
@@ -205,7 +219,7 @@ class GatheringKernel(NamedTuple):
 
 def _gathering(
     frame: pd.DataFrame, heads: Array, latent: Flags, context: Flags, dense: Flags, stored: Flags
-) -> GatheringKernel:
+) -> GatheringKernelTraits:
     """Determine which gathering kernel ran each row of sparse attention, by engine, release and device.
 
     ``stored`` is True for a cache in 8 bits. FlashMLA computes 64 heads at once on Hopper, 128 on Blackwell. vLLM runs
@@ -215,16 +229,16 @@ def _gathering(
 
     References: vLLM, v1/attention/backends/mla/flashmla_sparse.py (padding, MIN_HEADS_FOR_BF16_PREFILL).
     """
-    hopper = text_column(frame, "device").str.startswith(HOPPER).to_numpy(dtype=bool)
+    hopper = text_column(frame, "device").str.startswith(HOPPER_DEVICE_PREFIXES).to_numpy(dtype=bool)
     vllm, tensorrt = ((text_column(frame, "library") == each).to_numpy(dtype=bool) for each in ("vllm", "trtllm"))
     flashmla = _has(frame, "flashmla")
     unnamed = vllm & _has(frame, "default") & (stored | (heads > 16.0))
     gathers = np.where(latent, ~dense & (hopper | context & (flashmla | unnamed)), flashmla)
     tile = np.where(hopper, 64.0, 128.0)
     narrow = gathers & latent & stored & (_has(frame, "flashmla_kv") | vllm & ((heads < 32.0) | ~hopper))
-    early = vllm & map_words(frame, ("version",), lambda version: parse_release(version) < (0, 24), bool)
-    return GatheringKernel(
-        computed_heads=np.where(gathers, np.ceil(heads / tile) * tile, np.maximum(heads, LEAST_HEADS)),
+    early = vllm & map_text_columns(frame, ("version",), lambda version: parse_release(version) < (0, 24), bool)
+    return GatheringKernelTraits(
+        computed_heads=np.where(gathers, np.ceil(heads / tile) * tile, np.maximum(heads, MIN_COMPUTED_HEADS)),
         computes_empty_slots=gathers & latent & (narrow | tensorrt | early),
         reads_8_bit_cache=narrow,
     )
@@ -245,14 +259,16 @@ def _layer_weights(sizes: Array, kind: npt.NDArray[Any], heads: Array, key_heads
     attended = np.select(
         [kind == "dsa", grouped],
         [
-            hidden * (q_rank + LATENT) + up + heads * (PLAIN * (query - 64.0 + value) + value * hidden),
-            hidden * INDEX * 2.0 * (heads + key_heads),
+            hidden * (q_rank + LATENT_WITH_ROPE_DIM)
+            + up
+            + heads * (LATENT_DIM * (query - 64.0 + value) + value * hidden),
+            hidden * INDEXER_KEY_DIM * 2.0 * (heads + key_heads),
         ],
-        hidden * (q_rank + PLAIN) + up + heads * PLAIN * OUT_RANK + groups * heads / all_heads * OUT_RANK * hidden
-        + 4.0 * hidden * PLAIN,
+        hidden * (q_rank + LATENT_DIM) + up + heads * LATENT_DIM * OUTPUT_GROUP_RANK
+        + groups * heads / all_heads * OUTPUT_GROUP_RANK * hidden + 4.0 * hidden * LATENT_DIM,
     )  # fmt: skip
-    latents = (q_rank * index_heads + hidden) * INDEX + hidden * index_heads
-    return attended, np.where(grouped, hidden * INDEX * 2.0 * key_heads, latents)
+    latents = (q_rank * index_heads + hidden) * INDEXER_KEY_DIM + hidden * index_heads
+    return attended, np.where(grouped, hidden * INDEXER_KEY_DIM * 2.0 * key_heads, latents)
 
 
 def _work(frame: pd.DataFrame) -> SparseWork:
@@ -260,7 +276,7 @@ def _work(frame: pd.DataFrame) -> SparseWork:
 
     A row that times one part of a layer has only the FLOP and bytes of that part.
     """
-    named = [_sizes_of(model) or SIZES_OF_NETWORK["V3.2"] for model in text_column(frame, "model")]
+    named = [_sizes_of(model) or SPARSE_SIZES_OF_NETWORK["V3.2"] for model in text_column(frame, "model")]
     sizes = np.array(named, dtype=np.float64).T
     hidden, q_rank, query, value, index_heads, top_k, all_heads, _ = sizes
     kind, part = (text_column(frame, column).to_numpy(dtype=object) for column in ("kind", "part"))
@@ -270,7 +286,7 @@ def _work(frame: pd.DataFrame) -> SparseWork:
     tokens, keys = batch * queries, past + (queries + 1.0) / 2.0
     ratio = np.array([POSITIONS_PER_ENTRY.get(each, 1.0) for each in kind])
     latent, grouped = kind == "dsa", kind == "msa"
-    entries, near = keys / ratio, np.minimum(WINDOW, keys)
+    entries, near = keys / ratio, np.minimum(SLIDING_WINDOW_TOKENS, keys)
     chosen = np.minimum(entries, top_k)
     context = (text_column(frame, "phase") == "context").to_numpy(dtype=bool)
     skips, dense = _has(frame, "skip_indexer") | (kind == "hca"), _has(frame, "dense_mha")
@@ -281,16 +297,22 @@ def _work(frame: pd.DataFrame) -> SparseWork:
         [entries + near, chosen + near, top_k, keys],
         chosen,
     )
-    key_heads = np.where(grouped, np.maximum(KEY_HEADS * heads / all_heads, 1.0), 1.0)
+    key_heads = np.where(grouped, np.maximum(MINIMAX_KEY_HEADS * heads / all_heads, 1.0), 1.0)
     scorers = np.where(grouped, key_heads, index_heads)
     attended, scored = _layer_weights(sizes, kind, heads, key_heads)
     weights = attended + np.where(skips | dense, 0.0, scored)
     module = part == "module"
     scoring, selecting = ((module | (part == each)) & ~skips for each in ("indexer_logits", "topk"))
     attending = module | (part == "attention")
-    width = np.select([grouped, latent], [2.0 * INDEX * key_heads, np.full(len(frame), LATENT)], PLAIN)
-    products = np.select([grouped, dense, latent], [2.0 * INDEX, query + value, LATENT + PLAIN], 2.0 * PLAIN)
-    expanded = dense * batch * past * heads * PLAIN * (query - 64.0 + value)
+    width = np.select(
+        [grouped, latent], [2.0 * INDEXER_KEY_DIM * key_heads, np.full(len(frame), LATENT_WITH_ROPE_DIM)], LATENT_DIM
+    )
+    products = np.select(
+        [grouped, dense, latent],
+        [2.0 * INDEXER_KEY_DIM, query + value, LATENT_WITH_ROPE_DIM + LATENT_DIM],
+        2.0 * LATENT_DIM,
+    )
+    expanded = dense * batch * past * heads * LATENT_DIM * (query - 64.0 + value)
     stored = text_column(frame, "weight_dtype").map(BYTES_PER_WEIGHT).fillna(2.0).to_numpy(dtype=np.float64)
     scores = tokens * entries * np.where(grouped, key_heads, 1.0) * 4.0
     return SparseWork(
@@ -301,8 +323,8 @@ def _work(frame: pd.DataFrame) -> SparseWork:
         has_indexer=module & ~skips & ~dense,
         is_dense=module & dense,
         query_key_pairs=scoring * ~dense * tokens * np.where(context, batch * (past + queries) / ratio, tokens),
-        score_flops=scoring * 2.0 * tokens * entries * scorers * INDEX,
-        index_bytes=scoring * batch * (past + queries) / ratio * INDEX,
+        score_flops=scoring * 2.0 * tokens * entries * scorers * INDEXER_KEY_DIM,
+        index_bytes=scoring * batch * (past + queries) / ratio * INDEXER_KEY_DIM,
         score_bytes=((part == "indexer_logits") | (selecting & ~dense)) * scores,
         entries_per_search=entries,
         searching_queries=(selecting & ~dense) * tokens * np.clip((past + queries - top_k * ratio) / queries, 0.0, 1.0),
@@ -311,7 +333,7 @@ def _work(frame: pd.DataFrame) -> SparseWork:
         reads_8_bit_cache=kernel.reads_8_bit_cache,
         key_bytes=attending * np.where(dense, batch * (past + queries), tokens * seen) * width * element,
         sequences=attending * (queries > 1.0) * batch,
-        pass_bytes=attending * tokens * (2.0 * hidden + q_rank + heads * (query + PLAIN)) * 2.0,
+        pass_bytes=attending * tokens * (2.0 * hidden + q_rank + heads * (query + LATENT_DIM)) * 2.0,
     )
 
 
@@ -320,10 +342,13 @@ KERNEL_TABLES.register(SparseAttentionTable.name)(SparseAttentionTable())
 
 # Tables of fused attention: context (causal prefill), encoder (not causal) and generation (one token to a cache)
 
-PHASES = ("context", "encoder", "generation")
+ATTENTION_PHASES = ("context", "encoder", "generation")
 DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
 #: Beginnings of device names by the architecture that decides which kernel a library picks.
-HOPPER, BLACKWELL = ("h100", "h200", "h800", "h20", "gh200"), ("b100", "b200", "b300", "gb200", "gb300")
+HOPPER_DEVICE_PREFIXES, BLACKWELL_DEVICE_PREFIXES = (
+    ("h100", "h200", "h800", "h20", "gh200"),
+    ("b100", "b200", "b300", "gb200", "gb300"),
+)
 #: How libraries name their kernels; without a name a library picks by architecture.
 KERNEL_OF_LIBRARY_NAME = (
     ("fa4", "fa4"),
@@ -336,7 +361,7 @@ KERNEL_OF_LIBRARY_NAME = (
 
 
 #: Parameters of decode that a kernel does not have, or that its rows do not tell apart.
-UNDETERMINED_PARAMETERS: Mapping[str, tuple[str, ...]] = {
+UNDETERMINED_DECODE_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "fa2": ("block_search_cycles", "time_per_sequence"),
     "fa3": ("extra_kernel_time", "block_search_cycles"),
     "fa4": ("extra_kernel_time", "time_per_sequence"),
@@ -349,7 +374,7 @@ CYCLES_PER_EXPONENTIAL = {"fa4": 1 / 32}
 #: figures 5 and 6), FlashAttention-3 (Shah et al., 2024, figures 5 and 6, less its exponentials), the same for others.
 BACKWARD_RATE_RATIO = {"fa2": 0.85, "fa3": 0.72, "fa4": 0.67, "trtllm": 0.67}
 #: Energy of a FLOP of attention against that of a product: scores and sums stay in registers between the two products.
-FLOP_ENERGY_RATIO = 0.75
+ATTENTION_FLOP_ENERGY_RATIO = 0.75
 #: L2 bytes per clock and multiprocessor of parts with a split L2 and with a whole one, where no decode rows tell.
 L2_BYTES_PER_CLOCK = (40.0, 8.0)
 
@@ -365,7 +390,7 @@ class AttentionTable(KernelTable[DeviceDatasheet]):
     optional_columns = "compute device dtype library source timing window"
     configuration_columns = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "causal")
     size_columns = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim")
-    families: ClassVar = {
+    parameters_by_family: ClassVar = {
         f"attention.{kernel}.{phase}": DecodeParameters if phase == "decode" else PrefillParameters
         for kernel in ATTENTION_KERNELS
         for phase in ("prefill", "encoder", "decode")
@@ -385,15 +410,15 @@ class AttentionTable(KernelTable[DeviceDatasheet]):
         if phase == "decode":
             return FitSettings(
                 DecodeParameters(l2_survival_share=share),
-                fixed_parameters=UNDETERMINED_PARAMETERS[kernel],
+                fixed_parameters=UNDETERMINED_DECODE_PARAMETERS[kernel],
                 max_training_rows=900,
                 prior_precision=0.3,
             )
         start = PrefillParameters(
             l2_survival_share=decode.l2_survival_share if decode else share,
-            l2_bytes_per_cycle=decode.l2_bytes_per_cycle if decode else L2_BYTES_PER_CLOCK[share == WHOLE_SHARE],
+            l2_bytes_per_cycle=decode.l2_bytes_per_cycle if decode else L2_BYTES_PER_CLOCK[share == WHOLE_L2_SHARE],
             exp_cycles=CYCLES_PER_EXPONENTIAL.get(kernel, 1 / 16),
-            energy_per_flop=FLOP_ENERGY_RATIO * energy_per_flop(figures).tensor,
+            energy_per_flop=ATTENTION_FLOP_ENERGY_RATIO * energy_per_flop(figures).tensor,
             backward_efficiency=BACKWARD_RATE_RATIO[kernel],
         )
         silent = ("cache_write_time",) if phase == "encoder" else ("padding_time", "padded_tile_cycles")
@@ -404,7 +429,7 @@ class AttentionTable(KernelTable[DeviceDatasheet]):
 
     def unsupported_reasons(self, frame: pd.DataFrame) -> pd.Series[str]:
         reason = pd.Series("", index=frame.index, dtype=object)
-        reason[~text_column(frame, "phase").isin(PHASES)] = "unknown phase"
+        reason[~text_column(frame, "phase").isin(ATTENTION_PHASES)] = "unknown phase"
         reason[~text_column(frame, "dtype").isin(DTYPE_BYTES)] = "unknown dtype"
         sizes = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim")
         reason[np.any([~(_number_or_nan(frame, name) > 0) for name in sizes], axis=0)] = (
@@ -444,9 +469,9 @@ class AttentionTable(KernelTable[DeviceDatasheet]):
 
 def _kernel(frame: pd.DataFrame) -> pd.Series[str]:
     device, library = text_column(frame, "device"), text_column(frame, "library").str.lower()
-    kernel = pd.Series(default_kernel("Ampere"), index=frame.index, dtype=object)
-    kernel[device.str.startswith(HOPPER)] = default_kernel("Hopper")
-    kernel[device.str.startswith(BLACKWELL)] = default_kernel("Blackwell")
+    kernel = pd.Series(default_attention_kernel("Ampere"), index=frame.index, dtype=object)
+    kernel[device.str.startswith(HOPPER_DEVICE_PREFIXES)] = default_attention_kernel("Hopper")
+    kernel[device.str.startswith(BLACKWELL_DEVICE_PREFIXES)] = default_attention_kernel("Blackwell")
     named = pd.Series(False, index=frame.index)
     for word, name in KERNEL_OF_LIBRARY_NAME:
         matches = library.str.contains(word, regex=False) & ~named

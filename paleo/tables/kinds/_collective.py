@@ -13,41 +13,45 @@ import pandas as pd
 from paleo.collectives.base import COLLECTIVE_OPERATIONS
 from paleo.errors import PaleoError, suggest_names
 from paleo.pricing.communication import SWITCH_UNSUPPORTED_DTYPES, Nccl, fastest_algorithm
-from paleo.pricing.exchanges import (
-    DEEPEP_MULTIPROCESSORS,
-    CustomAllReduceParameters,
-    ExchangeLinks,
-    TokenExchangeParameters,
-    custom_all_reduce_time,
-    exchange_links,
-    expert_exchange_time,
-    visited_groups,
-)
 from paleo.pricing.kernels import DeviceDatasheet
 from paleo.pricing.links.alpha_beta import NANOSECOND, bus_factor
-from paleo.pricing.links.fabric import NIC_INJECT_SIZE, FabricParameters, measured_fabric
+from paleo.pricing.links.fabric import NIC_INJECT_SIZE, FabricParameters, measured_fabric_system
 from paleo.pricing.links.group import (
     PAIRWISE_OPERATIONS,
     ExchangeParameters,
     GroupLinks,
     NcclParameters,
-    link_kind,
+    intra_node_link_kind,
     nvlink_domain_ranks,
     sole_group_links,
-    stack_links,
+    stack_group_links,
+)
+from paleo.pricing.moe_token_exchange import (
+    DEEPEP_MULTIPROCESSORS,
+    CustomAllReduceParameters,
+    TokenExchangeLinks,
+    TokenExchangeParameters,
+    custom_all_reduce_time,
+    mean_visited_groups,
+    moe_token_exchange_time,
+    token_exchange_links,
 )
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, number_column, parse_release, text_column
 from paleo.tables.columns import parse_column_names
-from paleo.tables.kernels import KERNEL_TABLES, FitSettings, FittedParameters, KernelTable, rowwise
+from paleo.tables.kernels import KERNEL_TABLES, FitSettings, FittedParameters, KernelTable, apply_per_row
 from paleo.units import MICROSECOND
 
 #: Libraries that have neither a low-latency protocol nor trees between nodes.
-EARLY_LIBRARIES = ("NCCL 1.", "NCCL 2.0", "Baidu", "OSU")
+LIBRARIES_WITHOUT_TREES = ("NCCL 1.", "NCCL 2.0", "Baidu", "OSU")
 #: All-reduce of DeepBench that is not NCCL with a process per GPU: own rings through host memory, MPI.
 NON_NCCL_STACKS = {"single process": "single-process", "Baidu": "host-ring", "OSU": "mpi"}
 #: The one parameter that a stack of a handful of rows can tell.
-FITTED_PARAMETER = {"single-process": "simple_fraction", "host-ring": "fabric_fraction", "mpi": "ll_fabric_hop_time"}
+SINGLE_FITTED_PARAMETER = {
+    "single-process": "simple_fraction",
+    "host-ring": "fabric_fraction",
+    "mpi": "ll_fabric_hop_time",
+}
 #: Rows whose times another server than the one they name must have given: (system, library) -> the system. SGLang
 #: 0.5.12's four and eight L40S reach 21 GB/s, where four other libraries get 3.7 to 4.7 and 1.4 to 2.0 GB/s from the
 #: server without peer-to-peer: its copies do not pass the host's memory.
@@ -73,16 +77,16 @@ class CollectiveTable(KernelTable[System]):
     optional_columns = "algo compute"
     configuration_columns = ("op", "ranks", "ranks_per_node", "bytes")
     size_columns = ("ranks", "ranks_per_node", "bytes")
-    families: ClassVar[Mapping[str, type[Any]]] = {
+    parameters_by_family: ClassVar[Mapping[str, type[Any]]] = {
         "collective.nccl": NcclParameters,
         "collective.exchange": ExchangeParameters,
         "collective.fabric": FabricParameters,
         "collective.custom": CustomAllReduceParameters,
     }
     host_parameters = ("launch_time", "launch_skew_time", "host_time")
-    subject_column = "system"
+    hardware_column = "system"
 
-    def start_and_fixed_names(
+    def start_and_fixed_parameters(
         self, family: str, stack: str, figures: System
     ) -> tuple[NcclParameters | ExchangeParameters | FabricParameters | CustomAllReduceParameters, tuple[str, ...]]:
         """Choose (start values, names of fixed parameters) to fit a collective's timing formula to measured times.
@@ -97,7 +101,7 @@ class CollectiveTable(KernelTable[System]):
                 max_payload_bytes=_largest(engine, figures),
                 host_time=20 * MICROSECOND if eager else NANOSECOND,
             ), (() if eager else ("host_time",))
-        joined = link_kind(figures)
+        joined = intra_node_link_kind(figures)
         unused = () if joined == "pcie-staged" else ("staging_share_exponent",)
         if family == "collective.exchange":
             return ExchangeParameters(), unused
@@ -105,7 +109,7 @@ class CollectiveTable(KernelTable[System]):
         skew, fixed = (40 * MICROSECOND, ()) if waits else (NANOSECOND, ("launch_skew_time",))
         if family == "collective.fabric":
             slow = replace(FabricParameters(), launch_skew_time=skew, fabric_fraction=0.5, nic_bandwidth_exponent=0.7)
-            small_piece = NIC_INJECT_SIZE if measured_fabric(figures) is not None else 1.0
+            small_piece = NIC_INJECT_SIZE if measured_fabric_system(figures) is not None else 1.0
             plain = FabricParameters(fabric_fraction=0.8, exchange_fraction=0.6, crowded_piece_bytes=small_piece)
             return (slow, fixed) if waits else (plain, (*fixed, "nic_bandwidth_exponent", "send_fraction"))
         fixed = (*fixed, *unused)
@@ -119,18 +123,18 @@ class CollectiveTable(KernelTable[System]):
     ) -> FitSettings:
         """Choose how parameters of collectives are fitted to measured times: start values and fixed parameters.
 
-        Stacks (timing methods) with few rows fit one parameter (`FITTED_PARAMETER`); all others keep the values fitted
-        to back-to-back rows.
+        Stacks (timing methods) with few rows fit one parameter (`SINGLE_FITTED_PARAMETER`); all others keep the values
+        fitted to back-to-back rows.
         """
-        if stack in FITTED_PARAMETER:
+        if stack in SINGLE_FITTED_PARAMETER:
             plain = fitted.get(
-                (subject, family, "back-to-back"), self.start_and_fixed_names(family, "back-to-back", figures)[0]
+                (subject, family, "back-to-back"), self.start_and_fixed_parameters(family, "back-to-back", figures)[0]
             )
             names = [field.name for field in fields(plain)]
-            fixed = tuple(name for name in names if name != FITTED_PARAMETER[stack])
-            return FitSettings(plain, fixed_parameters=fixed, random_starts=1, prior_precision=0.0)
-        start, fixed = self.start_and_fixed_names(family, stack, figures)
-        if isinstance(start, NcclParameters) and link_kind(figures) == "pcie-staged":
+            fixed = tuple(name for name in names if name != SINGLE_FITTED_PARAMETER[stack])
+            return FitSettings(plain, fixed_parameters=fixed, search_count=1, prior_precision=0.0)
+        start, fixed = self.start_and_fixed_parameters(family, stack, figures)
+        if isinstance(start, NcclParameters) and intra_node_link_kind(figures) == "pcie-staged":
             fixed = tuple(name for name in fixed if name != "launch_skew_time")
             return FitSettings(
                 replace(start, launch_skew_time=10 * MICROSECOND),
@@ -148,7 +152,7 @@ class CollectiveTable(KernelTable[System]):
 
         They are (system, architecture of its devices, kind of link within a node).
         """
-        return figures.name, figures.device.architecture, link_kind(figures)
+        return figures.name, figures.device.architecture, intra_node_link_kind(figures)
 
     def prepare_rows(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Correct the system of measured collectives whose times show that another system ran them."""
@@ -216,7 +220,7 @@ class CollectiveTable(KernelTable[System]):
             factor[operation_rows] = bus_factor(operation, ranks[operation_rows])
         return np.zeros(len(frame)), factor * number_column(frame, "bytes")
 
-    def ideal_time(self, frame: pd.DataFrame, figures: System) -> Array:
+    def roofline_times(self, frame: pd.DataFrame, figures: System) -> Array:
         """Compute the bandwidth-only time [s] of measured collectives, as a baseline.
 
         It is the bytes that a rank sends over the datasheet bandwidth of the slowest link level.
@@ -234,7 +238,7 @@ class CollectiveTable(KernelTable[System]):
         """
         operations, payload = text_column(frame, "op").to_numpy(), number_column(frame, "bytes")
         adds = ~text_column(frame, "dtype").isin(SWITCH_UNSUPPORTED_DTYPES).to_numpy()
-        recent = ~text_column(frame, "library").str.startswith(EARLY_LIBRARIES).to_numpy()
+        recent = ~text_column(frame, "library").str.startswith(LIBRARIES_WITHOUT_TREES).to_numpy()
         seconds = np.zeros(len(frame))
         for operation in np.unique(operations):
             operation_rows = operations == operation
@@ -249,7 +253,7 @@ class CollectiveTable(KernelTable[System]):
                 "has_ll_protocol": recent[operation_rows],
                 "has_trees": recent[operation_rows],
             }
-            policy = replace(_nccl(parameters), sends_round_group=True, **release)
+            policy = replace(_nccl(parameters), sends_in_ring_shift=True, **release)
             seconds[operation_rows] = fastest_algorithm(policy, str(operation), payload[operation_rows], links).time
         return seconds
 
@@ -274,7 +278,7 @@ class CollectiveTable(KernelTable[System]):
         sizes = np.stack([number_column(frame, "ranks"), number_column(frame, "ranks_per_node")], axis=1)
         unique, index = np.unique(sizes, axis=0, return_inverse=True)
         groups = [sole_group_links(system, ranks=int(n), ranks_per_node=int(m)) for n, m in unique]
-        return stack_links(groups, np.ravel(index))
+        return stack_group_links(groups, np.ravel(index))
 
 
 def _largest(engine: str, system: System) -> float:
@@ -291,7 +295,7 @@ def _largest(engine: str, system: System) -> float:
 def _most_ranks(system: str) -> float:
     """Return the largest group for which engines use custom collective kernels on a system; inf without a limit."""
     try:
-        joined = link_kind(load_system(system))
+        joined = intra_node_link_kind(load_system(system))
     except PaleoError:
         return np.inf
     return {"pcie-staged": 0.0, "pcie": MAX_PCIE_RANKS, "pcie-switch": MAX_PCIE_RANKS}.get(joined, np.inf)
@@ -347,10 +351,10 @@ KERNEL_TABLES.register(CollectiveTable.name)(CollectiveTable())
 # Exchange of tokens between the ranks of a mixture's experts, each direction by itself
 
 #: Servers whose devices the rows name, and devices of a node of theirs.
-SYSTEMS, DEVICES = {"h100-sxm5-80gb": "dgx-h100", "b200": "dgx-b200", "gb200": "gb200-nvl72"}, 8.0
+SYSTEM_OF_DEVICE, DEVICES_PER_NODE = {"h100-sxm5-80gb": "dgx-h100", "b200": "dgx-b200", "gb200": "gb200-nvl72"}, 8.0
 #: Bytes of an element on the wire; DeepEP's rows dispatch fp8 and combine bf16, as its own tests do.
-ELEMENT_BYTES = {"bfloat16": 2.0, "fp8": 1.0, "nvfp4": 0.5625}
-EXCHANGE_DIRECTIONS = {
+WIRE_BYTES_BY_DTYPE = {"bfloat16": 2.0, "fp8": 1.0, "nvfp4": 0.5625}
+EXCHANGE_STEPS_OF_MODE = {
     "deepep-normal": ("dispatch", "combine"), "deepep-low-latency": ("dispatch", "combine"),
     "nvlink-onesided": ("dispatch", "combine"),
     "nvlink-twosided": ("prepare", "dispatch", "combine", "combine_low_precision"),
@@ -365,9 +369,9 @@ class ExpertExchangeTable(KernelTable[DeviceDatasheet]):
     optional_columns = "device library version nodes dispatch_sms combine_sms moe_ep_size dtype"
     configuration_columns = parse_column_names("mode num_tokens hidden_size topk num_experts nodes moe_ep_size")
     size_columns = ("num_tokens", "hidden_size", "topk", "num_experts")
-    families: ClassVar[Mapping[str, type[Any]]] = {
+    parameters_by_family: ClassVar[Mapping[str, type[Any]]] = {
         f"exchange.{mode}.{step}": TokenExchangeParameters
-        for mode, steps in EXCHANGE_DIRECTIONS.items()
+        for mode, steps in EXCHANGE_STEPS_OF_MODE.items()
         for step in steps
     }
     host_parameters = ("launch_time",)
@@ -376,14 +380,14 @@ class ExpertExchangeTable(KernelTable[DeviceDatasheet]):
         """Move column ``dtype`` (format of tokens on the wire) to column ``wire``, and set ``dtype`` to bf16."""
         return frame.assign(wire=text_column(frame, "dtype"), dtype="bf16")
 
-    @rowwise
+    @apply_per_row
     def unsupported_reasons(self, device: str, mode: str, step: str) -> str:
         """Explain why a measured MoE token exchange cannot be modelled (unknown server, mode or step); '' if it can."""
-        if device not in SYSTEMS:
-            return f"device {device!r}: its server is not known; expected {', '.join(SYSTEMS)}"
-        return "" if step in EXCHANGE_DIRECTIONS.get(mode, ()) else f"mode {mode!r}, step {step!r}: not modelled"
+        if device not in SYSTEM_OF_DEVICE:
+            return f"device {device!r}: its server is not known; expected {', '.join(SYSTEM_OF_DEVICE)}"
+        return "" if step in EXCHANGE_STEPS_OF_MODE.get(mode, ()) else f"mode {mode!r}, step {step!r}: not modelled"
 
-    @rowwise
+    @apply_per_row
     def timing_method(self, version: str) -> str:
         """Return ``graph/nodes`` for multi-node DeepEP exchanges, else ``graph``.
 
@@ -391,7 +395,7 @@ class ExpertExchangeTable(KernelTable[DeviceDatasheet]):
         """
         return "graph/nodes" if version == "0.5.0" else "graph"
 
-    @rowwise
+    @apply_per_row
     def kernel_family(self, mode: str, step: str) -> str:
         """Return the key ``exchange.<mode>.<step>`` of the calibrated parameters of a MoE token exchange."""
         return f"exchange.{mode}.{step}"
@@ -414,7 +418,7 @@ class ExpertExchangeTable(KernelTable[DeviceDatasheet]):
             TokenExchangeParameters(),
             parameters_per_stack=("launch_time",),
             fixed_parameters=(*nodes, *unseen),
-            random_starts=2,
+            search_count=2,
             prior_precision=0.2,
         )
 
@@ -422,7 +426,7 @@ class ExpertExchangeTable(KernelTable[DeviceDatasheet]):
         """Count (FLOP, bytes) of measured MoE token exchanges: no FLOP, and the bytes that one rank sends."""
         return np.zeros(len(frame)), _sent(frame)["inside"] + _sent(frame)["across"]
 
-    def ideal_time(self, frame: pd.DataFrame, figures: DeviceDatasheet) -> Array:
+    def roofline_times(self, frame: pd.DataFrame, figures: DeviceDatasheet) -> Array:
         """Compute the bandwidth-only time [s] of MoE token exchanges, as a baseline.
 
         It is the slower of links and NIC at datasheet bandwidth.
@@ -440,7 +444,7 @@ class ExpertExchangeTable(KernelTable[DeviceDatasheet]):
             number_column(frame, "dispatch_sms", DEEPEP_MULTIPROCESSORS),
             number_column(frame, "combine_sms", DEEPEP_MULTIPROCESSORS),
         )  # fmt: skip
-        return expert_exchange_time(
+        return moe_token_exchange_time(
             **_sent(frame), visits=number_column(frame, "num_tokens") * number_column(frame, "topk"),
             nodes=_nodes(frame),
             multiprocessors=copying, links=_links(figures.name), parameters=parameters,
@@ -448,8 +452,8 @@ class ExpertExchangeTable(KernelTable[DeviceDatasheet]):
 
 
 @cache
-def _links(device: str) -> ExchangeLinks:
-    return exchange_links(load_system(SYSTEMS[device]))
+def _links(device: str) -> TokenExchangeLinks:
+    return token_exchange_links(load_system(SYSTEM_OF_DEVICE[device]))
 
 
 def _nodes(frame: pd.DataFrame) -> Array:
@@ -465,19 +469,19 @@ def _sent(frame: pd.DataFrame) -> dict[str, Array]:
     step = text_column(frame, "step").to_numpy(dtype=object)
     stated = (
         text_column(frame, "wire" if "wire" in frame.columns else "dtype")
-        .map(ELEMENT_BYTES)
-        .fillna(ELEMENT_BYTES["fp8"])
+        .map(WIRE_BYTES_BY_DTYPE)
+        .fillna(WIRE_BYTES_BY_DTYPE["fp8"])
         .to_numpy(dtype=np.float64)
     )
-    element = np.select([step == "prepare", step == "combine"], [0.0, ELEMENT_BYTES["bfloat16"]], stated)
+    element = np.select([step == "prepare", step == "combine"], [0.0, WIRE_BYTES_BY_DTYPE["bfloat16"]], stated)
     tokens = number_column(frame, "num_tokens") * number_column(frame, "hidden_size") * element
     nodes, top_k, experts = _nodes(frame), number_column(frame, "topk"), number_column(frame, "num_experts")
     ranks = np.where(
-        number_column(frame, "moe_ep_size", 0.0) > 0, number_column(frame, "moe_ep_size", 0.0), DEVICES * nodes
+        number_column(frame, "moe_ep_size", 0.0) > 0, number_column(frame, "moe_ep_size", 0.0), DEVICES_PER_NODE * nodes
     )
     each_expert = (text_column(frame, "mode") == "deepep-low-latency").to_numpy(dtype=bool)
-    inside = tokens * np.where(each_expert, top_k / nodes, visited_groups(ranks, experts, top_k))
-    across = tokens * (1.0 - 1.0 / nodes) * np.where(each_expert, top_k, visited_groups(nodes, experts, top_k))
+    inside = tokens * np.where(each_expert, top_k / nodes, mean_visited_groups(ranks, experts, top_k))
+    across = tokens * (1.0 - 1.0 / nodes) * np.where(each_expert, top_k, mean_visited_groups(nodes, experts, top_k))
     return {"inside": inside, "linked": inside * (1.0 - 1.0 / ranks), "across": across}
 
 

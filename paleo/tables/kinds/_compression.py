@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from paleo.compression.base import CodingWork, Message, SummedGradient, parse_compression
+from paleo.compression.base import CodingWork, CompressedCollective, SummedGradient, parse_compression
 from paleo.errors import SpecError
 from paleo.predict import predict
 from paleo.specs.device import load_device
@@ -24,10 +24,10 @@ from paleo.specs.software import SoftwareProfile, load_software
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, number_or_nan, text_column
 from paleo.tables.columns import parse_column_names
-from paleo.tables.kinds._consistency import BACKWARD, HOST_MEMORY_RING_RATE, TCP_LIMIT
+from paleo.tables.kinds._consistency import BACKWARD_STEP_FRACTION, HOST_MEMORY_RING_RATE, TCP_PROCESS_BANDWIDTH_LIMIT
 from paleo.tables.run_tables import (
     RUN_TABLES,
-    QuantityTable,
+    NonStepTimeTable,
     Row,
     RowPrediction,
     has_value,
@@ -44,26 +44,26 @@ if TYPE_CHECKING:
 MEASURED_COLUMN_UNITS = {"step_s": 1.0, "tflops_per_gpu": TERA, "speedup_over_1": 1.0, "time_over_dense": 1.0}
 #: Width of a language model of which only the parameters are stated: 128 for each layer, as GPT-3's (Brown et al.,
 #: Language models are few-shot learners, 2020, table 2.1: 12,288 by 96), with heads of 128.
-WIDTH_OF_A_LAYER, HEAD = 128, 128
+GPT_WIDTH_PER_LAYER, GPT_HEAD_DIM = 128, 128
 #: Software of a step without an exchange: the sources are of 2018 to 2023, before PyTorch updated lists of tensors.
 DEFAULT_PROFILE = "pytorch-eager@1.13"
 #: Entries of GPT-2's vocabulary.
-VOCABULARY = 50257
+GPT2_VOCABULARY_SIZE = 50257
 #: Networks that rows name without a name of the catalog, with their sizes: those of CIFAR-100 in the catalog's form.
-NETWORKS: dict[str, tuple[str, dict[str, int]]] = {
+CATALOG_NETWORK_OF_NAME: dict[str, tuple[str, dict[str, int]]] = {
     "ResNet18_v2": ("resnet18-v2", {"classes": 100, "resolution": 32}),
     "ResNet50_v2": ("resnet50-v2", {}),
 }
 #: Systems of the catalog by GPUs of a node, for rows that name none.
 SYSTEM_BY_NODE_GPUS = {16: "deepspeed-v100-edr", 8: "dgx-1-v100"}
 #: Samples of a GPU where a row states none.
-USUAL_BATCH = 32
+DEFAULT_BATCH_PER_GPU = 32
 #: FLOP for a parameter and token: Megatron-DeepSpeed counts the forward pass that is computed again (its
 #: throughput_calculator: 24 x 4 batch seq layers hidden², with the scores and the output layer). By 6 the dense steps
 #: of 18B on one NIC would end before their gathers had crossed it.
 FLOPS_PER_PARAMETER_TOKEN = 8.0
 #: Share of memory bandwidth that passes of coding reach.
-PASS_EFFICIENCY = 0.8
+CODING_BANDWIDTH_FRACTION = 0.8
 #: BytePS sends gradients beside the backward pass; Horovod's and DeepSpeed's runs of these pages sum them behind it: on
 #: 16 GPUs their dense steps are longer by the whole ring.
 OVERLAPPING_SOFTWARE = "BytePS"
@@ -75,7 +75,7 @@ NVLINK_RING_RATE = 65.0e9
 TCP_RATE_FRACTION = {"OpenMPI": 0.5, "NCCL": 0.95}
 #: Seconds of each step of a ring over TCP beside its bytes: a chunk goes through host memory and a socket at both ends.
 #: Fitted to three dense runs of VGG-16 by NCCL; the other 15 rows on several nodes by TCP come from 15.5 to 9.6 %.
-RING_STEP_SECONDS = 0.1e-3
+TCP_RING_STEP_TIME = 0.1e-3
 #: Bytes that Horovod sums at once (HOROVOD_FUSION_THRESHOLD); each buffer goes round by itself.
 FUSION_BUFFER = 64.0 * MEBIBYTE
 
@@ -100,18 +100,18 @@ class _Cluster:
         gpus, per_node = float(integer_cell(row, "gpus")), float(integer_cell(row, "gpus_per_node"))
         transport = str(row.get("transport"))
         link = float(row["link_bytes_per_s"]) * TCP_RATE_FRACTION.get(transport, 1.0)
-        link = min(link, TCP_LIMIT) if transport == "NCCL" else link
+        link = min(link, TCP_PROCESS_BANDWIDTH_LIMIT) if transport == "NCCL" else link
         device = load_device(str(row["device"]))
         through_host = transport == "OpenMPI" or "4 GPUs a node" in str(row.get("system_text"))
         inside = HOST_MEMORY_RING_RATE if through_host else NVLINK_RING_RATE
-        step = RING_STEP_SECONDS if transport in TCP_RATE_FRACTION else 0.0
-        return cls(gpus, per_node, link, inside, device.memory.bandwidth * PASS_EFFICIENCY, step)
+        step = TCP_RING_STEP_TIME if transport in TCP_RATE_FRACTION else 0.0
+        return cls(gpus, per_node, link, inside, device.memory.bandwidth * CODING_BANDWIDTH_FRACTION, step)
 
     @property
     def nodes(self) -> float:
         return max(1.0, self.gpus / self.gpus_per_node)
 
-    def message_time(self, message: Message) -> float:
+    def message_time(self, message: CompressedCollective) -> float:
         """Compute the time of one collective on the cluster [s]: a ring over the nodes' links, or an all-to-all.
 
         In an all-to-all, only the part for ranks of the same node stays inside the node.
@@ -133,10 +133,10 @@ class _Cluster:
         It has memory passes, and a call per separately coded tensor.
         """
         call = load_software("pytorch-eager").gradients.compression_call
-        return float(coding.bytes) / self.memory_bandwidth + float(coding.tensor_calls) * call
+        return float(coding.bytes) / self.memory_bandwidth + float(coding.framework_calls) * call
 
 
-class CompressionTable(QuantityTable):
+class CompressionTable(NonStepTimeTable):
     """Table of training runs with compressed gradients, one per row; the first filled column is the measured value.
 
     Columns are those of `MEASURED_COLUMN_UNITS`: step time, FLOP/s of a GPU, speed-up over one GPU, or ratio to the
@@ -179,7 +179,7 @@ class CompressionTable(QuantityTable):
         self._alone = known
         return super().predict(frame)
 
-    def system(self, row: Row) -> System:
+    def system_of_row(self, row: Row) -> System:
         """Load a system that consists of one GPU, of the model that ran the measured training."""
         return load_system(str(row["device"]))
 
@@ -207,15 +207,19 @@ class CompressionTable(QuantityTable):
 
     def _compute(self, row: Row) -> float:
         """Predict the step time of a measured network on one GPU, without gradient exchange [s]."""
-        named = (str(row["model_slug"]), {}) if has_value(row, "model_slug") else NETWORKS.get(str(row["model"]))
+        named = (
+            (str(row["model_slug"]), {})
+            if has_value(row, "model_slug")
+            else CATALOG_NETWORK_OF_NAME.get(str(row["model"]))
+        )
         if named is None:
             raise SpecError(f"model {row['model']!r} is not in the catalog")
         name, sizes = named
-        batch = integer_cell(row, "batch_per_gpu", USUAL_BATCH)
+        batch = integer_cell(row, "batch_per_gpu", DEFAULT_BATCH_PER_GPU)
         if name.startswith("bert"):
             sizes = {"seq": 384 if batch == 3 else 128}
         run = Run(gpus=1, batch=batch, dtype=_dtype(row), software=DEFAULT_PROFILE, model=sizes)
-        return predict(load_model(name), self.system(row), run).step_time
+        return predict(load_model(name), self.system_of_row(row), run).step_time
 
 
 def _run_key(row: Row) -> tuple[str, ...]:
@@ -234,7 +238,7 @@ def _computed(row: Row) -> dict[tuple[str, ...], float]:
     if has_value(row, "samples_per_s") and not has_value(row, "step_s"):
         step = (
             integer_cell(row, "gpus")
-            * integer_cell(row, "batch_per_gpu", USUAL_BATCH)
+            * integer_cell(row, "batch_per_gpu", DEFAULT_BATCH_PER_GPU)
             / _positive(row, "samples_per_s")
         )
         exposed = _seconds(row, _Cluster.from_row(row), step) - step
@@ -282,15 +286,15 @@ def _seconds(row: Row, cluster: _Cluster, compute: float) -> float:
         matrices=_matrices(row) if str(row["compressor"]).startswith("dgc") else 1.0,
         ranks=cluster.gpus, element_bytes=2.0 if _dtype(row) == "fp16" else 4.0, ranks_per_node=cluster.gpus_per_node,
     )  # fmt: skip
-    hidden = BACKWARD * compute if str(row.get("software", "")).startswith(OVERLAPPING_SOFTWARE) else 0.0
+    hidden = BACKWARD_STEP_FRACTION * compute if str(row.get("software", "")).startswith(OVERLAPPING_SOFTWARE) else 0.0
     name = str(row["compressor"])
     if name == "none":
-        exchange = cluster.message_time(Message("all_reduce", gradient.bytes))
+        exchange = cluster.message_time(CompressedCollective("all_reduce", gradient.bytes))
         return compute + max(0.0, exchange - hidden)
     if name in ("topk", "randomk"):
         raise SpecError(f"compressor {name!r}: the share of elements that is sent is not stated")
     method = parse_compression(name)
-    exchange = sum(cluster.message_time(message) for message in method.messages(gradient))
+    exchange = sum(cluster.message_time(message) for message in method.collectives(gradient))
     coding = cluster.coding_time(method.encoding_work(gradient)) + cluster.coding_time(method.decoding_work(gradient))
     return compute + max(0.0, exchange - hidden) + coding
 
@@ -323,21 +327,21 @@ def _sharded(row: Row) -> RowPrediction:
     link = fabric.link.model_copy(update={"bandwidth": stated / ports})
     levels = (*system.levels[:-1], fabric.model_copy(update={"ports": ports, "link": link}))
     prediction = predict(model, system.model_copy(update={"levels": levels}), run)
-    flops = counted_flops(parameters, tokens)
+    flops = megatron_deepspeed_flops(parameters, tokens)
     value, low, high = (flops / seconds for seconds in (prediction.step_time, *reversed(prediction.interval)))
     return RowPrediction(value, low, high, value, str(row["device"]), "a predicted step")
 
 
-def counted_flops(parameters: float, tokens: int) -> float:
+def megatron_deepspeed_flops(parameters: float, tokens: int) -> float:
     """Count the FLOP of one sequence's training step with Megatron-DeepSpeed's formula, to predict its reported FLOP/s.
 
     ``parameters`` is the number of parameters, ``tokens`` the length of the sequence.
 
-    >>> round(counted_flops(18e9, 1024) / TERA, 1)
+    >>> round(megatron_deepspeed_flops(18e9, 1024) / TERA, 1)
     153.6
     """
     stack = _gpt_sizes(parameters, tokens)
-    scores, output = tokens / (6.0 * stack["hidden"]), VOCABULARY / (16.0 * stack["layers"] * stack["hidden"])
+    scores, output = tokens / (6.0 * stack["hidden"]), GPT2_VOCABULARY_SIZE / (16.0 * stack["layers"] * stack["hidden"])
     return FLOPS_PER_PARAMETER_TOKEN * parameters * tokens * (1.0 + scores + output)
 
 
@@ -354,9 +358,9 @@ def _positive(row: Row, key: str) -> float:
 
 def _gpt_sizes(parameters: float, tokens: int) -> dict[str, int]:
     """Choose hidden size, layers and heads of a GPT with about ``parameters`` parameters (12 width² per layer)."""
-    width = HEAD * max(1, round((WIDTH_OF_A_LAYER * parameters / 12.0) ** (1.0 / 3.0) / HEAD))
+    width = GPT_HEAD_DIM * max(1, round((GPT_WIDTH_PER_LAYER * parameters / 12.0) ** (1.0 / 3.0) / GPT_HEAD_DIM))
     layers = max(1, round(parameters / (12.0 * width**2)))
-    return {"hidden": width, "layers": layers, "heads": width // HEAD, "seq": tokens, "positions": tokens}
+    return {"hidden": width, "layers": layers, "heads": width // GPT_HEAD_DIM, "seq": tokens, "positions": tokens}
 
 
 RUN_TABLES.register("compression")(CompressionTable())

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from paleo.consistency.asynchronous import class_throughputs, service_time
-from paleo.consistency.base import ParameterServers, Workload, parse_consistency
+from paleo.consistency.asynchronous import server_service_time, throughput_by_worker_class
+from paleo.consistency.base import DataParallelWorkload, ParameterServers, parse_consistency
 from paleo.errors import SpecError
 from paleo.predict import predict
 from paleo.specs.device import find_device, load_link
@@ -23,25 +23,25 @@ from paleo.specs.run import Run
 from paleo.specs.software import PARAMETER_SERVER_CALL_TIME, SoftwareProfile
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, number_or_nan, text_column
-from paleo.tables.run_tables import RUN_TABLES, QuantityTable, Row, RowPrediction, has_value, integer_cell
+from paleo.tables.run_tables import RUN_TABLES, NonStepTimeTable, Row, RowPrediction, has_value, integer_cell
 
 if TYPE_CHECKING:
     from paleo.tables.base import Predictions
 
 #: TensorFlow's parameter server on a cloud machine of four virtual cores: 0.102 ms a tensor and 0.68 GB/s of push,
 #: update and pull, fitted to four saturated rates of P100 workers; 6.5 % on 93 other rates (other cards, other years).
-CLOUD_SERVER = ParameterServers(seconds_per_tensor=PARAMETER_SERVER_CALL_TIME, bandwidth=0.68e9)
+CLOUD_PARAMETER_SERVER = ParameterServers(seconds_per_tensor=PARAMETER_SERVER_CALL_TIME, bandwidth=0.68e9)
 #: Links whose latency stands for a hop of a collective, by the transport that a row names.
 LINK_OF_TRANSPORT = {"tcp": "ethernet-10g-tcp", "rdma": "infiniband-edr"}
 #: Share of a link's rate that one process reaches. TCP at 100 Gb/s is bound by a core: 2.2 to 2.7 GB/s were measured
 #: there (Shi et al., arXiv:2005.13247); 10 Gb/s by protocol, RDMA as NCCL's topology file has it.
-TCP_LIMIT, TCP_SHARE, RDMA_SHARE = 2.5e9, 0.95, 0.96
+TCP_PROCESS_BANDWIDTH_LIMIT, TCP_SHARE, RDMA_SHARE = 2.5e9, 0.95, 0.96
 #: What four cards without peer-to-peer reach in a ring over PCIe 3, through host memory [byte/s]: 4.2 to 6.3 GB/s were
 #: measured on four RTX 2080 Ti (three networks, no overlap).
 HOST_MEMORY_RING_RATE = 4.4e9
 #: Share of a backward pass beside which collectives make headway: all of it on the wire, 0.4 where cards copy through
 #: host memory and so take turns with the pass (fitted to the rows of one node).
-BACKWARD, BESIDE_COPIES = 2.0 / 3.0, 0.4
+BACKWARD_STEP_FRACTION, HOST_COPY_OVERLAP_FRACTION = 2.0 / 3.0, 0.4
 #: Bytes of a bucket where gradients are merged (Horovod, PyTorch).
 BUCKET_BYTES = 25.0 * 2**20
 #: Payload of a ring over a link that tc shapes: 1,448 bytes of a frame of 1,514 (its headers count), and beside each
@@ -49,12 +49,12 @@ BUCKET_BYTES = 25.0 * 2**20
 SHAPED_PAYLOAD_FRACTION = 1448.0 / (1514.0 + 66.0 / 2.0)
 #: Messages one after another in a step with a distant server, and seconds there and back between regions of a cloud in
 #: North America (from the east).
-ROUND_TRIPS, REGION_SECONDS = 4.5, {"east": 0.0, "central": 0.033, "west": 0.066}
+ROUND_TRIPS_PER_STEP, REGION_ROUND_TRIP_TIMES = 4.5, {"east": 0.0, "central": 0.033, "west": 0.066}
 #: Noise of a worker's step; none of the tables states it.
 STEP_NOISE = 0.02
 
 
-class ConsistencyTable(QuantityTable):
+class ConsistencyTable(NonStepTimeTable):
     """Table of data-parallel steps under a consistency model (synchronous, asynchronous, …), one run per row.
 
     The measured value is the step time of a worker [s]; for asynchronous runs the time between two updates of the
@@ -97,7 +97,7 @@ class ConsistencyTable(QuantityTable):
         self._alone = dict(zip(zip(models[known], devices[known], strict=True), steps[known].tolist(), strict=True))
         return super().predict(frame)
 
-    def system(self, row: Row) -> System:
+    def system_of_row(self, row: Row) -> System:
         """Load a system that consists of one worker's device."""
         return load_system(find_device(str(row["device"])).name)
 
@@ -107,13 +107,15 @@ class ConsistencyTable(QuantityTable):
             # Predict the seconds between updates of workers of several kinds around one server.
             kinds = re.findall(r"(\d+) x ([\w-]+)", str(row["worker_devices"]))
             payload, tensors = 4.0 * _number(row, "parameters"), _number(row, "tensors")
-            service = float(service_time(payload, tensors, CLOUD_SERVER))
+            service = float(server_service_time(payload, tensors, CLOUD_PARAMETER_SERVER))
             missing = [device for _, device in kinds if (str(row["model"]), device) not in self._alone]
             if missing or not kinds:
                 raise SpecError(f"the table has no step of one worker on {', '.join(missing) or 'any of the workers'}")
             think = [max(self._alone[str(row["model"]), device] - service, 0.0) for _, device in kinds]
             counts = np.array([float(count) for count, _ in kinds])
-            seconds = float(1.0 / class_throughputs(counts, np.array(think), np.full(len(kinds), service)).sum())
+            seconds = float(
+                1.0 / throughput_by_worker_class(counts, np.array(think), np.full(len(kinds), service)).sum()
+            )
             return _row_prediction(seconds, seconds, "workers of several kinds")
         work = self._workload(row)
         cycle = parse_consistency(_model_name(row)).evaluate(work)
@@ -121,15 +123,15 @@ class ConsistencyTable(QuantityTable):
         ideal = float(np.asarray(work.compute_time)) / (integer_cell(row, "workers") if _asynchronous(row) else 1.0)
         return _row_prediction(seconds, ideal, str(row["device"]))
 
-    def _workload(self, row: Row) -> Workload:
+    def _workload(self, row: Row) -> DataParallelWorkload:
         workers, payload = float(integer_cell(row, "workers")), 4.0 * _number(row, "parameters")
         tensors = _number(row, "tensors") if has_value(row, "tensors") else payload / BUCKET_BYTES
         alone = self._compute(row)
-        work = Workload(
+        work = DataParallelWorkload(
             workers,
             alone,
             all_reduce_time=0.0,
-            hidden_time=0.0,
+            overlapped_exchange_time=0.0,
             neighbour_exchange_time=0.0,
             payload=payload,
             parameters=payload / 4.0,
@@ -137,14 +139,16 @@ class ConsistencyTable(QuantityTable):
             jitter=STEP_NOISE if workers > 1 else 0.0,
         )
         if _asynchronous(row):
-            server = replace(CLOUD_SERVER, count=max(1, integer_cell(row, "servers", 1)))
-            service = float(service_time(payload, tensors, server))
+            server = replace(CLOUD_PARAMETER_SERVER, count=max(1, integer_cell(row, "servers", 1)))
+            service = float(server_service_time(payload, tensors, server))
             return replace(
                 work, compute_time=max(alone - service, 0.0), server=server, round_trip=_round_trip_seconds(row)
             )
         exchange, hidden = _exchange(row, workers, payload, tensors, alone)
         neighbour = _neighbour_seconds(row, workers, payload)
-        return replace(work, all_reduce_time=exchange, hidden_time=hidden, neighbour_exchange_time=neighbour)
+        return replace(
+            work, all_reduce_time=exchange, overlapped_exchange_time=hidden, neighbour_exchange_time=neighbour
+        )
 
     def _compute(self, row: Row) -> float:
         """Return the step time of one worker without gradient exchange [s]: as stated, else predicted."""
@@ -154,7 +158,7 @@ class ConsistencyTable(QuantityTable):
         if not has_value(row, "model_slug"):
             raise SpecError("neither the step of one worker is stated nor a network of the catalog")
         run = Run(gpus=1, batch=integer_cell(row, "batch_per_gpu"), dtype=str(row["dtype"]), software="pytorch-eager")
-        return predict(load_model(str(row["model_slug"])), self.system(row), run).step_time
+        return predict(load_model(str(row["model_slug"])), self.system_of_row(row), run).step_time
 
 
 def _row_prediction(seconds: float, ideal: float, subject: str) -> RowPrediction:
@@ -218,7 +222,7 @@ def _node_rate(row: Row) -> float:
     described = str(row.get("system_text", ""))
     if "iperf" in described:
         return stated * (SHAPED_PAYLOAD_FRACTION if "shaped" in described else 1.0)
-    return min(TCP_SHARE * stated, TCP_LIMIT)
+    return min(TCP_SHARE * stated, TCP_PROCESS_BANDWIDTH_LIMIT)
 
 
 def _exchange(row: Row, workers: float, payload: float, tensors: float, alone: float) -> tuple[float, float]:
@@ -258,17 +262,17 @@ def _exchange(row: Row, workers: float, payload: float, tensors: float, alone: f
     seconds = max(inside, across)
     if str(row.get("overlap")) in ("none", "nan", "None"):
         return seconds, 0.0
-    share = 1.0 if across > inside else BESIDE_COPIES
+    share = 1.0 if across > inside else HOST_COPY_OVERLAP_FRACTION
     last = 0.0 if str(row.get("overlap")) == "merged" else seconds / calls  # the last call follows the backward pass
-    return seconds, share * min(seconds - last, BACKWARD * alone)
+    return seconds, share * min(seconds - last, BACKWARD_STEP_FRACTION * alone)
 
 
 def _round_trip_seconds(row: Row) -> float:
     """Compute the mean time [s] of a step's messages between workers and a parameter server in another cloud region."""
     places = re.findall(r"(\d+) (\w+)", str(row.get("worker_regions") or ""))
-    counts = [(int(count), REGION_SECONDS.get(place, 0.0)) for count, place in places]
+    counts = [(int(count), REGION_ROUND_TRIP_TIMES.get(place, 0.0)) for count, place in places]
     total = sum(count for count, _ in counts)
-    return ROUND_TRIPS * sum(count * seconds for count, seconds in counts) / total if total else 0.0
+    return ROUND_TRIPS_PER_STEP * sum(count * seconds for count, seconds in counts) / total if total else 0.0
 
 
 def _neighbour_seconds(row: Row, workers: float, payload: float) -> float:

@@ -13,15 +13,15 @@ import pandas as pd
 
 from paleo.errors import SpecError
 from paleo.pricing.convolution import (
+    CURRENT_CUDNN_RELEASE,
     FIRST_CHOSEN_RELEASE,
-    OWN_KERNELS,
-    PRESENT,
+    NON_CUDNN_RELEASE,
+    ConvolutionDirection,
     ConvolutionParameters,
     ConvolutionShape,
-    Direction,
-    algorithm_costs,
+    convolution_costs,
     convolution_shape,
-    fastest_time,
+    fastest_convolution_time,
 )
 from paleo.pricing.kernels import DeviceDatasheet, arithmetic_unit, device_datasheet
 from paleo.pricing.power import INT8_PRODUCTS_PER_FP32
@@ -31,8 +31,8 @@ from paleo.tables.columns import parse_column_names
 from paleo.tables.kernels import (
     KERNEL_TABLES,
     KernelTable,
-    arithmetic_unit_of,
-    map_by_arithmetic_unit,
+    arithmetic_units_of_rows,
+    map_device_dtype_unit,
     timing_methods,
     unsupported_reason,
 )
@@ -41,20 +41,20 @@ from paleo.units import MILLISECOND
 ELEMENT_BYTES: Mapping[str, float] = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0}
 #: The algorithms that libraries have for integers: transforms would leave their range.
 INTEGER_ALGORITHMS = ("implicit",)
-DIRECTIONS: Mapping[str, Direction] = {
-    "fwd": Direction.FORWARD,
-    "bwd_data": Direction.DATA,
-    "bwd_filter": Direction.FILTER,
+CONVOLUTION_DIRECTION_OF_WORD: Mapping[str, ConvolutionDirection] = {
+    "fwd": ConvolutionDirection.FORWARD,
+    "bwd_data": ConvolutionDirection.DATA,
+    "bwd_filter": ConvolutionDirection.FILTER,
 }
 #: How a source times its rows; others are taken to launch back to back.
-TIMING_METHODS: Mapping[str, str] = {"neusight": "eager", "deepbench": "back-to-back"}
+TIMING_METHOD_OF_SOURCE: Mapping[str, str] = {"neusight": "eager", "deepbench": "back-to-back"}
 SIZE_COLUMNS = ("n", "c", "h", "w", "k", "r", "s", "stride_h", "stride_w")
 #: Energy per FLOP [pJ], by which power throttles: about TDP over the fp32 peak of cards that keep their clock.
 PICOJOULES_PER_FLOP: Mapping[str, float] = {
     "Kepler": 60.0, "Maxwell": 37.0, "Pascal": 15.0, "Volta": 17.0, "Turing": 17.0, "Ampere": 13.0,
     "Ada Lovelace": 5.0, "Hopper": 9.0, "Blackwell": 7.0, "Blackwell Ultra": 7.0,
 }  # fmt: skip
-SCATTER_REASON = (
+STRIDED_GRADIENT_UNSUPPORTED_REASON = (
     "fp16 data gradient with stride on ordinary cores: the library falls back to a generic kernel, not modelled"
 )
 
@@ -67,7 +67,7 @@ class ConvolutionTable(KernelTable[DeviceDatasheet]):
     optional_columns = "compute library pad_h pad_w stride_h stride_w groups algo timing"
     configuration_columns = ("n", "c", "h", "w", "k", "r", "s", "stride_h")
     size_columns = ("n", "c", "h", "w", "k", "r", "s")
-    families: ClassVar[Mapping[str, type[Any]]] = {
+    parameters_by_family: ClassVar[Mapping[str, type[Any]]] = {
         "conv.vector": ConvolutionParameters,
         "conv.half": ConvolutionParameters,
         "conv.tensor": ConvolutionParameters,
@@ -82,14 +82,17 @@ class ConvolutionTable(KernelTable[DeviceDatasheet]):
         fp16 data gradient without tensor cores is not modelled either.
         """
         dtypes = frozenset(ELEMENT_BYTES)
-        out = map_by_arithmetic_unit(
+        out = map_device_dtype_unit(
             frame, self.arithmetic_unit(frame), lambda *columns: unsupported_reason(*columns, dtypes)
         )
         direction = text_column(frame, "direction")
-        out = out.mask((out == "") & ~direction.isin(list(DIRECTIONS)), "direction is none of " + ", ".join(DIRECTIONS))
+        out = out.mask(
+            (out == "") & ~direction.isin(list(CONVOLUTION_DIRECTION_OF_WORD)),
+            "direction is none of " + ", ".join(CONVOLUTION_DIRECTION_OF_WORD),
+        )
         strided = number_column(frame, "stride_h", 1.0) * number_column(frame, "stride_w", 1.0) > 1
         half = self.kernel_family(frame) == "conv.half"
-        out = out.mask((out == "") & half & strided & (direction == "bwd_data"), SCATTER_REASON)
+        out = out.mask((out == "") & half & strided & (direction == "bwd_data"), STRIDED_GRADIENT_UNSUPPORTED_REASON)
         extent = {"h": ("r", "pad_h"), "w": ("s", "pad_w")}
         gaps = [
             number_column(frame, size) + 2 * number_column(frame, pad, 0.0) < number_column(frame, taps)
@@ -103,7 +106,7 @@ class ConvolutionTable(KernelTable[DeviceDatasheet]):
     def timing_method(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return how each convolution was timed, ``eager`` or ``back-to-back``, by the source of the measurement."""
         return timing_methods(
-            frame, text_column(frame, "source").map(lambda source: TIMING_METHODS.get(source, "back-to-back"))
+            frame, text_column(frame, "source").map(lambda source: TIMING_METHOD_OF_SOURCE.get(source, "back-to-back"))
         )
 
     def kernel_family(self, frame: pd.DataFrame) -> pd.Series[str]:
@@ -112,14 +115,14 @@ class ConvolutionTable(KernelTable[DeviceDatasheet]):
         It is ``conv.int8`` for integers, ``conv.tensor`` on tensor cores, ``conv.half`` for fp16 without them, else
         ``conv.vector``.
         """
-        return map_by_arithmetic_unit(frame, self.arithmetic_unit(frame), _family)
+        return map_device_dtype_unit(frame, self.arithmetic_unit(frame), _family)
 
     def arithmetic_unit(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return the arithmetic unit (tensor or vector) on which each timed convolution ran.
 
         DeepBench's fp16 rows that name no unit ran on vector units.
         """
-        return arithmetic_unit_of(frame)
+        return arithmetic_units_of_rows(frame)
 
     def start_values(self, family: str, figures: DeviceDatasheet) -> Sequence[ConvolutionParameters]:
         """Return start values for a fit of convolution parameters: defaults, with the device's energy per FLOP."""
@@ -130,24 +133,24 @@ class ConvolutionTable(KernelTable[DeviceDatasheet]):
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count (FLOP, bytes) of timed convolutions: FLOP of direct convolution, and each tensor moved once."""
-        shape = table_shape(frame)
-        return shape.flops, shape.elements * element_bytes(frame)
+        shape = convolution_shapes_of_rows(frame)
+        return shape.flops, shape.moved_elements * element_bytes(frame)
 
     def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: ConvolutionParameters) -> Array:
         """Predict the time [s] of convolutions that share device, dtype, family and timing method.
 
         The fastest algorithm that the row's cuDNN version offers is taken.
         """
-        costs = algorithm_costs(
-            table_shape(frame), device=figures, parameters=parameters,
-            element_bytes=element_bytes(frame), library=library_version(text_column(frame, "library")),
+        costs = convolution_costs(
+            convolution_shapes_of_rows(frame), device=figures, parameters=parameters,
+            element_bytes=element_bytes(frame), library=cudnn_versions(text_column(frame, "library")),
             algorithms=INTEGER_ALGORITHMS if (text_column(frame,
                 "dtype") == "int8").all() else tuple(FIRST_CHOSEN_RELEASE),
         )  # fmt: skip
-        return fastest_time(costs)
+        return fastest_convolution_time(costs)
 
 
-def table_shape(frame: pd.DataFrame) -> ConvolutionShape:
+def convolution_shapes_of_rows(frame: pd.DataFrame) -> ConvolutionShape:
     """Read the convolution shapes of all table rows; strides, dilation and groups default to 1, pads to 0."""
     columns = (
         "n",
@@ -178,7 +181,9 @@ def table_shape(frame: pd.DataFrame) -> ConvolutionShape:
     extents = {
         name: number_column(frame, column, fallback.get(column)) for name, column in zip(names, columns, strict=True)
     }
-    direction = text_column(frame, "direction").map(lambda word: int(DIRECTIONS.get(word, Direction.FORWARD)))
+    direction = text_column(frame, "direction").map(
+        lambda word: int(CONVOLUTION_DIRECTION_OF_WORD.get(word, ConvolutionDirection.FORWARD))
+    )
     return convolution_shape(**extents, direction=direction.to_numpy(dtype=np.int64))
 
 
@@ -187,16 +192,16 @@ def element_bytes(frame: pd.DataFrame) -> Array:
     return text_column(frame, "dtype").map(lambda dtype: ELEMENT_BYTES.get(dtype, np.nan)).to_numpy(dtype=np.float64)
 
 
-def library_version(library: pd.Series[str]) -> Array:
+def cudnn_versions(library: pd.Series[str]) -> Array:
     """Parse the cuDNN version (major.minor) from the library names of measured rows; a recent version if none is named.
 
-    >>> library_version(pd.Series(["cuDNN 7.6.2.24 (CUDA 10.1.243)", "PyTorch 2.1.0+cu121 (cuDNN 8.9.2)", ""])).tolist()
+    >>> cudnn_versions(pd.Series(["cuDNN 7.6.2.24 (CUDA 10.1.243)", "PyTorch 2.1.0+cu121 (cuDNN 8.9.2)", ""])).tolist()
     [7.6, 8.9, 9.0]
     """
     release = library.str.extract(r"(?i)cudnn[ _-]*v?(\d+)(?:\.(\d+))?")
     major, minor = (pd.to_numeric(release[column]).to_numpy(dtype=np.float64) for column in (0, 1))
     version = major + np.minimum(np.nan_to_num(minor), 9.0) / 10.0
-    return np.where(np.isnan(major), PRESENT, version)
+    return np.where(np.isnan(major), CURRENT_CUDNN_RELEASE, version)
 
 
 @cache
@@ -219,7 +224,7 @@ KERNEL_TABLES.register("conv")(ConvolutionTable())
 
 PRODUCT_LAYER_TYPES = ("Convolution", "conv2d", "InnerProduct")
 #: Layers without products: one kernel each way that moves bytes.
-STREAMED_LAYER_TYPES = ("ReLU", "Pooling", "Concat")
+MEMORY_BOUND_LAYER_TYPES = ("ReLU", "Pooling", "Concat")
 #: Share of memory bandwidth of a kernel that streams, by memory kind: what long elementwise kernels reach.
 STREAM_BANDWIDTH_FRACTION: Mapping[str, float] = {"GDDR": 0.76, "HBM": 0.88}
 
@@ -232,7 +237,7 @@ class ConvolutionLibrary:
     """
 
     algorithms: Collection[str]
-    cudnn_version: float = OWN_KERNELS
+    cudnn_version: float = NON_CUDNN_RELEASE
     image_by_image: bool = False
 
 
@@ -258,7 +263,7 @@ class CnnLayersTable(KernelTable[DeviceDatasheet]):
     )
     optional_columns = "compute cudnn dtype framework groups pad stride software"
     configuration_columns = ("input_shape", "output_shape", "kernel", "layer_type")
-    families: ClassVar[Mapping[str, type[Any]]] = {"conv.vector": ConvolutionParameters}
+    parameters_by_family: ClassVar[Mapping[str, type[Any]]] = {"conv.vector": ConvolutionParameters}
     host_parameters = ("launch_time",)
     used_for_fitting = False
     measured_column = "forward_ms + backward_ms"
@@ -281,12 +286,12 @@ class CnnLayersTable(KernelTable[DeviceDatasheet]):
         kind = text_column(frame, "layer_type")
         out = pd.Series("", index=frame.index, dtype=object)
         out = out.mask(
-            ~kind.isin([*PRODUCT_LAYER_TYPES, *STREAMED_LAYER_TYPES]),
+            ~kind.isin([*PRODUCT_LAYER_TYPES, *MEMORY_BOUND_LAYER_TYPES]),
             "layer type " + kind.where(kind != "", "(empty)") + " is not modelled",
         )
         shaped = ~np.isnan(_extents(frame, "input_shape")[:, 0] + _extents(frame, "output_shape")[:, 0])
         out = out.mask((out == "") & ~shaped, "a shape is not N x C [x H x W]")
-        unknown = kind.isin(PRODUCT_LAYER_TYPES) & (framework_of(frame) == "")
+        unknown = kind.isin(PRODUCT_LAYER_TYPES) & (convolution_library_names(frame) == "")
         out = out.mask(
             (out == "") & unknown, "kernels of framework " + text_column(frame, "framework") + " are not modelled"
         )
@@ -308,9 +313,9 @@ class CnnLayersTable(KernelTable[DeviceDatasheet]):
         FLOP are those of direct convolution; each pass moves each of its tensors once.
         """
         products = text_column(frame, "layer_type").isin(PRODUCT_LAYER_TYPES).to_numpy()
-        shape = layer_shape(frame, Direction.FORWARD)
+        shape = layer_convolution_shapes(frame, ConvolutionDirection.FORWARD)
         forward, backward = _moved(frame)
-        moved = np.where(products, 3.0 * shape.elements, forward + backward)
+        moved = np.where(products, 3.0 * shape.moved_elements, forward + backward)
         return np.where(products, 3.0 * shape.flops, 0.0), moved * element_bytes(frame)
 
     def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: ConvolutionParameters) -> Array:
@@ -323,7 +328,7 @@ class CnnLayersTable(KernelTable[DeviceDatasheet]):
         seconds = (forward + backward) * element_bytes(frame) / rate
         products, library = (
             text_column(frame, "layer_type").isin(PRODUCT_LAYER_TYPES).to_numpy(),
-            framework_of(frame).to_numpy(),
+            convolution_library_names(frame).to_numpy(),
         )
         for name, framework in LIBRARY_OF_FRAMEWORK.items():
             chosen = products & (library == name)
@@ -332,7 +337,7 @@ class CnnLayersTable(KernelTable[DeviceDatasheet]):
         return seconds
 
 
-def framework_of(frame: pd.DataFrame) -> pd.Series[str]:
+def convolution_library_names(frame: pd.DataFrame) -> pd.Series[str]:
     """Identify the convolution library of each timed layer, a key of `LIBRARY_OF_FRAMEWORK`; '' if none matches.
 
     The columns ``framework`` and ``cudnn`` decide.
@@ -369,16 +374,18 @@ def convolution_layer_time(
     images = _extents(frame, "input_shape")[:, 0] if framework.image_by_image else np.ones(len(frame))
     dense = (text_column(frame, "layer_type") == "InnerProduct").to_numpy()
     calls, total = np.where(dense, 1.0, images), np.zeros(len(frame))
-    for direction in Direction:
-        costs = algorithm_costs(
-            layer_shape(frame, direction, calls), device=figures, parameters=parameters,
+    for direction in ConvolutionDirection:
+        costs = convolution_costs(
+            layer_convolution_shapes(frame, direction, calls), device=figures, parameters=parameters,
             library=framework.cudnn_version, algorithms=framework.algorithms,
         )  # fmt: skip
-        total += calls * fastest_time(costs)
+        total += calls * fastest_convolution_time(costs)
     return total
 
 
-def layer_shape(frame: pd.DataFrame, direction: Direction, calls: Array | float = 1.0) -> ConvolutionShape:
+def layer_convolution_shapes(
+    frame: pd.DataFrame, direction: ConvolutionDirection, calls: Array | float = 1.0
+) -> ConvolutionShape:
     """Convert rows of network layers to convolution shapes, each with its batch divided by ``calls``.
 
     A fully connected layer is a 1 x 1 convolution over the batch.
@@ -421,7 +428,7 @@ def _moved(frame: pd.DataFrame) -> tuple[Array, Array]:
     kernel = text_column(frame, "kernel", "1x1").str.extract(r"(\d+)\s*x")[0].fillna("1").to_numpy(dtype=np.float64)
     overlap = kernel / number_column(frame, "stride", 1.0)
     kind = text_column(frame, "layer_type").to_numpy()
-    kinds = [kind == name for name in STREAMED_LAYER_TYPES]
+    kinds = [kind == name for name in MEMORY_BOUND_LAYER_TYPES]
     forward = np.select(kinds, [inputs + outputs, overlap * inputs + 2.0 * outputs, 2.0 * outputs], 0.0)
     backward = np.select(kinds, [inputs + 2.0 * outputs, (1.0 + 2.0 * overlap**2) * inputs, 2.0 * outputs], 0.0)
     return forward, backward

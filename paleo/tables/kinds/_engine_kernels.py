@@ -12,29 +12,41 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import pandas as pd
 
-from paleo.pricing.attention import PrefillParameters, attention_backward_time, attention_prefill_time, default_kernel
+from paleo.pricing.attention import (
+    PrefillParameters,
+    attention_backward_time,
+    attention_prefill_time,
+    default_attention_kernel,
+)
 from paleo.pricing.calibration_lookup import find_parameters
 from paleo.pricing.engine_gemm import SCALED_ELEMENT_BYTES, EngineGemmParameters, low_precision_gemm_time
-from paleo.pricing.experts import expert_tiles, experts_time
+from paleo.pricing.experts import expert_ffn_time, expert_gemm_tiles
 from paleo.pricing.families import (
     TrainingKernelParameters,
-    experts_product_time,
+    looped_expert_gemm_time,
     sustained_load_time,
     training_attention_parameters,
 )
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.pricing.kernels import DeviceDatasheet
-from paleo.pricing.latent_kernels import (
-    LATENT,
-    QUERY,
-    TOKEN_ROWS,
-    TRITON_ROWS,
-    VALUE,
+from paleo.pricing.latent_attention import (
+    DECODE_BLOCK_ROWS,
+    LATENT_DIM,
+    QUERY_HEAD_DIM,
+    TRITON_DECODE_BLOCK_ROWS,
+    VALUE_HEAD_DIM,
     LatentAttentionParameters,
     latent_attention_time,
 )
-from paleo.tables.cells import Array, map_words, number_column, parse_release, text_column
-from paleo.tables.kernels import KERNEL_TABLES, FitSettings, FittedParameters, KernelTable, rowwise, unsupported_reason
+from paleo.tables.cells import Array, map_text_columns, number_column, parse_release, text_column
+from paleo.tables.kernels import (
+    KERNEL_TABLES,
+    FitSettings,
+    FittedParameters,
+    KernelTable,
+    apply_per_row,
+    unsupported_reason,
+)
 from paleo.units import MICROSECOND
 
 #: Bytes of an element of the experts' weights and activations, scales included.
@@ -44,7 +56,7 @@ EXPERT_BYTES = {"bf16": 2.0, "fp16": 2.0, **SCALED_ELEMENT_BYTES}
 #: times as efficient as vLLM's of 128 x 256, on H100 and B200 alike. On A100 one tile was measured.
 TRITON_BALANCED_TILE_WIDTH = 57.0
 #: Visits of a mean expert below which the most popular one's round to none.
-MIN_MEAN_VISITS = 0.1
+MIN_TOKENS_PER_EXPERT = 0.1
 #: Releases beside TensorRT-LLM's whose benchmark gives all visits to one rank then.
 _SINGLE_RANK_RELEASES = {"vllm": ("0.14.0",), "sglang": ("0.5.6.post2", "0.5.9")}
 #: Releases of SGLang whose benchmark keeps only tokens that visit the rank; the one that multiplies all their visits
@@ -58,7 +70,7 @@ _ROUTED_BY_KERNEL = ("1.3.0rc15", "1.3.0rc20")
 _UNTUNED_VLLM, _TUNED_EXPERTS, _TUNED_WIDTH = "0.14.0", 8, 8192
 
 
-class CapturedKernelTable(KernelTable[DeviceDatasheet]):
+class EngineKernelTable(KernelTable[DeviceDatasheet]):
     """Abstract base of tables of inference-engine kernels timed in CUDA graphs, a family per library and format."""
 
     element_bytes: ClassVar[Mapping[str, float]]
@@ -66,7 +78,7 @@ class CapturedKernelTable(KernelTable[DeviceDatasheet]):
     undetermined_parameters: ClassVar[tuple[str, ...]] = ()
     host_parameters = ("launch_time", "host_time", "pass_bandwidth_share")
 
-    @rowwise
+    @apply_per_row
     def unsupported_reasons(self, device: str, dtype: str) -> str:
         """Explain why a timed kernel cannot be modelled: an unsupported number format; '' if it can be modelled."""
         return unsupported_reason(device, dtype, "", frozenset(self.element_bytes))
@@ -90,11 +102,11 @@ class CapturedKernelTable(KernelTable[DeviceDatasheet]):
             start,
             parameters_per_stack=("launch_time", "pass_bandwidth_share"),
             fixed_parameters=(*self.undetermined_parameters, *unseen),
-            random_starts=2,
+            search_count=2,
         )
 
 
-class QuantisedGemmTable(CapturedKernelTable):
+class QuantisedGemmTable(EngineKernelTable):
     """Table of matrix products C[m,n] = A[m,k] B[k,n] in fp8 or NVFP4, with quantisation of the activations A."""
 
     name = "gemm_lowbit"
@@ -104,13 +116,13 @@ class QuantisedGemmTable(CapturedKernelTable):
     size_columns = ("m", "n", "k")
     element_bytes = SCALED_ELEMENT_BYTES
     undetermined_parameters = ("index_bytes_per_element", "unaligned_time_ratio", "time_per_element")
-    families: ClassVar[Mapping[str, type[Any]]] = {
+    parameters_by_family: ClassVar[Mapping[str, type[Any]]] = {
         f"narrow.{scaling}.{library}": EngineGemmParameters
         for scaling in ("tensor8", "block8", "block4")
         for library in ("trtllm", "vllm")
     }
 
-    @rowwise
+    @apply_per_row
     def timing_method(self, library: str, version: str, dtype: str, scaling: str) -> str:
         """Return how a low-precision GEMM was timed: ``eager``, ``graph``, or ``graph/first``.
 
@@ -123,7 +135,7 @@ class QuantisedGemmTable(CapturedKernelTable):
         first = library == "trtllm" and scaling == "block128" and release == (1, 2)
         return "graph/first" if first else "graph"
 
-    @rowwise
+    @apply_per_row
     def kernel_family(self, library: str, scaling: str, dtype: str) -> str:
         """Return the key of the calibrated parameters that predict a low-precision GEMM.
 
@@ -145,7 +157,7 @@ class QuantisedGemmTable(CapturedKernelTable):
         return low_precision_gemm_time(m=m, n=n, k=k, element_bytes=element, device=figures, parameters=parameters)
 
 
-class ExpertKernelTable(CapturedKernelTable):
+class ExpertKernelTable(EngineKernelTable):
     """Table of the MoE expert computation of one rank, forward: from the router's choice to the combined tokens."""
 
     name = "moe"
@@ -159,7 +171,7 @@ class ExpertKernelTable(CapturedKernelTable):
     size_columns = configuration_columns
     element_bytes = EXPERT_BYTES
     undetermined_parameters = ("balanced_tile_width", "unaligned_time_ratio", "time_per_element")
-    families: ClassVar[Mapping[str, type[Any]]] = {
+    parameters_by_family: ClassVar[Mapping[str, type[Any]]] = {
         f"experts.{kernel}.{scaling}": EngineGemmParameters
         for kernel in ("triton-sglang", "triton-vllm", "cutlass", "flashinfer", "trtllm", "cutedsl", "deepgemm")
         for scaling in ("bf16", "tensor8", "block8", "block4")
@@ -183,7 +195,7 @@ class ExpertKernelTable(CapturedKernelTable):
         )
         return replace(plan, start_values=start, fixed_parameters=(*fixed, "index_bytes_per_element"))
 
-    @rowwise
+    @apply_per_row
     def kernel_family(self, library: str, kernel_source: str, scaling: str, dtype: str) -> str:
         """Return the key of the calibrated parameters that predict a timed MoE expert computation.
 
@@ -217,9 +229,9 @@ class ExpertKernelTable(CapturedKernelTable):
         )
         law = text_column(frame, "distribution").str.extract(r"power_law_([\d.]+)")[0].astype(float).fillna(0.0)
         exponent = np.asarray(law, np.float64)
-        few = (exponent > 0) & (tokens * top_k < MIN_MEAN_VISITS * experts)
+        few = (exponent > 0) & (tokens * top_k < MIN_TOKENS_PER_EXPERT * experts)
         together = few & np.asarray(
-            map_words(frame, ("library", "version"), _visits_single_rank, np.float64), dtype=bool
+            map_text_columns(frame, ("library", "version"), _visits_single_rank, np.float64), dtype=bool
         )
         exponent = np.where(few, 0.0, exponent)
         local = experts / ep
@@ -227,12 +239,13 @@ class ExpertKernelTable(CapturedKernelTable):
         element = EXPERT_BYTES[str(frame["dtype"].iloc[0])] if len(frame) else 2.0
         family = str(self.kernel_family(frame.head(1)).iloc[0]) if len(frame) else ""
         visitors, unfiltered, calls, routed = (
-            np.asarray(map_words(frame, ("library", "version", "device"), fact, np.float64)) for fact in _RELEASE_FACTS
+            np.asarray(map_text_columns(frame, ("library", "version", "device"), fact, np.float64))
+            for fact in _RELEASE_FACTS
         )
-        seconds = experts_time(
+        seconds = expert_ffn_time(
             tokens=tokens, hidden=hidden, inner=inner, top_k=top_k, experts=experts, tp=tp, ep=ep, gated=_gated(frame),
             exponent=exponent, element_bytes=element, device=figures, parameters=parameters,
-            tiles=expert_tiles(family, tokens, local, _untuned(frame, inner / tp)), visitors_only=visitors,
+            tiles=expert_gemm_tiles(family, tokens, local, _untuned(frame, inner / tp)), visitors_only=visitors,
             unfiltered=unfiltered, padded="cutedsl" in family, triton="triton" in family,
         )  # fmt: skip
         logits = number_column(frame, "num_experts")
@@ -240,7 +253,7 @@ class ExpertKernelTable(CapturedKernelTable):
         return calls * seconds + outside * (_ROUTER_CALL + _ROUTER_LOGIT * tokens * logits)
 
 
-class LatentAttentionTable(CapturedKernelTable):
+class LatentAttentionTable(EngineKernelTable):
     """Table of multi-head latent attention (MLA) kernels, for prompts (context) and single tokens (generation)."""
 
     name = "mla"
@@ -251,14 +264,14 @@ class LatentAttentionTable(CapturedKernelTable):
     configuration_columns = ("num_heads", "batch_size", "q_len", "kv_len")
     size_columns = configuration_columns
     element_bytes = EXPERT_BYTES
-    families: ClassVar[Mapping[str, type[Any]]] = {
+    parameters_by_family: ClassVar[Mapping[str, type[Any]]] = {
         f"latent.{kernel}.{phase}{cache}": LatentAttentionParameters
         for kernel in ("trtllm", "sglang", "vllm")
         for phase in ("prompt", "token")
         for cache in (8, 16)
     }
 
-    @rowwise
+    @apply_per_row
     def kernel_family(self, library: str, phase: str, kv_dtype: str) -> str:
         """Return the key of the calibrated parameters that predict a timed MLA kernel.
 
@@ -267,7 +280,7 @@ class LatentAttentionTable(CapturedKernelTable):
         kernel = library if library in ("sglang", "vllm") else "trtllm"
         return f"latent.{kernel}.{'token' if phase == 'generation' else 'prompt'}{8 if kv_dtype == 'fp8' else 16}"
 
-    @rowwise
+    @apply_per_row
     def timing_method(self, library: str, version: str, phase: str) -> str:
         """Return how an MLA kernel was timed: ``graph``, or ``graph/first`` for early releases.
 
@@ -295,7 +308,7 @@ class LatentAttentionTable(CapturedKernelTable):
             alternative_starts=starts,
             parameters_per_stack=("launch_time", "pass_bandwidth_share"),
             fixed_parameters=fixed,
-            random_starts=1,
+            search_count=1,
             prior_precision=0.2,
         )
 
@@ -303,8 +316,8 @@ class LatentAttentionTable(CapturedKernelTable):
         """Count (FLOP, bytes) of MLA kernels: full keys (causal for prompts); queries, keys and values moved once."""
         heads, batch, queries, keys = (number_column(frame, name) for name in self.configuration_columns)
         seen = np.where(text_column(frame, "phase") == "generation", keys, keys - queries / 2.0)
-        flop = 2.0 * batch * heads * queries * seen * (QUERY + VALUE)
-        return flop, 2.0 * batch * (heads * queries * (QUERY + VALUE) + keys * LATENT)
+        flop = 2.0 * batch * heads * queries * seen * (QUERY_HEAD_DIM + VALUE_HEAD_DIM)
+        return flop, 2.0 * batch * (heads * queries * (QUERY_HEAD_DIM + VALUE_HEAD_DIM) + keys * LATENT_DIM)
 
     def predict_times(
         self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: LatentAttentionParameters
@@ -315,7 +328,8 @@ class LatentAttentionTable(CapturedKernelTable):
             heads=heads, batch=batch, queries=queries, keys=keys,
             single=(text_column(frame, "phase") == "generation").to_numpy(dtype=bool),
             cache_bytes=np.where(text_column(frame, "kv_dtype") == "fp8", 1.0, 2.0),
-            token_rows=np.where(text_column(frame, "kernel_source").str.contains("triton"), TRITON_ROWS, TOKEN_ROWS),
+            token_rows=np.where(text_column(frame, "kernel_source").str.contains("triton"), TRITON_DECODE_BLOCK_ROWS,
+                DECODE_BLOCK_ROWS),
             device=figures, parameters=parameters,
         )  # fmt: skip
 
@@ -352,7 +366,7 @@ def _gated(frame: pd.DataFrame) -> Array:
 
 
 def _element_bytes(frame: pd.DataFrame) -> Array:
-    return np.asarray(map_words(frame, ("dtype",), lambda dtype: EXPERT_BYTES.get(dtype, 2.0), np.float64))
+    return np.asarray(map_text_columns(frame, ("dtype",), lambda dtype: EXPERT_BYTES.get(dtype, 2.0), np.float64))
 
 
 for kind in (QuantisedGemmTable(), ExpertKernelTable(), LatentAttentionTable()):
@@ -363,13 +377,13 @@ Parameters = TypeVar("Parameters")
 #: Operation of a row -> its family; that of attention is followed by the kernel.
 FAMILY_OF_OPERATION = {"matmul": "products", "group_matmul": "experts", "sdp_fwd": "attention", "sdp_bwd": "attention"}
 #: Parameters that the rows of a family do not tell.
-UNDETERMINED_PARAMETERS = {
+UNDETERMINED_TRAINING_PARAMETERS = {
     "products": ("forward_rate_ratio", "backward_rate_ratio"),
     "experts": ("half_throttle_time", "forward_rate_ratio", "backward_rate_ratio"),
     "attention": ("half_throttle_time",),
 }
 #: Bytes of an element of operands and results, and of the sums of gradients by their format.
-ELEMENT, SUMS = 2.0, {"fp32": 4.0, "bf16": 2.0}
+OPERAND_ELEMENT_BYTES, GRADIENT_BYTES_BY_DTYPE = 2.0, {"fp32": 4.0, "bf16": 2.0}
 #: Tokens of the rows of attention that state none: those of the others.
 DEFAULT_ATTENTION_TOKENS = 4096.0
 
@@ -388,7 +402,7 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
         "op", "m", "k", "n", "groups", "group_m", "group_n", "stage", "seq_len", "head_num", "kv_head_num",
         "qk_head_dim",
     )  # fmt: skip
-    families: ClassVar[Mapping[str, type[Any]]] = {
+    parameters_by_family: ClassVar[Mapping[str, type[Any]]] = {
         f"training.{name}": TrainingKernelParameters
         for name in ("products", "experts", *(f"attention.{kernel}" for kernel in ("fa2", "fa3", "fa4")))
     }
@@ -409,13 +423,13 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
         reason[(reason == "") & ~(self.flops_and_bytes(frame)[0] > 0)] = "size is missing or not above zero"
         return reason
 
-    @rowwise
+    @apply_per_row
     def _unsupported_reason(self, device: str, dtype: str, op: str) -> str:
         if op in FAMILY_OF_OPERATION:
             return unsupported_reason(device, dtype or "bf16", "", frozenset({"bf16", "fp16"}))
         return f"op {op!r} is not modelled"
 
-    @rowwise
+    @apply_per_row
     def kernel_family(self, device: str, op: str) -> str:
         """Return the key of the calibrated parameters of a training kernel, by its operation.
 
@@ -425,7 +439,7 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
         if not name.endswith("attention"):
             return name
         traits = self.load_datasheet(device, "bf16", "")
-        return f"{name}.{default_kernel(traits.architecture, traits.memory_kind)}"
+        return f"{name}.{default_attention_kernel(traits.architecture, traits.memory_kind)}"
 
     def fit_settings(
         self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
@@ -436,7 +450,7 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
         """
         return FitSettings(
             TrainingKernelParameters(),
-            fixed_parameters=UNDETERMINED_PARAMETERS[family.split(".")[1]],
+            fixed_parameters=UNDETERMINED_TRAINING_PARAMETERS[family.split(".")[1]],
             prior_precision=0.2,
         )
 
@@ -447,7 +461,7 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
         widths = number_column(frame, "qk_head_dim", 0.0) + number_column(frame, "v_head_dim", 0.0)
         backward = np.where(text_column(frame, "op") == "sdp_bwd", 2.5, 1.0)
         attention = backward * heads * tokens**2 * widths
-        moved = count * ((rows + columns) * length * ELEMENT + rows * columns * _written(frame))
+        moved = count * ((rows + columns) * length * OPERAND_ELEMENT_BYTES + rows * columns * _written(frame))
         return 2.0 * count * rows * columns * length + attention, moved + 4.0 * heads * tokens * widths
 
     def predict_times(
@@ -458,18 +472,19 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
             return np.zeros(0)
         op, products = str(frame["op"].iloc[0]), _shipped(GemmParameters, "gemm.tensor", figures)
         if FAMILY_OF_OPERATION[op] == "attention":
-            return _attention(frame, figures, parameters, products.training_activity)
+            return _attention(frame, figures, parameters, products.training_energy_ratio)
         rows, columns, length, count = _product(frame)
         shared: dict[str, Any] = {
-            "m": rows, "n": columns, "k": length, "element_bytes": ELEMENT, "result_bytes": _written(frame),
-            "weight_copies": np.inf, "activity": products.training_activity, "device": figures,
+            "m": rows, "n": columns, "k": length, "element_bytes": OPERAND_ELEMENT_BYTES,
+            "result_bytes": _written(frame),
+            "weight_copies": np.inf, "activity": products.training_energy_ratio, "device": figures,
             "parameters": replace(products, launch_time=parameters.launch_time),
         }  # fmt: skip
         if op == "matmul":
             cold, hot = (gemm_time(sustained=load, **shared) for load in (0.0, 1.0))
             return sustained_load_time(cold, hot, parameters.half_throttle_time)
         shared["parameters"] = replace(products, launch_time=0.0)
-        return experts_product_time(experts=count, launch=parameters.launch_time, sustained=1.0, **shared)
+        return looped_expert_gemm_time(experts=count, launch=parameters.launch_time, sustained=1.0, **shared)
 
 
 def _shipped(kind: type[Parameters], family: str, figures: DeviceDatasheet) -> Parameters:
@@ -479,7 +494,7 @@ def _shipped(kind: type[Parameters], family: str, figures: DeviceDatasheet) -> P
 
 
 def _attention(frame: pd.DataFrame, figures: DeviceDatasheet, p: TrainingKernelParameters, activity: float) -> Array:
-    kernel = default_kernel(figures.architecture, figures.memory_kind)
+    kernel = default_attention_kernel(figures.architecture, figures.memory_kind)
     engine = _shipped(PrefillParameters, f"attention.{kernel}.prefill", figures)
     tokens = number_column(frame, "seq_len", DEFAULT_ATTENTION_TOKENS)
     shape: dict[str, Any] = {
@@ -518,9 +533,9 @@ def _written(frame: pd.DataFrame) -> Array:
     stated = text_column(frame, "main_grad_dtype").where(
         number_column(frame, "groups", 0.0) > 0, text_column(frame, "out_dtype")
     )
-    sums = stated.map(SUMS).fillna(ELEMENT).to_numpy(dtype=np.float64)
+    sums = stated.map(GRADIENT_BYTES_BY_DTYPE).fillna(OPERAND_ELEMENT_BYTES).to_numpy(dtype=np.float64)
     added = text_column(frame, "accumulate").str.lower().isin(["true", "1", "1.0"]).to_numpy(dtype=bool)
-    return np.where(added, 2.0 * sums, ELEMENT)
+    return np.where(added, 2.0 * sums, OPERAND_ELEMENT_BYTES)
 
 
 KERNEL_TABLES.register(TrainingKernelTable.name)(TrainingKernelTable())

@@ -13,25 +13,25 @@ import pandas as pd
 
 from paleo.errors import SpecError
 from paleo.pricing.calibration_lookup import find_parameters
-from paleo.pricing.gemm import GemmParameters, gemm_time, quantisation_time, unaligned_rows_time
+from paleo.pricing.gemm import GemmParameters, gemm_time, quantisation_time, unaligned_gemm_time
 from paleo.pricing.kernels import DeviceDatasheet, arithmetic_unit
 from paleo.pricing.power import INT8_PRODUCTS_PER_FP32, energy_per_flop, l2_surviving_share
 from paleo.pricing.rnn import GATES_BY_CELL, RnnDirection, RnnParameters, rnn_time
 from paleo.specs.device import find_device
-from paleo.tables.cells import Array, map_words, number_column, text_column
+from paleo.tables.cells import Array, map_text_columns, number_column, text_column
 from paleo.tables.columns import parse_column_names
 from paleo.tables.kernels import (
     KERNEL_TABLES,
     FitSettings,
     FittedParameters,
     KernelTable,
-    arithmetic_unit_of,
-    map_by_arithmetic_unit,
-    rowwise,
+    apply_per_row,
+    arithmetic_units_of_rows,
+    map_device_dtype_unit,
     timing_methods,
     unsupported_reason,
 )
-from paleo.tables.kinds._conv import ELEMENT_BYTES, element_bytes, library_version
+from paleo.tables.kinds._conv import ELEMENT_BYTES, cudnn_versions, element_bytes
 from paleo.units import MICROSECOND
 
 #: Bytes per element of the operands and of the result.
@@ -40,7 +40,7 @@ RESULT_BYTES: Mapping[str, float] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2,
 #: Formats to which activations are quantised before each product.
 QUANTISED_FORMATS = ("fp8", "fp4")
 #: How a source times its rows; a source that is not listed is taken to launch back to back.
-TIMING_METHODS: Mapping[str, str] = {
+TIMING_METHOD_OF_SOURCE: Mapping[str, str] = {
     "aiconfigurator": "graph",
     "vidur": "kernel",
     "neusight": "eager",
@@ -58,25 +58,25 @@ COLUMN_MAJOR_SOURCES = frozenset({"deepbench"})
 
 
 #: Areas of the smallest sgemm tiles of the cuBLAS generations: Volta's 64 x 64, Maxwell's 128 x 64, Ampere's 128 x 128.
-TILE_AREAS = (64 * 64.0, 64 * 128.0, 128 * 128.0)
+SGEMM_TILE_AREAS = (64 * 64.0, 64 * 128.0, 128 * 128.0)
 #: Rows that never come near the limit of power, or (P100 in fp32) whose throttling is thermal: energy stays as known.
 UNTHROTTLED_FAMILIES = {("Pascal", "gemm.simt"), ("Ampere", "gemm.tensor")}
 #: What rows cannot tell apart: under replayed graphs, blocks under way from their first reads; beside the launches of
 #: eager code, either from how blocks spread and parts of sums meet.
-ALIKE_ON_TENSOR_CORES, ALIKE_ON_ORDINARY_CORES = (
+UNDETERMINED_TENSOR_CORE_PARAMETERS, UNDETERMINED_VECTOR_UNIT_PARAMETERS = (
     ("dram_latency_cycles",),
     ("block_start_cycles", "time_per_split", "cycles_per_summed_element"),
 )
 #: Cycles for two bytes of a sum from which a fit sets out as well: L40S takes 12.7 us longer for 3,072 elements more of
 #: a single tile's, 10.4 cycles each at 2.52 GHz. From below, where a block computes for longer, no slope leads there.
-SPLIT_SUM_START_CYCLES = 10.4
+SPLIT_K_START_CYCLES = 10.4
 #: Architecture -> its smallest sgemm tile, where it is not the last.
-SMALLEST_TILE = {
-    "Kepler": TILE_AREAS[1],
-    "Maxwell": TILE_AREAS[1],
-    "Pascal": TILE_AREAS[1],
-    "Volta": TILE_AREAS[0],
-    "Turing": TILE_AREAS[0],
+SMALLEST_SGEMM_TILE_AREA = {
+    "Kepler": SGEMM_TILE_AREAS[1],
+    "Maxwell": SGEMM_TILE_AREAS[1],
+    "Pascal": SGEMM_TILE_AREAS[1],
+    "Volta": SGEMM_TILE_AREAS[0],
+    "Turing": SGEMM_TILE_AREAS[0],
 }
 
 
@@ -94,12 +94,12 @@ NARROW_TILE_MIN_ROWS: Mapping[tuple[str, str], float] = {("Pascal", "HBM2"): 32.
 class ReferenceFit(NamedTuple):
     """Earlier fit whose parameters start the fit of a device with few rows, such as DeepBench's.
 
-    ``subject`` and ``stack`` (timing method) name the earlier fit; ``launch_time`` [s] replaces its launch cost.
+    ``device`` and ``timing_method`` (timing method) name the earlier fit; ``launch_time`` [s] replaces its launch cost.
     ``prior_precision`` is the weight of the penalty for leaving the start; ``fixed_parameters`` are not fitted.
     """
 
-    subject: str
-    stack: str
+    device: str
+    timing_method: str
     launch_time: float
     prior_precision: float
     fixed_parameters: Mapping[str, float]
@@ -124,7 +124,7 @@ class GemmTable(KernelTable[DeviceDatasheet]):
     optional_columns = "compute library trans_a trans_b timing"
     configuration_columns = ("m", "n", "k", "batch")
     size_columns = ("m", "n", "k", "batch")
-    families: ClassVar[Mapping[str, type[Any]]] = {
+    parameters_by_family: ClassVar[Mapping[str, type[Any]]] = {
         "gemm.tensor": GemmParameters,
         "gemm.simt": GemmParameters,
         "gemm.fp8": GemmParameters,
@@ -133,7 +133,7 @@ class GemmTable(KernelTable[DeviceDatasheet]):
     }
     host_parameters = ("launch_time",)
 
-    @rowwise
+    @apply_per_row
     def unsupported_reasons(self, device: str, dtype: str, compute: str, source: str) -> str:
         """Explain why a timed GEMM cannot be modelled; '' if it can.
 
@@ -144,10 +144,10 @@ class GemmTable(KernelTable[DeviceDatasheet]):
     def timing_method(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return how each GEMM was timed: graph, kernel, eager, eager/linear (higher host cost) or back-to-back."""
         columns = ("source", "timing", "library")
-        linear, batched = (map_words(frame, columns, partial(_stack, batched=many)) for many in (False, True))
+        linear, batched = (map_text_columns(frame, columns, partial(_stack, batched=many)) for many in (False, True))
         return pd.Series(np.where(number_column(frame, "batch") > 1, batched, linear), index=frame.index, dtype=object)
 
-    @rowwise
+    @apply_per_row
     def kernel_family(self, device: str, dtype: str, compute: str, source: str) -> str:
         """Return the key of the calibrated parameters that predict a timed GEMM.
 
@@ -161,13 +161,16 @@ class GemmTable(KernelTable[DeviceDatasheet]):
 
         Vector units try the smallest tile sizes of all cuBLAS generations.
         """
-        energies, tile = energy_per_flop(figures), SMALLEST_TILE.get(figures.architecture, TILE_AREAS[2])
+        energies, tile = (
+            energy_per_flop(figures),
+            SMALLEST_SGEMM_TILE_AREA.get(figures.architecture, SGEMM_TILE_AREAS[2]),
+        )
         share = l2_surviving_share(figures)
         if family == "gemm.tensor":
             first = GemmParameters(
                 energy_per_flop=energies.tensor, training_energy_per_flop=energies.training, l2_survival_share=share
             )
-            return (first, dataclasses.replace(first, cycles_per_summed_element=SPLIT_SUM_START_CYCLES))
+            return (first, dataclasses.replace(first, cycles_per_summed_element=SPLIT_K_START_CYCLES))
         if family == "gemm.int8" and not figures.tensor_cores:
             lane = energies.vector / INT8_PRODUCTS_PER_FP32
             return (
@@ -193,7 +196,10 @@ class GemmTable(KernelTable[DeviceDatasheet]):
             energy_per_flop=energies.vector, training_energy_per_flop=energies.vector, min_tile_area=tile,
             scattered_read_efficiency=SCATTERED_READ_BANDWIDTH_SHARE.get(figures.memory_kind, 1.0),
         )  # fmt: skip
-        return (first, *(dataclasses.replace(first, min_tile_area=other) for other in TILE_AREAS if other != tile))
+        return (
+            first,
+            *(dataclasses.replace(first, min_tile_area=other) for other in SGEMM_TILE_AREAS if other != tile),
+        )
 
     def fit_settings(
         self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
@@ -203,13 +209,15 @@ class GemmTable(KernelTable[DeviceDatasheet]):
         Devices with few rows (DeepBench) start from a well-measured device and stay near its values.
         """
         first, *other_starts = self.start_values(family, figures)
-        alike = ALIKE_ON_TENSOR_CORES if figures.tensor_cores else ALIKE_ON_ORDINARY_CORES
+        alike = UNDETERMINED_TENSOR_CORE_PARAMETERS if figures.tensor_cores else UNDETERMINED_VECTOR_UNIT_PARAMETERS
         teacher = REFERENCE_FITS.get((figures.architecture, family))
-        known = fitted.get((teacher.subject, family, teacher.stack)) if teacher and stack == "back-to-back" else None
+        known = (
+            fitted.get((teacher.device, family, teacher.timing_method)) if teacher and stack == "back-to-back" else None
+        )
         if teacher is None or known is None:
             fixed = (*alike, "energy_per_flop") if (figures.architecture, family) in UNTHROTTLED_FAMILIES else alike
             return FitSettings(
-                first, tuple(other_starts), ("launch_time",), fixed, random_starts=1 if other_starts else 2
+                first, tuple(other_starts), ("launch_time",), fixed, search_count=1 if other_starts else 2
             )
         start = dataclasses.replace(
             known, launch_time=teacher.launch_time, energy_per_flop=first.energy_per_flop,
@@ -217,14 +225,14 @@ class GemmTable(KernelTable[DeviceDatasheet]):
             scattered_read_efficiency=first.scattered_read_efficiency, **teacher.fixed_parameters,
             min_narrow_tile_rows=NARROW_TILE_MIN_ROWS.get((figures.architecture, figures.memory_kind), 1.0),
         )  # fmt: skip
-        tiles = TILE_AREAS if family == "gemm.simt" else ()
+        tiles = SGEMM_TILE_AREAS if family == "gemm.simt" else ()
         alternatives = tuple(dataclasses.replace(start, min_tile_area=1.01 * tile) for tile in tiles)
         fixed = ("energy_per_flop", *alike, *teacher.fixed_parameters)
         return FitSettings(
-            start, alternatives, ("launch_time",), fixed, random_starts=1, prior_precision=teacher.prior_precision
+            start, alternatives, ("launch_time",), fixed, search_count=1, prior_precision=teacher.prior_precision
         )
 
-    @rowwise
+    @apply_per_row
     def arithmetic_unit(self, dtype: str, compute: str, source: str) -> str:
         """Return the arithmetic unit (tensor or vector) on which a timed GEMM ran.
 
@@ -247,9 +255,11 @@ class GemmTable(KernelTable[DeviceDatasheet]):
             return np.zeros(0)
         stack, dtype = str(self.timing_method(frame.iloc[:1]).iloc[0]), str(frame["dtype"].iloc[0]).strip()
         m, n, k, batch = (number_column(frame, name) for name in self.configuration_columns)
-        column_major = map_words(frame, ("source",), lambda source: source in COLUMN_MAJOR_SOURCES, bool)
+        column_major = map_text_columns(frame, ("source",), lambda source: source in COLUMN_MAJOR_SOURCES, bool)
         # Whether operands lie contiguous along k, by layout letters; a column-major BLAS computes C transposed.
-        turned = (map_words(frame, (name,), lambda letter: letter == "T", bool) for name in ("trans_a", "trans_b"))
+        turned = (
+            map_text_columns(frame, (name,), lambda letter: letter == "T", bool) for name in ("trans_a", "trans_b")
+        )
         left, right = (each == (column_major == first) for each, first in zip(turned, (True, False), strict=True))
         if column_major.any():
             m, n = np.where(column_major, n, m), np.where(column_major, m, n)
@@ -263,7 +273,7 @@ class GemmTable(KernelTable[DeviceDatasheet]):
             device=figures, parameters=parameters,
         )  # fmt: skip
         if OPERAND_BYTES[dtype] == 2.0 and figures.tensor_cores:
-            odd = unaligned_rows_time(m, n, k, (left, right), figures)
+            odd = unaligned_gemm_time(m, n, k, (left, right), figures)
             seconds = np.maximum(seconds, np.where(batch == 1.0, odd, 0.0))
         if dtype not in QUANTISED_FORMATS:
             return seconds
@@ -280,7 +290,7 @@ def _unit(dtype: str, compute: str, source: str) -> str:
 
 
 def _stack(source: str, timing: str, library: str, *, batched: bool) -> str:
-    stack = timing or TIMING_METHODS.get(source, "back-to-back")
+    stack = timing or TIMING_METHOD_OF_SOURCE.get(source, "back-to-back")
     return "eager/linear" if stack == "eager" and not batched and "bmm" not in library else stack
 
 
@@ -305,7 +315,7 @@ def _weight_copies(stack: str, weight_bytes: Array, l2_bytes: float) -> Array:
 
 
 def _bytes(frame: pd.DataFrame, table: Mapping[str, float]) -> Array:
-    return np.asarray(map_words(frame, ("dtype",), lambda dtype: table.get(dtype, math.nan), np.float64))
+    return np.asarray(map_text_columns(frame, ("dtype",), lambda dtype: table.get(dtype, math.nan), np.float64))
 
 
 KERNEL_TABLES.register(GemmTable.name)(GemmTable())
@@ -313,7 +323,7 @@ KERNEL_TABLES.register(GemmTable.name)(GemmTable())
 
 # Measured recurrent layers: cell, hidden units, batch and steps, without the input products
 
-DIRECTIONS: Mapping[str, RnnDirection] = {
+RNN_DIRECTION_OF_WORD: Mapping[str, RnnDirection] = {
     "fwd": RnnDirection.FORWARD,
     "bwd_data": RnnDirection.DATA,
     "bwd_filter": RnnDirection.FILTER,
@@ -331,7 +341,7 @@ class RnnTable(KernelTable[DeviceDatasheet]):
     optional_columns = "compute library timing"
     configuration_columns = ("cell", "hidden", "batch", "timesteps", "direction")
     size_columns = ("hidden", "batch", "timesteps")
-    families: ClassVar[Mapping[str, type[Any]]] = {
+    parameters_by_family: ClassVar[Mapping[str, type[Any]]] = {
         "rnn.vector": RnnParameters,
         "rnn.half": RnnParameters,
         "rnn.tensor": RnnParameters,
@@ -344,10 +354,10 @@ class RnnTable(KernelTable[DeviceDatasheet]):
         Reasons are an unknown dtype, cell or direction, no peak on the device, or an extent below 1.
         """
         dtypes = frozenset(ELEMENT_BYTES)
-        out = map_by_arithmetic_unit(
+        out = map_device_dtype_unit(
             frame, self.arithmetic_unit(frame), lambda *columns: unsupported_reason(*columns, dtypes)
         )
-        for column, known in (("cell", list(GATES_BY_CELL)), ("direction", list(DIRECTIONS))):
+        for column, known in (("cell", list(GATES_BY_CELL)), ("direction", list(RNN_DIRECTION_OF_WORD))):
             out = out.mask(
                 (out == "") & ~text_column(frame, column).isin(known), f"{column} is none of " + ", ".join(known)
             )
@@ -363,14 +373,14 @@ class RnnTable(KernelTable[DeviceDatasheet]):
 
         It is ``rnn.tensor`` on tensor cores, ``rnn.half`` for 16-bit formats without them, else ``rnn.vector``.
         """
-        return map_by_arithmetic_unit(frame, self.arithmetic_unit(frame), _rnn_family)
+        return map_device_dtype_unit(frame, self.arithmetic_unit(frame), _rnn_family)
 
     def arithmetic_unit(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return the arithmetic unit (tensor or vector) on which each timed recurrent layer ran.
 
         DeepBench's fp16 rows that name no unit ran on vector units.
         """
-        return arithmetic_unit_of(frame)
+        return arithmetic_units_of_rows(frame)
 
     def start_values(self, family: str, figures: DeviceDatasheet) -> Sequence[RnnParameters]:
         """Return start values for a fit of recurrent-layer parameters.
@@ -400,7 +410,7 @@ class RnnTable(KernelTable[DeviceDatasheet]):
         hidden, batch, steps = (number_column(frame, name) for name in ("hidden", "batch", "timesteps"))
         return rnn_time(
             gate_count=_gates(frame), hidden=hidden, batch=batch, timesteps=steps, direction=_ways(frame),
-            element_bytes=element_bytes(frame), library=library_version(text_column(frame, "library")),
+            element_bytes=element_bytes(frame), library=cudnn_versions(text_column(frame, "library")),
             device=figures, parameters=parameters, products=_products(figures),
         )  # fmt: skip
 
@@ -423,7 +433,11 @@ def _gates(frame: pd.DataFrame) -> Array:
 
 
 def _ways(frame: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.int64]]:
-    return text_column(frame, "direction").map(lambda word: int(DIRECTIONS.get(word, 0))).to_numpy(dtype=np.int64)
+    return (
+        text_column(frame, "direction")
+        .map(lambda word: int(RNN_DIRECTION_OF_WORD.get(word, 0)))
+        .to_numpy(dtype=np.int64)
+    )
 
 
 @cache

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from paleo.errors import SpecError
-from paleo.learning.laws import CHINCHILLA, RESNET32_STALENESS, STEP_LAW, ReferencePointsLaw, refit_without_batch
-from paleo.specs.task import benchmark_task
+from paleo.learning.laws import CHINCHILLA, RESNET32_STALENESS_LAW, STEP_LAW, ReferencePointsLaw, refit_without_batch
+from paleo.specs.task import mlperf_task
 from paleo.studies.cost import INTERVAL_DEVIATIONS
-from paleo.tables.run_tables import RUN_TABLES, QuantityTable, Row, RowPrediction, has_value, integer_cell
+from paleo.tables.run_tables import RUN_TABLES, NonStepTimeTable, Row, RowPrediction, has_value, integer_cell
 
 if TYPE_CHECKING:
     from paleo.specs.software import SoftwareProfile
     from paleo.tables.base import Predictions
 
 
-def loss_of_row(row: Row) -> tuple[float, float, str]:
+def predicted_final_loss(row: Row) -> tuple[float, float, str]:
     """Predict the final loss of a measured training run by a scaling law.
 
     Returns (loss [nat per token], relative residual of the law [-], name of the law). Runs with batch and learning rate
@@ -34,7 +34,7 @@ def loss_of_row(row: Row) -> tuple[float, float, str]:
         return float(CHINCHILLA.loss(size, tokens)), CHINCHILLA.residual, "chinchilla"
     rate = float(row["learning_rate"])
     off = float(STEP_LAW.learning_rate_doublings(size, tokens, rate))
-    low, high = STEP_LAW.rates
+    low, high = STEP_LAW.fitted_rate_doublings
     if not low <= off <= high:
         raise SpecError(
             f"learning rate outside of the range of the law: {low:g} to {high:g} doublings of the best "
@@ -44,7 +44,7 @@ def loss_of_row(row: Row) -> tuple[float, float, str]:
     return float(loss), STEP_LAW.residual, "step-law"
 
 
-class LossTable(QuantityTable):
+class LossTable(NonStepTimeTable):
     """Table of language-model training runs, one per row; the measured value is the final loss in nats per token."""
 
     name = "learning"
@@ -58,7 +58,7 @@ class LossTable(QuantityTable):
 
         The baseline is one constant per law.
         """
-        loss, residual, law = loss_of_row(row)
+        loss, residual, law = predicted_final_loss(row)
         spread = 2.0 * residual * loss
         return RowPrediction(loss, loss - spread, loss + spread, 1.0, law, law)
 
@@ -70,7 +70,7 @@ RUN_TABLES.register("learning")(LossTable())
 LEAST_LEARNED_SHARE = 0.1
 
 
-class StalenessTable(QuantityTable):
+class StalenessTable(NonStepTimeTable):
     """Table of asynchronous training runs, one per row; the measured value is the final accuracy [-]."""
 
     name = "staleness_accuracy"
@@ -84,11 +84,13 @@ class StalenessTable(QuantityTable):
 
         With equal workers, the staleness of an update is the number of other workers.
         """
-        law, network = RESNET32_STALENESS, f"{row['model']} on {row['dataset']}"
+        law, network = RESNET32_STALENESS_LAW, f"{row['model']} on {row['dataset']}"
         if network != law.model or row["consistency"] != "async":
             raise SpecError(f"{network}, {row['consistency']}: no law of staleness; known is {law.model}, async")
-        if (integer_cell(row, "steps"), integer_cell(row, "batch_per_gpu")) != (law.updates, law.batch):
-            raise SpecError(f"the law of staleness holds for {law.updates:,.0f} updates at batch {law.batch:g}")
+        if (integer_cell(row, "steps"), integer_cell(row, "batch_per_gpu")) != (law.measured_updates, law.batch):
+            raise SpecError(
+                f"the law of staleness holds for {law.measured_updates:,.0f} updates at batch {law.batch:g}"
+            )
         staleness = float(integer_cell(row, "workers") - 1)
         if not 0 <= staleness <= law.max_staleness:
             raise SpecError(
@@ -111,7 +113,7 @@ RUN_TABLES.register("staleness_accuracy")(StalenessTable())
 CONVERGENCE_POINT_COLUMNS = ["benchmark", "global_batch_size", "samples_mean"]
 
 
-class ConvergenceTable(QuantityTable):
+class ConvergenceTable(NonStepTimeTable):
     """Table of MLPerf reference convergence points, one per row; the measured value is mean samples to target."""
 
     name = "convergence"
@@ -133,7 +135,7 @@ class ConvergenceTable(QuantityTable):
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the samples to target of a reference convergence point by a law fitted to the task's other points."""
-        task, batch = benchmark_task(str(row["benchmark"]), str(row["round"])), float(row["global_batch_size"])
+        task, batch = mlperf_task(str(row["benchmark"]), str(row["round"])), float(row["global_batch_size"])
         if task is None:
             raise SpecError(f"benchmark {row['benchmark']!r} has no task in the catalog")
         law = task.law
@@ -141,7 +143,7 @@ class ConvergenceTable(QuantityTable):
             law = refit_without_batch(law, batch)
         samples, spread = (
             float(law.samples(batch)),
-            math.exp(INTERVAL_DEVIATIONS * float(law.log_std(batch, float(row["n"])))),
+            math.exp(INTERVAL_DEVIATIONS * float(law.log_standard_deviation(batch, float(row["n"])))),
         )
         return RowPrediction(
             samples, samples / spread, samples * spread, 1.0, str(row["benchmark"]), "other points of the task"

@@ -18,8 +18,8 @@ from paleo.specs.model import load_model
 from paleo.specs.prices import DEFAULT_RELIABILITY
 from paleo.specs.run import Run
 from paleo.specs.system import System, load_system
-from paleo.step.waiting import expected_normal_maximum, expected_slowest_time, normal_quantile
-from paleo.studies.cost import Power, power, power_interval_factors, power_parameters
+from paleo.step.waiting import expected_normal_maximum, expected_slowest_rank_time, normal_quantile
+from paleo.studies.cost import Power, device_power, power_interval_factors, power_parameters
 from paleo.studies.goodput import (
     CHECKPOINT_BYTES_PER_PARAMETER,
     ON_DEMAND_BOOT,
@@ -27,13 +27,21 @@ from paleo.studies.goodput import (
     CheckpointMode,
     RestartTimes,
     best_checkpoint_interval,
-    checkpoint_seconds,
+    checkpoint_pause,
     goodput,
     mean_time_between_failures,
     storage_by_name,
 )
 from paleo.tables.columns import parse_column_names
-from paleo.tables.run_tables import RUN_TABLES, QuantityTable, Row, RowPrediction, has_value, integer_cell, software_of
+from paleo.tables.run_tables import (
+    RUN_TABLES,
+    NonStepTimeTable,
+    Row,
+    RowPrediction,
+    has_value,
+    integer_cell,
+    software_profile_name,
+)
 from paleo.units import HOUR, KILO, MILLISECOND
 
 if TYPE_CHECKING:
@@ -49,7 +57,7 @@ GPUS_PER_NODE, TRAINIUM_PER_NODE = 8.0, 16.0
 REPEATED_RUN_NOTE = "by another count"
 #: Words of rows whose machines people replaced and restarted, and the hours that took: OPT-175B's chronicle (41 % of 56
 #: days over 90 restarts).
-BY_HAND, HOURS_BY_HAND = ("manual", "by hand", "without dlrover"), 6.6
+MANUAL_RESTART_WORDS, MANUAL_RESTART_HOURS = ("manual", "by hand", "without dlrover"), 6.6
 #: Pause of a checkpoint where a row does not say how long it takes: copied to host memory, written beside training.
 CHECKPOINT_PAUSE = 10.0
 
@@ -76,18 +84,18 @@ def mtbf_of(row: Row) -> float:
 def restart_time_of(row: Row) -> float:
     """Return the time from a failure of a measured run to the first new training step [s].
 
-    It is the row's cell, else `HOURS_BY_HAND` if its notes tell of a manual restart, else the usual restart plus load
-    time.
+    It is the row's cell, else `MANUAL_RESTART_HOURS` if its notes tell of a manual restart, else the usual restart plus
+    load time.
     """
     words = f"{row.get('run', '')} {row.get('notes', '')}".lower()
     if has_value(row, "restart_s"):
         return float(row["restart_s"])
-    if any(word in words for word in BY_HAND):
-        return HOURS_BY_HAND * HOUR
-    return RestartTimes().restart(float(row["load_s"]) if has_value(row, "load_s") else 60.0)
+    if any(word in words for word in MANUAL_RESTART_WORDS):
+        return MANUAL_RESTART_HOURS * HOUR
+    return RestartTimes().total_time(float(row["load_s"]) if has_value(row, "load_s") else 60.0)
 
 
-class GoodputTable(QuantityTable):
+class GoodputTable(NonStepTimeTable):
     """Table of long training runs, one per row; the measured value is goodput (share of time that trains) [-]."""
 
     name = "goodput"
@@ -141,7 +149,7 @@ def rank_mean_times(*, ranks: int, mean: float, slowest: float, deviation: float
     return [slowest, *np.minimum(mean_of_others + spread * scores, slowest).tolist()]
 
 
-class StageTimeTable(QuantityTable):
+class StragglerTable(NonStepTimeTable):
     """Table of pipeline stages with stragglers, from traces of training jobs, one stage per row.
 
     The measured value is the compute time of the slowest rank, averaged over steps [s].
@@ -163,13 +171,13 @@ class StageTimeTable(QuantityTable):
         ranks, mean = integer_cell(row, "ranks"), float(row["compute_mean_s"])
         noise, slowest = float(row["independent_sd_s"]), float(row["slowest_rank_mean_s"])
         means = rank_mean_times(ranks=ranks, mean=mean, slowest=slowest, deviation=float(row["persistent_sd_s"]))
-        value = expected_slowest_time(means, noise / mean)
+        value = expected_slowest_rank_time(means, noise / mean)
         steps = max(integer_cell(row, "steps", 1), 1)
         error = 1.65 * noise / np.sqrt(steps) + 0.01 * value * float(expected_normal_maximum(ranks))
         return RowPrediction(value, value - error, value + error, mean, str(row["trace"]), "expected maximum")
 
 
-RUN_TABLES.register("stragglers")(StageTimeTable())
+RUN_TABLES.register("stragglers")(StragglerTable())
 
 
 # Rows of measured watts: one GPU that trains under a power limit
@@ -190,7 +198,7 @@ class MeasuredNetwork(NamedTuple):
 ZEUS_PROFILE = "pytorch-eager@1.12"
 #: Networks by the model and data set of a row, with the sizes that the usual scripts give them: SQuAD in 384 tokens
 #: (huggingface/transformers, run_qa.py), tweets padded to the longest of a batch, utterances of 7 s.
-NETWORKS = {
+POWER_RUN_NETWORKS = {
     ("resnet50", "imagenet"): MeasuredNetwork("resnet50"),
     ("bert_base_uncased", "squad"): MeasuredNetwork("bert_base", {"seq": 384}),
     ("bert_base_uncased", "sentiment140"): MeasuredNetwork("bert_base", {"seq": 48}, 1_600_000),
@@ -200,23 +208,23 @@ NETWORKS = {
 }
 
 
-def network_of(row: Row) -> MeasuredNetwork:
+def network_of_power_run(row: Row) -> MeasuredNetwork:
     """Return the network of a measured power run: the catalog's for columns ``model`` and ``dataset``.
 
     Raise SpecError if the catalog has none.
     """
     key = (str(row["model"]).strip().lower(), str(row.get("dataset", "")).strip().lower())
-    if key not in NETWORKS:
-        known = [" on ".join(pair) for pair in NETWORKS]
+    if key not in POWER_RUN_NETWORKS:
+        known = [" on ".join(pair) for pair in POWER_RUN_NETWORKS]
         raise SpecError(f"no network is known for {' on '.join(key)}; {suggest_names(' on '.join(key), known)}")
-    return NETWORKS[key]
+    return POWER_RUN_NETWORKS[key]
 
 
-def step_time_of(row: Row) -> float | None:
+def measured_step_time(row: Row) -> float | None:
     """Return the measured step time of a power run [s], as stated or from its time per epoch, or else None."""
     if has_value(row, "iteration_ms"):
         return _stated(row, "iteration_ms") * MILLISECOND
-    samples = network_of(row).samples
+    samples = network_of_power_run(row).samples
     if samples is None or not has_value(row, "time_per_epoch_s"):
         return None
     return _stated(row, "time_per_epoch_s") * integer_cell(row, "batch_size") / samples
@@ -253,17 +261,17 @@ def predict_board_power(row: Row, prediction: Prediction, figures: PowerParamete
         Power of the step under the limit, averaged over the measured step time [W].
     """
     device = prediction.system.device
-    unlimited = power(prediction, figures)
+    unlimited = device_power(prediction, figures)
     if unlimited is None:
         raise SpecError(f"device {device.name} states no design power (tdp)")
     limited = unlimited.with_power_limit(
         float(row["power_limit_w"]), (figures or power_parameters(device)).least_voltage_clock
     )
-    seconds = step_time_of(row)
+    seconds = measured_step_time(row)
     return limited if seconds is None else limited.with_step_time(seconds)
 
 
-class PowerTable(QuantityTable):
+class PowerTable(NonStepTimeTable):
     """Table of training runs, one per row; the measured value is the mean power of a board over an epoch [W].
 
     A board waits for data during the part of a stated step time that exceeds the predicted one. The baseline is the
@@ -278,13 +286,13 @@ class PowerTable(QuantityTable):
     )
     measured_column = "average_power_w"
 
-    def system(self, row: Row) -> System:
+    def system_of_row(self, row: Row) -> System:
         """Load a system that consists of the measured device alone."""
         return load_system(str(row["device"]))
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the mean power of a GPU board in a measured training run under its power limit [W]."""
-        prediction = self.predict_unlimited(row, software)
+        prediction = self.predict_without_power_limit(row, software)
         watts, limit = predict_board_power(row, prediction), float(row["power_limit_w"])
         device = prediction.system.device
         low, high = power_interval_factors(device)
@@ -292,22 +300,22 @@ class PowerTable(QuantityTable):
             watts.average, watts.average * low, watts.average * high, limit, device.name, prediction.run.software
         )
 
-    def predict_unlimited(self, row: Row, software: SoftwareProfile | None) -> Prediction:
+    def predict_without_power_limit(self, row: Row, software: SoftwareProfile | None) -> Prediction:
         """Predict the training step of a measured power run without a power limit, at the device's design power."""
-        network = network_of(row)
-        system, stated = self.system(row), str(row.get("optimizer", "")).strip().lower()
+        network = network_of_power_run(row)
+        system, stated = self.system_of_row(row), str(row.get("optimizer", "")).strip().lower()
         fp32 = re.search(r"\bfp32\b", str(row.get("notes", "")))
         run = Run(
             gpus=integer_cell(row, "n_gpus", 1),
             batch=integer_cell(row, "batch_size"),
             dtype=str(row["dtype"]) if has_value(row, "dtype") else "fp32" if fp32 else None,
             optimizer=stated if stated in OPTIMIZERS else "adam",
-            software=software_of(row, ZEUS_PROFILE),
+            software=software_profile_name(row, ZEUS_PROFILE),
             model=dict(network.sizes),
         )
         if software is None and self.calibration is None:
             return _predicted(network.name, system.name, run.model_dump_json(exclude_defaults=True))
-        return predict(load_model(network.name), system, run, software, self.calibration_of(system))
+        return predict(load_model(network.name), system, run, software, self.applicable_calibration(system))
 
 
 @lru_cache(maxsize=16)
@@ -369,7 +377,7 @@ def accelerator_sample_rate(
     return value if read_rate is None else min(value, read_rate / SAMPLE_BYTES[workload])
 
 
-class StorageTable(QuantityTable):
+class StorageTable(NonStepTimeTable):
     """Table of MLPerf Storage runs, which read training data, one per row; the measured value is samples per second."""
 
     name = "storage"
@@ -397,7 +405,7 @@ RUN_TABLES.register("storage")(StorageTable())
 #: Relative half-width of the 90 % interval: storage is shared, and rates of one kind differ by half.
 INTERVAL_FACTOR = 1.6
 #: Where a row does not say: a node of eight, and tensors of a residual network of some sixty layers.
-PROCESSES, TENSORS = 8.0, 200.0
+DEFAULT_CHECKPOINT_PROCESSES, DEFAULT_CHECKPOINT_TENSORS = 8.0, 200.0
 CHECKPOINT_MODES: dict[str, CheckpointMode] = {"sync": "sync", "async": "async", "memory": "memory"}
 
 
@@ -410,7 +418,7 @@ def checkpoint_bytes_of(row: Row) -> float:
     raise SpecError("neither bytes nor parameters are stated")
 
 
-class CheckpointTable(QuantityTable):
+class CheckpointTable(NonStepTimeTable):
     """Table of checkpoint saves, one per row; the measured value is the time for which training stopped [s]."""
 
     name = "checkpoint"
@@ -427,14 +435,14 @@ class CheckpointTable(QuantityTable):
         if not has_value(row, "storage") and mode == "sync":
             raise SpecError("storage is not stated")
         rate = float(row["storage_bytes_per_s"]) if has_value(row, "storage_bytes_per_s") else None
-        seconds = checkpoint_seconds(
+        seconds = checkpoint_pause(
             total_bytes=total,
             software=str(row["software"]),
-            processes=float(row["processes"]) if has_value(row, "processes") else PROCESSES,
+            processes=float(row["processes"]) if has_value(row, "processes") else DEFAULT_CHECKPOINT_PROCESSES,
             nodes=float(row["nodes"]) if has_value(row, "nodes") else 1.0,
             storage=storage_by_name(str(row["storage"]), rate if mode == "sync" else rate or 1.0),
             mode=CHECKPOINT_MODES[mode],
-            tensors=float(row["tensors"]) if has_value(row, "tensors") else TENSORS,
+            tensors=float(row["tensors"]) if has_value(row, "tensors") else DEFAULT_CHECKPOINT_TENSORS,
         )
         return RowPrediction(
             seconds,
@@ -449,7 +457,7 @@ class CheckpointTable(QuantityTable):
 RUN_TABLES.register("checkpoint")(CheckpointTable())
 
 
-class BootTimeTable(QuantityTable):
+class BootTimeTable(NonStepTimeTable):
     """Table of rented machine types, one per row; the measured value is the mean time to boot [s]."""
 
     name = "startup"

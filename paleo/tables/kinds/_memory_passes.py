@@ -10,17 +10,17 @@ import numpy as np
 import pandas as pd
 
 from paleo.pricing import memory, scans
-from paleo.pricing.calibration_lookup import streaming_fraction
+from paleo.pricing.calibration_lookup import streaming_bandwidth_share
 from paleo.pricing.kernels import DeviceDatasheet, device_datasheet
 from paleo.specs.device import find_device
-from paleo.tables.cells import Array, map_words, number_column, parse_release, text_column
+from paleo.tables.cells import Array, map_text_columns, number_column, parse_release, text_column
 from paleo.tables.columns import parse_column_names
 from paleo.tables.kernels import (
     KERNEL_TABLES,
     FitSettings,
     FittedParameters,
     KernelTable,
-    rowwise,
+    apply_per_row,
     timing_methods,
     unsupported_reason,
 )
@@ -43,7 +43,9 @@ OPERATIONS_OF_FAMILY = {
     "gated": ("silu_and_mul", "gelu_and_mul"),
     "quantize": ("fp8_scale_matrix", "fp8_quantize", "quantize"),
 }  # fmt: skip
-FAMILY_OF = {operation: family for family, operations in OPERATIONS_OF_FAMILY.items() for operation in operations}
+FAMILY_OF_OPERATION = {
+    operation: family for family, operations in OPERATIONS_OF_FAMILY.items() for operation in operations
+}
 #: Host work of a framework call against that of a two-operand one, where it is another: scalars are wrapped first, and
 #: activations go through a module.
 HOST_CALL_FACTORS = {
@@ -66,10 +68,10 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
     optional_columns = "compute dtype device library source timing cache"
     configuration_columns = ("op", "shape")
     size_columns = ("bytes_moved",)
-    families: ClassVar = {f"memory.{family}": memory.MemoryParameters for family in OPERATIONS_OF_FAMILY}
+    parameters_by_family: ClassVar = {f"memory.{family}": memory.MemoryParameters for family in OPERATIONS_OF_FAMILY}
     host_parameters = ("launch_time", "kernel_time", "host_overlap")
 
-    def start_and_fixed_names(
+    def start_and_fixed_parameters(
         self, family: str, stack: str, figures: DeviceDatasheet
     ) -> tuple[memory.MemoryParameters, tuple[str, ...]]:
         """Choose (start values, names of fixed parameters) to fit a memory-bound kernel's parameters.
@@ -77,7 +79,7 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
         Parameters that the measured times do not determine stay fixed.
         """
         plain, eager = family == "memory.elementwise", stack == "eager"
-        streaming = streaming_fraction(
+        streaming = streaming_bandwidth_share(
             memory_kind=figures.memory_kind, architecture=figures.architecture, inline_ecc=False
         )
         start = memory.MemoryParameters(
@@ -102,9 +104,9 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
     ) -> FitSettings:
         """Choose how parameters of memory-bound kernels are fitted to at most 900 measured times.
 
-        Start values and fixed parameters are those of `start_and_fixed_names`.
+        Start values and fixed parameters are those of `start_and_fixed_parameters`.
         """
-        start, fixed = self.start_and_fixed_names(family, stack, figures)
+        start, fixed = self.start_and_fixed_parameters(family, stack, figures)
         return FitSettings(start, fixed_parameters=fixed, max_training_rows=900, prior_precision=0.15)
 
     def load_datasheet(self, subject: str, dtype: str, compute: str) -> DeviceDatasheet:
@@ -113,7 +115,7 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
 
     def unsupported_reasons(self, frame: pd.DataFrame) -> pd.Series[str]:
         reason = pd.Series("", index=frame.index, dtype=object)
-        unknown = ~text_column(frame, "op").isin(FAMILY_OF)
+        unknown = ~text_column(frame, "op").isin(FAMILY_OF_OPERATION)
         reason[unknown] = "unknown operation " + text_column(frame, "op")[unknown]
         reason[~_input_dtype(frame).isin(DTYPE_BYTES)] = "unknown dtype"
         moved = pd.to_numeric(frame["bytes_moved"], errors="coerce").to_numpy(dtype=np.float64)
@@ -129,7 +131,7 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
         return timing_methods(frame, pd.Series(usual, index=frame.index, dtype=object))
 
     def kernel_family(self, frame: pd.DataFrame) -> pd.Series[str]:
-        return "memory." + text_column(frame, "op").map(FAMILY_OF).fillna("elementwise")
+        return "memory." + text_column(frame, "op").map(FAMILY_OF_OPERATION).fillna("elementwise")
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         rows, length = _shape(frame)
@@ -145,8 +147,10 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
         warm = (stack == "graph") | ((stack == "kernel") & operation.isin(WARM_INPUT_OPERATIONS))
         stated = text_column(frame, "cache")
         warm = warm.where(stated == "", stated == "warm")
-        by_row = (~text_column(frame, "op").map(FAMILY_OF).isin(["elementwise", "quantize"])).to_numpy(dtype=np.bool_)
-        return memory.memory_time(
+        by_row = (~text_column(frame, "op").map(FAMILY_OF_OPERATION).isin(["elementwise", "quantize"])).to_numpy(
+            dtype=np.bool_
+        )
+        return memory.memory_kernel_time(
             moved_bytes=number_column(frame, "bytes_moved"), elements=passes.elements, device=figures,
             parameters=parameters,
             reread_bytes=passes.reread_bytes, reread_footprint=passes.reread_footprint,
@@ -157,7 +161,7 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
 
 
 def _passes(frame: pd.DataFrame, rows: Array, length: Array, figures: DeviceDatasheet) -> memory.RowTraffic:
-    family = text_column(frame, "op").map(FAMILY_OF)
+    family = text_column(frame, "op").map(FAMILY_OF_OPERATION)
     width = np.array(_input_dtype(frame).map(DTYPE_BYTES), dtype=np.float64)
     if (family == "softmax").all():
         return memory.softmax_row_traffic(rows=rows, length=length, element_bytes=width, device=figures)
@@ -191,17 +195,17 @@ KERNEL_TABLES.register("elementwise")(ElementwiseTable())
 
 #: Kernels of single tokens, and of convolutions: by blocks of channels (CUDA), by tiles (Triton), of single tokens, of
 #: tokens that are verified.
-TOKEN_KERNELS = (
+SINGLE_TOKEN_SCAN_KERNELS = (
     "fused_recurrent_gated_delta_rule", "fused_recurrent_gated_delta_rule_packed_decode", "fused_recurrent_kda",
     "fused_recurrent_kda_packed_decode", "fused_kda_decode", "kda_fused_decode", "fused_kda_decode_mtp_dspark",
     "fused_sigmoid_gating_delta_rule_update",
 )  # fmt: skip
-CONVOLUTION_KERNELS = ("cuda", "triton", "update", "verify")
+SHORT_CONVOLUTION_KERNELS = ("cuda", "triton", "update", "verify")
 #: Releases from which a library has convolutions in Triton, and its rows hold the channels of queries, keys and values;
 #: rates of the rows before say that they hold those of the keys.
-TRITON_SINCE_RELEASE = {"sglang": (0, 5, 14), "vllm": (0, 23)}
+FIRST_TRITON_CONVOLUTION_RELEASE = {"sglang": (0, 5, 14), "vllm": (0, 23)}
 #: Parameters that each formula lacks.
-UNDETERMINED_PARAMETERS = {
+UNDETERMINED_SCAN_PARAMETERS = {
     "chunks": ("host_time", "block_start_cycles", "state_passes_per_sequence"),
     "tokens": ("host_time", "flops_per_cycle", "block_start_cycles"),
     "conv": ("flops_per_cycle", "chunk_step_cycles", "state_passes_per_sequence"),
@@ -218,9 +222,13 @@ class ScanTable(KernelTable[DeviceDatasheet]):
     )
     configuration_columns = parse_column_names("scan batch_size seq_len nheads num_k_heads num_v_heads d_state")
     size_columns = ("batch_size", "seq_len")
-    families: ClassVar[Mapping[str, type[Any]]] = {
+    parameters_by_family: ClassVar[Mapping[str, type[Any]]] = {
         f"scan.{name}": scans.ScanParameters
-        for name in (*scans.CHUNK_LENGTHS, *TOKEN_KERNELS, *(f"conv.{each}" for each in CONVOLUTION_KERNELS))
+        for name in (
+            *scans.CHUNK_LENGTHS,
+            *SINGLE_TOKEN_SCAN_KERNELS,
+            *(f"conv.{each}" for each in SHORT_CONVOLUTION_KERNELS),
+        )
     }
     host_parameters = ("launch_time", "host_time")
 
@@ -228,14 +236,16 @@ class ScanTable(KernelTable[DeviceDatasheet]):
         """Add column ``dtype`` = bf16 to timed scan kernels, all of which run in that format."""
         return frame.assign(dtype="bf16")
 
-    @rowwise
+    @apply_per_row
     def unsupported_reasons(self, device: str, kernel_source: str) -> str:
         """Explain why a timed scan kernel cannot be modelled (unknown kernel or device); '' if it can."""
-        if kernel_source in (*scans.CHUNK_LENGTHS, *TOKEN_KERNELS) or kernel_source.startswith("causal_conv1d"):
+        if kernel_source in (*scans.CHUNK_LENGTHS, *SINGLE_TOKEN_SCAN_KERNELS) or kernel_source.startswith(
+            "causal_conv1d"
+        ):
             return unsupported_reason(device, "bf16", "", frozenset({"bf16"}))
         return f"kernel {kernel_source!r} is not modelled"
 
-    @rowwise
+    @apply_per_row
     def timing_method(self, kernel_source: str, library: str, version: str) -> str:
         """Return how a scan kernel was timed, mostly in a CUDA graph (``graph``).
 
@@ -253,7 +263,7 @@ class ScanTable(KernelTable[DeviceDatasheet]):
             return "graph/three" if "qkv3" in kernel_source else "graph"
         return "graph/early" if library == "sglang" or version.endswith("rc10") else "graph"
 
-    @rowwise
+    @apply_per_row
     def kernel_family(self, kernel_source: str, library: str, version: str, phase: str) -> str:
         """Return the key ``scan.<kernel>`` of the calibrated parameters that predict a timed scan kernel."""
         if not kernel_source.startswith("causal_conv1d"):
@@ -270,14 +280,14 @@ class ScanTable(KernelTable[DeviceDatasheet]):
         Parameters that the formula of the kernel does not have stay fixed.
         """
         kernel = family.split(".")[1]
-        absent = UNDETERMINED_PARAMETERS[
+        absent = UNDETERMINED_SCAN_PARAMETERS[
             "conv" if kernel == "conv" else "chunks" if kernel in scans.CHUNK_LENGTHS else "tokens"
         ]
         return FitSettings(
             scans.ScanParameters(),
             parameters_per_stack=("launch_time", "block_start_cycles"),
             fixed_parameters=absent,
-            random_starts=3,
+            search_count=3,
             prior_precision=0.2,
         )
 
@@ -285,9 +295,9 @@ class ScanTable(KernelTable[DeviceDatasheet]):
         """Count (FLOP, bytes) of timed scan kernels: FLOP of the chunks, and tokens and states moved once."""
         batch, length, heads, keys, values = _sizes(frame)
         convolved = text_column(frame, "kernel_source").str.startswith("causal_conv1d").to_numpy(dtype=bool)
-        moved = batch * length * _token_bytes(frame) + 2.0 * scans.STATE * batch * heads * keys * values
-        flops = batch * np.ceil(length / 64.0) * heads * scans.chunk_flops(np.minimum(length, 64.0), keys, values)
-        taps = 2.0 * scans.ELEMENT * batch * length * _channels(frame)
+        moved = batch * length * _token_bytes(frame) + 2.0 * scans.STATE_ELEMENT_BYTES * batch * heads * keys * values
+        flops = batch * np.ceil(length / 64.0) * heads * scans.scan_chunk_flops(np.minimum(length, 64.0), keys, values)
+        taps = 2.0 * scans.TOKEN_ELEMENT_BYTES * batch * length * _channels(frame)
         return np.where(convolved, 0.0, flops), np.where(convolved, taps, moved)
 
     def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: scans.ScanParameters) -> Array:
@@ -333,7 +343,7 @@ def _token_bytes(frame: pd.DataFrame) -> Array:
     They are queries and keys of their groups, values and outputs of all heads.
     """
     _, _, heads, keys, values = _sizes(frame)
-    return 2.0 * scans.ELEMENT * (_either(frame, "num_k_heads", "n_groups") * keys + heads * values)
+    return 2.0 * scans.TOKEN_ELEMENT_BYTES * (_either(frame, "num_k_heads", "n_groups") * keys + heads * values)
 
 
 def _channels(frame: pd.DataFrame) -> Array:
@@ -344,13 +354,16 @@ def _channels(frame: pd.DataFrame) -> Array:
     _, _, heads, keys, values = _sizes(frame)
     groups = _either(frame, "num_k_heads", "n_groups")
     columns = ("scan", "library", "version")
-    narrow = map_words(frame, columns, lambda scan, *release: scan == "gdn" and not _tiled(*release), bool)
+    narrow = map_text_columns(frame, columns, lambda scan, *release: scan == "gdn" and not _tiled(*release), bool)
     return np.where(narrow, groups * keys, 2.0 * groups * keys + heads * values)
 
 
 @cache
 def _tiled(library: str, version: str) -> bool:
-    return library in TRITON_SINCE_RELEASE and parse_release(version) >= TRITON_SINCE_RELEASE[library]
+    return (
+        library in FIRST_TRITON_CONVOLUTION_RELEASE
+        and parse_release(version) >= FIRST_TRITON_CONVOLUTION_RELEASE[library]
+    )
 
 
 KERNEL_TABLES.register(ScanTable.name)(ScanTable())

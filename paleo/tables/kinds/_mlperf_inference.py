@@ -13,8 +13,8 @@ from paleo.serving.forward_lowering import Sharding
 from paleo.serving.iteration_times import iteration_tables
 from paleo.serving.memory import serving_memory
 from paleo.serving.plans import LatencyLimits, ReplicaLayout, ServingLoad, ServingPlan, best_serving_plan
-from paleo.serving.single_pass import batches_in_memory, best_batch
-from paleo.serving.steady import RequestLengths
+from paleo.serving.single_pass import best_batch, fitting_batches
+from paleo.serving.steady_state import RequestLengths
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
 from paleo.tables.kinds._serving import system_of_device
@@ -86,9 +86,9 @@ UNMODELLED_BENCHMARKS = {
 #: Tokens of the longest question that BERT reads (SQuAD with its paragraph, MLPerf Inference), and share of the peak in
 #: sixteen bits at which Hopper's fused attention computes the padding to these: what the server scenario adds to the
 #: offline time of a sample is 28 us on H100 and 30 on H200 in either accuracy, 44 on H100 PCIe (0.38, 0.36, 0.32).
-PADDED_TOKENS, PADDED_SHARE = 384.0, 0.36
+PADDED_TOKENS, PADDED_ATTENTION_PEAK_FRACTION = 384.0, 0.36
 #: Factors of the 90 % interval; degrees of a replica that submitters take.
-INTERVAL, DEGREES = (0.7, 1.4), (1, 2, 4, 8)
+INTERVAL_FACTORS, TENSOR_PARALLEL_DEGREES = (0.7, 1.4), (1, 2, 4, 8)
 
 
 def benchmark_of(row: Row) -> LanguageBenchmark | SinglePassBenchmark:
@@ -131,7 +131,7 @@ def replica_layouts(
     """
     system = system_of_device(device)
     fitting = []
-    for degree in DEGREES:
+    for degree in TENSOR_PARALLEL_DEGREES:
         if degree > min(gpus, max(system.devices_per_node, 1)):
             continue
         sharding = Sharding(degree)
@@ -141,7 +141,7 @@ def replica_layouts(
             continue
         memory = serving_memory(prices.lowered, sharding, formats, engine, system.device)
         if not memory.refusal(length):
-            limit = engine.limit(system.device)
+            limit = engine.batch_limit(system.device)
             fitting.append(ReplicaLayout(sharding, formats, engine, max(gpus // degree, 1), prices, memory, limit))
     return tuple(fitting)
 
@@ -225,18 +225,18 @@ def _single_pass_samples_per_s(
     limit = None if scenario == "offline" else _limit(row, "latency_limit_s")
     between = 2.0 if str(row["model"]).endswith("99.9") else 1.0
     if isinstance(benchmark, SinglePassBenchmark):
-        tried = batches_in_memory(load_model(benchmark.model), system, formats, benchmark.fused_layers, between=between)
+        tried = fitting_batches(load_model(benchmark.model), system, formats, benchmark.fused_layers, between=between)
     else:
         length = benchmark.prompt_tokens
         network = load_model(benchmark.model)
-        tried = batches_in_memory(network, system, formats, length=length, between=between)
+        tried = fitting_batches(network, system, formats, length=length, between=between)
         if limit is not None:
             padding = padding_time(network, system, benchmark)
-            tried = tuple(replace(each, seconds=each.seconds + each.requests * padding) for each in tried)
+            tried = tuple(replace(each, batch_time=each.batch_time + each.requests * padding) for each in tried)
     best = best_batch(tried, limit)
     if best is None:
         raise SpecError("no batch keeps the limit of latency")
-    return gpus * best.rate
+    return gpus * best.requests_per_s
 
 
 def padding_time(model: ModelSpec, system: System, benchmark: LanguageBenchmark) -> float:
@@ -265,7 +265,7 @@ def padding_time(model: ModelSpec, system: System, benchmark: LanguageBenchmark)
         return 0.0
     squares = PADDED_TOKENS**2 - benchmark.prompt_tokens**2 * (1.0 + benchmark.length_deviation**2)
     flops = 4.0 * float(model.params["layers"]) * float(model.params["hidden"]) * squares
-    return flops / (PADDED_SHARE * device.peak_flops_per_s("fp16"))
+    return flops / (PADDED_ATTENTION_PEAK_FRACTION * device.peak_flops_per_s("fp16"))
 
 
 class MlperfInferenceTable(RunTable):
@@ -292,7 +292,7 @@ class MlperfInferenceTable(RunTable):
         """
         if not has_value(row, "device") or not has_value(row, "n_gpus"):
             raise SpecError("device or n_gpus is blank")
-        value, (low, high) = predict_samples_per_s(row), INTERVAL
+        value, (low, high) = predict_samples_per_s(row), INTERVAL_FACTORS
         device = system_of_device(str(row["device"])).device
         peak = float(row["n_gpus"]) * device.peak_flops_per_s(
             "bf16" if "bf16" in device.peak else device.training_dtype
@@ -304,15 +304,21 @@ RUN_TABLES.register("inference")(MlperfInferenceTable())
 
 
 #: Networks and systems of rows of reinforcement learning by the names in the table.
-NETWORKS = {
+CATALOG_NETWORK_OF_NAME = {
     "DeepSeek V3": "deepseek_v3",
     "Qwen3-235B": "qwen3-235b-a22b",
     "Qwen3-30B3A": "qwen3-30b-a3b",
     "Nemotron-3-Nano-30B-A3B": "nemotron-3-nano-30b-a3b",
 }
-SYSTEMS = {"H100": "dgx-h100", "H200": "dgx-h200", "B200": "dgx-b200", "GB200": "gb200-nvl72", "A100": "dgx-a100-80gb"}
+CATALOG_SYSTEM_OF_NAME = {
+    "H100": "dgx-h100",
+    "H200": "dgx-h200",
+    "B200": "dgx-b200",
+    "GB200": "gb200-nvl72",
+    "A100": "dgx-a100-80gb",
+}
 #: Tokens of a prompt where a row states prompts and answers together, and at most so large a share of both.
-PROMPT, PROMPT_SHARE = 150.0, 1.0 / 3.0
+DEFAULT_PROMPT_TOKENS, MAX_PROMPT_SHARE = 150.0, 1.0 / 3.0
 #: Factors of the 90 % interval of a step.
 STEP_INTERVAL = (0.7, 1.5)
 
@@ -349,16 +355,19 @@ class ReinforcementStepTable(RunTable):
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the time of a reinforcement-learning step [s]; the baseline is rollout tokens per GPU."""
-        from paleo.studies.reinforcement import ReinforcementQuestion, rank_learning_steps
+        from paleo.studies.reinforcement import ReinforcementQuestion, rank_reinforcement_steps
 
         needed = ("system", "model", "n_gpus", "max_sequence", "mean_sequence", "training_batch", "generation_batch")
         missing = [column for column in needed if not has_value(row, column)]
         if missing:
             raise SpecError(f"{missing[0]} is blank")
         name = str(row["system"])
-        if name not in SYSTEMS:
-            raise SpecError(f"system {name!r} is not known; {', '.join(SYSTEMS)} are")
-        model, system = load_model(NETWORKS.get(str(row["model"]), str(row["model"]))), load_system(SYSTEMS[name])
+        if name not in CATALOG_SYSTEM_OF_NAME:
+            raise SpecError(f"system {name!r} is not known; {', '.join(CATALOG_SYSTEM_OF_NAME)} are")
+        model, system = (
+            load_model(CATALOG_NETWORK_OF_NAME.get(str(row["model"]), str(row["model"]))),
+            load_system(CATALOG_SYSTEM_OF_NAME[name]),
+        )
         trainer = parse_degrees(row["training_layout"], ("tp", "cp", "ep", "pp", "vpp"))
         engine = parse_degrees(row["generation_layout"], ("tp", "pp"))
         staleness = 0 if str(row["policy"]).lower() == "on policy" else int(str(row["policy"]).partition("-")[0])
@@ -368,7 +377,7 @@ class ReinforcementStepTable(RunTable):
             model, system, int(float(row["n_gpus"])), _rollouts(row), staleness=staleness,
             layouts=[Sharding(engine["tp"], engine["pp"])], strategies=[",".join([*parts, *folded, "zero=1"])],
         )  # fmt: skip
-        steps, refusals = rank_learning_steps(question)
+        steps, refusals = rank_reinforcement_steps(question)
         if not steps:
             raise SpecError(refusals[0] if refusals else "no layout of engine and trainer")
         seconds, (low, high) = steps[0].step_time, STEP_INTERVAL
@@ -382,7 +391,7 @@ def _rollouts(row: Row) -> Rollouts:
     from paleo.serving.reinforcement import Rollouts
 
     mean, longest = float(row["mean_sequence"]), float(row["max_sequence"])
-    prompt = min(PROMPT, PROMPT_SHARE * mean)
+    prompt = min(DEFAULT_PROMPT_TOKENS, MAX_PROMPT_SHARE * mean)
     count, batch = int(float(row["generation_batch"])), int(float(row["training_batch"]))
     return Rollouts(count, batch, prompt, mean - prompt, max(longest - prompt, 1.0))
 

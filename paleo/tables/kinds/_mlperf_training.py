@@ -20,22 +20,28 @@ from paleo.predict import predict
 from paleo.specs.device import find_device, load_link
 from paleo.specs.software import SoftwareProfile, load_software
 from paleo.specs.system import InterconnectLevel, System, load_system
-from paleo.specs.task import TrainingTask, benchmark_task
-from paleo.studies.target import MODEL_PARALLEL_STRATEGIES, TargetTime, first_fitting_point, task_run, time_to_target
+from paleo.specs.task import TrainingTask, mlperf_task
+from paleo.studies.target import (
+    MODEL_PARALLEL_STRATEGIES,
+    TargetTime,
+    first_fitting_target_time,
+    task_run,
+    time_to_target,
+)
 from paleo.tables.cells import Array, number_or_nan
-from paleo.tables.kinds._transformers import strategy_of
+from paleo.tables.kinds._transformers import strategy_of_run
 from paleo.tables.run_tables import (
-    DEFAULT_SYSTEMS,
     RUN_TABLES,
+    USUAL_SYSTEM_OF_DEVICE,
     Row,
     RowPrediction,
     RunTable,
     has_value,
     integer_cell,
-    peak_step_time,
+    peak_flops_step_time,
     row_dicts,
     row_prediction,
-    system_of,
+    system_of_run,
     with_devices_per_node,
     with_row_device,
 )
@@ -62,16 +68,16 @@ def task_of_row(row: Row) -> TrainingTask:
     Raise SpecError if the catalog has none.
     """
     benchmark, name = str(row["benchmark"]).strip(), str(row["round"]).strip()
-    task = benchmark_task(benchmark, name)
+    task = mlperf_task(benchmark, name)
     if task is None:
         raise SpecError(f"benchmark {benchmark!r} has no task in the catalog (models/tasks)")
     return task
 
 
-def system_of_row(row: Row) -> System:
+def submission_system(row: Row) -> System:
     """Build the system of an MLPerf submission, with its device and devices per node, and a network between nodes."""
     device, gpus, nodes = str(row["device"]), integer_cell(row, "n_gpus"), integer_cell(row, "nodes", 1)
-    name = str(row["system"]) if has_value(row, "system") else DEFAULT_SYSTEMS.get(device, "pcie4-8gpu")
+    name = str(row["system"]) if has_value(row, "system") else USUAL_SYSTEM_OF_DEVICE.get(device, "pcie4-8gpu")
     name = SUBSTITUTE_SYSTEMS.get(name, name)
     system = with_row_device(load_system(name), row)
     node_size = -(-gpus // max(nodes, 1))
@@ -100,7 +106,7 @@ def system_of_row(row: Row) -> System:
     )
 
 
-def gpus_that_train(row: Row, rows: float, task: TrainingTask) -> tuple[int, dict[str, str]]:
+def training_gpus_and_options(row: Row, rows: float, task: TrainingTask) -> tuple[int, dict[str, str]]:
     """Determine how an MLPerf submission spreads its batch: (GPUs that train, `Run` options that split a sample).
 
     If a batch has fewer input ``rows`` (packed sequences or images) than GPUs and no degrees are stated, several GPUs
@@ -132,13 +138,13 @@ SAMPLE_SPLIT_AXES = {"megatron-core": ("tp", 8)}
 
 
 #: Batches of the Transformer above this one count tokens, of which a pair of sentences has so many.
-MOST_SENTENCES, TOKENS = 4096.0, 28.0
+MAX_SENTENCES_PER_BATCH, TOKENS_PER_SENTENCE_PAIR = 4096.0, 28.0
 #: Pairs of sentences in a row of the Transformer's packed rows, in which TPUs count batches and, from v0.7 on, samples:
 #: 4,590,101 pairs in the 566,340 rows of an epoch.
-PAIRS_PER_ROW = 4590101.0 / 566340.0
+SENTENCE_PAIRS_PER_ROW = 4590101.0 / 566340.0
 
 
-def samples_of_cell(row: Row, column: str) -> float:
+def samples_in_task_unit(row: Row, column: str) -> float:
     """Convert a cell of an MLPerf submission to samples as its task counts them; nan if empty.
 
     Columns are samples to target or samples per batch. The Transformer's batches count tokens on GPUs and packed rows
@@ -153,10 +159,14 @@ def samples_of_cell(row: Row, column: str) -> float:
         return value
     if column == "global_batch":
         unit = (
-            PAIRS_PER_ROW if str(row["device"]).startswith("tpu") else 1.0 / TOKENS if value > MOST_SENTENCES else 1.0
+            SENTENCE_PAIRS_PER_ROW
+            if str(row["device"]).startswith("tpu")
+            else 1.0 / TOKENS_PER_SENTENCE_PAIR
+            if value > MAX_SENTENCES_PER_BATCH
+            else 1.0
         )
         return value * unit
-    return value * (PAIRS_PER_ROW if value < task.dataset_samples else 1.0)
+    return value * (SENTENCE_PAIRS_PER_ROW if value < task.dataset_samples else 1.0)
 
 
 def boolean_cell(row: Row, key: str, default: bool) -> bool:
@@ -180,7 +190,7 @@ def strategy_of_row(row: Row, gpus: int, software: SoftwareProfile) -> str:
     sharded = boolean_cell(row, "distributed_optimizer", software.parallelism.zero > 0)
     sequences = boolean_cell(row, "sequence_parallel", software.parallelism.sequence_parallel)
     stated = {"sharding": "zero1" if sharded else "none", "sequence_parallel": int(sequences)}
-    return strategy_of({**row, **stated, "dp": gpus // product, "vp": integer_cell(row, "vp", 1)}, software)
+    return strategy_of_run({**row, **stated, "dp": gpus // product, "vp": integer_cell(row, "vp", 1)}, software)
 
 
 def run_options_of_row(row: Row, task: TrainingTask, gpus: int) -> dict[str, Any]:
@@ -202,7 +212,7 @@ PREDICTION_COLUMNS = (
 )  # fmt: skip
 
 
-def target_of_row(row: Row, calibration: Calibration | None = None) -> TargetTime:
+def submission_time_to_target(row: Row, calibration: Calibration | None = None) -> TargetTime:
     """Predict the time to target of an MLPerf submission; raise PaleoError with the reason if it cannot be modelled.
 
     ``calibration`` is a user's calibration; None: the catalog's calibrations.
@@ -220,12 +230,12 @@ def _known_target(cells: tuple[tuple[str, Any], ...]) -> TargetTime:
 
 def _target(cells: tuple[tuple[str, Any], ...], calibration: Calibration | None) -> TargetTime:
     row = dict(cells)
-    system = system_of_row(row)
+    system = submission_system(row)
     task = task_of_row(row).for_device_kind(system.device.kind)
-    batch = samples_of_cell(row, "global_batch")
+    batch = samples_in_task_unit(row, "global_batch")
     if not batch >= 1:
         raise SpecError("global_batch is not stated")
-    gpus, spread = gpus_that_train(row, max(1, round(batch / task.packed)), task)
+    gpus, spread = training_gpus_and_options(row, max(1, round(batch / task.packed)), task)
     runs = float(row.get("runs", 1.0))
     run = task_run(task, gpus, batch, **{**run_options_of_row(row, task, gpus), **spread})
     priced = partial(time_to_target, task, system, global_batch=batch, runs=runs, calibration=calibration)
@@ -238,30 +248,33 @@ def _target(cells: tuple[tuple[str, Any], ...], calibration: Calibration | None)
         for degrees in MODEL_PARALLEL_STRATEGIES
         if task.code.software in SAMPLE_SPLIT_AXES or "tp=" not in degrees
     ]
-    return first_fitting_point(plans, lambda **stated: priced(run.model_copy(update=stated))) or point
+    return first_fitting_target_time(plans, lambda **stated: priced(run.model_copy(update=stated))) or point
 
 
 # rows of tables of steps
 
 #: How a table of steps names the source of a submission, and what its notes say of the batch that was logged.
-SUBMISSION, LOGGED_BATCH = re.compile(r"MLPerf Training (v\d+\.\d+)"), re.compile(r"logged batch (\d+)")
+MLPERF_TRAINING_SOURCE_PATTERN, LOGGED_BATCH = (
+    re.compile(r"MLPerf Training (v\d+\.\d+)"),
+    re.compile(r"logged batch (\d+)"),
+)
 #: Benchmarks that such tables name otherwise than MLPerf does.
 MLPERF_BENCHMARK_NAMES = {"resnet50-v1.5": "resnet", "ssd-resnet34": "ssd"}
 
 
-def submission_of(row: Row) -> Row | None:
+def mlperf_submission_row(row: Row) -> Row | None:
     """Convert a row of a table of training steps to a row of a table of MLPerf submissions.
 
     None if its source is no round of MLPerf Training or the catalog has no task for its network.
 
     >>> row = {"source": "MLPerf Training v3.0, Dell", "model": "BERT", "device": "l40", "n_gpus": 2, "dtype": "fp16"}
-    >>> submission_of({**row, "global_batch": 48})["global_batch"]  # two sequences are packed into a row
+    >>> mlperf_submission_row({**row, "global_batch": 48})["global_batch"]  # two sequences are packed into a row
     96.0
     """
-    edition = SUBMISSION.match(str(row.get("source", "")))
+    edition = MLPERF_TRAINING_SOURCE_PATTERN.match(str(row.get("source", "")))
     slug = str(row.get("model_slug") or row.get("model", "")).strip().lower()
     benchmark = MLPERF_BENCHMARK_NAMES.get(slug, slug)
-    task = benchmark_task(benchmark, edition.group(1)) if edition else None
+    task = mlperf_task(benchmark, edition.group(1)) if edition else None
     if edition is None or task is None:
         return None
     logged = LOGGED_BATCH.search(str(row.get("notes", "")))
@@ -276,22 +289,26 @@ def submission_of(row: Row) -> Row | None:
 class NetworkStepTable(RunTable):
     """Abstract base of tables of training steps, some rows of which are from submissions to MLPerf Training."""
 
-    def system(self, row: Row) -> System:
-        """Build the system on which a measured training step ran, by `system_of`."""
-        return system_of(row)
+    def system_of_row(self, row: Row) -> System:
+        """Build the system on which a measured training step ran, by `system_of_transformer_run`."""
+        return system_of_run(row)
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict a measured training step [s]: by its task for an MLPerf submission, else by `predict_network_row`."""
-        submission = submission_of(row)
+        submission = mlperf_submission_row(row)
         if submission is None:
             return self.predict_network_row(row, software)
-        calibration = self.calibration_of(system_of_row(submission))
-        point = target_of_row(submission, calibration)
+        calibration = self.applicable_calibration(submission_system(submission))
+        point = submission_time_to_target(submission, calibration)
         known = point.prediction
         if software is not None:
             return row_prediction(predict(known.model, known.system, known.run, software, calibration))
         return RowPrediction(
-            point.step_time, *point.step_interval, peak_step_time(known), known.system.device.name, point.task.name
+            point.step_time,
+            *point.step_interval,
+            peak_flops_step_time(known),
+            known.system.device.name,
+            point.task.name,
         )
 
     @abstractmethod
@@ -323,18 +340,20 @@ class MlperfTrainingTable(RunTable):
     measured_unit_in_si = MINUTE
     used_for_fitting = False
 
-    def system(self, row: Row) -> System:
-        """Build the system of an MLPerf submission, by `system_of_row`."""
-        return system_of_row(row)
+    def system_of_row(self, row: Row) -> System:
+        """Build the system of an MLPerf submission, by `submission_system`."""
+        return submission_system(row)
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the time to target of an MLPerf submission [s]; the baseline is all samples' model FLOP at peak."""
-        point = target_of_row(row, self.calibration_of(self.system(row)))
+        point = submission_time_to_target(row, self.applicable_calibration(self.system_of_row(row)))
         low, high = point.interval
-        ideal = peak_step_time(point.prediction) * point.samples / point.global_batch
-        return RowPrediction(point.seconds, low, high, ideal, point.prediction.system.device.name, point.task.name)
+        ideal = peak_flops_step_time(point.prediction) * point.samples / point.global_batch
+        return RowPrediction(
+            point.time_to_target, low, high, ideal, point.prediction.system.device.name, point.task.name
+        )
 
-    def further_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
+    def secondary_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
         """Compute (predicted, measured) step time, samples to target and evaluation time of MLPerf submissions.
 
         Keys are ``step`` [s], ``samples`` and ``evaluation`` (all evaluations) [s]. Arrays have shape (rows,); nan
@@ -357,7 +376,7 @@ class MlperfTrainingTable(RunTable):
 
     def _point(self, row: Row) -> TargetTime | None:
         try:
-            return target_of_row(row, self.calibration_of(self.system(row)))
+            return submission_time_to_target(row, self.applicable_calibration(self.system_of_row(row)))
         except PaleoError:
             return None
 
@@ -371,7 +390,7 @@ class MlperfTrainingTable(RunTable):
 def _samples(row: Row) -> float:
     """Return the measured samples to target of an MLPerf submission, as its task counts them; nan if not known."""
     try:
-        return samples_of_cell(row, "samples_to_target")
+        return samples_in_task_unit(row, "samples_to_target")
     except (PaleoError, ValueError, KeyError):
         return float("nan")
 
@@ -390,15 +409,15 @@ RUN_TABLES.register("training_runs")(MlperfTrainingTable())
 
 
 #: Format whose peak scales a score from one device to another.
-SCORE_DTYPE = "fp16"
+BASELINE_PEAK_DTYPE = "fp16"
 
 
-def device_peaks(devices: pd.Series[str]) -> Array:
+def peak_flops_of_devices(devices: pd.Series[str]) -> Array:
     """Look up the peak FLOP/s (fp16, else bf16) of devices by name; nan for devices that the catalog lacks."""
 
     def peak(name: str) -> float:
         try:
-            return find_device(name).peak_flops_per_s(SCORE_DTYPE)
+            return find_device(name).peak_flops_per_s(BASELINE_PEAK_DTYPE)
         except PaleoError:
             try:
                 return find_device(name).peak_flops_per_s("bf16")
@@ -412,7 +431,7 @@ def device_peaks(devices: pd.Series[str]) -> Array:
 def _work(frame: pd.DataFrame) -> Array:
     """Compute minutes x GPUs x peak FLOP/s of MLPerf submissions, a proxy for the work of a run, shape (rows,)."""
     minutes, gpus = (frame[name].to_numpy(dtype=np.float64) for name in ("minutes_to_target", "n_gpus"))
-    return np.asarray(minutes * gpus * device_peaks(frame["device"]))
+    return np.asarray(minutes * gpus * peak_flops_of_devices(frame["device"]))
 
 
 def scaled_best_minutes(frame: pd.DataFrame, other_rounds: pd.DataFrame, last: str) -> Array:
@@ -437,7 +456,7 @@ def scaled_best_minutes(frame: pd.DataFrame, other_rounds: pd.DataFrame, last: s
     before = other_rounds[other_rounds["round"] == last]
     work = _work(before)
     least = np.nanmin(work) if np.isfinite(work).any() else np.nan
-    return np.asarray(least / (frame["n_gpus"].to_numpy(dtype=np.float64) * device_peaks(frame["device"])))
+    return np.asarray(least / (frame["n_gpus"].to_numpy(dtype=np.float64) * peak_flops_of_devices(frame["device"])))
 
 
 def constant_utilisation_minutes(frame: pd.DataFrame, other_rounds: pd.DataFrame) -> Array:
@@ -461,7 +480,7 @@ def constant_utilisation_minutes(frame: pd.DataFrame, other_rounds: pd.DataFrame
     work = pd.Series(_work(other_rounds), index=other_rounds.index)
     medians = work.groupby(other_rounds["device"]).median()
     chosen = frame["device"].map(medians).fillna(float(work.median())).to_numpy(dtype=np.float64)
-    return np.asarray(chosen / (frame["n_gpus"].to_numpy(dtype=np.float64) * device_peaks(frame["device"])))
+    return np.asarray(chosen / (frame["n_gpus"].to_numpy(dtype=np.float64) * peak_flops_of_devices(frame["device"])))
 
 
 def nearest_submission_minutes(frame: pd.DataFrame, other_rounds: pd.DataFrame) -> Array:
@@ -490,14 +509,14 @@ def nearest_submission_minutes(frame: pd.DataFrame, other_rounds: pd.DataFrame) 
     distance = np.abs(np.log(frame["n_gpus"].to_numpy(dtype=np.float64))[:, None] - counts[None, :])
     cost = np.where(usable[None, :], distance + np.where(same, 0.0, OTHER_DEVICE_PENALTY), np.inf)
     chosen = work[np.argmin(cost, axis=1)]
-    return np.asarray(chosen / (frame["n_gpus"].to_numpy(dtype=np.float64) * device_peaks(frame["device"])))
+    return np.asarray(chosen / (frame["n_gpus"].to_numpy(dtype=np.float64) * peak_flops_of_devices(frame["device"])))
 
 
 #: How many powers of e in count another device is worth.
 OTHER_DEVICE_PENALTY = 10.0
 
 
-def left_out_baselines(frame: pd.DataFrame) -> pd.DataFrame:
+def other_round_baselines(frame: pd.DataFrame) -> pd.DataFrame:
     """Predict minutes to target of MLPerf submissions by three baselines, from all other rounds of their benchmarks.
 
     Parameters

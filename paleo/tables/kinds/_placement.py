@@ -22,7 +22,7 @@ import pandas as pd
 from paleo.errors import SpecError, suggest_names
 from paleo.files import is_file
 from paleo.predict import Prediction, predict
-from paleo.pricing.communication import link_parameters
+from paleo.pricing.communication import collective_parameters
 from paleo.pricing.links.alpha_beta import partly_overlapped_time
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
@@ -31,11 +31,11 @@ from paleo.tables.cells import Array, read_table
 from paleo.tables.columns import parse_column_names
 from paleo.tables.run_tables import (
     RUN_TABLES,
-    QuantityTable,
+    NonStepTimeTable,
     Row,
     RowPrediction,
     integer_cell,
-    peak_step_time,
+    peak_flops_step_time,
     row_dicts,
 )
 
@@ -48,19 +48,19 @@ if TYPE_CHECKING:
 #: The table of networks, beside that of the steps.
 NETWORKS_FILE = "placement_networks.csv"
 #: What TCP leaves of a rate: 1,460 bytes of a frame of 1,538.
-TCP_SHARE = 1460.0 / 1538.0
+TCP_PAYLOAD_FRACTION = 1460.0 / 1538.0
 #: One flow between two machines of Amazon's cloud, unless they are placed together: 5 Gb/s (EC2 user guide, instance
 #: network bandwidth).
 CLOUD_FLOW_RATE = 0.625e9
 #: Transfers that a stage waits for, of the four of a microbatch: all where sends block (Megatron of 2021), half of them
 #: where sends have a stream of their own (DT-FM).
-BLOCKING, STREAMED = 1.0, 0.5
+BLOCKING_SEND_WAIT_FRACTION, STREAMED_SEND_WAIT_FRACTION = 1.0, 0.5
 #: Draws of random placements, and exchanges of two ranks that a schedule tries.
-DRAWS, EXCHANGES = 12, 600
+RANDOM_PLACEMENT_COUNT, PLACEMENT_SWAP_COUNT = 12, 600
 #: What a stage's computation follows from, beside its degrees.
-SIZE_COLUMNS = ("layers", "hidden", "seq_len", "micro_batch", "dtype", "software")
+STAGE_TIME_COLUMNS = ("layers", "hidden", "seq_len", "micro_batch", "dtype", "software")
 #: The machine of the rows; heads and words of their GPT-3 family, which the table leaves out.
-NODE, HEADS, VOCABULARY = "aws-p3.16xlarge", 16, 50257
+NODE_SYSTEM_NAME, GPT3_HEAD_COUNT, GPT3_VOCABULARY_SIZE = "aws-p3.16xlarge", 16, 50257
 #: Bytes of an activation, and of a gradient.
 HALF_PRECISION_BYTES = 2.0
 RankGrid = npt.NDArray[np.intp]
@@ -79,7 +79,7 @@ class PairNetwork:
     shares_link: npt.NDArray[np.bool_]
 
     @classmethod
-    def of(cls, rows: pd.DataFrame) -> PairNetwork:
+    def from_rows(cls, rows: pd.DataFrame) -> PairNetwork:
         """Build the network from its rows of ``placement_networks.csv``, one pair of groups of ranks per row."""
         ranks = int((rows["first_rank_a"] + rows["ranks_a"]).max())
         rates, shared = np.zeros((ranks, ranks)), np.zeros((ranks, ranks), dtype=bool)
@@ -114,7 +114,9 @@ class PairNetwork:
         flows = np.maximum(np.maximum(leaving[out], entering[into]), 1)
         flow_rates = np.where(shared, np.minimum(rates / flows, CLOUD_FLOW_RATE), rates)
         outside = out != into
-        return np.asarray(np.where(source == target, 0.0, size / (flow_rates * np.where(outside, TCP_SHARE, 1.0))))
+        return np.asarray(
+            np.where(source == target, 0.0, size / (flow_rates * np.where(outside, TCP_PAYLOAD_FRACTION, 1.0)))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,7 @@ def _scheduled_step_seconds(network: PairNetwork, work: _Pipelines, shape: tuple
     starts = (_packed(ranks, shape), _packed(ranks, shape[::-1]).T.copy())
     best = min(starts, key=lambda grid: work.step_time(network, grid)).ravel().copy()
     least = work.step_time(network, best.reshape(shape))
-    for first, second in random.integers(0, ranks, (EXCHANGES, 2)):
+    for first, second in random.integers(0, ranks, (PLACEMENT_SWAP_COUNT, 2)):
         best[[first, second]] = best[[second, first]]
         seconds = work.step_time(network, best.reshape(shape))
         if seconds >= least:
@@ -188,7 +190,7 @@ def _scheduled_step_seconds(network: PairNetwork, work: _Pipelines, shape: tuple
 def _random_step_seconds(network: PairNetwork, work: _Pipelines, shape: tuple[int, int]) -> float:
     """Compute the mean step time [s] of a pipeline-parallel run over random placements of its ranks."""
     random, ranks = np.random.default_rng(0), shape[0] * shape[1]
-    draws = [random.permutation(ranks).reshape(shape) for _ in range(DRAWS)]
+    draws = [random.permutation(ranks).reshape(shape) for _ in range(RANDOM_PLACEMENT_COUNT)]
     return float(np.mean([work.step_time(network, grid) for grid in draws]))
 
 
@@ -199,7 +201,7 @@ STEP_TIME_BY_ORDER: Mapping[str, Callable[[PairNetwork, _Pipelines, tuple[int, i
 }
 
 
-class PlacementTable(QuantityTable):
+class PlacementTable(NonStepTimeTable):
     """Table of training steps under rank placements, one per row; the measured value is the step time [s]."""
 
     name = "placement"
@@ -215,11 +217,11 @@ class PlacementTable(QuantityTable):
         """
         path = Path(str(frame.attrs.get("path", ""))).parent / NETWORKS_FILE
         described = read_table(path) if is_file(path) else pd.DataFrame({"network": []})
-        self._networks = {str(name): PairNetwork.of(rows) for name, rows in described.groupby("network")}
+        self._networks = {str(name): PairNetwork.from_rows(rows) for name, rows in described.groupby("network")}
         self._stages: dict[tuple[object, ...], tuple[float, float]] = {}
         return super().predict(frame)
 
-    def system(self, row: Row) -> System:
+    def system_of_row(self, row: Row) -> System:
         """Load a system that consists of one rank's device."""
         return load_system(str(row["device"]))
 
@@ -233,7 +235,7 @@ class PlacementTable(QuantityTable):
         stages, tensor, pipelines = (integer_cell(row, name) for name in ("pp", "tp", "dp"))
         if stages * tensor * pipelines != len(network.group_of_rank):
             raise SpecError(f"{stages} x {tensor} x {pipelines} ranks on a network of {len(network.group_of_rank)}")
-        key = *(str(row[name]) for name in SIZE_COLUMNS), stages, tensor, software
+        key = *(str(row[name]) for name in STAGE_TIME_COLUMNS), stages, tensor, software
         if key not in self._stages:
             self._stages[key] = _stage_seconds(row, software)
         compute, ideal = self._stages[key]
@@ -253,7 +255,7 @@ def _pipelines(row: Row, compute: float) -> _Pipelines:
     """
     stages, tensor, pipelines, micro = (integer_cell(row, name) for name in ("pp", "tp", "dp", "micro_batch"))
     hidden = integer_cell(row, "hidden")
-    elements = 12.0 * hidden**2 * integer_cell(row, "layers") / stages + VOCABULARY * hidden
+    elements = 12.0 * hidden**2 * integer_cell(row, "layers") / stages + GPT3_VOCABULARY_SIZE * hidden
     return _Pipelines(
         compute,
         boundary_bytes=HALF_PRECISION_BYTES * micro * integer_cell(row, "seq_len") * hidden / tensor,
@@ -261,7 +263,7 @@ def _pipelines(row: Row, compute: float) -> _Pipelines:
         microbatches=integer_cell(row, "global_batch") // pipelines // micro,
         stages=stages,
         tensor_parallel_ranks=tensor,
-        waited_transfer_fraction=BLOCKING if _is_megatron(row) else STREAMED,
+        waited_transfer_fraction=BLOCKING_SEND_WAIT_FRACTION if _is_megatron(row) else STREAMED_SEND_WAIT_FRACTION,
     )
 
 
@@ -277,7 +279,7 @@ def _stage_seconds(row: Row, software: SoftwareProfile | None) -> tuple[float, f
     layers = integer_cell(row, "layers") // integer_cell(row, "pp")
     fewer, more = (_of_layers(row, count, software) for count in (layers, 2 * layers))
     seconds = [each.step_time - each.breakdown.optimizer for each in (fewer, more)]
-    return seconds[1] - seconds[0], peak_step_time(more) - peak_step_time(fewer)
+    return seconds[1] - seconds[0], peak_flops_step_time(more) - peak_flops_step_time(fewer)
 
 
 def _of_layers(row: Row, layers: int, software: SoftwareProfile | None) -> Prediction:
@@ -293,10 +295,11 @@ def _of_layers(row: Row, layers: int, software: SoftwareProfile | None) -> Predi
         software="megatron-2021" if megatron else "pytorch-eager",
         kernels={"attention": None if megatron else "stepwise"},
         model={
-            "layers": layers, "hidden": integer_cell(row, "hidden"), "heads": HEADS, "seq": length, "positions": length
+            "layers": layers, "hidden": integer_cell(row, "hidden"), "heads": GPT3_HEAD_COUNT, "seq": length,
+            "positions": length
         },
     )  # fmt: skip
-    return predict(load_model("gpt2"), load_system(NODE), run, software)
+    return predict(load_model("gpt2"), load_system(NODE_SYSTEM_NAME), run, software)
 
 
 RUN_TABLES.register("placement")(PlacementTable())
@@ -306,7 +309,7 @@ RUN_TABLES.register("placement")(PlacementTable())
 PEER_PATTERNS = ("rail-aligned", "cross-rail")
 
 
-class RailTable(QuantityTable):
+class RailTable(NonStepTimeTable):
     """Table of messages between nodes of a rail network, one per row; the measured value is a GPU's rate [byte/s]."""
 
     name = "rails"
@@ -317,27 +320,27 @@ class RailTable(QuantityTable):
     configuration_columns = ("peers", "message_bytes", "op")
     measured_column = "bytes_per_s_per_gpu"
 
-    def system(self, row: Row) -> System:
+    def system_of_row(self, row: Row) -> System:
         """Load the system that a row of measured messages names."""
         return load_system(str(row["system"]))
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the rate at which one GPU sends messages to another node of a rail network [byte/s]."""
-        system, peers = self.system(row), str(row["peers"])
+        system, peers = self.system_of_row(row), str(row["peers"])
         if peers not in PEER_PATTERNS:
             raise SpecError(f"peers: {peers!r} is none of these; {suggest_names(peers, PEER_PATTERNS)}")
         if integer_cell(row, "ranks_per_node") != system.devices_per_node:
             raise SpecError(f"ranks_per_node: only whole nodes of {system.devices_per_node} are modelled")
-        outer = [level for level in system.levels if system.joins_nodes(level)]
+        outer = [level for level in system.levels if system.is_network_between_nodes(level)]
         if not outer:
             raise SpecError(f"system {system.name} has no network between nodes")
-        calibrated = link_parameters(system, "collective.fabric")
+        calibrated = collective_parameters(system, "collective.fabric")
         nic, size = outer[0].member_bandwidth / system.devices_per_node, float(integer_cell(row, "message_bytes"))
         seconds = _message_time(
             calibrated.parameters, peers, integer_cell(row, "ranks") / system.devices_per_node, size / nic
         )
         (low, high), rate = calibrated.interval_factors(seconds), size / seconds
-        origin = f"{calibrated.origin} ({calibrated.subject})"
+        origin = f"{calibrated.origin} ({calibrated.source_name})"
         return RowPrediction(rate, rate / high, rate / low, nic, system.name, origin)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from paleo.errors import SpecError
-from paleo.serving.commands import read_command
+from paleo.serving.commands import parse_engine_command
 from paleo.serving.engines import BatchLimit, ServingEngine, engine_of_release
 from paleo.serving.formats import Formats
 from paleo.serving.forward_lowering import Sharding
@@ -20,9 +20,9 @@ from paleo.serving.iteration_times import IterationTables, iteration_tables
 from paleo.serving.memory import serving_memory
 from paleo.serving.plans import ReplicaLayout
 from paleo.serving.requests import Requests, read_trace, sample_requests
-from paleo.serving.simulation import SimulationResult, simulate
-from paleo.serving.steady import RequestLengths
-from paleo.specs.catalog import SIXTEEN_BIT_FORMAT, systems_with_device
+from paleo.serving.simulation import SimulationResult, simulate_requests
+from paleo.serving.steady_state import RequestLengths
+from paleo.specs.catalog import DEFAULT_WEIGHT_FORMAT, systems_with_device
 from paleo.specs.model import load_model
 from paleo.specs.system import System, load_system
 from paleo.tables.cells import Array, number_or_nan
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
     from paleo.tables.base import Predictions
 
 #: Networks of the catalog by other names in tables.
-MODELS = {"deepseek-r1": "deepseek_v3", "deepseek-v3": "deepseek_v3", "minimax-m2.5": "minimax_m2"}
+CATALOG_MODEL_OF_NAME = {"deepseek-r1": "deepseek_v3", "deepseek-v3": "deepseek_v3", "minimax-m2.5": "minimax_m2"}
 #: Factors of the 90 % interval.
 INTERVAL_FACTORS = (0.7, 1.35)
 #: Coefficients of variation of ShareGPT's prompts and answers, whose medians are 25 and 130 tokens at means of 215 and
 #: 195; longest prompt and conversation that the engines' benchmarks take (vllm/benchmarks/datasets, is_valid_sequence).
-SHARED_SPREAD, LONGEST_PROMPT, LONGEST = (2.0, 1.0), 2.0**10, 2.0**11
+SHAREGPT_LENGTH_VARIATION, LONGEST_PROMPT, MAX_CONVERSATION_TOKENS = (2.0, 1.0), 2.0**10, 2.0**11
 #: Least length of a drawn request over the stated one in closed loops of random tokens (InferenceX's benchmark:
 #: ``--random-range-ratio 0.8``, https://github.com/SemiAnalysisAI/InferenceX).
-RANDOM_RANGE = 0.8
+MIN_RANDOM_LENGTH_RATIO = 0.8
 #: Mean tokens of answers below which requests are generated, not of conversations.
 MIN_MEAN_CHAT_TOKENS = 16.0
 #: Requests that are simulated at a stated rate, and for each user of a closed loop, where a row states none; at most.
-AT_RATE, OF_USER = 3000, 12
-MOST_AT_RATE, MOST = 12000, 2000
+DEFAULT_REQUESTS_AT_RATE, DEFAULT_REQUESTS_PER_USER = 3000, 12
+MAX_REQUESTS_AT_RATE, MAX_CLOSED_LOOP_REQUESTS = 12000, 2000
 #: Words of a command that name what is not modelled.
 UNMODELLED_OPTIONS = {"--enforce-eager": "eager mode is not modelled"}
 #: Engines whose weight-only kernels of MXFP4 experts come near to those of sixteen bits that stand in for them.
@@ -91,7 +91,7 @@ def replica_iteration_tables(
     return iteration_tables(load_model(model), load_system(system), sharding, formats, engine.kernels)
 
 
-def formats_of(row: Row) -> Formats:
+def serving_formats_of_run(row: Row) -> Formats:
     """Return the number formats of weights and KV cache of a measured serving run, by ``dtype`` or launch command.
 
     TensorRT-LLM with fp8 or fp4 weights has an fp8 KV cache, too; other engines with such a ``dtype`` have a bf16
@@ -100,7 +100,9 @@ def formats_of(row: Row) -> Formats:
     dtype = str(row.get("dtype") or "").lower() if has_value(row, "dtype") else ""
     if dtype in ("fp8", "fp4"):
         return Formats(dtype, "fp8" if str(row["engine"]) == "tensorrt-llm" else "bf16")
-    return read_command(_command(row)).formats(load_model(MODELS.get(str(row["model"]), str(row["model"]))))
+    return parse_engine_command(_command(row)).formats(
+        load_model(CATALOG_MODEL_OF_NAME.get(str(row["model"]), str(row["model"])))
+    )
 
 
 def _command(row: Row) -> str:
@@ -108,9 +110,9 @@ def _command(row: Row) -> str:
     return str(row.get("command") or "").replace("\\\n", " ") if has_value(row, "command") else ""
 
 
-def sharding_of(row: Row) -> Sharding:
+def replica_sharding_of_run(row: Row) -> Sharding:
     """Return the parallel degrees of one replica of a measured serving run, from its columns and its launch command."""
-    stated = read_command(_command(row)).sharding
+    stated = parse_engine_command(_command(row)).sharding
     tp = int(float(row["tp"])) if has_value(row, "tp") else int(float(row["n_gpus"]))
     pp = int(float(row["pp"])) if has_value(row, "pp") else 1
     ranks = int(float(row["dp_attention"])) if has_value(row, "dp_attention") else 1
@@ -123,16 +125,16 @@ def sharding_of(row: Row) -> Sharding:
     )
 
 
-def engine_of(row: Row, offline: bool) -> tuple[ServingEngine, BatchLimit | None]:
+def engine_and_batch_limit(row: Row, offline: bool) -> tuple[ServingEngine, BatchLimit | None]:
     """Return (engine profile, batch limits that the run sets or None) of a measured serving run.
 
     The profile is that of the engine's release, changed by the options of the launch command. ``offline`` is True if
     requests come without an HTTP server.
     """
-    command = read_command(_command(row))
+    command = parse_engine_command(_command(row))
     engine = engine_of_release(str(row["engine"]), str(row.get("engine_version") or ""))
     engine = engine.with_scheduler(command.overlapped_scheduler).without_source(str(row.get("left_out") or ""))
-    changes: dict[str, object] = dict(command.speculation)
+    changes: dict[str, object] = dict(command.speculation_settings)
     if command.memory_share:
         changes["memory_share"] = command.memory_share
     engine = engine.model_copy(update=changes)
@@ -141,7 +143,7 @@ def engine_of(row: Row, offline: bool) -> tuple[ServingEngine, BatchLimit | None
     sequences = _cell(row, "max_num_seqs") or command.max_sequences
     if not tokens and not sequences:
         return engine, None
-    usual = engine.limit(system_of_device(str(row["device"])).device)
+    usual = engine.batch_limit(system_of_device(str(row["device"])).device)
     return engine, BatchLimit(
         tokens=int(float(tokens or usual.tokens)), sequences=int(float(sequences or usual.sequences))
     )
@@ -151,7 +153,7 @@ def _cell(row: Row, key: str) -> str | None:
     return str(row[key]) if has_value(row, key) else None
 
 
-def layout_of(row: Row, offline: bool) -> ReplicaLayout:
+def replica_layout_of_run(row: Row, offline: bool) -> ReplicaLayout:
     """Build the replica layout of a measured serving run: sharding, formats, engine, iteration times and memory.
 
     Raise SpecError if the run cannot be modelled. ``offline`` is True if requests come without an HTTP server.
@@ -162,20 +164,20 @@ def layout_of(row: Row, offline: bool) -> ReplicaLayout:
         raise SpecError(reasons[0])
     if not has_value(row, "model") or not has_value(row, "device") or not has_value(row, "engine"):
         raise SpecError("model, device or engine is blank")
-    name = MODELS.get(str(row["model"]), str(row["model"]))
+    name = CATALOG_MODEL_OF_NAME.get(str(row["model"]), str(row["model"]))
     network, system = load_model(name), system_of_device(str(row["device"]))
-    sharding, formats = sharding_of(row), formats_of(row)
+    sharding, formats = replica_sharding_of_run(row), serving_formats_of_run(row)
     if formats.has_untimed_kernels(system.device) and str(row["engine"]) not in MXFP4_ENGINES:
         raise SpecError(f"kernels of MXFP4 experts under {row['engine']} on devices without FP4 were never timed")
-    engine, limit = engine_of(row, offline)
+    engine, limit = engine_and_batch_limit(row, offline)
     # TensorRT-LLM's fp8 is made by ModelOpt, the others' published by the network's makers
     variant = (
-        network.released == SIXTEEN_BIT_FORMAT
+        network.released == DEFAULT_WEIGHT_FORMAT
         and formats.weight_format == "fp8"
         and not engine.name.startswith("tensorrt")
     )
     prices = replica_iteration_tables(f"{name}-FP8" if variant else name, system.name, sharding, formats, engine)
-    bound = limit or engine.limit(system.device)
+    bound = limit or engine.batch_limit(system.device)
     if offline and bound.offline_tokens:
         bound = bound.model_copy(update={"tokens": bound.offline_tokens})
     memory = serving_memory(prices.lowered, sharding, formats, engine, system.device, bound)
@@ -203,7 +205,7 @@ def predict_serving(row: Row, trace: Requests | None = None) -> ServingPredictio
     """
     load = str(row["load"])
     offline = load == "all at once" and not has_value(row, "command")
-    layout = layout_of(row, offline or load == "trace")
+    layout = replica_layout_of_run(row, offline or load == "trace")
     if trace is not None:
         result = _simulated(layout, trace)
         return _latency(layout, result)
@@ -211,20 +213,24 @@ def predict_serving(row: Row, trace: Requests | None = None) -> ServingPredictio
     first, second = float(row["input_tokens"]), float(row["output_tokens"])
     generated = first.is_integer() or first > LONGEST_PROMPT or second < MIN_MEAN_CHAT_TOKENS
     exact = generated or has_value(row, "distinct_prompts")
-    spread = (0.0, 0.0) if exact else SHARED_SPREAD
+    spread = (0.0, 0.0) if exact else SHAREGPT_LENGTH_VARIATION
     hit = 0.0
     if has_value(row, "distinct_prompts"):  # whole prompts lie in the cache but for their last page
         hit = max(0.0, 1.0 - 16.0 / first)
     lengths = RequestLengths(first, second, *spread, hit)
     if load == "closed loop":
         users = int(float(row["concurrency"]))
-        count = int(float(row["requests"])) if has_value(row, "requests") else OF_USER * users
-        requests = _requests(lengths, min(count, MOST), math.inf)
+        count = int(float(row["requests"])) if has_value(row, "requests") else DEFAULT_REQUESTS_PER_USER * users
+        requests = _requests(lengths, min(count, MAX_CLOSED_LOOP_REQUESTS), math.inf)
         result = _simulated(layout, _shortened(requests) if exact else requests, users)
     elif load == "constant rate":
         # Tools pause between requests for exponential times at a "constant" rate (inference-perf): the 90th percentile
         # of latency lies 7 to 13 % above the mean (Llama 2 7B, five rates), as with Poisson arrivals within 1 %.
-        count = min(int(float(row["requests"])), MOST_AT_RATE) if has_value(row, "requests") else AT_RATE
+        count = (
+            min(int(float(row["requests"])), MAX_REQUESTS_AT_RATE)
+            if has_value(row, "requests")
+            else DEFAULT_REQUESTS_AT_RATE
+        )
         result = _simulated(layout, _requests(lengths, count, float(row["request_rate"])))
     elif load == "overload":
         raise SpecError(
@@ -259,13 +265,13 @@ def _conversations(requests: Requests) -> Requests:
     """Give requests the lengths of ShareGPT conversations: exponential answers, cut as in benchmarks, same means."""
     mean, random = float(requests.answer_tokens.mean()), np.random.default_rng(2)
     prompts = _cut(requests.prompt_tokens, LONGEST_PROMPT)
-    answers = _cut(random.exponential(mean, len(prompts)), LONGEST - prompts)
+    answers = _cut(random.exponential(mean, len(prompts)), MAX_CONVERSATION_TOKENS - prompts)
     return replace(requests, prompt_tokens=prompts, answer_tokens=answers)
 
 
 def _shortened(requests: Requests) -> Requests:
-    """Draw request lengths uniformly between `RANDOM_RANGE` and 1 times the given lengths."""
-    random, least, count = np.random.default_rng(2), RANDOM_RANGE, len(requests)
+    """Draw request lengths uniformly between `MIN_RANDOM_LENGTH_RATIO` and 1 times the given lengths."""
+    random, least, count = np.random.default_rng(2), MIN_RANDOM_LENGTH_RATIO, len(requests)
     prompts, answers = (
         np.round(length * random.uniform(least, 1.0, count))
         for length in (requests.prompt_tokens, requests.answer_tokens)
@@ -291,10 +297,15 @@ def _simulated(layout: ReplicaLayout, requests: Requests, users: int | None = No
     longest = float((requests.prompt_tokens + requests.answer_tokens).max())
     if longest + 2.0 > capacity:
         raise SpecError(layout.memory.refusal(longest) or "a request is longer than the cache")
-    each = requests if users is not None else requests.every_nth(layout.replicas)
+    each = requests if users is not None else requests.requests_of_one_replica(layout.replicas)
     share = None if users is None else max(users // layout.replicas, 1)
-    return simulate(
-        layout.iteration_tables, batching, each, capacity=capacity, reservation=layout.reservation, users=share
+    return simulate_requests(
+        layout.iteration_tables,
+        batching,
+        each,
+        capacity=capacity,
+        reservation=layout.reserved_answer_share,
+        users=share,
     )
 
 
@@ -346,15 +357,15 @@ class ServingTable(RunTable):
     measured_unit_in_si = 1.0
     measured_columns = ("output_tokens_per_s", "latency_mean_s", "tpot_mean_s")
     used_for_fitting = False
-    left_out = ""
+    excluded_source = ""
 
-    def without_values_from(self, source: str) -> ServingTable:
+    def without_fits_to_source(self, source: str) -> ServingTable:
         """Create this kind of table with engine profiles that use no value taken from one source.
 
         Leave-one-source-out validation uses the result to test predictions on that source.
         """
         table = ServingTable()
-        table.left_out = source
+        table.excluded_source = source
         return table
 
     def measured_values(self, frame: pd.DataFrame) -> Array:
@@ -393,9 +404,9 @@ class ServingTable(RunTable):
     def predict(self, frame: pd.DataFrame) -> Predictions:
         """Predict the serving runs of a table; files with request traces lie in the folder of the table."""
         folder = str(Path(str(frame.attrs.get("path", "."))).parent)
-        return super().predict(frame.assign(folder=folder, left_out=self.left_out))
+        return super().predict(frame.assign(folder=folder, left_out=self.excluded_source))
 
-    def further_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
+    def secondary_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
         """Compute (predicted, measured) latencies of serving runs beside the throughput, shape (rows,) each [s].
 
         Keys follow `LATENCY_COLUMNS`: time to first token, time per output token and request latency, as means and

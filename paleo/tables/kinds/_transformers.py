@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 
 from paleo.errors import SpecError
-from paleo.lowering.launches import RECOMPUTE_MODULES
-from paleo.lowering.policies import RECOMPUTE_POLICIES
+from paleo.lowering.kernel_launches import RECOMPUTE_MODULES
+from paleo.lowering.stages_and_recompute import RECOMPUTE_POLICIES
 from paleo.predict import Prediction, predict
-from paleo.search.partial_recompute import fit_with_fewest_layers
+from paleo.search.partial_recompute import fit_by_partial_recompute
 from paleo.specs.catalog import entry_names, read_entry
 from paleo.specs.model import ModelSpec, build_model_spec, load_model
 from paleo.specs.run import Run, replace_fields
@@ -25,19 +25,19 @@ from paleo.specs.software import SoftwareProfile, load_software
 from paleo.specs.system import System, load_system
 from paleo.tables.columns import parse_column_names
 from paleo.tables.run_tables import (
-    NAMES,
     RUN_TABLES,
+    TABLE_NAME_ALIASES,
     Row,
     RowPrediction,
     RunTable,
-    default_system,
     has_value,
     integer_cell,
     profile_at_release,
     ran_out_of_memory,
     row_dicts,
     row_prediction,
-    software_of,
+    software_profile_name,
+    usual_system_of_device,
     with_row_device,
 )
 from paleo.units import GIBIBYTE
@@ -45,17 +45,17 @@ from paleo.units import GIBIBYTE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from paleo.operations.tensor import CrossEntropyImplementation, Scaling
+    from paleo.operations.tensor import CrossEntropyImplementation, QuantisationScaling
     from paleo.specs.calibration import Calibration
     from paleo.specs.software import TokenDispatcher
-    from paleo.step.memory import Footprint
+    from paleo.step.memory import MemoryFootprint
     from paleo.tables.cells import Array
 
-Sizes = dict[str, int | float | str]
+NetworkSizes = dict[str, int | float | str]
 
 #: Networks whose architecture no column tells (latent attention, shared experts, windows, norms of heads), by a
 #: pattern of their names without spaces and signs; the first that fits.
-NETWORK_NAME_PATTERNS: tuple[tuple[str, str], ...] = tuple(NAMES["networks"].items())
+NETWORK_NAME_PATTERNS: tuple[tuple[str, str], ...] = tuple(TABLE_NAME_ALIASES["networks"].items())
 #: Columns of sizes, and what families call them; a family with none of the names has that size fixed.
 PARAMETERS_OF_SIZE_COLUMN = {
     "layers": ("layers",),
@@ -77,7 +77,7 @@ SIZES_IN_NOTES = (
 )
 
 
-def network_of(row: Row) -> tuple[ModelSpec, Sizes]:
+def network_and_sizes(row: Row) -> tuple[ModelSpec, NetworkSizes]:
     """Find the network of a measured training run: (catalog model, parameters that give the model the run's sizes).
 
     Sizes come from the row's columns. If the row's name is that of a catalog network, empty cells take the catalog's
@@ -87,9 +87,9 @@ def network_of(row: Row) -> tuple[ModelSpec, Sizes]:
     family = next(
         (family for pattern, family in NETWORK_NAME_PATTERNS if re.search(pattern, name)), None
     ) or _by_columns(row)
-    model = llama_like(str(row.get("model", ""))) or load_model(family)
+    model = llama_like_network(str(row.get("model", ""))) or load_model(family)
     known = name.startswith(tuple(_plain(known_as) for known_as in (model.title, model.name, *model.aliases)))
-    sizes: Sizes = {}
+    sizes: NetworkSizes = {}
     for column, parameters in PARAMETERS_OF_SIZE_COLUMN.items():
         parameter = next((parameter for parameter in parameters if parameter in model.params), None)
         if parameter is not None and not (known and not has_value(row, column)):
@@ -98,10 +98,10 @@ def network_of(row: Row) -> tuple[ModelSpec, Sizes]:
 
 
 #: Llama-like networks that tables name by their size alone: layers, hidden, heads, ffn, tied embeddings.
-LLAMA_LIKE = NAMES["llama_like"]
+LLAMA_LIKE = TABLE_NAME_ALIASES["llama_like"]
 
 
-def llama_like(name: str) -> ModelSpec | None:
+def llama_like_network(name: str) -> ModelSpec | None:
     """Build the Llama-like network that `LLAMA_LIKE` lists under a name; None for other names.
 
     Papers call such networks by their size alone, such as "7B".
@@ -154,7 +154,7 @@ def _by_columns(row: Row) -> str:
     return "gpt2" if integer_cell(row, "kv_heads", heads) == heads else "nemotron-340b"
 
 
-def _size(row: Row, column: str, parameter: str, model: ModelSpec) -> Sizes:
+def _size(row: Row, column: str, parameter: str, model: ModelSpec) -> NetworkSizes:
     """Read one size of a measured network as {parameter: size}; {} if the catalog model's value stays.
 
     Empty ``kv_heads`` means as many as heads. The catalog's value stays if it is computed from others and the cell is
@@ -169,7 +169,7 @@ def _size(row: Row, column: str, parameter: str, model: ModelSpec) -> Sizes:
     return {} if dense else {parameter: size}
 
 
-def _noted(row: Row, model: ModelSpec) -> Sizes:
+def _noted(row: Row, model: ModelSpec) -> NetworkSizes:
     notes = str(row.get("notes", ""))
     matches = {
         parameter: re.search(pattern, notes) for pattern, parameter in SIZES_IN_NOTES if parameter in model.params
@@ -177,18 +177,18 @@ def _noted(row: Row, model: ModelSpec) -> Sizes:
     return {name: int(next(filter(None, match.groups()))) for name, match in matches.items() if match is not None}
 
 
-def _habits(name: str, family: str, sizes: Sizes) -> Sizes:
+def _habits(name: str, family: str, sizes: NetworkSizes) -> NetworkSizes:
     """Return model parameters that a network's usual training fixes: positions, BERT's predictions, dropout.
 
     Positions are as many as the sequence is long. BERT predicts every token of the sequence. GPT-2-like networks have
     dropout 0.1, MPT none.
     """
-    habits: Sizes = {"positions": sizes["seq"]} if family in ("gpt2", "bert_large") else {}
+    habits: NetworkSizes = {"positions": sizes["seq"]} if family in ("gpt2", "bert_large") else {}
     habits |= {"predictions": sizes["seq"]} if family == "bert_large" else {}
     return habits | ({"dropout": 0.0 if "mpt" in name else 0.1} if family == "gpt2" else {})
 
 
-def _checked(sizes: Sizes, model: ModelSpec, row: Row) -> Sizes:
+def _checked(sizes: NetworkSizes, model: ModelSpec, row: Row) -> NetworkSizes:
     """Limit a network's dense layers so that at least one expert layer remains in a shortened stack.
 
     Raise SpecError for grouped-query attention that the catalog model lacks.
@@ -211,7 +211,7 @@ ZERO_STAGE_OF_WORD = {"": 0, "none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "zer
 OFFLOADED_STATES = {"zero3-offload": "optimizer,gradients,parameters"}
 
 
-def system_of(row: Row) -> System:
+def system_of_transformer_run(row: Row) -> System:
     """Build the system on which a measured transformer run ran.
 
     It is the system that the row names. Otherwise it is the usual server of the row's device for several GPUs or
@@ -221,7 +221,7 @@ def system_of(row: Row) -> System:
         return with_row_device(load_system(str(row["system"])), row)
     device, needs_host = str(row["device"]), offloaded_parts(row) != "none"
     whole_system = integer_cell(row, "n_gpus", 1) > 1 or needs_host
-    return load_system(default_system(device) if whole_system else device)
+    return load_system(usual_system_of_device(device) if whole_system else device)
 
 
 def offloaded_parts(row: Row) -> str:
@@ -245,7 +245,7 @@ def _sharding(row: Row) -> str:
     return str(row["sharding"]).strip().lower() if has_value(row, "sharding") else ""
 
 
-def strategy_of(row: Row, software: SoftwareProfile) -> str:
+def strategy_of_run(row: Row, software: SoftwareProfile) -> str:
     """Build the strategy string (such as ``tp=8,pp=4,zero=1,sp``) of a measured training run.
 
     Empty cells for sharding and sequence parallelism take the default of the software profile.
@@ -270,7 +270,7 @@ def strategy_of(row: Row, software: SoftwareProfile) -> str:
         parts.append(f"zero={zero}")
         group, ranks = (integer_cell(row, "shard_group", 0), integer_cell(row, "dp", 1))
         parts += [f"shard={group}"] if 1 < group < ranks else []
-    chunks = chunks_of(row, software)
+    chunks = pipeline_chunks_per_stage(row, software)
     if chunks > 1:
         parts.append(f"vp={chunks}")
     if (
@@ -285,7 +285,7 @@ def strategy_of(row: Row, software: SoftwareProfile) -> str:
 MOST_CHUNKS = 12
 
 
-def chunks_of(row: Row, software: SoftwareProfile) -> int:
+def pipeline_chunks_per_stage(row: Row, software: SoftwareProfile) -> int:
     """Return the number of chunks (virtual pipeline stages) per stage of a measured training run.
 
     If the row does not say and the software usually interleaves, it is the largest number up to `MOST_CHUNKS` that
@@ -320,7 +320,7 @@ def _folded(row: Row, software: SoftwareProfile) -> list[str]:
     return ["etp=1"] if folded or integer_cell(row, "dp", 1) % experts else []
 
 
-def without_update(row: Row) -> bool:
+def excludes_optimizer_update(row: Row) -> bool:
     """Return True if a measured iteration time excludes the optimizer update.
 
     The time is then the sum of the forward and backward times in the row's notes.
@@ -340,12 +340,13 @@ USUAL_LORA = "16:attention"
 TILED_LOSS_SOFTWARE = ("deepspeed", "huggingface", "transformers")
 
 
-def loss_kernels(row: Row) -> CrossEntropyImplementation | None:
+def cross_entropy_implementation(row: Row) -> CrossEntropyImplementation | None:
     """Return the cross-entropy kernel of a measured run: "fused", "tiled" (fused with the output layer), or None.
 
-    >>> loss_kernels({"cross_entropy": "fused", "software": "deepspeed"}), loss_kernels({"cross_entropy": "fused"})
+    >>> (cross_entropy_implementation({"cross_entropy": "fused", "software": "deepspeed"}),
+    ... cross_entropy_implementation({"cross_entropy": "fused"}))
     ('tiled', 'fused')
-    >>> loss_kernels({})
+    >>> cross_entropy_implementation({})
     """
     words = f"{row.get('software', '')} {row.get('framework', '')}".lower()
     if _stated(row, "cross_entropy") != "fused":
@@ -353,33 +354,35 @@ def loss_kernels(row: Row) -> CrossEntropyImplementation | None:
     return "tiled" if any(word in words for word in TILED_LOSS_SOFTWARE) and "megatron" not in words else "fused"
 
 
-def run_of(row: Row, profile: str | None = None, sizes: Mapping[str, int | float | str] | None = None) -> Run:
+def run_of_transformer_row(
+    row: Row, profile: str | None = None, sizes: Mapping[str, int | float | str] | None = None
+) -> Run:
     """Convert a table row of a measured training run to a `Run`, for a prediction of its step time or memory.
 
     ``profile`` is the software profile and ``sizes`` the network's parameters; by default both come from the row.
     Recomputation that is not stated takes the software's default. Models marked ``[LoRA]`` train adapters only
     (`LORA_OF_SOFTWARE`).
     """
-    profile = profile or software_of(row)
+    profile = profile or software_profile_name(row)
     software = profile_at_release(row, profile)
-    recipe, known = moe_recipe_of(row), known_recipe(row)
+    recipe, known = moe_recipe_of(row), published_recipe_of_run(row)
     return Run(
         gpus=integer_cell(row, "n_gpus"),
         global_batch=integer_cell(row, "global_batch"),
         microbatch=integer_cell(row, "micro_batch") if has_value(row, "micro_batch") else None,
         dtype=str(row["dtype"]),
-        strategy=strategy_of(row, load_software(software)),
+        strategy=strategy_of_run(row, load_software(software)),
         recompute={
-            "policy": recompute_of(row, load_software(software)),
+            "policy": recompute_policy_of_run(row, load_software(software)),
             "modules": _modules(row),
             "layers": recomputed_layers(row),
         },
         kernels={
             "attention": "fused" if _stated(row, "attention") in ("flash", "fused") else None,
             "cuda_graph": recipe.cuda_graph,
-            "scaling": scaling_of(row),
+            "scaling": operand_scaling_of_run(row),
             "main_gradients": None if known is None else known.main_gradients,
-            "cross_entropy": loss_kernels(row),
+            "cross_entropy": cross_entropy_implementation(row),
         },
         experts={"dispatch": recipe.dispatch, "overlap": recipe.overlaps_dispatch, "drop_tokens": recipe.drops_tokens},
         software=software,
@@ -387,7 +390,7 @@ def run_of(row: Row, profile: str | None = None, sizes: Mapping[str, int | float
         fine_tuning={
             "lora": LORA_OF_SOFTWARE.get(profile, USUAL_LORA) if "[lora]" in str(row.get("model", "")).lower() else None
         },
-        model=dict(network_of(row)[1] if sizes is None else sizes),
+        model=dict(network_and_sizes(row)[1] if sizes is None else sizes),
     )
 
 
@@ -402,37 +405,37 @@ def _modules(row: Row) -> tuple[str, ...]:
     recipe.
     """
     if _stated(row, "recompute") != "selective":
-        usual = None if has_value(row, "recompute") else known_recipe(row)
+        usual = None if has_value(row, "recompute") else published_recipe_of_run(row)
         return usual.recomputed_modules if usual else ()
     stated = tuple(filter(None, _stated(row, "recompute_modules").split("+")))
     noted = re.findall(r"\b(\w+) recomputed", str(row.get("notes", "")))
     return stated or tuple(module for module in noted if module in RECOMPUTE_MODULES)
 
 
-def recompute_of(row: Row, software: SoftwareProfile) -> str:
+def recompute_policy_of_run(row: Row, software: SoftwareProfile) -> str:
     """Return the recompute policy of a measured training run.
 
     It is the row's cell, else that of its known recipe, else the software's default.
     """
-    usual = known_recipe(row)
+    usual = published_recipe_of_run(row)
     recompute = _stated(row, "recompute") or (usual.recompute if usual else software.recomputation.policy)
     if recompute not in RECOMPUTE_POLICIES:
         raise SpecError(f"recompute {recompute!r} is none of {', '.join(RECOMPUTE_POLICIES)}")
     return recompute
 
 
-def prediction_of(
+def predict_transformer_run(
     row: Row, software: SoftwareProfile | None = None, calibration: Calibration | None = None
 ) -> Prediction:
     """Predict the measured training run that a table row describes, with its network, system and software profile."""
-    model, _ = network_of(row)
-    run = run_of(row)
-    return predict_fitting_run(
-        row, model, run, software_of_row(row, software or load_software(run.software)), calibration
+    model, _ = network_and_sizes(row)
+    run = run_of_transformer_row(row)
+    return predict_run_in_memory(
+        row, model, run, profile_adjusted_to_run(row, software or load_software(run.software)), calibration
     )
 
 
-def software_of_row(row: Row, software: SoftwareProfile) -> SoftwareProfile:
+def profile_adjusted_to_run(row: Row, software: SoftwareProfile) -> SoftwareProfile:
     """Adjust a software profile to a measured run: a row with ``overlap`` = off has no communication overlap.
 
     Overlap of gradients, parameter gathers and tensor-parallel collectives is disabled.
@@ -445,16 +448,16 @@ def software_of_row(row: Row, software: SoftwareProfile) -> SoftwareProfile:
 #: By which a predicted footprint has to exceed the device before recomputation is assumed that a row does not state:
 #: footprints of runs whose recomputation is stated, which have fitted, are predicted up to a fifth above the device at
 #: the 95th percentile, and a third where experts are left out and NVIDIA's recipes in fp8 are looked at alone.
-FOOTPRINT_ERROR_FACTOR = 4.0 / 3.0
+MEMORY_OVERESTIMATE_LIMIT = 4.0 / 3.0
 
 
 #: The part of a device that a run may fill while inputs gathered over tp stay whole, where its software does that by
 #: habit. Of fifteen runs of nanotron the twelve with up to 80 % of the device by that habit hold what it says, the
 #: three with 92 % and more hold what gathering again leaves (within 4 %); 90 % is a device less what footprints err.
-WHOLE_INPUTS_MEMORY_SHARE = 0.9
+WHOLE_INPUTS_MEMORY_LIMIT = 0.9
 
 
-def predict_fitting_run(
+def predict_run_in_memory(
     row: Row,
     model: ModelSpec,
     run: Run,
@@ -463,26 +466,26 @@ def predict_fitting_run(
 ) -> Prediction:
     """Predict a measured training run, which must have fitted in memory, with recomputation where needed.
 
-    If the row does not state recomputation and the predicted memory exceeds the device by `FOOTPRINT_ERROR_FACTOR`,
+    If the row does not state recomputation and the predicted memory exceeds the device by `MEMORY_OVERESTIMATE_LIMIT`,
     more recomputation is assumed. Selective is tried before full. Full recomputation covers as few layers as fit if the
-    software can limit them, and all layers if nothing fits. If memory is above `WHOLE_INPUTS_MEMORY_SHARE` of the
+    software can limit them, and all layers if nothing fits. If memory is above `WHOLE_INPUTS_MEMORY_LIMIT` of the
     device, inputs gathered over tp are gathered again in the backward pass.
     """
-    system = system_of(row)
+    system = system_of_transformer_run(row)
     prediction = predict(model, system, run, software, calibration)
     profile = software or load_software(run.software)
-    filled_up = prediction.memory.total > WHOLE_INPUTS_MEMORY_SHARE * prediction.memory.capacity
+    filled_up = prediction.memory.total > WHOLE_INPUTS_MEMORY_LIMIT * prediction.memory.capacity
     if filled_up and not profile.parallelism.regather and not ran_out_of_memory(row):
         software = profile.with_fields({"parallelism.regather": True})
         prediction = predict(model, system, run, software, calibration)
-    known = has_value(row, "recompute") or known_recipe(row) is not None or ran_out_of_memory(row)
-    if known or prediction.memory.total <= FOOTPRINT_ERROR_FACTOR * prediction.memory.capacity:
+    known = has_value(row, "recompute") or published_recipe_of_run(row) is not None or ran_out_of_memory(row)
+    if known or prediction.memory.total <= MEMORY_OVERESTIMATE_LIMIT * prediction.memory.capacity:
         return prediction
     for more in RECOMPUTE_POLICIES[RECOMPUTE_POLICIES.index(run.recompute.policy) + 1 :]:
         if prediction.memory.fits:
             break
         limited = more == "full" and profile.recomputation.some_layers
-        partial = fit_with_fewest_layers(prediction, software, calibration) if limited else None
+        partial = fit_by_partial_recompute(prediction, software, calibration) if limited else None
         prediction = partial or predict(model, system, replace_fields(run, {"recompute": more}), software, calibration)
     return prediction
 
@@ -507,23 +510,24 @@ class TransformerStepTable(RunTable):
         "dtype_reported source"
     )
 
-    def system(self, row: Row) -> System:
-        """Build the system on which a measured transformer run ran, by `system_of`."""
-        return system_of(row)
+    def system_of_row(self, row: Row) -> System:
+        """Build the system on which a measured transformer run ran, by `system_of_transformer_run`."""
+        return system_of_transformer_run(row)
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the step time of a measured transformer run [s].
 
         The optimizer update is excluded if only forward and backward were timed.
         """
-        prediction = prediction_of(row, software, self.calibration_of(self.system(row)))
+        prediction = predict_transformer_run(row, software, self.applicable_calibration(self.system_of_row(row)))
         return row_prediction(
-            prediction, prediction.step_time - (prediction.breakdown.optimizer if without_update(row) else 0.0)
+            prediction,
+            prediction.step_time - (prediction.breakdown.optimizer if excludes_optimizer_update(row) else 0.0),
         )
 
-    def predict_memory(self, row: Row) -> Footprint:
+    def predict_memory(self, row: Row) -> MemoryFootprint:
         """Predict the memory of a measured transformer run on its fullest GPU, by part [byte]."""
-        return prediction_of(row).memory
+        return predict_transformer_run(row).memory
 
 
 RUN_TABLES.register("llm_iterations")(TransformerStepTable())
@@ -543,7 +547,7 @@ BOOLEAN_OF_WORD = {"on": True, "off": False, "true": True, "false": False}
 #: holds all experts of a group. In 8 bits they capture whole iterations and let tokens travel beside computation: those
 #: that state it all do. Those in bf16, and those of hybrids, capture parts of layers (deepseek/common.py:60,
 #: deepseek/gb300/deepseek_v3.py:46, nemotronh/gb200/nemotronh.py:91 in perf_recipes of Megatron-Bridge main, 2026-08).
-WHOLE_ITERATIONS, SERVER, HYBRIDS = "26.06", 8, ("nemotron", "mamba")
+FIRST_FULL_GRAPH_RELEASE, DEVICES_PER_SERVER, HYBRID_MODEL_WORDS = "26.06", 8, ("nemotron", "mamba")
 
 
 @dataclass(frozen=True, slots=True)
@@ -582,17 +586,17 @@ def moe_recipe_of(row: Row) -> MoeRecipe:
     )
 
 
-class KnownRecipe(NamedTuple):
+class PublishedTrainingRecipe(NamedTuple):
     """Published training recipe of a framework for one network, for measured runs that do not state its settings.
 
-    ``software`` and ``network`` are words of a row's framework and model, ``degrees`` its parallel degrees.
+    ``software`` and ``network`` are words of a row's framework and model, ``parallel_degrees`` its parallel degrees.
     ``recompute`` and ``recomputed_modules`` are the recompute policy, ``main_gradients`` is the format of gradients.
     ``offload_layers`` is the number of layers whose activations go to host memory.
     """
 
     software: str
     network: str
-    degrees: dict[str, int]
+    parallel_degrees: dict[str, int]
     recompute: str
     recomputed_modules: tuple[str, ...] = ()
     main_gradients: Literal["narrow"] | None = None
@@ -603,23 +607,23 @@ class KnownRecipe(NamedTuple):
 #: of its 0.3.1: recompute_granularity full, method uniform, grad_reduce_in_fp32 False). Rows of later releases quote
 #: the others: that of Llama 3 70B with neither tensors nor layers divided recomputes nothing, as activations go to host
 #: memory (cpu_offloading_num_layers=40); that of GPT-OSS on H100 runs two modules again.
-RECIPES = (
-    KnownRecipe("megatron-bridge", "deepseek-v3", {"pp": 8, "ep": 32}, "full", main_gradients="narrow"),
-    KnownRecipe("megatron-bridge", "llama3_70b", {"tp": 1, "pp": 1}, "none", offload_layers=40),
-    KnownRecipe("megatron-bridge", "gpt oss", {"pp": 4}, "selective", ("layernorm", "moe_act")),
+PUBLISHED_TRAINING_RECIPES = (
+    PublishedTrainingRecipe("megatron-bridge", "deepseek-v3", {"pp": 8, "ep": 32}, "full", main_gradients="narrow"),
+    PublishedTrainingRecipe("megatron-bridge", "llama3_70b", {"tp": 1, "pp": 1}, "none", offload_layers=40),
+    PublishedTrainingRecipe("megatron-bridge", "gpt oss", {"pp": 4}, "selective", ("layernorm", "moe_act")),
 )
 
 
-def known_recipe(row: Row) -> KnownRecipe | None:
+def published_recipe_of_run(row: Row) -> PublishedTrainingRecipe | None:
     """Find the framework's published recipe of a measured run, by network and parallel degrees; None if there is none.
 
     >>> row = {"framework": "Megatron-Bridge 0.4.2", "model": "DeepSeek-V3", "pp": 8, "ep": 32}
-    >>> known_recipe(row).recompute, known_recipe({**row, "pp": 16})
+    >>> published_recipe_of_run(row).recompute, published_recipe_of_run({**row, "pp": 16})
     ('full', None)
     """
     framework, model = (str(row.get(name, "")).lower() for name in ("framework", "model"))
-    for recipe in RECIPES:
-        same_degrees = all(integer_cell(row, axis, 1) == degree for axis, degree in recipe.degrees.items())
+    for recipe in PUBLISHED_TRAINING_RECIPES:
+        same_degrees = all(integer_cell(row, axis, 1) == degree for axis, degree in recipe.parallel_degrees.items())
         if recipe.software in framework and recipe.network in model and same_degrees:
             return recipe
     return None
@@ -644,13 +648,16 @@ def offloaded_layers(row: Row) -> int | None:
     >>> offloaded_layers({"notes": "cpu_offloading_num_layers=40"}), offloaded_layers({"notes": "recipe"})
     (40, None)
     """
-    quoted, usual = re.search(r"cpu_offloading_num_layers=(\d+)", str(row.get("notes", ""))), known_recipe(row)
+    quoted, usual = (
+        re.search(r"cpu_offloading_num_layers=(\d+)", str(row.get("notes", ""))),
+        published_recipe_of_run(row),
+    )
     layers = int(quoted.group(1)) if quoted else usual.offload_layers if usual else None
     return layers or None
 
 
 #: How operands are scaled, by words of a row's own name of its format.
-SCALING_OF_WORD: dict[str, Scaling] = {
+SCALING_OF_WORD: dict[str, QuantisationScaling] = {
     "current scaling": "current",
     "mxfp8": "mxfp8",
     "nvfp4": "nvfp4",
@@ -658,7 +665,7 @@ SCALING_OF_WORD: dict[str, Scaling] = {
 }
 
 
-def scaling_of(row: Row) -> Scaling | None:
+def operand_scaling_of_run(row: Row) -> QuantisationScaling | None:
     """Return how a measured run scales low-precision operands (mxfp8, nvfp4, …); None if unknown.
 
     The row's column ``dtype_reported`` decides.
@@ -678,21 +685,21 @@ def _stated_recipe(row: Row, column: str, setting: str) -> str:
 def _usual_recipe(row: Row) -> MoeRecipe:
     """Return the usual mixture-of-experts settings of a recent run whose experts all lie in one NVLink domain.
 
-    Recipes of NeMo's container from release `WHOLE_ITERATIONS` on use them; earlier runs get no settings.
+    Recipes of NeMo's container from release `FIRST_FULL_GRAPH_RELEASE` on use them; earlier runs get no settings.
     """
     released = re.match(r"2\d\.\d\d", str(row.get("release", "")))
-    if released is None or released.group() < WHOLE_ITERATIONS or not has_value(row, "system"):
+    if released is None or released.group() < FIRST_FULL_GRAPH_RELEASE or not has_value(row, "system"):
         return MoeRecipe()
     levels = load_system(str(row["system"])).levels
     domain = (levels[0].ranks or 0) if levels else 1
-    if domain <= SERVER or not 1 < integer_cell(row, "ep", 1) <= domain:
+    if domain <= DEVICES_PER_SERVER or not 1 < integer_cell(row, "ep", 1) <= domain:
         return MoeRecipe()
-    hybrid = any(word in str(row.get("model", "")).lower() for word in HYBRIDS)
+    hybrid = any(word in str(row.get("model", "")).lower() for word in HYBRID_MODEL_WORDS)
     captured = str(row.get("dtype", "")) != "bf16" and not hybrid
     return MoeRecipe("hybridep", True, "full_iteration") if captured else MoeRecipe("hybridep")
 
 
-def reported_memory_bytes(row: Row, memory: Footprint) -> float:
+def reported_memory_bytes(row: Row, memory: MemoryFootprint) -> float:
     """Select the memory [byte] that a measured number counts, by the row's column ``what``.
 
     It is used memory for nvidia-smi, reserved memory for torch's max_memory_reserved, else allocated memory.
@@ -703,15 +710,15 @@ def reported_memory_bytes(row: Row, memory: Footprint) -> float:
 
 #: Software whose own report of a run is that of its first process, so of the first stage of a pipeline: nanotron's
 #: table of benchmarks (helpers.py of 0.4: log_throughput writes on rank 0, whose stage is the first).
-FIRST_PROCESS_REPORTERS = ("nanotron",)
+SOFTWARE_REPORTING_RANK_0 = ("nanotron",)
 
 
-def reported_footprint(row: Row, prediction: Prediction) -> Footprint:
+def reported_footprint(row: Row, prediction: Prediction) -> MemoryFootprint:
     """Select the memory footprint of the GPU that a measured number is from.
 
     It is the fullest GPU, or rank 0 for software that logs the memory of its first process.
     """
-    own_report = prediction.run.software in FIRST_PROCESS_REPORTERS and "max" not in str(row.get("what", "")).lower()
+    own_report = prediction.run.software in SOFTWARE_REPORTING_RANK_0 and "max" not in str(row.get("what", "")).lower()
     return prediction.stage_footprint(0) if own_report else prediction.memory
 
 
@@ -736,9 +743,9 @@ class MemoryTable(RunTable):
     measured_unit_in_si = GIBIBYTE
     used_for_fitting = False
 
-    def system(self, row: Row) -> System:
-        """Build the system on which a measured run ran, by `system_of`."""
-        return system_of(row)
+    def system_of_row(self, row: Row) -> System:
+        """Build the system on which a measured run ran, by `system_of_transformer_run`."""
+        return system_of_transformer_run(row)
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the measured GPU memory of a training run [byte], counted as the reporting tool counts.
@@ -750,7 +757,7 @@ class MemoryTable(RunTable):
         size, states = reported_memory_bytes(row, memory), memory.parameters + memory.gradients + memory.optimizer
         return RowPrediction(size, 0.8 * size, 1.25 * size, states, device, prediction.run.software)
 
-    def further_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
+    def secondary_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
         """Compute (predicted, measured) memory reserved by torch's allocator [byte], for rows whose notes have it."""
         sizes = np.full((2, len(frame)), np.nan)
         for index, row in enumerate(row_dicts(frame)):
@@ -759,26 +766,26 @@ class MemoryTable(RunTable):
                 sizes[:, index] = self.predict_memory(row).cached, float(stated.group(1)) * GIBIBYTE
         return {"reserved by the allocator": (sizes[0], sizes[1])}
 
-    def predict_memory(self, row: Row) -> Footprint:
+    def predict_memory(self, row: Row) -> MemoryFootprint:
         """Predict the memory of a measured training run on its fullest GPU, by part [byte]."""
         return self._prediction(row, None).memory
 
     def software_profile(self, row: Row) -> str:
         """Return the software profile of a measured memory row; rows without a framework are matched by source."""
-        return software_of({"framework": row.get("source", ""), **row}, "nanotron")
+        return software_profile_name({"framework": row.get("source", ""), **row}, "nanotron")
 
     def _prediction(self, row: Row, software: SoftwareProfile | None) -> Prediction:
         model, sizes = _network(row)
         profile = software.name if software else self.software_profile(row)
-        return predict_fitting_run(row, model, run_of(row, profile, sizes), software)
+        return predict_run_in_memory(row, model, run_of_transformer_row(row, profile, sizes), software)
 
 
 def _network(row: Row) -> tuple[ModelSpec, dict[str, int | float | str]]:
     """Find the network of a measured memory row: by its size columns if present, else by its name in the catalog."""
     if has_value(row, "layers") and has_value(row, "hidden"):
-        return network_of(row)
+        return network_and_sizes(row)
     name = str(row["model"])
-    model = llama_like(name) or catalog_network(name)
+    model = llama_like_network(name) or catalog_network(name)
     lengths = (parameter for parameter in ("seq", "positions") if parameter in model.params)
     return model, dict.fromkeys(lengths, integer_cell(row, "seq_len"))
 

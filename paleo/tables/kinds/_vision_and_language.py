@@ -18,9 +18,9 @@ from paleo.specs.run import Run
 from paleo.tables.cells import Array, number_or_nan, text_column
 from paleo.tables.kinds._mlperf_training import NetworkStepTable
 from paleo.tables.run_tables import (
-    NAMES,
     NVIDIA_EXAMPLE_SOURCES,
     RUN_TABLES,
+    TABLE_NAME_ALIASES,
     Row,
     RowPrediction,
     has_value,
@@ -28,7 +28,7 @@ from paleo.tables.run_tables import (
     profile_at_release,
     row_dicts,
     row_prediction,
-    software_of,
+    software_profile_name,
 )
 from paleo.units import MILLISECOND
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from paleo.specs.software import SoftwareProfile
 
 #: Names of the tables -> models of the catalog; BERT without more is BERT-large in these sources.
-MODEL_OF_TABLE_NAME: Mapping[str, str] = NAMES["language"]
+MODEL_OF_TABLE_NAME: Mapping[str, str] = TABLE_NAME_ALIASES["language"]
 #: Length of sequences where fine-tuning rows do not state it: the default of the scripts that their pages name,
 #: 384 for SQuAD (BERT), 128 for named entities (BioBERT). The latter can be checked: 64 sequences of n words through
 #: BERT-base are 64 · n · 6 · 85e6 FLOP, measured in 433 ms on a V100 of 15.7 TFLOP/s: n is at most 208.
@@ -69,8 +69,10 @@ class LanguageStepTable(NetworkStepTable):
         unit = str(row["batch_unit"])
         if not unit.startswith(("seq", "sentence", "tok")):
             raise SpecError(f"batches of {unit} do not say how many sequences there are")
-        model, system = load_model(name), self.system(row)
-        return row_prediction(predict(model, system, self._run(row, model), software, self.calibration_of(system)))
+        model, system = load_model(name), self.system_of_row(row)
+        return row_prediction(
+            predict(model, system, self._run(row, model), software, self.applicable_calibration(system))
+        )
 
     def measured_values(self, frame: pd.DataFrame) -> Array:
         """Return the measured step time of each language-model run [s].
@@ -82,13 +84,13 @@ class LanguageStepTable(NetworkStepTable):
         tokens = np.array([_tokens(row, length) for row, length in zip(row_dicts(frame), lengths, strict=True)])
         return np.where(np.isfinite(stated), stated, tokens * batch / np.where(rate > 0, rate, np.nan))
 
-    def unmeasured_reason(self, row: Mapping[Any, Any]) -> str:
+    def missing_measurement_reason(self, row: Mapping[Any, Any]) -> str:
         """Explain why a language-model run has no measured step time.
 
         A throughput in tokens can replace the step time only for networks of the catalog.
         """
         if has_value(row, "iteration_ms"):
-            return super().unmeasured_reason(row)
+            return super().missing_measurement_reason(row)
         if _catalog_name(row) is None:
             return f"iteration_ms is empty, and model {row['model']!r} is not in the catalog"
         wrong = (key for key in ("throughput", "global_batch") if has_value(row, key) and not _is_number(row[key]))
@@ -104,7 +106,7 @@ class LanguageStepTable(NetworkStepTable):
             batch = max(gpus, round(batch / int(model.params["seq"])))
         accumulated = max(1, integer_cell(row, "grad_accum", 1))
         software, example = (
-            software_of(row, APEX_PROFILE),
+            software_profile_name(row, APEX_PROFILE),
             str(row.get("source", "")).startswith(NVIDIA_EXAMPLE_SOURCES),
         )
         return Run(
@@ -186,7 +188,7 @@ WITH_LOADING_NOTE = "incl. data loading"
 
 
 #: Profiles of kernels that a row names beside its framework, by a word of the latter; the first that fits.
-PROFILES_OF_OWN_KERNELS = (
+PROFILES_OF_NATIVE_KERNELS = (
     ("convnet2", "cuda-convnet2"),
     ("fbfft", "fbfft"),
     ("torch-7", "torch7-native"),
@@ -209,21 +211,25 @@ RMSPROP_NETWORKS = "efficientnet"
 #: network, in the 256 of the first ResNets: one to four thousand by the table; which is which by the configurations of
 #: NVIDIA's recipes, by name.
 ACCUMULATION_NOTE = "accumulates gradients to a fixed optimizer batch"
-OPTIMIZER_BATCH, FIRST_BATCH = (("efficientnet", 16), ("resnext", 4), ("resnet", 8)), 256
+OPTIMIZER_BATCH_MULTIPLES, BASE_OPTIMIZER_BATCH = (("efficientnet", 16), ("resnext", 4), ("resnet", 8)), 256
 #: What tf_cnn_benchmarks calls ResNet is the paper's own, with the stride in the first 1 x 1 of a block.
 ORIGINAL_RESNETS = {f"resnet{depth}": f"resnet{depth}-v1" for depth in (50, 101, 152)}
 #: Its AlexNet has 384 channels in the fourth convolution where torchvision's has 256, by name; rows say so (fp32 on
 #: A100: 15 % too fast with 256, 2 to 7 with 384) but those of its page of 2017 (6 and 20 % off), which keep 256.
-WIDER_ALEXNET, EARLIER_PAGE = {"alexnet": "alexnet-tf"}, "2017"
+TF_ALEXNET_NAME, ORIGINAL_ALEXNET_SOURCE_YEAR = {"alexnet": "alexnet-tf"}, "2017"
 #: cuDNN of the sources that name none, by what they begin with: their pages are older than the next release.
 CUDNN_OF_SOURCE = (("convnet-benchmarks Dec-2014", 1.0), ("convnet-benchmarks", 4.0))
 
 
-def model_of(row: Row) -> str:
+def catalog_model_name(row: Row) -> str:
     """Return the catalog name of a measured CNN, in the variant of its benchmark script or notes."""
     slug = str(row["model_slug"])
     if "tf_cnn_benchmarks" in f"{row.get('framework', '')} {row.get('notes', '')}":
-        variants = ORIGINAL_RESNETS if EARLIER_PAGE in str(row.get("source", "")) else ORIGINAL_RESNETS | WIDER_ALEXNET
+        variants = (
+            ORIGINAL_RESNETS
+            if ORIGINAL_ALEXNET_SOURCE_YEAR in str(row.get("source", ""))
+            else ORIGINAL_RESNETS | TF_ALEXNET_NAME
+        )
         return variants.get(slug, slug)
     return f"se-{slug}" if str(row.get("model", "")).lower().startswith("se-") else slug
 
@@ -231,13 +237,13 @@ def model_of(row: Row) -> str:
 def size_overrides(row: Row) -> dict[str, int | float | str]:
     """Return ``{"resolution": side}`` if a measured CNN has another image size than the catalog's network; else {}."""
     side = re.search(r"(\d+)x\1$", str(row.get("input_shape", "")).strip())
-    usual = load_model(model_of(row)).params.get("resolution")
+    usual = load_model(catalog_model_name(row)).params.get("resolution")
     return {"resolution": int(side.group(1))} if side and usual not in (None, int(side.group(1))) else {}
 
 
 def cudnn_release(row: Row) -> float | None:
     """Return the cuDNN release (major.minor) of a measured run: as stated, else by its framework or its source."""
-    stated = cudnn_version(str(row.get("cudnn", "")))
+    stated = parse_cudnn_version(str(row.get("cudnn", "")))
     if stated is not None:
         return stated
     named = re.search(r"(?i)cudnn\W*[rv](\d)", str(row.get("framework", "")))
@@ -256,14 +262,14 @@ def software_profile_of(row: Row) -> str:
     if any(word in framework for word in OPENCL_FRAMEWORKS):
         raise SpecError(f"OpenCL kernels of {row['framework']} are not modelled")
     native_profile = next(
-        (profile for word, profile in (*PROFILES_OF_OWN_KERNELS, *SUBSTITUTE_PROFILES) if word in framework), None
+        (profile for word, profile in (*PROFILES_OF_NATIVE_KERNELS, *SUBSTITUTE_PROFILES) if word in framework), None
     )
     if native_profile is not None:
         return native_profile
-    software = software_of(row, "cudnn-library")
+    software = software_profile_name(row, "cudnn-library")
     if str(row.get("source", "")).startswith(NVIDIA_EXAMPLE_SOURCES):
         software = next((profile for plain, profile in CONTAINER_PROFILES if software.startswith(plain)), software)
-    native = software == "caffe" and cudnn_version(cudnn) in (None, 1.0)
+    native = software == "caffe" and parse_cudnn_version(cudnn) in (None, 1.0)
     return "caffe-native" if native else software
 
 
@@ -274,12 +280,13 @@ def software_profile_at_date(row: Row) -> str:
     return profile_at_release({**row, "source": source + release}, software_profile_of(row))
 
 
-def cudnn_version(text: str) -> float | None:
+def parse_cudnn_version(text: str) -> float | None:
     """Parse the cuDNN release of a cell: 5105, R4, v3, ``5.1 (CUDA 8.0)``; 1.0 for "none"; None for an empty cell.
 
     A number in cudnnGetVersion's form has the minor release in its hundreds digit.
 
-    >>> cudnn_version("5105"), cudnn_version("R4"), cudnn_version("5.1 (CUDA 8.0)"), cudnn_version("")
+    >>> (parse_cudnn_version("5105"), parse_cudnn_version("R4"),
+    ... parse_cudnn_version("5.1 (CUDA 8.0)"), parse_cudnn_version(""))
     (5.1, 4.0, 5.1, None)
     """
     text = text.strip()
@@ -296,21 +303,21 @@ def cudnn_version(text: str) -> float | None:
     return number // 1000 + number // 100 % 10 / 10 if number < 10000 else number // 10000 + number // 100 % 100 / 10
 
 
-def without_update(row: Row) -> bool:
+def excludes_optimizer_update(row: Row) -> bool:
     """Return True if a measured time covers forward and backward only, without the optimizer's update."""
     return WITHOUT_UPDATE_NOTE in str(row.get("notes", ""))
 
 
-def microbatches_of(row: Row) -> int:
+def accumulated_microbatches(row: Row) -> int:
     """Return the accumulated microbatches (forward and backward passes) per parameter update of a measured CNN run."""
     slug = str(row["model_slug"])
-    images = FIRST_BATCH * next((batches for word, batches in OPTIMIZER_BATCH if word in slug), 1)
+    images = BASE_OPTIMIZER_BATCH * next((batches for word, batches in OPTIMIZER_BATCH_MULTIPLES if word in slug), 1)
     if ACCUMULATION_NOTE not in str(row.get("notes", "")):
         return 1
     return max(1, round(images / (float(row["batch_per_gpu"]) * integer_cell(row, "n_gpus", 1))))
 
 
-def run_of(row: Row) -> Run:
+def run_of_cnn_row(row: Row) -> Run:
     """Convert a table row of a measured CNN step to a `Run`; without an iteration time it is the forward pass only."""
     batch = float(row["batch_per_gpu"])
     if batch != int(batch) or batch < 1:
@@ -353,18 +360,18 @@ class VisionStepTable(NetworkStepTable):
         """Return the measured time of each CNN run [s]: step time, else forward time."""
         return np.where(_alone(frame), number_or_nan(frame, "forward_ms") * MILLISECOND, super().measured_values(frame))
 
-    def unmeasured_reason(self, row: Mapping[Any, Any]) -> str:
+    def missing_measurement_reason(self, row: Mapping[Any, Any]) -> str:
         """Explain why a CNN run has no measured time, neither of the step nor of the forward pass."""
         if has_value(row, "iteration_ms") or not has_value(row, "forward_ms"):
-            return super().unmeasured_reason(row)
+            return super().missing_measurement_reason(row)
         return f"forward_ms {str(row['forward_ms'])[:40]!r} is not a number above zero"
 
     def software_profile(self, row: Row) -> str:
-        """Return the software profile of a CNN run: by `software_profile_of`, else by `software_of`."""
+        """Return the software profile of a CNN run: by `software_profile_of`, else by `software_profile_name`."""
         try:
             return software_profile_of(row)
         except SpecError:
-            return software_of(row)
+            return software_profile_name(row)
 
     def scaling_curves(self, frame: pd.DataFrame) -> pd.DataFrame | None:
         """Return the device count of each CNN run and the columns that are equal within a scaling curve.
@@ -385,11 +392,17 @@ class VisionStepTable(NetworkStepTable):
 
         With gradient accumulation, the time is that of one microbatch and its share of the update.
         """
-        system = self.system(row)
-        prediction = predict(load_model(model_of(row)), system, run_of(row), software, self.calibration_of(system))
+        system = self.system_of_row(row)
+        prediction = predict(
+            load_model(catalog_model_name(row)),
+            system,
+            run_of_cnn_row(row),
+            software,
+            self.applicable_calibration(system),
+        )
         # Compute the time of the update that a row's step does not include; at most so much that images still arrive
         # in time.
-        share = 1.0 if without_update(row) else 1.0 - 1.0 / microbatches_of(row)
+        share = 1.0 if excludes_optimizer_update(row) else 1.0 - 1.0 / accumulated_microbatches(row)
         arrival = 0.0 if prediction.input_pipeline is None else float(prediction.input_pipeline.batch_interval)
         spare = max(0.0, prediction.step_time - prediction.breakdown.input - arrival)
         return row_prediction(prediction, prediction.step_time - min(share * prediction.breakdown.optimizer, spare))

@@ -29,10 +29,21 @@ from markupsafe import Markup
 from paleo import __version__
 from paleo.errors import PlanError, SpecError
 from paleo.launch.commands import estimate_command
-from paleo.lowering.policies import recompute_summary
+from paleo.lowering.stages_and_recompute import recompute_description
 from paleo.predict import Prediction, predict
 from paleo.report import plots
-from paleo.report.charts import WIDTH, Bar, Chart, Curve, bars, curves, deviation_bars, heat_map, stacked_bars, svg
+from paleo.report.charts import (
+    CHART_WIDTH_POINTS,
+    Bar,
+    Chart,
+    Curve,
+    bar_chart,
+    curve_chart,
+    deviation_bar_chart,
+    figure_to_svg,
+    heat_map,
+    stacked_bar_chart,
+)
 from paleo.report.columns import EMPTY_CELL, AnswerColumn, format_energy, format_percent_tenths, format_usd, percent
 from paleo.report.estimate import step_parts, utilisation_warnings
 from paleo.search.plan_columns import PlanColumns, plan_columns
@@ -40,8 +51,8 @@ from paleo.specs.prices import devices_per_machine
 from paleo.specs.run import Run, field_path, replace_fields
 from paleo.studies.cost import estimate_training, rent_rate
 from paleo.studies.gradient_exchange import bandwidth_curve
-from paleo.studies.purchase import SENSITIVITY_CHANGE, Objective, Offer, Purchase
-from paleo.studies.scale import placement_study, scaling_verdict
+from paleo.studies.purchase import SENSITIVITY_CHANGE, Objective, Purchase, SystemOffer
+from paleo.studies.scale import node_placement_study, scaling_verdict
 from paleo.units import GIBIBYTE, HOUR, format_duration, format_gibibytes, format_quantity, with_noun
 
 if TYPE_CHECKING:
@@ -53,7 +64,7 @@ if TYPE_CHECKING:
     from paleo.specs.system import System
     from paleo.studies.cost import TrainingEstimate
     from paleo.studies.goodput import LongRun
-    from paleo.studies.purchase import Requirements
+    from paleo.studies.purchase import PurchaseRequirements
     from paleo.studies.scale import ScaleCurve, ScalePoint
 
 _FOLDER = Path(__file__).parent / "templates"
@@ -135,7 +146,7 @@ def purchase_page(study: Purchase, *, date: str) -> str:
         scaling=_scaling(study),
         plans=sortable_table(_PLAN_COLUMNS, predicted),
         commands="\n".join(estimate_command(each.model, each.system, each.run) for each in predictions),
-        exchanges=[panel for offer in predicted for panel in exchange_panels(study, offer)],
+        exchanges=[panel for offer in predicted for panel in gradient_exchange_panels(study, offer)],
         failures=failures,
         change=SENSITIVITY_CHANGE,
         colours={"less": plots.VERMILION, "more": plots.BLUE},
@@ -178,7 +189,7 @@ def sortable_table(attributes: Iterable[AnswerColumn], rows: Sequence[Any]) -> D
     for row in rows:
         line = []
         for column in columns:
-            value = column.get(row)
+            value = column.row_value(row)
             text, _, small = (EMPTY_CELL if value is None else column.cells([row])[0]).partition("\n")
             key = "" if value is None else f"{value:.9g}" if isinstance(value, float | int) else value
             line.append((text, small, key, bool(column.unit)))
@@ -195,7 +206,7 @@ def _of_step(get: Any) -> Any:
     return lambda offer: None if offer.prediction is None else get(offer.prediction)
 
 
-def _step_text(offer: Offer) -> str:
+def _step_text(offer: SystemOffer) -> str:
     step, prediction = offer.candidate.step_time or 0.0, offer.prediction
     assert prediction is not None
     low, high = (end * step / prediction.step_time for end in prediction.interval)
@@ -206,23 +217,23 @@ def _memory_share(prediction: Prediction) -> float:
     return prediction.memory.total / prediction.memory.capacity
 
 
-def _training_of(offer: Offer) -> TrainingEstimate:
+def _training_of(offer: SystemOffer) -> TrainingEstimate:
     assert offer.candidate.training is not None
     return offer.candidate.training
 
 
-def _time_text(offer: Offer) -> str:
+def _time_text(offer: SystemOffer) -> str:
     training = _training_of(offer)
     return f"{format_duration(training.time)}\n{' to '.join(map(format_duration, training.interval))}"
 
 
-def _energy_text(offer: Offer) -> str:
+def _energy_text(offer: SystemOffer) -> str:
     training = _training_of(offer)
     return f"{format_energy(training.energy_kwh)}\nup to {format_energy(training.kwh_at_design_power)}"
 
 
-def _name(offer: Offer) -> str:
-    return offer.candidate.system.machines_text(offer.gpus)
+def _name(offer: SystemOffer) -> str:
+    return offer.candidate.system.gpus_and_nodes_text(offer.gpus)
 
 
 _SYSTEM_COLUMNS = (
@@ -242,12 +253,14 @@ _SYSTEM_COLUMNS = (
 
 def _plan_words(prediction: Prediction) -> str:
     again = (
-        "" if recompute_summary(prediction.run) == "none" else f", {recompute_summary(prediction.run)} recomputation"
+        ""
+        if recompute_description(prediction.run) == "none"
+        else f", {recompute_description(prediction.run)} recomputation"
     )
     return f"{prediction.plan.strategy_text or 'dp'}, microbatch {prediction.plan.microbatch}{again}"
 
 
-def _runner_up(offer: Offer) -> str | None:
+def _runner_up(offer: SystemOffer) -> str | None:
     if offer.runner_up is None or offer.prediction is None:
         return None
     slower = percent(offer.runner_up.step_time / offer.prediction.step_time - 1)
@@ -258,7 +271,7 @@ _PLAN_COLUMNS = (
     AnswerColumn("", lambda offer: offer.candidate.system.name, "system"),
     AnswerColumn("", lambda offer: offer.prediction.plan.strategy_text or "dp", "strategy"),
     AnswerColumn("", lambda offer: offer.prediction.plan.microbatch, "microbatch", "count"),
-    AnswerColumn("", lambda offer: recompute_summary(offer.prediction.run), "recomputation"),
+    AnswerColumn("", lambda offer: recompute_description(offer.prediction.run), "recomputation"),
     AnswerColumn("", lambda offer: offer.prediction.plan.local_batch, "batch per rank", "count"),
     AnswerColumn("", _runner_up, "runner-up"),
     AnswerColumn("", lambda offer: offer.plans_compared, "plans searched", "words",
@@ -325,7 +338,7 @@ def _cautions(study: Purchase) -> Iterator[str]:
     yield from (f"{candidate.system.name}: {candidate.problem}" for candidate in candidates if candidate.problem)
 
 
-def _cost(offer: Offer) -> float | None:
+def _cost(offer: SystemOffer) -> float | None:
     return None if offer.candidate.training is None else offer.candidate.training.cost
 
 
@@ -355,51 +368,56 @@ def _charts(study: Purchase) -> Iterator[tuple[str, Chart]]:
     offers = [(offer, trained) for offer, trained in known if trained is not None]
     colours = dict(zip((offer.candidate.system.name for offer, _ in offers), plots.COLOUR_CYCLE * 3, strict=False))
 
-    def bar(offer: Offer, value: float, ends: Sequence[float | None], text: str) -> Bar:
+    def bar(offer: SystemOffer, value: float, ends: Sequence[float | None], text: str) -> Bar:
         return Bar(_name(offer), value, ends[0], ends[1], text, colours[offer.candidate.system.name])
 
     times = [bar(o, t.time / HOUR, [end / HOUR for end in t.interval], format_duration(t.time)) for o, t in offers]
-    yield "Time to solution, 90 % interval", bars(times, "time to solution")
+    yield "Time to solution, 90 % interval", bar_chart(times, "time to solution")
     costs = [(o, t.cost, [t.cost * end / t.time for end in t.interval]) for o, t in offers if t.cost is not None]
     if costs:
-        yield "Cost, 90 % interval", bars([bar(o, cost, ends, format_usd(cost)) for o, cost, ends in costs], "cost")
+        yield (
+            "Cost, 90 % interval",
+            bar_chart([bar(o, cost, ends, format_usd(cost)) for o, cost, ends in costs], "cost"),
+        )
     metered = [(o, t.energy_kwh or 0.0, t.kwh_at_design_power) for o, t in offers if o.power is not None]
     if metered:
         rows = [bar(offer, used, [used, limit], format_energy(used)) for offer, used, limit in metered]
-        yield "Energy, modelled; whisker: to design power", bars(rows, "energy")
+        yield "Energy, modelled; whisker: to design power", bar_chart(rows, "energy")
     steps = [(_name(offer), offer.prediction) for offer, _ in offers if offer.prediction is not None]
     parts = [(name, step_parts(step), format_duration(step.step_time)) for name, step in steps]
-    yield "Step time by part", stacked_bars(parts, "step time by part")
+    yield "Step time by part", stacked_bar_chart(parts, "step time by part")
     sizes = [
         (name, {part: size / GIBIBYTE for part, size in step.memory.parts.items()}, format_gibibytes(step.memory.total))
         for name, step in steps
     ]
     limits = [step.memory.capacity / GIBIBYTE for _, step in steps]
-    yield "Memory of the fullest GPU; dashed: capacity", stacked_bars(sizes, "memory", limits)
+    yield "Memory of the fullest GPU; dashed: capacity", stacked_bar_chart(sizes, "memory", limits)
 
 
-def _sensitivity(offer: Offer) -> tuple[str, Chart, str]:
+def _sensitivity(offer: SystemOffer) -> tuple[str, Chart, str]:
     rows = [
         (each.hardware_property, each.step_ratio_decreased, each.step_ratio_increased) for each in offer.sensitivity
     ]
     fits = offer.prediction is not None and offer.prediction.memory.fits
     tight = [each.hardware_property for each in offer.sensitivity if fits and not each.fits_with_decrease]
     hint = f"With less {', '.join(tight)} this plan would not fit." if tight else ""
-    return _name(offer), deviation_bars(rows, f"sensitivity of {offer.candidate.system.name}"), hint
+    return _name(offer), deviation_bar_chart(rows, f"sensitivity of {offer.candidate.system.name}"), hint
 
 
 # scaling
 
 
 def _scaling(study: Purchase) -> Document | None:
-    scaled = [(offer.candidate.system.name, offer.curve) for offer in study.offers if offer.curve is not None]
+    scaled = [
+        (offer.candidate.system.name, offer.scaling_curve) for offer in study.offers if offer.scaling_curve is not None
+    ]
     if not scaled:
         return None
     lines = [
         Curve(name, [_curve_point(point) for point in curve.points if point.fits], colour)
         for (name, curve), colour in zip(scaled, plots.COLOUR_CYCLE * 3, strict=False)
     ]
-    chart = curves(
+    chart = curve_chart(
         lines, title="samples per second over GPUs", x_label="GPUs", y_label="samples/s (dotted: perfect scaling)"
     )
     rows = [(name, curve, point) for name, curve in scaled for point in curve.points]
@@ -435,7 +453,7 @@ _POINT_COLUMNS = (
 # how workers exchange
 
 
-def exchange_panels(study: Purchase, offer: Offer) -> Iterator[tuple[str, Chart, str]]:
+def gradient_exchange_panels(study: Purchase, offer: SystemOffer) -> Iterator[tuple[str, Chart, str]]:
     """Yield (heading, chart, sentence) on gradient compression, consistency model and node placement of a run.
 
     Each panel is left out unless the run sets that option.
@@ -444,7 +462,7 @@ def exchange_panels(study: Purchase, offer: Offer) -> Iterator[tuple[str, Chart,
     ----------
     study : Purchase
         Systems with their best plans, trainings and scaling.
-    offer : Offer
+    offer : SystemOffer
         One system with its best plan.
     """
     prediction = offer.prediction
@@ -454,33 +472,33 @@ def exchange_panels(study: Purchase, offer: Offer) -> Iterator[tuple[str, Chart,
     if run.exchange.compress is not None:
         try:
             heading = f"Compression on {name} over the bandwidth of a node"
-            yield heading, _narrow(plots.compression(prediction), heading), _compression_words(prediction)
+            yield heading, _narrow(plots.plot_compressed_step_time(prediction), heading), _compression_words(prediction)
         except PlanError:
             pass  # one GPU: no links
-    if run.exchange.consistency != "bsp" and offer.curve is not None:
+    if run.exchange.consistency != "bsp" and offer.scaling_curve is not None:
         plain = study.request.scaling_curve(prediction, consistency="bsp")
         if plain is not None:
             heading = f"Updates and staleness on {name} over workers"
-            picture = plots.consistency([plain, offer.curve], rows=2)
-            yield heading, _narrow(picture, heading, height=520.0), _consistency_words(offer.curve)
-    if run.fabric.nodes != "packed" and offer.curve is not None:
+            picture = plots.plot_consistency_models([plain, offer.scaling_curve], rows=2)
+            yield heading, _narrow(picture, heading, height=520.0), _consistency_words(offer.scaling_curve)
+    if run.fabric.nodes != "packed" and offer.scaling_curve is not None:
         packed = study.request.scaling_curve(prediction, nodes="packed")
         if packed is not None:
-            heading = f"Step time on {name}: packed nodes and {offer.curve.node_placement}"
-            last, base = ([point for point in each.points if point.fits][-1] for each in (offer.curve, packed))
-            advice = placement_study(last.required_prediction)
+            heading = f"Step time on {name}: packed nodes and {offer.scaling_curve.node_placement}"
+            last, base = ([point for point in each.points if point.fits][-1] for each in (offer.scaling_curve, packed))
+            advice = node_placement_study(last.required_prediction)
             step = f"{format_duration(last.step_time)}, {format_duration(base.step_time)} on packed nodes"
             yield (
                 heading,
-                _narrow(plots.placement([packed, offer.curve]), heading),
+                _narrow(plots.plot_node_placement([packed, offer.scaling_curve]), heading),
                 f"At {last.gpus:,} GPUs a step takes {step}." + ("" if advice is None else f" {advice.advice}"),
             )
 
 
 def _narrow(figure: Figure, title: str, height: float = 280.0) -> Chart:
     """Return a plot as a chart that fits into a column of the page."""
-    figure.set_size_inches(WIDTH / 72.0, height / 72.0)
-    return Chart(svg(figure, title))
+    figure.set_size_inches(CHART_WIDTH_POINTS / 72.0, height / 72.0)
+    return Chart(figure_to_svg(figure, title))
 
 
 def _compression_words(prediction: Prediction) -> str:
@@ -509,11 +527,11 @@ def _consistency_words(curve: ScaleCurve) -> str:
 # failures
 
 
-def _goodput(offer: Offer) -> LongRun | None:
+def _goodput(offer: SystemOffer) -> LongRun | None:
     return None if offer.candidate.training is None else offer.candidate.training.long_run
 
 
-def _goodput_panel(offer: Offer, run: LongRun) -> Document:
+def _goodput_panel(offer: SystemOffer, run: LongRun) -> Document:
     heading = f"Goodput [%] of {offer.gpus} × {offer.candidate.system.name}; framed: this run"
     chart = heat_map(
         goodput_map(run, GOODPUT_MAP_FACTORS).tolist(),
@@ -547,7 +565,7 @@ def goodput_map(run: LongRun, factors: Sequence[float]) -> npt.NDArray[np.float6
 
 
 #: Plans that a page holds; of more, only the best.
-MOST_PLANS = 200_000
+MAX_PLANS_ON_PAGE = 200_000
 #: Column -> its type in the browser.
 _TYPES = {
     "step_time": "<f4", "memory": "<f4", "gpus": "<u4", "microbatch": "<u4", "strategy": "<u2", "policy": "u1",
@@ -555,7 +573,7 @@ _TYPES = {
 }  # fmt: skip
 
 
-def plan_search_page(model: ModelSpec, system: System, search: FoundPlans, wish: Requirements) -> str:
+def plan_search_page(model: ModelSpec, system: System, search: FoundPlans, wish: PurchaseRequirements) -> str:
     """Return the interactive HTML page that shows all plans of a search on one system.
 
     Parameters
@@ -566,7 +584,7 @@ def plan_search_page(model: ModelSpec, system: System, search: FoundPlans, wish:
         Machine: its devices, nodes and links.
     search : FoundPlans
         Its first plan is chosen when the page opens.
-    wish : Requirements
+    wish : PurchaseRequirements
         Amount of training, tariff and objective.
 
     Returns
@@ -583,7 +601,7 @@ def plan_search_page(model: ModelSpec, system: System, search: FoundPlans, wish:
         raise SpecError("--explore: the search found no plans")
     best = predict(model, system, search.plans[0].run)
     whole = None if wish.amount is None else estimate_training(best, wish.amount, wish.tariff, long_run=wish.long_run)
-    table = plan_columns(search.ranking, MOST_PLANS)
+    table = plan_columns(search.ranking, MAX_PLANS_ON_PAGE)
     machine = devices_per_machine(system)
     rate, _ = rent_rate(system, machine, wish.tariff)
     searched = ("gpus", "microbatch", "strategy", "recompute", "schedule")
@@ -594,15 +612,15 @@ def plan_search_page(model: ModelSpec, system: System, search: FoundPlans, wish:
         "objective": wish.objective,
         "globalBatch": search.global_batch,
         "count": len(table),
-        "evaluated": table.evaluated,
+        "evaluated": table.evaluated_count,
         "strategies": table.strategies,
-        "policies": table.policies,
+        "policies": table.recompute_policies,
         "schedules": table.schedules,
         "capacity": system.device.memory.usable_bytes,
         "perNode": machine,
         "gpuHour": None if rate is None else rate / machine * HOUR,
         "steps": None if whole is None else whole.steps,
-        "amount": None if whole is None else whole.amount.text,
+        "amount": None if whole is None else whole.amount.description,
         "samplesPerStep": search.global_batch,
         "tokensPerSample": best.graph.tokens_per_sample,
         "command": estimate_command(model, system, best.run),
@@ -624,11 +642,11 @@ def _place(table: PlanColumns, best: Prediction) -> int:
     run = best.run
     equal = (table.gpus == run.gpus) & (table.microbatch == best.plan.microbatch)
     equal &= np.array(table.strategies)[table.strategy] == run.strategy
-    equal &= np.array(table.policies)[table.policy] == recompute_summary(
+    equal &= np.array(table.recompute_policies)[table.recompute_policy] == recompute_description(
         run
     )  # no plan of the table recomputes single layers
     if run.exchange.when is not None:
-        equal &= table.overlapped == (run.exchange.when == "overlapped")
+        equal &= table.overlaps_gradient_exchange == (run.exchange.when == "overlapped")
     names = np.array(table.schedules)[table.schedule]
     pipelined = best.plan.stages > 1 and best.plan.strategy.chunks > 1 and run.pipeline.schedule == "1f1b"
     equal &= names == ("interleaved" if pipelined else run.pipeline.schedule)

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.report.columns import AnswerColumn, Document, row_json, rows_table, wrapped_text
-from paleo.serving.single_pass import forward_passes, three_digits
+from paleo.serving.single_pass import format_three_digits, forward_passes
 from paleo.units import format_duration, with_noun
 
 if TYPE_CHECKING:
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 #: Factors within which nine of ten measured rates of MLPerf Inference lie (docs/howto/serve.md).
 THROUGHPUT_INTERVAL_FACTORS = (0.7, 1.4)
 #: Times from a request to its answer over that of a batch: requests come evenly while the batch before runs.
-LATENCY_FACTORS = {"mean": 1.5, "p50": 1.5, "p90": 1.9, "p99": 1.99}
+LATENCY_OVER_BATCH_TIME = {"mean": 1.5, "p50": 1.5, "p90": 1.9, "p99": 1.99}
 #: What no answer has in it.
-UNMODELLED = (
+UNMODELLED_EFFECTS = (
     "reading, decoding and scaling of images, and what follows the network (boxes, text encoders)",
     "layers that a plugin of the user runs as one kernel",
 )
 
 
 def _rate(service: BatchedService) -> str:
-    return "-" if service.requests_per_s is None else three_digits(service.requests_per_s)
+    return "-" if service.requests_per_s is None else format_three_digits(service.requests_per_s)
 
 
 BATCH_COLUMNS = (
@@ -39,7 +39,7 @@ BATCH_COLUMNS = (
         lambda each: each.rate,
         "requests/s/GPU",
         "words",
-        lambda each: three_digits(each.rate),
+        lambda each: format_three_digits(each.rate),
     ),
 )
 SYSTEM_COLUMNS = (
@@ -59,7 +59,7 @@ _TOKENS: Document = {
 }  # fmt: skip
 
 
-def document(service: BatchedService, systems: Sequence[BatchedService] = ()) -> Document:
+def json_document(service: BatchedService, systems: Sequence[BatchedService] = ()) -> Document:
     """Return the answer of ``paleo serve`` for a network without generated tokens (a classifier) as a JSON document.
 
     The keys are the same as for services that generate tokens; the values about generated tokens are null.
@@ -104,13 +104,15 @@ def document(service: BatchedService, systems: Sequence[BatchedService] = ()) ->
         "possible": best is not None,
         "requests_per_s": rate,
         "requests_per_s_interval": None if rate is None else [rate * end for end in THROUGHPUT_INTERVAL_FACTORS],
-        "latency_s": None if best is None else {name: share * best.seconds for name, share in LATENCY_FACTORS.items()},
+        "latency_s": None
+        if best is None
+        else {name: share * best.batch_time for name, share in LATENCY_OVER_BATCH_TIME.items()},
         "batch": None if best is None else best.requests,
         "usd_per_million_requests": service.usd_per_million,
         "limited_by": None if best is None else "the limit of latency" if service.limit else "arithmetic and memory",
         "capacity_requests_per_s": rate,
         "calibration": None,
-        "unmodelled": list(UNMODELLED),
+        "unmodelled": list(UNMODELLED_EFFECTS),
         "refusals": [],
         "warnings": [],
         "batches": [row_json(BATCH_COLUMNS, each) for each in service.request_batches],
@@ -143,7 +145,7 @@ def table(service: BatchedService, systems: Sequence[BatchedService] = ()) -> Re
         _request(service),
         f"90 % interval of rates: {low:g} to {high:g} times what is said.",
         "A request waits while the batch before it is computed, so that the slowest takes the time of two batches.",
-        f"Not modelled: {'; '.join(UNMODELLED)}.",
+        f"Not modelled: {'; '.join(UNMODELLED_EFFECTS)}.",
     ]
     return Group(
         *parts,

@@ -11,7 +11,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(eq=False)
-class Value:
+class TracedTensor:
     """Tensor in a trace of a network.
 
     A ``is_static`` value depends on no network input: parameters, constants and what is computed from them alone.
@@ -26,8 +26,8 @@ class Value:
     is_static: bool = False
     parameter_names: frozenset[str] = frozenset()
     #: Input from which whole numbers were computed.
-    source_input: Value | None = None
-    producing_call: Call | None = None
+    source_input: TracedTensor | None = None
+    producing_call: TracedCall | None = None
 
     @property
     def elements(self) -> int:
@@ -36,73 +36,73 @@ class Value:
 
 
 @dataclass(eq=False)
-class Call:
+class TracedCall:
     """One operator call in a trace.
 
     ``kind`` is Paleo's name for the operation ("linear", "view", …; "unknown" if there is none), ``source_name`` the
     name in the source library, and ``path`` the module that made the call. ``flops`` are those of matrix products
-    inside the call [FLOP], as the source's own counter found them, or None without a counter. ``saved`` are the tensors
-    that autograd saves for the backward pass, or None if the source does not say. ``kept_elements`` is the number of
-    further saved elements.
+    inside the call [FLOP], as the source's own counter found them, or None without a counter. ``saved_tensors`` are the
+    tensors that autograd saves for the backward pass, or None if the source does not say. ``saved_temporary_elements``
+    is the number of further saved elements.
     """
 
     kind: str
     source_name: str
-    inputs: list[Value | None]
-    outputs: list[Value]
+    inputs: list[TracedTensor | None]
+    outputs: list[TracedTensor]
     options: dict[str, Any] = field(default_factory=dict)
     flops: float | None = None
     path: str = ""
-    saved: frozenset[Value] | None = None
-    kept_elements: float = 0.0
+    saved_tensors: frozenset[TracedTensor] | None = None
+    saved_temporary_elements: float = 0.0
     #: True if the weights that it reads are trained through it, and true if it passes no gradient on.
     trains_weights: bool = True
     stops_gradient: bool = False
     #: Calls that this one replaces, in case that it cannot be used.
-    replaced_calls: list[Call] = field(default_factory=list)
+    replaced_calls: list[TracedCall] = field(default_factory=list)
 
     @property
-    def out(self) -> Value:
+    def out(self) -> TracedTensor:
         """First output of the call."""
         return self.outputs[0]
 
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """One call of a module (such as nn.LayerNorm): its path, type, input, output and own parameters' names."""
+    """Call of a torch module (such as nn.LayerNorm): path, type, input, output and names of parameters."""
 
     path: str
     type: str
-    argument: Value | None
-    result: Value | None
+    input_tensor: TracedTensor | None
+    output_tensor: TracedTensor | None
     parameters: tuple[str, ...]
 
 
 @dataclass
 class Trace:
-    """Record of one run of a network: its inputs, outputs and operator calls in order.
+    """Record of one run of a network: inputs, outputs and operator calls in order of execution.
 
-    ``parameters`` maps each parameter's name to its number of elements. ``probe_size_by_dim`` are unusual sizes by
-    which a dim is recognised: with a batch of 101, a size of 101 is "batch". ``frozen`` names the parameters that are
-    not trained. ``notes`` tell the user what the counts leave out. With a ``fixed_batch`` the first dim of every value
-    that depends on an input is taken for the batch. ``checkpointed_modules`` names the modules whose activations the
-    source recomputes.
+    ``parameter_counts`` maps each parameter's name to its number of elements. ``probe_size_by_dim`` are unusual sizes
+    by which a dim is recognised: with a batch of 101, a size of 101 is "batch". ``frozen_parameters`` names the
+    parameters that are not trained. ``notes`` tell the user what the counts leave out. With a ``fixed_batch`` the first
+    dim of every value that depends on an input is taken for the batch. ``checkpointed_modules`` names the modules whose
+    activations the source recomputes.
     """
 
-    inputs: list[Value]
-    outputs: list[Value]
-    calls: list[Call]
-    parameters: Mapping[str, int]
+    inputs: list[TracedTensor]
+    outputs: list[TracedTensor]
+    calls: list[TracedCall]
+    parameter_counts: Mapping[str, int]
     probe_size_by_dim: Mapping[str, int]
     module_calls: Sequence[ModuleCall] = ()
-    frozen: frozenset[str] = frozenset()
+    frozen_parameters: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
     fixed_batch: int | None = None
     checkpointed_modules: tuple[str, ...] = ()
 
-    def consumers(self) -> dict[Value, list[Call]]:
-        """Return a dict from each tensor to the calls that read it, in order of execution."""
-        readers: dict[Value, list[Call]] = {}
+    def consumers(self) -> dict[TracedTensor, list[TracedCall]]:
+        """Map each traced tensor to the calls that read the tensor, in order of execution."""
+        readers: dict[TracedTensor, list[TracedCall]] = {}
         for call in self.calls:
             for value in dict.fromkeys(v for v in call.inputs if v is not None):
                 readers.setdefault(value, []).append(call)
@@ -119,7 +119,7 @@ class Trace:
         self.calls = kept[::-1]
 
     def mark_untrained_calls(self) -> None:
-        """Mark calls as untrained, in place, if no gradient reaches them from the outputs.
+        """Mark calls as untrained, in place, if no gradient from the network's outputs reaches them.
 
         A gradient passes neither integer tensors (a rounded code, an index) nor calls that stop it.
         """
@@ -134,8 +134,8 @@ class Trace:
 
 
 def make_call(
-    kind: str, label: str, inputs: Iterable[Value | None], shapes: Sequence[tuple[Shape, bool]], **more: Any
-) -> Call:
+    kind: str, label: str, inputs: Iterable[TracedTensor | None], shapes: Sequence[tuple[Shape, bool]], **more: Any
+) -> TracedCall:
     """Return a new traced call whose outputs have the given shapes; ``shapes`` lists (shape, True for integers).
 
     A value that is computed from constants alone is static, unless matrix products with parameters compute it, because
@@ -149,11 +149,13 @@ def make_call(
     sources = sources if static else frozenset()
     root = next((value.source_input for value in values if value.source_input is not None), None)
     bare = not static and all(value.is_integer or (value.is_static and not value.parameter_names) for value in values)
-    call = Call(kind, label, inputs, [], **more)
+    call = TracedCall(kind, label, inputs, [], **more)
     for shape, whole in shapes:
         index = whole or bare
         empty = 0 in shape
-        call.outputs.append(Value(shape, "call", "", index, static or empty, sources, root if index else None, call))
+        call.outputs.append(
+            TracedTensor(shape, "call", "", index, static or empty, sources, root if index else None, call)
+        )
     return call
 
 
@@ -161,16 +163,16 @@ def make_call(
 _LINEAR_FUNCTIONS = frozenset({"add", "sub", "rsub", "neg", "masked_fill", "where", "cumsum", "mean", "sum"})
 
 
-def saved_for_backward(call: Call) -> str | list[int] | None:
-    """Return what a call saves for the backward pass, as recorded or else as usual for its kind.
+def saved_for_backward(call: TracedCall) -> str | list[int] | None:
+    """Return the tensors that a call saves for the backward pass, as recorded or as usual for the kind of call.
 
     Returns "inputs", "output", "all", a list of positions of the saved inputs, or None if nothing is saved.
     """
-    if call.saved is None:
+    if call.saved_tensors is None:
         plain = call.source_name.strip("_").lower()
         return None if plain in _LINEAR_FUNCTIONS or call.kind == "copy" else "inputs"
-    places = [place for place, value in enumerate(activation_inputs(call)) if value in call.saved]
-    output = any(value in call.saved for value in call.outputs)
+    places = [place for place, value in enumerate(activation_inputs(call)) if value in call.saved_tensors]
+    output = any(value in call.saved_tensors for value in call.outputs)
     if output:
         return "output" if not places else "all"
     if len(places) == len(activation_inputs(call)):
@@ -178,13 +180,13 @@ def saved_for_backward(call: Call) -> str | list[int] | None:
     return places or None
 
 
-def activation_inputs(call: Call) -> list[Value]:
+def activation_inputs(call: TracedCall) -> list[TracedTensor]:
     """Return the input tensors of a call that depend on a network input, each once."""
     values = dict.fromkeys(value for value in call.inputs if value is not None)
     return [value for value in values if not value.is_static and (not value.is_integer or value.origin == "input")]
 
 
-def is_parameter_input(call: Call, place: int) -> bool:
+def is_parameter_input(call: TracedCall, place: int) -> bool:
     """Return True if the call's input at index ``place`` is made of parameters."""
     value = call.inputs[place] if len(call.inputs) > place else None
     return value is not None and bool(value.parameter_names)

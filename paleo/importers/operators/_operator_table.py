@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paleo.importers._builder import Invocation, OnnxNode, TranslatedCall, onnx_operators, torch_functions
+from paleo.importers._builder import (
+    OnnxNode,
+    TorchInvocation,
+    TranslatedCall,
+    register_onnx_reader,
+    register_torch_reader,
+)
 from paleo.specs.loading import parse_yaml
 
 
@@ -32,7 +38,7 @@ class _Row:
     inputs: int | None = None
     options: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
 
-    def read_torch_call(self, call: Invocation) -> TranslatedCall:
+    def read_torch_call(self, call: TorchInvocation) -> TranslatedCall:
         """Return kind, input tensors and options of a call of one of this row's torch functions."""
         if not self.arguments:
             return TranslatedCall(self.kind)
@@ -49,5 +55,5 @@ class _Row:
 
 _TABLE = parse_yaml((Path(__file__).parent / "table.yaml").read_text(encoding="utf-8"), where="table.yaml")
 for _row in (_Row(**entry) for entry in _TABLE["operators"]):
-    torch_functions(_row.torch)(_row.read_torch_call)
-    onnx_operators(_row.onnx)(_row.read_onnx_node)
+    register_torch_reader(_row.torch)(_row.read_torch_call)
+    register_onnx_reader(_row.onnx)(_row.read_onnx_node)

@@ -15,16 +15,16 @@ from paleo.specs.loading import record_file_digest
 ModelFileEntry = Any
 ModelMapping = dict[str, Any]
 #: Functions that make a model from the configuration of a family, by its ``model_type``.
-FAMILIES: Registry[Callable[[Config], ModelMapping]] = Registry(
+FAMILY_READERS: Registry[Callable[[Config], ModelMapping]] = Registry(
     "model_type of a configuration", "paleo.importers.families"
 )
 
 
 MAX_CONFIG_BYTES = 2_000_000
 #: Longest sequence that is used unless --seq states another.
-LONGEST_SEQ = 4096
+MAX_DEFAULT_SEQ = 4096
 #: Names of activations here by their names in configurations, and their gated forms; ``_tanh`` marks the approximation.
-ACTIVATIONS = {
+ACTIVATION_BY_CONFIG_NAME = {
     "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu",
     "quick_gelu": "quick_gelu", "relu": "relu", "silu": "silu", "swish": "silu", "tanh": "tanh",
     "relu2": "relu", "situ": "silu", "swigluoai": "silu",
@@ -33,19 +33,19 @@ GATED_ACTIVATIONS = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu", "r
 
 
 #: Configuration keys for the number of attention keys (or blocks of them) that an indexer selects for each query.
-INDEXER_KEYS = ("index_topk", "index_topk_blocks", "indexer_budget")
+INDEXER_CONFIG_KEYS = ("index_topk", "index_topk_blocks", "indexer_budget")
 #: Families with a reader of their own whose attention uses keys that an indexer selects.
 INDEXER_FAMILIES = frozenset(
     {"deepseek_v32", "glm_moe_dsa", "deepseek_v4", "deepseek_ref", "minimax_m3", "minimax_m3_vl_text"}
 )
 
 
-class UnreadHeadError(Exception):
-    """Error for an architecture whose head (the part after the last layer) the family's reader does not know."""
+class UnsupportedHeadError(Exception):
+    """Error for an architecture whose head (output layers) the reader of its model family does not know."""
 
 
 class Config(Mapping[str, Any]):
-    """Configuration of transformers as a mapping; its methods check values, and errors name the file and the key."""
+    """Configuration of a transformers model (config.json) as a mapping, with methods that check values."""
 
     def __init__(self, data: Mapping[str, Any], path: str) -> None:
         self._data, self.path = data, path
@@ -137,7 +137,7 @@ class Config(Mapping[str, Any]):
         return default if value is None else value
 
     def activation(self, *keys: str, default: str, gated: bool = False) -> str:
-        """Return the name of the feed-forward block's activation, as Paleo's layers call it.
+        """Return the activation of the feed-forward block, by the name of Paleo's activation layer.
 
         Parameters
         ----------
@@ -159,11 +159,11 @@ class Config(Mapping[str, Any]):
             If the function is unknown.
         """
         name = next((self[key] for key in keys if self.get(key) is not None), default)
-        function = ACTIVATIONS.get(name) if isinstance(name, str) else None
+        function = ACTIVATION_BY_CONFIG_NAME.get(name) if isinstance(name, str) else None
         if function is None or (gated and function not in GATED_ACTIVATIONS):
             raise SpecError(
                 f"{self.path}: {keys[0]}: {name!r:.60} is not a known activation; "
-                f"{suggest_names(str(name), ACTIVATIONS)}"
+                f"{suggest_names(str(name), ACTIVATION_BY_CONFIG_NAME)}"
             )
         return GATED_ACTIVATIONS[function] if gated else function
 
@@ -215,8 +215,8 @@ class Config(Mapping[str, Any]):
             raise SpecError(f"{self.path}: {key}: {value!r:.60} must be a list")
         return value or []
 
-    def layers_of_kind(self, key: str, words: str, word: str, layers: int) -> list[bool]:
-        """Return for each layer True if it is of one kind, such as MoE; all True if neither key is present.
+    def is_layer_of_kind(self, key: str, words: str, word: str, layers: int) -> list[bool]:
+        """Return, for each layer, True if the layer is of one kind, such as MoE; all True if neither key is present.
 
         Parameters
         ----------
@@ -239,7 +239,7 @@ class Config(Mapping[str, Any]):
         SpecError
             If a list has another length.
         """
-        kinds = self.kinds(words, layers)
+        kinds = self.layer_kinds(words, layers)
         numbers = self.list_value(key) or [1 if kinds is None else kind == word for kind in kinds or [word] * layers]
         if len(numbers) != layers:
             raise SpecError(f"{self.path}: {key}: expected {layers} numbers, one for each layer")
@@ -247,13 +247,13 @@ class Config(Mapping[str, Any]):
 
     @property
     def remote_code(self) -> str:
-        """Files and classes of the model's own code that ``auto_map`` names, joined as text; Paleo never runs them."""
+        """Files and classes of custom model code in ``auto_map``, joined as text; Paleo never runs that code."""
         named = self.get("auto_map")
         entries = named.values() if isinstance(named, Mapping) else []
         words = {str(word) for entry in entries for word in (entry if isinstance(entry, list) else [entry]) if word}
         return ", ".join(sorted(words))[:200]
 
-    def kinds(self, key: str, layers: int) -> list[str] | None:
+    def layer_kinds(self, key: str, layers: int) -> list[str] | None:
         """Return the list with one word for each layer, such as ``layer_types``.
 
         Parameters
@@ -320,7 +320,7 @@ def _float(pairs: dict[str, Any]) -> Any:
 
 
 def indexer_key_count(config: Config) -> tuple[str, int] | None:
-    """Return how many attention keys an indexer selects for each query, and the key that states it.
+    """Return the number of attention keys that an indexer selects per query, and the configuration key read.
 
     Parameters
     ----------
@@ -343,7 +343,7 @@ def indexer_key_count(config: Config) -> tuple[str, int] | None:
     """
     text = config.get("text_config")
     parts = (config, *([Config(text, f"{config.path}: text_config")] if isinstance(text, Mapping) else []))
-    for part, key in ((part, key) for part in parts for key in INDEXER_KEYS if part.get(key)):
+    for part, key in ((part, key) for part in parts for key in INDEXER_CONFIG_KEYS if part.get(key)):
         block = part.integer("index_block_size", default=1) if key.endswith("blocks") else 1
         return f"{part.path}: {key}", part.integer(key) * block
     return None
@@ -366,7 +366,7 @@ def class_count(config: Config) -> int:
     return max(1, len(names)) if isinstance(names, Mapping) else config.integer("num_labels", default=2)
 
 
-def head_name(config: Config, prefixes: Sequence[str], default: str) -> str:
+def architecture_head_suffix(config: Config, prefixes: Sequence[str], default: str) -> str:
     """Return the suffix that names a network's head: ``ForMaskedLM`` of ``BertForMaskedLM``.
 
     Parameters

@@ -46,7 +46,7 @@ NORMAL_QUANTILES = {50: 0.0, 90: 1.2816, 95: 1.6449, 99: 2.3263}
 
 
 @dataclass(frozen=True, slots=True)
-class Batching:
+class BatchingLimits:
     """Batching limits and host times of an engine's iterations; numbers or arrays of one shape.
 
     Attributes
@@ -78,7 +78,7 @@ class Batching:
     delay: float = 0.0
     cache_may_overflow: bool = False
 
-    def host_time_of(self, sequences: SequenceCount) -> SequenceCount:
+    def host_time_at(self, sequences: SequenceCount) -> SequenceCount:
         """Return the host time between two iterations that decode a number of sequences.
 
         Parameters
@@ -154,10 +154,10 @@ class SteadyState:
     decode_iteration_time, iteration_deviation : numpy.ndarray
         Time of an iteration without prompts [s]; standard deviation of the mean iteration time of an answer, as the
         number of other sequences varies [s].
-    prompt_time, arrivals_per_iteration, wait_behind_prompts, wait_for_iteration : numpy.ndarray
+    added_time_per_prompt, arrivals_per_iteration, wait_behind_prompts, wait_for_iteration : numpy.ndarray
         Time that a prompt adds to iterations [s]; mean number of requests that arrive in an iteration; mean wait behind
         the prompts of other requests, and until the end of the current iteration [s], both parts of ``ttft``.
-    fixed_ttft, ttft_deviation : numpy.ndarray
+    deterministic_ttft, ttft_deviation : numpy.ndarray
         Part of ``ttft`` that is equal for all requests; standard deviation of the other parts [s].
     lengths : RequestLengths
         Lengths of the requests.
@@ -177,11 +177,11 @@ class SteadyState:
     iterations_per_prompt: Array
     decode_iteration_time: Array
     iteration_deviation: Array
-    prompt_time: Array
+    added_time_per_prompt: Array
     arrivals_per_iteration: Array
     wait_behind_prompts: Array
     wait_for_iteration: Array
-    fixed_ttft: Array
+    deterministic_ttft: Array
     ttft_deviation: Array
     lengths: RequestLengths
 
@@ -208,10 +208,11 @@ class SteadyState:
         z = NORMAL_QUANTILES[percent]
         first, further = self.lengths.input_variation, self.lengths.output_variation
         busy = np.minimum(
-            self.arrivals_per_iteration * self.prompt_time / np.maximum(self.iteration_time, MIN_DIVISOR), 0.95
+            self.arrivals_per_iteration * self.added_time_per_prompt / np.maximum(self.iteration_time, MIN_DIVISOR),
+            0.95,
         )
         # a long iteration lengthens the next: their sum varies as that of a process with autocorrelation busy
-        others = self.prompt_time * np.sqrt(self.arrivals_per_iteration * (1.0 + first**2)) / (1.0 - busy)
+        others = self.added_time_per_prompt * np.sqrt(self.arrivals_per_iteration * (1.0 + first**2)) / (1.0 - busy)
         met = np.maximum(
             self.arrivals_per_iteration * self.answer_tokens / (1.0 + further**2), MIN_DIVISOR
         )  # prompts of others in a short answer
@@ -239,10 +240,10 @@ class SteadyState:
         """
         load = np.clip(self.utilisation, MIN_DIVISOR, 1.0)
         queued = np.where(np.isfinite(self.queueing_time), self.queueing_time, 0.0)
-        mean = self.wait_for_iteration + self.wait_behind_prompts + self.prompt_time + queued
+        mean = self.wait_for_iteration + self.wait_behind_prompts + self.added_time_per_prompt + queued
         variance = self.ttft_deviation**2 + queued**2 * (2.0 / load - 1.0)
         sigma2 = np.log1p(variance / np.maximum(mean, MIN_DIVISOR) ** 2)
-        quantile = self.fixed_ttft + mean * np.exp(z * np.sqrt(sigma2) - sigma2 / 2.0)
+        quantile = self.deterministic_ttft + mean * np.exp(z * np.sqrt(sigma2) - sigma2 / 2.0)
         return np.asarray(np.where(np.isfinite(self.ttft), quantile, self.ttft))
 
 
@@ -257,7 +258,7 @@ def _excess(variation: float, z: float) -> float:
 
 def mean_iteration_times(
     phases: IterationTables,
-    batching: Batching,
+    batching: BatchingLimits,
     lengths: RequestLengths,
     sequences: Numbers,
     arrivals: Numbers,
@@ -297,13 +298,13 @@ def mean_iteration_times(
     return (1.0 - share) * plain + share * busy, busy, plain, share
 
 
-def _hosted(seconds: Array, decoded: Array, batching: Batching) -> Array:
-    host = batching.host_time_of(decoded)
+def _hosted(seconds: Array, decoded: Array, batching: BatchingLimits) -> Array:
+    host = batching.host_time_at(decoded)
     return np.maximum(seconds + host, batching.time_per_token * decoded * batching.pipeline_batches)
 
 
-def saturated_state(
-    phases: IterationTables, batching: Batching, lengths: RequestLengths, places: Numbers
+def saturated_steady_state(
+    phases: IterationTables, batching: BatchingLimits, lengths: RequestLengths, places: Numbers
 ) -> SteadyState:
     """Return the steady state of a saturated replica, where requests always wait: its highest throughput.
 
@@ -311,7 +312,7 @@ def saturated_state(
     ----------
     phases : IterationTables
         Tables of iteration times of the replica.
-    batching : Batching
+    batching : BatchingLimits
         Limits and host times of the engine's iterations.
     lengths : RequestLengths
         Lengths of requests.
@@ -372,9 +373,9 @@ def _overflowed(lengths: RequestLengths, completed: Array, space: Array) -> Arra
     return np.asarray(np.asarray(lengths.output, dtype=np.float64) * np.exp(-events))
 
 
-def state_at_rate(
+def steady_state_at_rate(
     phases: IterationTables,
-    batching: Batching,
+    batching: BatchingLimits,
     lengths: RequestLengths,
     places: Numbers,
     rate: Numbers,
@@ -387,7 +388,7 @@ def state_at_rate(
     ----------
     phases : IterationTables
         Tables of iteration times of the replica.
-    batching : Batching
+    batching : BatchingLimits
         Limits and host times of the engine's iterations.
     lengths : RequestLengths
         Tokens of prompts and answers.
@@ -405,7 +406,7 @@ def state_at_rate(
         Rates, batch, iteration times and latencies, arrays of shape (...).
     """
     demand = np.asarray(rate, dtype=np.float64)
-    full = saturated_state(phases, batching, lengths, places)
+    full = saturated_steady_state(phases, batching, lengths, places)
     turns = np.maximum(np.asarray(lengths.output, dtype=np.float64) - 1.0, 1.0)
     stable = np.minimum(demand, full.requests_per_s)
     each = stable / batching.pipeline_batches
@@ -427,7 +428,10 @@ def state_at_rate(
     behind, deviation = _behind(batching, lengths, state, arrivals)
     # prompts that came in the long iteration of one's own prompt pass in the first of one's answer
     delayed = (
-        arrivals * stable * np.maximum(state.decode_iteration_time + state.prompt_time - high, 0.0) * state.prompt_time
+        arrivals
+        * stable
+        * np.maximum(state.decode_iteration_time + state.added_time_per_prompt - high, 0.0)
+        * state.added_time_per_prompt
     )
     tpot = state.tpot + delayed / turns * (1.0 + lengths.output_variation**2)
     ttft, latency = state.ttft + wait + behind, state.latency + wait + behind + delayed
@@ -443,7 +447,9 @@ def state_at_rate(
     )
 
 
-def _behind(batching: Batching, lengths: RequestLengths, state: SteadyState, arrivals: float) -> tuple[Array, Array]:
+def _behind(
+    batching: BatchingLimits, lengths: RequestLengths, state: SteadyState, arrivals: float
+) -> tuple[Array, Array]:
     """Return mean and standard deviation of the time that prompts of other requests add to TTFT [s].
 
     A request arrives in an iteration of L* seconds, more often in a long one (E[L*] = E[L²] / E[L]). The request waits
@@ -452,7 +458,7 @@ def _behind(batching: Batching, lengths: RequestLengths, state: SteadyState, arr
     of the time is ρ, and likewise for the third cumulant. Where prompts fill the tokens of iterations, a request queues
     for tokens (M/G/1). For ``arrivals`` = 0 (evenly spaced) there is no such wait.
     """
-    size, count, plain = state.prompt_time, state.arrivals_per_iteration, state.decode_iteration_time
+    size, count, plain = state.added_time_per_prompt, state.arrivals_per_iteration, state.decode_iteration_time
     spread = 1.0 + lengths.input_variation**2
     rate = count / np.maximum(state.iteration_time, MIN_DIVISOR)
     busy = np.minimum(rate * size, 0.95) if batching.mixes_prefill else 0.0 * size
@@ -481,7 +487,12 @@ def _behind(batching: Batching, lengths: RequestLengths, state: SteadyState, arr
 
 
 def _waiting(
-    batching: Batching, lengths: RequestLengths, state: SteadyState, full: SteadyState, load: Array, arrivals: float
+    batching: BatchingLimits,
+    lengths: RequestLengths,
+    state: SteadyState,
+    full: SteadyState,
+    load: Array,
+    arrivals: float,
 ) -> Array:
     """Return the mean queueing time of a request [s], for a place in the batch and for the server.
 
@@ -498,9 +509,9 @@ def _waiting(
     return np.asarray(np.where(load < 1.0, wait, np.inf) + front)
 
 
-def closed_loop_state(
+def closed_loop_steady_state(
     phases: IterationTables,
-    batching: Batching,
+    batching: BatchingLimits,
     lengths: RequestLengths,
     places: Numbers,
     users: Numbers,
@@ -512,7 +523,7 @@ def closed_loop_state(
     ----------
     phases : IterationTables
         Tables of iteration times of the replica.
-    batching : Batching
+    batching : BatchingLimits
         Limits and host times of the engine's iterations.
     lengths : RequestLengths
         Tokens of prompts and answers.
@@ -529,24 +540,24 @@ def closed_loop_state(
         Rates, batch, iteration times and latencies, arrays of shape (...).
     """
     number = np.asarray(users, dtype=np.float64)
-    full = saturated_state(phases, batching, lengths, np.minimum(np.asarray(places, dtype=np.float64), number))
+    full = saturated_steady_state(phases, batching, lengths, np.minimum(np.asarray(places, dtype=np.float64), number))
     low, high = np.zeros(np.broadcast(number, full.iteration_time).shape), full.requests_per_s * np.ones_like(number)
     for _ in range(BISECTION_STEPS):
         middle = 0.5 * (low + high)
-        state = state_at_rate(phases, batching, lengths, np.inf, np.maximum(middle, MIN_DIVISOR), arrivals=0.0)
+        state = steady_state_at_rate(phases, batching, lengths, np.inf, np.maximum(middle, MIN_DIVISOR), arrivals=0.0)
         latency = (
             state.latency - state.wait_for_iteration / number
         )  # no iteration of others runs where there is one user
         more = middle * (np.where(np.isfinite(latency), latency, 1e18) + think) < number
         low, high = np.where(more, middle, low), np.where(more, high, middle)
-    state = state_at_rate(phases, batching, lengths, np.inf, np.maximum(low, MIN_DIVISOR), arrivals=0.0)
+    state = steady_state_at_rate(phases, batching, lengths, np.inf, np.maximum(low, MIN_DIVISOR), arrivals=0.0)
     ttft, latency = (each - state.wait_for_iteration / number for each in (state.ttft, state.latency))
     queued = np.maximum(number / np.maximum(low, MIN_DIVISOR) - think - latency, 0.0)
     return replace(state, queueing_time=queued, ttft=ttft + queued, latency=latency + queued)
 
 
 def _state(
-    batching: Batching,
+    batching: BatchingLimits,
     lengths: RequestLengths,
     rate: Array,
     batch: Array,
@@ -589,11 +600,11 @@ def _state(
         iterations_per_prompt=pieces,
         decode_iteration_time=plain,
         iteration_deviation=zeros,
-        prompt_time=prompt,
+        added_time_per_prompt=prompt,
         arrivals_per_iteration=arrived,
         wait_behind_prompts=zeros,
         wait_for_iteration=half,
-        fixed_ttft=certain,
+        deterministic_ttft=certain,
         ttft_deviation=half / math.sqrt(3.0),
         lengths=lengths,
     )

@@ -31,7 +31,7 @@ from paleo.operations.base import Kernel, elementwise_kernel
 from paleo.parallel.placement import Axes, Mesh
 
 if TYPE_CHECKING:
-    from paleo.compression.base import Compression, Message, SummedGradient
+    from paleo.compression.base import CompressedCollective, Compression, SummedGradient
     from paleo.lowering.program import Program
     from paleo.schedules.base import Numeric, PassTimes, Schedule
 
@@ -88,7 +88,7 @@ def gathered_elements_by_axes(program: Program, mesh: Mesh, copies: int, *, froz
     """
     gathered = list(_states(program, mesh))
     if frozen:
-        first, shared = len(program.sections), mesh.state_axes
+        first, shared = len(program.sections), mesh.zero_shard_axes
         gathered += [
             (i, shared, each.parameter_count - each.trained_parameter_count) for i, each in enumerate(program.sections)
         ]
@@ -98,7 +98,7 @@ def gathered_elements_by_axes(program: Program, mesh: Mesh, copies: int, *, froz
     return _by_axes(program, [part for part in gathered if part[2]], copies)
 
 
-def owned_elements(program: Program, mesh: Mesh, copies: int) -> Array:
+def zero_owned_elements(program: Program, mesh: Mesh, copies: int) -> Array:
     """Count the trained elements whose optimizer states one rank owns if ZeRO shards them.
 
     Experts have fewer replicas, so that a rank owns more of their states.
@@ -139,7 +139,7 @@ def _gradients(program: Program) -> list[tuple[int, Axes, float]]:
 
 def _states(program: Program, mesh: Mesh) -> Iterator[tuple[int, Axes, float]]:
     """Yield all optimizer states as (index of section or tied parameter, axes of ZeRO sharding, elements)."""
-    shared = mesh.state_axes
+    shared = mesh.zero_shard_axes
     for number, axes, elements in _gradients(program):
         yield number, tuple([axis for axis in shared if axis in axes]), elements
 
@@ -165,7 +165,7 @@ def mean_sharding_ranks(trained: Array, owned: Array, ranks: Numeric) -> Array:
         Number of trained parameters.
     owned : ndarray, shape (...)
         Number of trained parameters whose shards one rank owns.
-    ranks : Numeric
+    ranks : FloatOrArray
         Number of ranks to return where the rank owns no parameters.
 
     Returns
@@ -249,13 +249,13 @@ def _over_replicas(
 ) -> tuple[tuple[str, Axes, NumberOrArray], ...]:
     if not zero or mesh.degree("shard") == 1 or "shard" not in axes:
         return (("reduce_scatter" if zero else "all_reduce", axes, size),)
-    shared = tuple(axis for axis in axes if axis in mesh.state_axes)
+    shared = tuple(axis for axis in axes if axis in mesh.zero_shard_axes)
     across_shards = tuple(axis for axis in axes if axis not in shared)
     return ("reduce_scatter", shared, size), ("all_reduce", across_shards, size / mesh.group_size(shared))
 
 
 @dataclass(frozen=True, slots=True)
-class OrderedExchanges:
+class OrderedGradientExchanges:
     """Gradient exchanges of each stage's chunks in the order of their start; shape (stages, sends, …).
 
     The fields determine when a stage's gradient exchange ends.
@@ -279,7 +279,7 @@ class OrderedExchanges:
     time_from_last_bucket: Array
     total_send_time: Array
 
-    def select(self, members: Index) -> OrderedExchanges:
+    def select(self, members: Index) -> OrderedGradientExchanges:
         """Select the exchanges of some configurations, along the last axis.
 
         Parameters
@@ -289,7 +289,7 @@ class OrderedExchanges:
 
         Returns
         -------
-        OrderedExchanges
+        OrderedGradientExchanges
             Exchanges of the selected configurations.
         """
         parts = (
@@ -301,10 +301,12 @@ class OrderedExchanges:
                 self.total_send_time,
             )
         )
-        return OrderedExchanges(self.later_input_gradient_passes, self.later_weight_gradient_passes, *parts)
+        return OrderedGradientExchanges(self.later_input_gradient_passes, self.later_weight_gradient_passes, *parts)
 
 
-def order_gradient_exchanges(seconds: Array, buckets: Array, schedule: Schedule, chunks: int) -> OrderedExchanges:
+def order_gradient_exchanges(
+    seconds: Array, buckets: Array, schedule: Schedule, chunks: int
+) -> OrderedGradientExchanges:
     """Order the gradient exchanges of each stage's model chunks by the end of their last gradient pass.
 
     Among equal chunks only the first and the last can determine the end, so those between are left out.
@@ -322,14 +324,15 @@ def order_gradient_exchanges(seconds: Array, buckets: Array, schedule: Schedule,
 
     Returns
     -------
-    OrderedExchanges
+    OrderedGradientExchanges
         Exchanges in the order of their start.
     """
     stages = seconds.shape[0]
     pieces = seconds.shape[1]
     stage = np.arange(float(stages))
     counts = [
-        [stage * 0.0 + n for n in schedule.remaining_passes(stage, stages, chunk, chunks)] for chunk in range(pieces)
+        [stage * 0.0 + n for n in schedule.passes_after_last_gradient(stage, stages, chunk, chunks)]
+        for chunk in range(pieces)
     ]
     follow = np.array(counts).transpose(2, 0, 1)
     order = np.argsort(-follow.sum(axis=2), axis=1, kind="stable")
@@ -342,7 +345,7 @@ def order_gradient_exchanges(seconds: Array, buckets: Array, schedule: Schedule,
     ordered, count, left, later = ordered[:, corners], count[:, corners], follow[:, corners], later[:, corners]
     inputs, weights = (left[..., kind].reshape(left.shape[:2] + (1,) * (seconds.ndim - 2)) for kind in range(2))
     total = seconds.sum(axis=1)
-    return OrderedExchanges(inputs, weights, 1.0 - 1.0 / count, ordered + later, ordered / count + later, total)
+    return OrderedGradientExchanges(inputs, weights, 1.0 - 1.0 / count, ordered + later, ordered / count + later, total)
 
 
 def _corners(follow: Array, seconds: Array, buckets: Array) -> list[int]:
@@ -358,13 +361,13 @@ def _corners(follow: Array, seconds: Array, buckets: Array) -> list[int]:
 
 
 def exposed_gradient_exchange_time(
-    sends: OrderedExchanges, schedule: Schedule, passes: PassTimes, chunks: int, contention: float
+    sends: OrderedGradientExchanges, schedule: Schedule, passes: PassTimes, chunks: int, contention: float
 ) -> Array:
     """Compute the exposed time of the gradient exchange after each stage's last pass.
 
     Parameters
     ----------
-    sends : OrderedExchanges
+    sends : OrderedGradientExchanges
         Exchanges of the chunks, from `order_gradient_exchanges`.
     schedule : Schedule
         Pipeline schedule.
@@ -400,7 +403,7 @@ def exposed_gradient_exchange_time(
     )
 
 
-def exposed_gather_time(seconds: Array, buckets: Array, forward: Array, contention: float) -> Array:
+def exposed_parameter_gather_time(seconds: Array, buckets: Array, forward: Array, contention: float) -> Array:
     """Return the exposed time of parameter gathers that overlap with the next step's first forward pass.
 
     At least the first bucket is exposed.
@@ -430,9 +433,9 @@ def bucket_count(size: Numeric, bucket: Numeric) -> Array:
 
     Parameters
     ----------
-    size : Numeric
+    size : FloatOrArray
         Bytes.
-    bucket : Numeric
+    bucket : FloatOrArray
         Bytes of one bucket.
 
     Returns
@@ -444,14 +447,14 @@ def bucket_count(size: Numeric, bucket: Numeric) -> Array:
 
 
 #: A required collective: operation, axes, bytes or elements.
-RequiredCollective = tuple[str, Axes, NumberOrArray]
+CollectivePayload = tuple[str, Axes, NumberOrArray]
 
 
 #: Message for a compression of sharded parameters without ZeRO-3.
-NEEDS_ZERO3_MESSAGE = "it compresses the gathers of sharded parameters; state --strategy zero=3"
+COMPRESSION_NEEDS_ZERO3_MESSAGE = "it compresses the gathers of sharded parameters; state --strategy zero=3"
 
 
-def checked_gradient_compression(text: str | None, *, zero: int | None, forward_only: bool) -> Compression | None:
+def parse_gradient_compression(text: str | None, *, zero: int | None, forward_only: bool) -> Compression | None:
     """Parse the gradient compression that a run names, and check that the ZeRO stage suits it.
 
     Parameters
@@ -479,8 +482,8 @@ def checked_gradient_compression(text: str | None, *, zero: int | None, forward_
 
     method = parse_compression(text)
     if method.replaces_zero3_collectives and zero not in (None, 3):
-        raise PlanError(f"compress {text}: {NEEDS_ZERO3_MESSAGE}")
-    if zero == 3 and not (method.linear or method.replaces_zero3_collectives or forward_only):
+        raise PlanError(f"compress {text}: {COMPRESSION_NEEDS_ZERO3_MESSAGE}")
+    if zero == 3 and not (method.sums_without_decoding or method.replaces_zero3_collectives or forward_only):
         raise PlanError(
             f"compress {text}: with zero=3 gradients are scattered as they come, so only sums in another format do"
         )
@@ -561,17 +564,18 @@ def gradient_sizes_per_element(
     share = min(1.0, elements / max(matrices, 1.0)) / whole
     return SummedGradient(
         elements=1.0, tensors=tensors / whole, ranks=ranks, element_bytes=width, ranks_per_node=ranks_per_node,
-        dense_batch_rows=products.summed / max(products.elements, 1.0),
+        fully_connected_batch_rows=products.summed / max(products.elements, 1.0),
         matrices=(products.number + filters.number) / whole,
         matrix_elements=matrices * share,
-        matrix_sides=(products.summed_side_lengths + filters.summed_side_lengths) * share,
-        dense_elements=products.elements * share, dense_sides=products.summed_side_lengths * share,
+        matrix_side_sums=(products.summed_side_lengths + filters.summed_side_lengths) * share,
+        fully_connected_elements=products.elements * share,
+        fully_connected_side_sums=products.summed_side_lengths * share,
     )  # fmt: skip
 
 
 def compressed_collectives(
-    method: Compression, gradient: SummedGradient, owed: Sequence[RequiredCollective[NumberOrArray]]
-) -> tuple[RequiredCollective[NumberOrArray], ...]:
+    method: Compression, gradient: SummedGradient, owed: Sequence[CollectivePayload[NumberOrArray]]
+) -> tuple[CollectivePayload[NumberOrArray], ...]:
     """Replace the collectives that sum a gradient by those of its compressed form.
 
     Parameters
@@ -580,12 +584,12 @@ def compressed_collectives(
         Gradient compression method.
     gradient : SummedGradient
         Sizes per gradient element, from `gradient_sizes_per_element`.
-    owed : Sequence[RequiredCollective[NumberOrArray]]
+    owed : Sequence[CollectivePayload[NumberOrArray]]
         (operation, axes, payload) of each uncompressed collective.
 
     Returns
     -------
-    tuple[RequiredCollective[NumberOrArray], ...]
+    tuple[CollectivePayload[NumberOrArray], ...]
         (operation, axes, payload) of each collective that replaces them, payload in the unit of the input.
     """
     return tuple(
@@ -599,9 +603,9 @@ def compressed_collectives(
     )
 
 
-def compressed_gather(
+def compressed_parameter_gather(
     method: Compression, gradient: SummedGradient, width: float, axes: Axes, size: NumberOrArray, *, again: bool
-) -> tuple[RequiredCollective[NumberOrArray], ...]:
+) -> tuple[CollectivePayload[NumberOrArray], ...]:
     """Return the all-gather of sharded parameters (ZeRO-3) in the compressed format of a method.
 
     Parameters
@@ -621,18 +625,18 @@ def compressed_gather(
 
     Returns
     -------
-    tuple[RequiredCollective[NumberOrArray], ...]
+    tuple[CollectivePayload[NumberOrArray], ...]
         One (operation, axes, payload), payload in the unit of ``size``.
     """
-    message = method.messages(gradient)[int(again)]
+    message = method.collectives(gradient)[int(again)]
     return ((_scoped_name(message), axes, size * (float(message.payload) / width)),)
 
 
-def _scoped_name(message: Message) -> str:
-    return message.operation if message.scope == "all" else f"{message.operation}@{message.scope}"
+def _scoped_name(message: CompressedCollective) -> str:
+    return message.operation if message.rank_scope == "all" else f"{message.operation}@{message.rank_scope}"
 
 
-def scoped_groups(operation: str, groups: IntArray, devices_per_node: int) -> tuple[str, IntArray]:
+def collective_scope_groups(operation: str, groups: IntArray, devices_per_node: int) -> tuple[str, IntArray]:
     """Split a collective with a scope, such as ``all_gather@node``, into the plain operation and its rank groups.
 
     ``@node`` means the ranks of each group inside one node, ``@across`` one rank of each node.
@@ -653,7 +657,7 @@ def scoped_groups(operation: str, groups: IntArray, devices_per_node: int) -> tu
 
     Examples
     --------
-    >>> scoped_groups("all_to_all@across", np.array([[1], [64]]), 8)[1].tolist()
+    >>> collective_scope_groups("all_to_all@across", np.array([[1], [64]]), 8)[1].tolist()
     [[8], [8]]
     """
     plain, _, scope = operation.partition("@")
@@ -670,7 +674,7 @@ def _ratios(method: Compression, gradient: SummedGradient, *, scattered: bool) -
     If gradients are ``scattered``, all-gathers are left out, and all-reduces become reduce-scatters.
     """
     width, ratios = float(gradient.bytes), []
-    for message in method.messages(gradient):
+    for message in method.collectives(gradient):
         ratio = float(message.payload) / width
         if scattered and message.operation == "all_gather":
             continue
@@ -695,7 +699,14 @@ def scaled_gradient(gradient: SummedGradient, elements: float) -> SummedGradient
     SummedGradient
         Sizes of the whole gradient.
     """
-    counts = ("tensors", "matrices", "matrix_elements", "matrix_sides", "dense_elements", "dense_sides")
+    counts = (
+        "tensors",
+        "matrices",
+        "matrix_elements",
+        "matrix_side_sums",
+        "fully_connected_elements",
+        "fully_connected_side_sums",
+    )
     return replace(gradient, elements=elements, **{name: getattr(gradient, name) * elements for name in counts})
 
 
@@ -719,7 +730,7 @@ def compression_kernels(method: Compression, gradient: SummedGradient, elements:
     whole = scaled_gradient(gradient, elements)
     work = method.encoding_work(whole) + method.decoding_work(whole)
     read, written, flops = (float(figure) for figure in (work.bytes_read, work.bytes_written, work.flops))
-    calls = float(work.launches + work.tensor_calls)
+    calls = float(work.launches + work.framework_calls)
     return [elementwise_kernel("coding", "elementwise", "update", elements, read, written, flops=flops, calls=calls)]
 
 
@@ -738,7 +749,7 @@ def compression_calls_per_element(method: Compression, gradient: SummedGradient)
     float
         Calls per element.
     """
-    return float((method.encoding_work(gradient) + method.decoding_work(gradient)).tensor_calls)
+    return float((method.encoding_work(gradient) + method.decoding_work(gradient)).framework_calls)
 
 
 def compression_state_bytes(method: Compression, gradient: SummedGradient) -> float:

@@ -13,22 +13,22 @@ from paleo.importers._decoder import (
     feed_forward_layers,
     fold_repeats,
     gated_feed_forward,
-    grouped_parameters,
-    language_model,
-    residual_entry,
-    vocab_last,
+    grouped_query_parameters,
+    language_model_file,
+    residual_block_entry,
+    with_vocab_last,
 )
-from paleo.importers.configuration import FAMILIES, Config, ModelFileEntry, ModelMapping
-from paleo.importers.families._deepseek import latent_options
+from paleo.importers.families._deepseek import latent_attention_options
+from paleo.importers.transformers_configuration import FAMILY_READERS, Config, ModelFileEntry, ModelMapping
 
 
-@FAMILIES.register("qwen3_next")
+@FAMILY_READERS.register("qwen3_next")
 def qwen3_next(config: Config) -> ModelMapping:
     """Return the network that a Qwen3-Next configuration describes (2025).
 
     Three layers of gated delta nets are followed by one of gated attention; feed-forward blocks are mixtures or dense.
     """
-    params = grouped_parameters(config, 256)
+    params = grouped_query_parameters(config, 256)
     feeds: list[ModelFileEntry] = (
         feed_forward_layers(
             config, params, shared=1, shared_ffn=config.integer("shared_expert_intermediate_size"), shared_gate=True
@@ -43,24 +43,24 @@ def qwen3_next(config: Config) -> ModelMapping:
     delta |= {"key_dim": config.integer("linear_key_head_dim"), "value_dim": config.integer("linear_value_head_dim")}
     attention = {"rotary": True, "qk_norm": True, "gate": "element", "bias": config.flag("attention_bias")}
     decoder = Decoder(
-        vocab_last(params), "rms_norm", attention_options(params, **attention), None, final_entries=("rms_norm",),
-        tied=config.flag("tie_word_embeddings"),
+        with_vocab_last(params), "rms_norm", attention_options(params, **attention), None, final_entries=("rms_norm",),
+        ties_embeddings=config.flag("tie_word_embeddings"),
         notes="Modules for multi-token prediction are left out; the delta rule counts its products in chunks of 64.",
     )  # fmt: skip
-    kinds = config.kinds("layer_types", params["layers"]) or usual
+    kinds = config.layer_kinds("layer_types", params["layers"]) or usual
     mixers = [{} if kind == "full_attention" else {"mixer": {"delta_net": delta}} for kind in kinds]
-    return language_model(config, decoder, list(zip(mixers, feeds, strict=True)))
+    return language_model_file(config, decoder, list(zip(mixers, feeds, strict=True)))
 
 
-FAMILIES.register("qwen3_5_text")(qwen3_next)
-FAMILIES.register("qwen3_5_moe_text")(qwen3_next)
+FAMILY_READERS.register("qwen3_5_text")(qwen3_next)
+FAMILY_READERS.register("qwen3_5_moe_text")(qwen3_next)
 
 
-@FAMILIES.register("kimi_linear")
+@FAMILY_READERS.register("kimi_linear")
 def kimi_linear(config: Config) -> ModelMapping:
     """Return the network that a configuration of Kimi Linear (2025), or of the text part of Kimi K3 (2026), describes.
 
-    Its layers have delta-rule attention with a decay for each channel; every fourth has latent attention without
+    The layers have delta-rule attention with a decay for each channel; every fourth has latent attention without
     positions.
     """
     params = base_parameters(config)
@@ -70,7 +70,7 @@ def kimi_linear(config: Config) -> ModelMapping:
     delta |= {"decay_rank": dim, "conv": linear.integer("short_conv_kernel_size", default=4)}
     delta |= {} if linear.flag("use_full_rank_gate") else {"gate_rank": dim}
     full = {number - 1 for number in linear.list_value("full_attn_layers") if isinstance(number, int)}
-    mla = latent_options(config) | {"rotary": not config.flag("mla_use_nope")}
+    mla = latent_attention_options(config) | {"rotary": not config.flag("mla_use_nope")}
     mla |= {"gate": True} if config.flag("mla_use_output_gate") else {}
     more: dict[str, Any] = {"shared": config.integer("num_shared_experts")} if config.get("num_shared_experts") else {}
     if config.get("moe_router_activation_func") == "sigmoid":
@@ -82,14 +82,15 @@ def kimi_linear(config: Config) -> ModelMapping:
         }
     feeds = feed_forward_layers(config, params, **more)
     decoder = Decoder(
-        vocab_last(params), "rms_norm", mla, None, final_entries=("rms_norm",), tied=config.flag("tie_word_embeddings"),
+        with_vocab_last(params), "rms_norm", mla, None, final_entries=("rms_norm",),
+        ties_embeddings=config.flag("tie_word_embeddings"),
         attention_kind="latent_attention",
         notes="The delta rule counts its products in chunks of 64. Residuals over blocks of layers are left out.",
     )  # fmt: skip
     mixers: list[Mapping[str, Any]] = [
         {} if index in full else {"mixer": {"delta_net": delta}} for index in range(params["layers"])
     ]
-    return language_model(config, decoder, list(zip(mixers, feeds, strict=True)))
+    return language_model_file(config, decoder, list(zip(mixers, feeds, strict=True)))
 
 
 #: Kinds of layers by the letters of a hybrid pattern, and by their names in transformers 5.
@@ -97,7 +98,7 @@ _LETTERS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
 _LONG_NAMES = {"linear_attention": "mamba", "full_attention": "attention"}
 
 
-@FAMILIES.register("nemotron_h")
+@FAMILY_READERS.register("nemotron_h")
 def nemotron_h(config: Config) -> ModelMapping:
     """Return the network that a Nemotron-H or Nemotron 3 configuration describes (NVIDIA, 2025).
 
@@ -118,18 +119,19 @@ def nemotron_h(config: Config) -> ModelMapping:
             f"{config.path}: hybrid_override_pattern: expected {params['layers']} of M, E, * and -, one for each layer"
         )
     mixers = {
-        kind: residual_entry("rms_norm", mixer) for kind, mixer in _nemotron_mixers(config, params, set(kinds)).items()
+        kind: residual_block_entry("rms_norm", mixer)
+        for kind, mixer in _nemotron_mixers(config, params, set(kinds)).items()
     }
     loops = [
         {"repeat": times, "name": f"block{index}", "layers": [mixers[kind] for kind in pattern]}
         for index, (pattern, times) in enumerate(fold_repeats(kinds), start=1)
     ]
     decoder = Decoder(
-        vocab_last(params), "rms_norm", {}, None, final_entries=(*loops, "rms_norm"),
-        tied=config.flag("tie_word_embeddings"),
+        with_vocab_last(params), "rms_norm", {}, None, final_entries=(*loops, "rms_norm"),
+        ties_embeddings=config.flag("tie_word_embeddings"),
         notes="Squared rectifiers are priced as rectifiers; modules for multi-token prediction are left out.",
     )  # fmt: skip
-    return language_model(config, decoder, [])
+    return language_model_file(config, decoder, [])
 
 
 def _nemotron_mixers(config: Config, params: dict[str, Any], kinds: set[str]) -> dict[str, ModelFileEntry]:
@@ -159,7 +161,7 @@ def _nemotron_mixers(config: Config, params: dict[str, Any], kinds: set[str]) ->
 
 
 def _tower_parameters(config: Config, text: Config, *, merges: int) -> int:
-    """Return the number of parameters of a Qwen3-VL vision tower and its projection to the text model's width.
+    """Count the parameters of a Qwen3-VL vision tower and of the projection to the text model's width.
 
     ``merges`` is the number of patch mergers.
     """
@@ -174,8 +176,8 @@ def _tower_parameters(config: Config, text: Config, *, merges: int) -> int:
     return patches + positions + config.integer("depth") * block + merger + 2 * hidden + merges * (merger + 2 * wide)
 
 
-def with_tower(model: ModelMapping, parameters: int, kind: str = "vision tower") -> ModelMapping:
-    """Return a text model with the parameters of a vision tower that does not run, as sequences are text alone."""
+def with_vision_tower(model: ModelMapping, parameters: int, kind: str = "vision tower") -> ModelMapping:
+    """Add the parameters of a vision tower to a text model; the tower never runs, as sequences are text only."""
     embed, *others = model["layers"]
     tower = {"name": "tower", "learned": {"parameters": parameters, "of": kind}}
     notes = (
@@ -191,51 +193,53 @@ def _seeing(config: Config, family: str) -> ModelMapping:
     """
     text = config.subconfig("text_config")
     tied = {"tie_word_embeddings": config.flag("tie_word_embeddings", text.flag("tie_word_embeddings"))}
-    model = FAMILIES[family](Config({**text, **tied}, text.path))
+    model = FAMILY_READERS[family](Config({**text, **tied}, text.path))
     if config.get("vision_config") is None:
         return model
     vision = config.subconfig("vision_config")
-    return with_tower(model, _tower_parameters(vision, text, merges=len(vision.list_value("deepstack_visual_indexes"))))
+    return with_vision_tower(
+        model, _tower_parameters(vision, text, merges=len(vision.list_value("deepstack_visual_indexes")))
+    )
 
 
-@FAMILIES.register("qwen3_vl")
+@FAMILY_READERS.register("qwen3_vl")
 def qwen3_vl(config: Config) -> ModelMapping:
     """Return the network of a Qwen3-VL configuration (2025): the text model of Qwen3 with a vision tower."""
     return _seeing(config, "qwen3")
 
 
-@FAMILIES.register("qwen3_vl_moe")
+@FAMILY_READERS.register("qwen3_vl_moe")
 def qwen3_vl_moe(config: Config) -> ModelMapping:
     """Return the network of a Qwen3-VL MoE configuration: the text model of Qwen3-MoE with a vision tower."""
     return _seeing(config, "qwen3_moe")
 
 
-@FAMILIES.register("qwen3_5")
+@FAMILY_READERS.register("qwen3_5")
 def qwen3_5(config: Config) -> ModelMapping:
     """Return the network of a Qwen3.5 configuration (2026): the layers of Qwen3-Next with a vision tower."""
     return _seeing(config, "qwen3_next")
 
 
-FAMILIES.register("qwen3_5_moe")(qwen3_5)
+FAMILY_READERS.register("qwen3_5_moe")(qwen3_5)
 
 
-@FAMILIES.register("kimi_k25")
+@FAMILY_READERS.register("kimi_k25")
 def kimi_k25(config: Config) -> ModelMapping:
     """Return the network of a Kimi K2.5 or K3 configuration (2026): the text model with a vision tower."""
     text = config.subconfig("text_config")
     kind = str(text.get("model_type"))
     if kind not in ("kimi_k2", "kimi_linear", "deepseek_v3"):
         raise SpecError(f"{text.path}: model_type: {kind!r:.60}; expected kimi_k2 or kimi_linear")
-    model = FAMILIES[kind](text)
+    model = FAMILY_READERS[kind](text)
     vision = config.subconfig("vision_config") if config.get("vision_config") is not None else None
-    return model if vision is None else with_tower(model, _kimi_tower_parameters(vision, text))
+    return model if vision is None else with_vision_tower(model, _kimi_tower_parameters(vision, text))
 
 
-FAMILIES.register("kimi_k3")(kimi_k25)
+FAMILY_READERS.register("kimi_k3")(kimi_k25)
 
 
 def _kimi_tower_parameters(config: Config, text: Config) -> int:
-    """Return the number of parameters of Kimi's vision tower (MoonViT) and its projector, which merges 2 x 2."""
+    """Count the parameters of Kimi's vision tower (MoonViT) and of the projector that merges 2 x 2 patches."""
     hidden, ffn = (config.integer(f"vt_{key}", key) for key in ("hidden_size", "intermediate_size"))
     inner = config.integer("qkv_hidden_size", default=hidden)
     bias = int(config.flag("attn_bias", True)), int(config.flag("linear_bias", True))

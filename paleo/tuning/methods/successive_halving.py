@@ -12,17 +12,17 @@ from bisect import bisect_left, insort
 from collections import deque
 from typing import NamedTuple
 
-from paleo.tuning.base import METHODS, SynchronousStage, TrialJob, TuningMethod, TuningProblem
+from paleo.tuning.base import TUNING_METHODS, SynchronousStage, TrialJob, TuningMethod, TuningProblem
 
 
-class Bracket(NamedTuple):
+class HalvingBracket(NamedTuple):
     """Bracket of successive halving: ``trials`` trials that start together at rung ``first_rung``."""
 
     trials: int
     first_rung: int
 
 
-@METHODS.register("halving")
+@TUNING_METHODS.register("halving")
 class SuccessiveHalving(TuningMethod):
     """Synchronous successive halving: floor(n eta^-i) trials at rung i, of which the best 1/eta continue.
 
@@ -38,19 +38,19 @@ class SuccessiveHalving(TuningMethod):
         self.running: list[TrialJob] = []
         self.unfinished = 0
         self.sampled = 0
-        self.bracket = Bracket(0, 0)
+        self.bracket = HalvingBracket(0, 0)
         self.coming = deque(self.brackets())
 
-    def brackets(self) -> list[Bracket]:
+    def brackets(self) -> list[HalvingBracket]:
         """Return the brackets of the search, which run one after the other; successive halving has one bracket."""
-        return [Bracket(self.problem.trials, 0)]
+        return [HalvingBracket(self.problem.trials, 0)]
 
-    def trials_per_rung(self, bracket: Bracket) -> list[int]:
+    def trials_per_rung(self, bracket: HalvingBracket) -> list[int]:
         """Return the number of trials of each rung of a bracket, without empty rungs.
 
         Parameters
         ----------
-        bracket : Bracket
+        bracket : HalvingBracket
             Trials that start at one rung together.
 
         Returns
@@ -105,7 +105,7 @@ class SuccessiveHalving(TuningMethod):
         ]
 
 
-@METHODS.register("hyperband")
+@TUNING_METHODS.register("hyperband")
 class Hyperband(SuccessiveHalving):
     """Hyperband: brackets of ceil((s_max + 1) eta^s / (s + 1)) trials, each starting at a higher rung.
 
@@ -115,18 +115,18 @@ class Hyperband(SuccessiveHalving):
     title = "Hyperband"
     source = "Li et al., JMLR 18 (2018), Algorithm 1"
 
-    def brackets(self) -> list[Bracket]:
+    def brackets(self) -> list[HalvingBracket]:
         top, eta, missing = len(self.problem.rungs) - 1, self.problem.eta, self.problem.trials
-        brackets: list[Bracket] = []
+        brackets: list[HalvingBracket] = []
         while missing:
             halvings = top - len(brackets) % (top + 1)
             trials = min(-(-(top + 1) * eta**halvings // (halvings + 1)), missing)
-            brackets.append(Bracket(trials, top - halvings))
+            brackets.append(HalvingBracket(trials, top - halvings))
             missing -= trials
         return brackets
 
 
-@METHODS.register("asha")
+@TUNING_METHODS.register("asha")
 class AsynchronousHalving(TuningMethod):
     """Asynchronous successive halving with promotion.
 
@@ -173,7 +173,7 @@ class AsynchronousHalving(TuningMethod):
         return None
 
 
-@METHODS.register("asha-stopping")
+@TUNING_METHODS.register("asha-stopping")
 class AsynchronousStopping(AsynchronousHalving):
     """Asynchronous successive halving with stopping.
 

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.collectives.base import ALGORITHMS, Numeric
+from paleo.collectives.base import COLLECTIVE_ALGORITHMS, Numeric
 from paleo.pricing.calibration_lookup import find_parameters
-from paleo.pricing.links.alpha_beta import bus_factor, partly_overlapped_time, pipeline_fill_time, with_skew
+from paleo.pricing.links.alpha_beta import bus_factor, partly_overlapped_time, pipeline_fill_time, with_launch_skew
 from paleo.pricing.links.group import MIN_SWITCH_RANKS, GroupLinks
-from paleo.specs.calibration import parameter
+from paleo.specs.calibration import calibrated_parameter
 from paleo.units import MICROSECOND, MILLISECOND
 
 if TYPE_CHECKING:
@@ -45,24 +45,24 @@ _NORM = 4.0
 class TokenExchangeParameters:
     """Calibrated parameters of one direction (dispatch or combine) of an MoE token exchange on one system."""
 
-    launch_time: float = parameter("20 us", "1..1000 us", "launches, counts and a barrier")
-    link_share: float = parameter("0.7", "0.05..1.5", "share of a device's links that is reached")
-    copy_rate: float = parameter("10 B/ns", "0.1..1000 B/ns", "what a multiprocessor copies")
-    nic_share: float = parameter("0.8", "0.1..1.2", "share of a NIC that two nodes reach")
-    nic_share_exponent: float = parameter("0.1", "0.001..3", "power of the nodes by which that share falls")
-    time_per_visit: float = parameter("0.1 ns", "1e-3..1000 ns", "of each expert that a token visits")
-    time_per_node_doubling: float = parameter("5 us", "0.01..1000 us", "of each doubling of the nodes")
+    launch_time: float = calibrated_parameter("20 us", "1..1000 us", "launches, counts and a barrier")
+    link_share: float = calibrated_parameter("0.7", "0.05..1.5", "share of a device's links that is reached")
+    copy_rate: float = calibrated_parameter("10 B/ns", "0.1..1000 B/ns", "what a multiprocessor copies")
+    nic_share: float = calibrated_parameter("0.8", "0.1..1.2", "share of a NIC that two nodes reach")
+    nic_share_exponent: float = calibrated_parameter("0.1", "0.001..3", "power of the nodes by which that share falls")
+    time_per_visit: float = calibrated_parameter("0.1 ns", "1e-3..1000 ns", "of each expert that a token visits")
+    time_per_node_doubling: float = calibrated_parameter("5 us", "0.01..1000 us", "of each doubling of the nodes")
 
 
 @dataclass(frozen=True, slots=True)
-class ExchangeLinks:
+class TokenExchangeLinks:
     """Bandwidths of one device for an MoE token exchange, one direction [byte/s]: its links, and its NIC."""
 
     link_bandwidth: float
     nic_bandwidth: float
 
 
-def exchange_links(system: System) -> ExchangeLinks:
+def token_exchange_links(system: System) -> TokenExchangeLinks:
     """Return the intra-node link bandwidth and the NIC bandwidth of one device of a system.
 
     Parameters
@@ -72,14 +72,14 @@ def exchange_links(system: System) -> ExchangeLinks:
 
     Returns
     -------
-    ExchangeLinks
+    TokenExchangeLinks
         Bandwidths [byte/s].
     """
     inner, outer = system.levels[0], system.levels[-1]
-    return ExchangeLinks(inner.member_bandwidth, outer.member_bandwidth / system.devices_per_node)
+    return TokenExchangeLinks(inner.member_bandwidth, outer.member_bandwidth / system.devices_per_node)
 
 
-def visited_groups(groups: npt.ArrayLike, experts: npt.ArrayLike, top_k: npt.ArrayLike) -> Array:
+def mean_visited_groups(groups: npt.ArrayLike, experts: npt.ArrayLike, top_k: npt.ArrayLike) -> Array:
     """Compute the mean number of expert groups (nodes or ranks) that a token visits under uniform routing.
 
     Parameters
@@ -96,7 +96,7 @@ def visited_groups(groups: npt.ArrayLike, experts: npt.ArrayLike, top_k: npt.Arr
 
     Examples
     --------
-    >>> visited_groups(4, 8, [1, 8]).tolist()
+    >>> mean_visited_groups(4, 8, [1, 8]).tolist()
     [1.0, 4.0]
     """
     n, total, chosen = np.broadcast_arrays(*(np.asarray(each, dtype=np.float64) for each in (groups, experts, top_k)))
@@ -107,7 +107,7 @@ def visited_groups(groups: npt.ArrayLike, experts: npt.ArrayLike, top_k: npt.Arr
     return np.asarray(n * (1.0 - unvisited))
 
 
-def expert_exchange_time(
+def moe_token_exchange_time(
     *,
     inside: Array,
     linked: Array,
@@ -115,7 +115,7 @@ def expert_exchange_time(
     visits: Array,
     nodes: Array,
     multiprocessors: Array,
-    links: ExchangeLinks,
+    links: TokenExchangeLinks,
     parameters: TokenExchangeParameters,
 ) -> Array:
     """Compute the time of one direction (dispatch or combine) of an MoE token exchange.
@@ -131,7 +131,7 @@ def expert_exchange_time(
         Number of nodes.
     multiprocessors : array
         Number of multiprocessors that copy.
-    links : ExchangeLinks
+    links : TokenExchangeLinks
         Links and NIC of a device.
     parameters : TokenExchangeParameters
         Calibration of the exchange kernels.
@@ -181,9 +181,10 @@ def intra_node_token_exchange_time(payload_bytes: Array, ranks: int, system: Sys
     if entry.origin == "default":
         return None
     nothing, single = np.zeros(payload_bytes.shape), np.array(1.0)
-    return expert_exchange_time(
+    return moe_token_exchange_time(
         inside=payload_bytes, linked=payload_bytes * (1.0 - 1.0 / ranks), across=nothing, visits=nothing, nodes=single,
-        multiprocessors=DEEPEP_MULTIPROCESSORS * single, links=exchange_links(system), parameters=entry.parameters,
+        multiprocessors=DEEPEP_MULTIPROCESSORS * single, links=token_exchange_links(system),
+        parameters=entry.parameters,
     )  # fmt: skip
 
 
@@ -191,20 +192,22 @@ def intra_node_token_exchange_time(payload_bytes: Array, ranks: int, system: Sys
 class CustomAllReduceParameters:
     """Calibrated parameters of one-shot and two-shot all-reduce over NVLink, and of NCCL's ring for large payloads."""
 
-    launch_time: float = parameter("4 us", "0.5..50 us", "kernel start and first barrier")
-    host_time: float = parameter("1 ns", "1 ns..500 us", "time the host needs to issue the call")
-    time_per_peer: float = parameter("0.1 us", "1 ns..5 us", "one more peer in the barrier")
-    one_shot_fraction: float = parameter("0.6", "0.05..1", "share of the link, one-shot")
-    second_barrier_time: float = parameter("4 us", "0.1..50 us", "the second barrier and pass")
-    two_shot_fraction: float = parameter("0.6", "0.05..1", "share of the link, two-shot")
-    max_payload_bytes: float = parameter("8 MiB", "1 kB..1 GiB", "largest payload", fitted=False)
-    two_shot_threshold: float = parameter("2 MiB", "1 kB..1 GiB", "payload times ranks of two-shot", fitted=False)
-    ring_launch_time: float = parameter("15 us", "0.1..300 us", "launch and start of NCCL")
-    ring_hop_time: float = parameter("5 us", "0.1..100 us", "one hop of NCCL's ring")
-    ring_fraction: float = parameter("0.77", "0.05..1", "share of the link of NCCL's ring")
-    own_share_copy_ratio: float = parameter("0.38", "0.02..3", "copy of a rank's own share, in link times")
-    time_per_chunk: float = parameter("1.5 us", "1 ns..1000 us", "cost of one more chunk in the pipeline")
-    switch_fraction: float = parameter("0.63", "0.2..1", "share of the link with NVLink SHARP")
+    launch_time: float = calibrated_parameter("4 us", "0.5..50 us", "kernel start and first barrier")
+    host_time: float = calibrated_parameter("1 ns", "1 ns..500 us", "time the host needs to issue the call")
+    time_per_peer: float = calibrated_parameter("0.1 us", "1 ns..5 us", "one more peer in the barrier")
+    one_shot_fraction: float = calibrated_parameter("0.6", "0.05..1", "share of the link, one-shot")
+    second_barrier_time: float = calibrated_parameter("4 us", "0.1..50 us", "the second barrier and pass")
+    two_shot_fraction: float = calibrated_parameter("0.6", "0.05..1", "share of the link, two-shot")
+    max_payload_bytes: float = calibrated_parameter("8 MiB", "1 kB..1 GiB", "largest payload", fitted=False)
+    two_shot_threshold: float = calibrated_parameter(
+        "2 MiB", "1 kB..1 GiB", "payload times ranks of two-shot", fitted=False
+    )
+    ring_launch_time: float = calibrated_parameter("15 us", "0.1..300 us", "launch and start of NCCL")
+    ring_hop_time: float = calibrated_parameter("5 us", "0.1..100 us", "one hop of NCCL's ring")
+    ring_fraction: float = calibrated_parameter("0.77", "0.05..1", "share of the link of NCCL's ring")
+    own_share_copy_ratio: float = calibrated_parameter("0.38", "0.02..3", "copy of a rank's own share, in link times")
+    time_per_chunk: float = calibrated_parameter("1.5 us", "1 ns..1000 us", "cost of one more chunk in the pipeline")
+    switch_fraction: float = calibrated_parameter("0.63", "0.2..1", "share of the link with NVLink SHARP")
 
 
 def custom_all_reduce_time(
@@ -237,7 +240,7 @@ def custom_all_reduce_time(
     two_shot = start + p.second_barrier_time + wire / p.two_shot_fraction
     kernel = np.where(np.logical_and(payload * ranks >= p.two_shot_threshold, ranks > 2), two_shot, one_shot)
     time = np.where(payload <= p.max_payload_bytes, kernel, _ring_beyond(payload, wire, links, p))
-    return with_skew(np.where(ranks > 1, time, 0.0), p.host_time)
+    return with_launch_skew(np.where(ranks > 1, time, 0.0), p.host_time)
 
 
 def _ring_beyond(payload: Array, wire: Array, links: GroupLinks, p: CustomAllReduceParameters) -> Array:
@@ -251,8 +254,8 @@ def _ring_beyond(payload: Array, wire: Array, links: GroupLinks, p: CustomAllRed
     )
     if not links.switch_reduces:
         return np.asarray(time)
-    traffic = ALGORITHMS["in_switch"].traffic("all_reduce", payload, links.fan_outs)
-    switch = links.wire_time(traffic) / p.switch_fraction
+    traffic = COLLECTIVE_ALGORITHMS["in_switch"].traffic("all_reduce", payload, links.fan_outs)
+    switch = links.datasheet_wire_time(traffic) / p.switch_fraction
     by_switch = (
         p.ring_launch_time + links.ranks * p.ring_hop_time + switch + pipeline_fill_time(switch, p.time_per_chunk)
     )

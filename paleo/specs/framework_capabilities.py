@@ -2,7 +2,7 @@
 
 Each entry of `hardware_specs/frameworks` lists axes, ZeRO stages, schedules, formats and so on, with sources. An entry
 also has conditions on the quantities of a plan (`CONDITION_QUANTITIES`) under which the framework refuses to start.
-`paleo.parallel.abilities` checks a plan against these entries.
+`paleo.parallel.framework_checks` checks a plan against these entries.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from paleo.errors import SpecError, suggest_names
 from paleo.specs.catalog import read_entry
-from paleo.specs.loading import FileCache, Spec, Text, build_validated
+from paleo.specs.loading import FileCache, NonEmptyText, Spec, validate_mapping
 
 Mask = npt.NDArray[np.bool_] | np.bool_ | bool
 
@@ -76,7 +76,7 @@ class Condition:
 
     text: str
     syntax_tree: ast.expr
-    quantity_names: frozenset[str]
+    variable_names: frozenset[str]
 
     @classmethod
     def parse(cls, text: str) -> Condition:
@@ -117,7 +117,7 @@ class Condition:
 
         Returns
         -------
-        Mask
+        SectionMask
             True where the condition holds, broadcast over arrays.
 
         Examples
@@ -125,7 +125,7 @@ class Condition:
         >>> bool(Condition.parse("tp > 1 and heads % tp != 0").holds({"tp": 3, "heads": 32}))
         True
         """
-        if not self.quantity_names <= quantities.keys():
+        if not self.variable_names <= quantities.keys():
             return False
         return np.asarray(_value(self.syntax_tree, quantities), dtype=bool)
 
@@ -200,8 +200,8 @@ class FrameworkRestriction(Spec):
     """
 
     when: Annotated[str, AfterValidator(_parsed)]
-    fact: Text
-    source: Text
+    fact: NonEmptyText
+    source: NonEmptyText
 
     @functools.cached_property
     def condition(self) -> Condition:
@@ -213,15 +213,15 @@ class SupportedValues(Spec):
     """Values that a framework supports (such as dtypes), with the source file that lists them."""
 
     values: tuple[Any, ...]
-    source: Text
-    fact: Text | None = None
+    source: NonEmptyText
+    fact: NonEmptyText | None = None
 
 
 class FrameworkRemark(Spec):
     """Remark on how a framework works that excludes no plan, such as what it calls a microbatch."""
 
-    fact: Text
-    source: Text
+    fact: NonEmptyText
+    source: NonEmptyText
 
 
 class FrameworkAbilities(Spec):
@@ -240,8 +240,8 @@ class FrameworkAbilities(Spec):
         Remarks on batch rules, number formats of communication and defaults.
     """
 
-    name: Text
-    title: Text
+    name: NonEmptyText
+    title: NonEmptyText
     release: Annotated[str, BeforeValidator(str)]
     date: Annotated[str, BeforeValidator(str)]
     notes: str | None = None
@@ -252,8 +252,8 @@ class FrameworkAbilities(Spec):
     dtypes: SupportedValues
     optimizers: SupportedValues
     offload: SupportedValues
-    refused: dict[Text, FrameworkRestriction] = Field(default_factory=dict)
-    habits: dict[Text, FrameworkRemark] = Field(default_factory=dict)
+    refused: dict[NonEmptyText, FrameworkRestriction] = Field(default_factory=dict)
+    habits: dict[NonEmptyText, FrameworkRemark] = Field(default_factory=dict)
 
     @functools.cached_property
     def restrictions(self) -> tuple[FrameworkRestriction, ...]:
@@ -267,12 +267,12 @@ class FrameworkAbilities(Spec):
         return (*of_axes, *self._of_lists(), *self.refused.values())
 
     @property
-    def title_and_release(self) -> str:
+    def name_and_release(self) -> str:
         """Name of the framework and the release whose source was read, as one text."""
         return f"{self.name} {self.release}"
 
     @property
-    def shards_pipeline_parameters(self) -> bool:
+    def uses_zero3_pipelines(self) -> bool:
         """True if ZeRO-3 is the framework's only sharding, so that pipeline stages run with sharded parameters."""
         return "pp" in self.axes.values and 3 in self.zero.values and 1 not in self.zero.values
 
@@ -355,7 +355,7 @@ def load_framework(name_or_path: str | Path) -> FrameworkAbilities:
 
 def _framework(name_or_path: str | Path) -> FrameworkAbilities:
     path, data = read_entry("frameworks", name_or_path)
-    return build_validated(FrameworkAbilities, {"name": path.stem, **data}, path)
+    return validate_mapping(FrameworkAbilities, {"name": path.stem, **data}, path)
 
 
 _frameworks = FileCache(_framework)

@@ -35,13 +35,13 @@ from paleo.files import is_file
 from paleo.predict import Prediction
 from paleo.pricing.power import BOARD_POWER_METHOD, PowerParameters
 from paleo.specs.calibration import Calibration, CalibrationEntry, HeldOutErrors, IntervalBin
-from paleo.specs.loading import build_validated, parse_yaml
+from paleo.specs.loading import parse_yaml, validate_mapping
 from paleo.tables.base import ResidualErrors, residual_errors
 from paleo.tables.cells import number_column, read_table, text_column
-from paleo.tables.kernels import KERNEL_TABLES, FittedParameters, KernelTable, measured_time, row_groups
-from paleo.tables.kinds._machines import PowerTable, predict_board_power, step_time_of
+from paleo.tables.kernels import KERNEL_TABLES, FittedParameters, KernelTable, group_rows_for_prediction, measured_time
+from paleo.tables.kinds._machines import PowerTable, measured_step_time, predict_board_power
 from paleo.tables.run_tables import CELL_ERRORS, Row, RunTable, find_table_kind, row_dicts
-from paleo.tables.validation import measure_and_predict, table_kind_of_file, usable_rows_of_table
+from paleo.tables.validation import measured_and_predicted_values, table_kind_of_file, usable_rows_of_table
 from paleo.units import with_noun
 
 #: Order of the fits: stacks with many rows first, since others set out from them.
@@ -56,12 +56,12 @@ YAML_COMMENT = (
 
 
 @dataclass(frozen=True)
-class FitJob:
-    """One fit to run: rows of one device or system (``subject``), kernel family (timing formula) and timing method."""
+class KernelFitJob:
+    """One fit to run: rows of one device or system (``hardware``), kernel family (timing formula) and timing method."""
 
     table_kind: KernelTable[Any]
     file: str
-    subject: str
+    hardware: str
     family: str
     timing_method: str
     rows: tuple[MeasuredRows, ...]
@@ -69,18 +69,18 @@ class FitJob:
     @property
     def label(self) -> str:
         """Title of a kernel fit in progress messages: device or system, family, timing method and number of rows."""
-        return f"{self.subject} {self.family} {self.timing_method} ({count_rows(self.rows)} rows)"
+        return f"{self.hardware} {self.family} {self.timing_method} ({count_rows(self.rows)} rows)"
 
 
 @dataclass(frozen=True)
-class SubjectEntry:
-    """Calibration entry of one kernel family, with the device or system (``subject``) whose file holds the entry."""
+class FittedEntry:
+    """Calibration entry of one kernel family, with the device or system (``hardware``) whose file holds the entry."""
 
-    subject: str
+    hardware: str
     entry: CalibrationEntry
 
 
-def kernel_fit_jobs(files: Iterable[str | Path], only: Sequence[str] = ()) -> list[FitJob]:
+def kernel_fit_jobs(files: Iterable[str | Path], only: Sequence[str] = ()) -> list[KernelFitJob]:
     """List the fits of kernel families that measured tables allow, in the order in which the fits run.
 
     Parameters
@@ -92,7 +92,7 @@ def kernel_fit_jobs(files: Iterable[str | Path], only: Sequence[str] = ()) -> li
 
     Returns
     -------
-    list of FitJob
+    list of KernelFitJob
         One job per device or system, kernel family and timing method.
 
     Raises
@@ -101,13 +101,13 @@ def kernel_fit_jobs(files: Iterable[str | Path], only: Sequence[str] = ()) -> li
         If the tables have no rows of a named device or system.
     """
     fitted = [job for file in files if has_kernel_families(file) for job in _table_jobs(file)]
-    subjects = {job.subject for job in fitted}
+    subjects = {job.hardware for job in fitted}
     for name in only:
         if name not in subjects:
             raise SpecError(f"the tables have no rows of {name!r} to fit; {suggest_names(name, subjects)}")
-    chosen = [job for job in fitted if not only or job.subject in only]
+    chosen = [job for job in fitted if not only or job.hardware in only]
     order = {stack: place for place, stack in enumerate(_STACK_ORDER)}
-    return sorted(chosen, key=lambda job: (order.get(job.timing_method, len(_STACK_ORDER)), job.family, job.subject))
+    return sorted(chosen, key=lambda job: (order.get(job.timing_method, len(_STACK_ORDER)), job.family, job.hardware))
 
 
 def has_kernel_families(file: str | Path) -> bool:
@@ -157,20 +157,20 @@ def table_kind_name(file: str | Path) -> str:
         return ""
 
 
-def _table_jobs(file: str | Path) -> Iterator[FitJob]:
+def _table_jobs(file: str | Path) -> Iterator[KernelFitJob]:
     frame = _sound_rows(file)
     kind = KERNEL_TABLES[find_table_kind(frame.columns).name]
     together: dict[tuple[str, str, str], list[MeasuredRows]] = {}
-    for group in row_groups(kind, kind.prepare_rows(frame)):
-        figures = kind.load_datasheet(group.subject, group.dtype, group.compute_unit)
+    for group in group_rows_for_prediction(kind, kind.prepare_rows(frame)):
+        figures = kind.load_datasheet(group.hardware, group.dtype, group.compute_unit)
         key = (kind.calibration_keys(figures)[0], group.family, group.timing_method.partition("/")[0])
         rows = MeasuredRows(group.frame, figures, group.timing_method, measured_time(group.frame))
         together.setdefault(key, []).append(rows)
     for (subject, family, stack), rows_of in together.items():
-        yield FitJob(kind, Path(file).name, subject, family, stack, tuple(rows_of))
+        yield KernelFitJob(kind, Path(file).name, subject, family, stack, tuple(rows_of))
 
 
-def is_only_option(subject: str, only: Sequence[str], free: Sequence[str]) -> bool:
+def selects_special_fit(subject: str, only: Sequence[str], free: Sequence[str]) -> bool:
     """Return True if option ``--only`` names a special fit (``intervals``, ``arithmetic``, …), which must stand alone.
 
     Parameters
@@ -235,7 +235,7 @@ def read_step_table(file: str | Path, purpose: str, report: Callable[[str], obje
 def _sound_rows(file: str | Path) -> pd.DataFrame:
     """Read the rows of a measured table that have both a time and a prediction, as ``paleo validate`` uses."""
     frame = usable_rows_of_table(file)
-    measured, predictions = measure_and_predict(table_kind_of_file(file, frame), frame)
+    measured, predictions = measured_and_predicted_values(table_kind_of_file(file, frame), frame)
     sound: pd.DataFrame = frame[(predictions.failure_reasons == "") & np.isfinite(measured)]
     return sound
 
@@ -256,16 +256,16 @@ def count_unusable_rows(files: Iterable[str | Path]) -> int:
     return sum(len(read_table(file)) - len(_sound_rows(file)) for file in files if has_kernel_families(file))
 
 
-def fit_jobs(
-    work: Sequence[FitJob], date: str, report: Callable[[FitJob], object] = lambda job: None
-) -> Iterator[list[SubjectEntry]]:
+def run_kernel_fits(
+    work: Sequence[KernelFitJob], date: str, report: Callable[[KernelFitJob], object] = lambda job: None
+) -> Iterator[list[FittedEntry]]:
     """Run fits and yield the calibration entries of each; later fits may start from earlier results.
 
     Fits that do not depend on each other run in parallel, in half as many processes as there are processors.
 
     Parameters
     ----------
-    work : sequence of FitJob
+    work : sequence of KernelFitJob
         Fits to run (`kernel_fit_jobs`).
     date : str
         Date written into the entries (YYYY-MM-DD).
@@ -274,32 +274,32 @@ def fit_jobs(
 
     Yields
     ------
-    list of SubjectEntry
+    list of FittedEntry
         Entries of one job, one per timing method, in the order of the jobs.
     """
     processes = min((os.cpu_count() or 1) // 2, len(work))
     solved = _fit_in_parallel(work, processes, report) if processes > 1 else _fit_serially(work, report)
     for job, result in zip(work, solved, strict=True):
         frames = {
-            stack: pd.concat([rows.frame for rows in job.rows if rows.timing_method == stack])
+            stack: pd.concat([rows.frame for rows in job.rows if rows.group_name == stack])
             for stack in result.parameters
         }
         yield [
-            SubjectEntry(job.subject, _calibration_entry(job.family, stack, job.file, frame, result, date))
+            FittedEntry(job.hardware, _calibration_entry(job.family, stack, job.file, frame, result, date))
             for stack, frame in frames.items()
         ]
 
 
-def _fit_serially(work: Sequence[FitJob], report: Callable[[FitJob], object]) -> Iterator[FitResult[Any]]:
+def _fit_serially(work: Sequence[KernelFitJob], report: Callable[[KernelFitJob], object]) -> Iterator[FitResult[Any]]:
     fitted: dict[tuple[str, str, str], Any] = {}
     for job in work:
         report(job)
-        yield (result := make_fit(job, fitted).run())
+        yield (result := kernel_fit(job, fitted).run())
         fitted |= _parameters_by_key(job, result)
 
 
 def _fit_in_parallel(
-    work: Sequence[FitJob], processes: int, report: Callable[[FitJob], object]
+    work: Sequence[KernelFitJob], processes: int, report: Callable[[KernelFitJob], object]
 ) -> Iterator[FitResult[Any]]:
     """Run fits in parallel and yield their results in the order of the jobs.
 
@@ -317,7 +317,7 @@ def _fit_in_parallel(
                 ]:
                     waiting.remove(ready)
                     report(work[ready])
-                    running[pool.submit(Fit.run, make_fit(work[ready], fitted))] = ready
+                    running[pool.submit(Fit.run, kernel_fit(work[ready], fitted))] = ready
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     done = running.pop(future)
                     results[done] = future.result()
@@ -325,7 +325,7 @@ def _fit_in_parallel(
             yield results[place]
 
 
-def _depends_on(work: Sequence[FitJob], place: int, other: int) -> bool:
+def _depends_on(work: Sequence[KernelFitJob], place: int, other: int) -> bool:
     """Return True if a kernel fit may start from the parameters of an earlier fit.
 
     Both are of the same table, and differ in timing method or are of the same device or system.
@@ -334,20 +334,20 @@ def _depends_on(work: Sequence[FitJob], place: int, other: int) -> bool:
     return (
         other < place
         and job.file == earlier.file
-        and (job.timing_method != earlier.timing_method or job.subject == earlier.subject)
+        and (job.timing_method != earlier.timing_method or job.hardware == earlier.hardware)
     )
 
 
-def _parameters_by_key(job: FitJob, result: FitResult[Any]) -> dict[tuple[str, str, str], Any]:
-    return {(job.subject, job.family, stack): values for stack, values in result.parameters.items()}
+def _parameters_by_key(job: KernelFitJob, result: FitResult[Any]) -> dict[tuple[str, str, str], Any]:
+    return {(job.hardware, job.family, stack): values for stack, values in result.parameters.items()}
 
 
-def make_fit(job: FitJob, fitted: FittedParameters) -> Fit[Any]:
+def kernel_fit(job: KernelFitJob, fitted: FittedParameters) -> Fit[Any]:
     """Set up the fit of a job, with the settings that its kind of table chooses.
 
     Parameters
     ----------
-    job : FitJob
+    job : KernelFitJob
         Rows that are fitted together.
     fitted : mapping
         Parameters of earlier jobs by (subject, family, timing method), as start values.
@@ -357,7 +357,7 @@ def make_fit(job: FitJob, fitted: FittedParameters) -> Fit[Any]:
     Fit
         The fit, not run yet.
     """
-    plan = job.table_kind.fit_settings(job.subject, job.family, job.timing_method, job.rows[0].datasheet, fitted)
+    plan = job.table_kind.fit_settings(job.hardware, job.family, job.timing_method, job.rows[0].datasheet, fitted)
     # parts of the rows in a split; held out only if all three would have rows
     together = np.concatenate(
         [split_by_configuration(rows.frame, job.table_kind.configuration_columns) for rows in job.rows]
@@ -365,9 +365,9 @@ def make_fit(job: FitJob, fitted: FittedParameters) -> Fit[Any]:
     return Fit(
         job.table_kind, job.rows, plan.start_values, alternative_starts=plan.alternative_starts,
         parameters_per_stack=plan.parameters_per_stack, fixed_parameters=plan.fixed_parameters,
-        max_training_rows=plan.max_training_rows, search_count=plan.random_starts, prior_precision=plan.prior_precision,
+        max_training_rows=plan.max_training_rows, search_count=plan.search_count, prior_precision=plan.prior_precision,
         overestimate_weight=plan.overestimate_weight,
-        holds_out=len(together) >= MIN_ROWS_TO_HOLD_OUT and all((together == part).any() for part in range(3)),
+        uses_held_out_rows=len(together) >= MIN_ROWS_TO_HOLD_OUT and all((together == part).any() for part in range(3)),
     )  # fmt: skip
 
 
@@ -396,7 +396,9 @@ def _calibration_entry(
     """
     residual, tested = result.residual_by_stack[stack], result.rows_held_out > 0
     libraries = text_column(frame, "library")  # the most frequent first
-    sigma = {name: value for name, value in result.uncertainty.items() if "[" not in name or f"[{stack}]" in name}
+    sigma = {
+        name: value for name, value in result.log_standard_deviations.items() if "[" not in name or f"[{stack}]" in name
+    }
     untested = f"{with_noun(residual.rows, 'row')} fitted, none held out (MAPE there {residual.mape:.3f})"
     return CalibrationEntry(
         family=family,
@@ -423,7 +425,7 @@ def _calibration_entry(
     )
 
 
-def whole_step_entry(
+def step_calibration_entry(
     family: str, parameters: Any, source: str, date: str, ratios: Array | None = None, **more: Any
 ) -> CalibrationEntry:
     """Build the calibration entry of parameters that are fitted to whole training steps.
@@ -516,12 +518,12 @@ def round_to_digits(value: float, digits: int = DIGITS) -> float:
     return float(f"{value:.{digits}g}")
 
 
-def calibrations_by_subject(fits: Sequence[SubjectEntry], folder: Path | None = None) -> dict[str, Calibration]:
+def calibrations_by_hardware(fits: Sequence[FittedEntry], folder: Path | None = None) -> dict[str, Calibration]:
     """Collect fitted entries into one calibration per device or system, merged with existing files.
 
     Parameters
     ----------
-    fits : sequence of SubjectEntry
+    fits : sequence of FittedEntry
         Fitted entries.
     folder : Path, optional
         Folder of existing calibration files. Entries of other families and timing methods are kept, and so are
@@ -533,8 +535,8 @@ def calibrations_by_subject(fits: Sequence[SubjectEntry], folder: Path | None = 
         Calibration by name of the device or system.
     """
     out = {}
-    for subject in sorted({fitted.subject for fitted in fits}):
-        new = {(fitted.entry.family, fitted.entry.stack): fitted.entry for fitted in fits if fitted.subject == subject}
+    for subject in sorted({fitted.hardware for fitted in fits}):
+        new = {(fitted.entry.family, fitted.entry.stack): fitted.entry for fitted in fits if fitted.hardware == subject}
         kept = _existing_entries(folder / f"{subject}.yaml") if folder else {}
         for key in kept.keys() & new.keys():
             new[key] = new[key].model_copy(update={"notes": new[key].notes or kept[key].notes})
@@ -547,11 +549,11 @@ def _existing_entries(path: Path) -> dict[tuple[str, str], CalibrationEntry]:
     if not is_file(path):
         return {}
     data = parse_yaml(path.read_text(encoding="utf-8"), where=path)
-    calibration = build_validated(Calibration, {"name": path.stem, **data}, path)
+    calibration = validate_mapping(Calibration, {"name": path.stem, **data}, path)
     return {(entry.family, entry.stack): entry for entry in calibration.entries}
 
 
-def yaml_text(calibration: Calibration) -> str:
+def calibration_yaml(calibration: Calibration) -> str:
     """Format a calibration as the YAML text of its file.
 
     Parameters
@@ -579,7 +581,7 @@ def _run_key(row: Row) -> str:
     return "|".join(str(row.get(name)) for name in ("device", *RUN_COLUMNS, "optimizer"))
 
 
-def fit_board_power(files: Sequence[str], only: Sequence[str], date: str) -> list[SubjectEntry]:
+def fit_board_power(files: Sequence[str], only: Sequence[str], date: str) -> list[FittedEntry]:
     """Fit the parameters of GPU board power (`paleo.pricing.power`) of each device to measured power [W].
 
     Parameters
@@ -593,7 +595,7 @@ def fit_board_power(files: Sequence[str], only: Sequence[str], date: str) -> lis
 
     Returns
     -------
-    list of SubjectEntry
+    list of FittedEntry
         One entry per device, fitted to the rows whose runs can be predicted.
 
     Raises
@@ -617,9 +619,9 @@ def fit_board_power(files: Sequence[str], only: Sequence[str], date: str) -> lis
     for name in only or devices:
         device_rows = frame[frame["device"] == name].reset_index(drop=True)
         rows = MeasuredRows(device_rows, runs, BOARD_POWER_METHOD, PowerTable().measured_values(device_rows))
-        result = Fit(watts, [rows], PowerParameters(), search_count=1, weight_power=0.0).run()
+        result = Fit(watts, [rows], PowerParameters(), search_count=1, row_weight_exponent=0.0).run()
         fitted.append(
-            SubjectEntry(name, _calibration_entry(POWER_FAMILY, BOARD_POWER_METHOD, label, device_rows, result, date))
+            FittedEntry(name, _calibration_entry(POWER_FAMILY, BOARD_POWER_METHOD, label, device_rows, result, date))
         )
     return fitted
 
@@ -635,8 +637,8 @@ def _predicted_rows(frame: pd.DataFrame) -> tuple[pd.DataFrame, Mapping[str, Pre
         try:
             if name not in runs:
                 runs[name] = None
-                runs[name] = table.predict_unlimited(row, None)
-            step_time_of(row)
+                runs[name] = table.predict_without_power_limit(row, None)
+            measured_step_time(row)
             sound.append(runs[name] is not None)
         except (PaleoError, *CELL_ERRORS):
             sound.append(False)

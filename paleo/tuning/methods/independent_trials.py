@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from bisect import insort
 
-from paleo.tuning.base import METHODS, SynchronousStage, TrialJob, TuningMethod, TuningProblem, geometric_rungs
+from paleo.tuning.base import TUNING_METHODS, SynchronousStage, TrialJob, TuningMethod, TuningProblem, geometric_rungs
 
 
-@METHODS.register("random")
+@TUNING_METHODS.register("random")
 class RandomSearch(TuningMethod):
     """Random search over hyperparameters: configurations are random, and every trial trains in full."""
 
@@ -52,7 +52,7 @@ class RandomSearch(TuningMethod):
         return [SynchronousStage(self.problem.trials, 0.0, self.problem.rungs[-1])]
 
 
-@METHODS.register("grid")
+@TUNING_METHODS.register("grid")
 class GridSearch(RandomSearch):
     """Grid search over hyperparameters: configurations are points of a grid, and the sizes of the network alternate."""
 
@@ -63,7 +63,7 @@ class GridSearch(RandomSearch):
         self.sizes = [trial % problem.network_sizes for trial in range(problem.trials)]
 
 
-@METHODS.register("median")
+@TUNING_METHODS.register("median")
 class MedianStopping(RandomSearch):
     """Median stopping rule: random search that stops trials worse than the median of earlier trials.
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from paleo.errors import SpecError
-from paleo.importers.configuration import LONGEST_SEQ, Config, ModelMapping, indexer_key_count
+from paleo.importers.transformers_configuration import MAX_DEFAULT_SEQ, Config, ModelMapping, indexer_key_count
 
 #: Sizes of inputs that a configuration does not state: pixels per side, video frames, audio samples, spectrogram rows.
 IMAGE, FRAMES, SOUND, FRAMES_OF_SOUND = 224, 16, 32_000, 998
@@ -22,7 +22,7 @@ _TEXT = frozenset({"input_ids", "text"})
 _ALL_KEYS = "Sequences are fixed at {} tokens, of which an indexer chooses all keys."
 
 
-def known_to_library(kind: str) -> bool:
+def is_transformers_family(kind: str) -> bool:
     """Return True if transformers is installed and knows the model family ``kind`` (a ``model_type``)."""
     try:
         configurations = importlib.import_module("transformers.models.auto.configuration_auto")
@@ -32,7 +32,7 @@ def known_to_library(kind: str) -> bool:
 
 
 def trace_library_model(config: Config, seq: int | None) -> ModelMapping:
-    """Build the model of a configuration with transformers, without weights, and trace it.
+    """Build a transformers model from a configuration, without weights, and trace a forward pass.
 
     Returns the content of a model file.
     """
@@ -42,7 +42,7 @@ def trace_library_model(config: Config, seq: int | None) -> ModelMapping:
 
 
 def _model(transformers: Any, config: Config, seq: int | None) -> ModelMapping:
-    from paleo.importers.torch import build_module, from_module, parse_input
+    from paleo.importers.torch import build_module, model_file_of_module, parse_input
 
     library_config = _library_config(transformers, config)
     chosen = indexer_key_count(Config(library_config.to_dict(), config.path))
@@ -55,7 +55,7 @@ def _model(transformers: Any, config: Config, seq: int | None) -> ModelMapping:
         try:
             source = f"{name} of transformers {transformers.__version__}, traced"
             specs = [parse_input(text) for text in inputs]
-            model = from_module(module, specs, source=source, open_seq=chosen is None)
+            model = model_file_of_module(module, specs, source=source, open_seq=chosen is None)
             return model if chosen is None else model | {"notes": f"{model['notes']} {_ALL_KEYS.format(seq)}"}
         except SpecError as error:
             failed = failed or error
@@ -72,12 +72,12 @@ def _length_with_all_keys(seq: int | None, place: str, count: int) -> int:
             f"{place}: in sequences longer than {count} tokens an indexer chooses keys, which is not modelled for this "
             f"family; expected seq of {count} or less, not {seq}"
         )
-    return seq or min(count, LONGEST_SEQ)
+    return seq or min(count, MAX_DEFAULT_SEQ)
 
 
 @contextlib.contextmanager
 def _silent(transformers: Any) -> Iterator[None]:
-    """Suppress the library's own messages inside a ``with`` block; its errors are still raised."""
+    """Suppress warnings and logs of the transformers library inside a ``with`` block; errors are still raised."""
     level = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity(logging.CRITICAL)
     try:
@@ -129,7 +129,7 @@ def _usual_inputs(module: Any, config: Any, seq: int | None) -> Sequence[list[st
     The list is empty if the main input is not known.
     """
     text, image = getattr(config, "text_config", None), getattr(config, "vision_config", None)
-    length = seq or min(_number(text or config, "max_position_embeddings", "n_positions", default=512), LONGEST_SEQ)
+    length = seq or min(_number(text or config, "max_position_embeddings", "n_positions", default=512), MAX_DEFAULT_SEQ)
     words = f"2x{length}:int64"
     main = getattr(module, "main_input_name", "input_ids")
     if main in _TEXT:
@@ -153,7 +153,9 @@ def _other_inputs(module: Any, config: Any, seq: int | None) -> Iterator[list[st
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     needed = {name for name, each in parameters.items() if each.default is each.empty and each.kind in kinds}
     text = getattr(config, "text_config", None) or config
-    length = min(seq or LONGEST_SEQ, _number(text, "max_position_embeddings", "n_positions", default=LONGEST_SEQ))
+    length = min(
+        seq or MAX_DEFAULT_SEQ, _number(text, "max_position_embeddings", "n_positions", default=MAX_DEFAULT_SEQ)
+    )
     texts = [f"{name}=2x{length}:int64" for name in ("input_ids", "decoder_input_ids") if name in parameters]
     subjects = [getattr(config, f"{part}_config", None) for part in ("vision", "video", "audio", "encoder")]
     for name in sorted(_LAYOUTS.keys() & parameters.keys()):

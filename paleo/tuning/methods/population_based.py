@@ -9,14 +9,14 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 
-from paleo.tuning.base import METHODS, TrialJob, TuningMethod, TuningProblem
-from paleo.tuning.methods.independent import RandomSearch
+from paleo.tuning.base import TUNING_METHODS, TrialJob, TuningMethod, TuningProblem
+from paleo.tuning.methods.independent_trials import RandomSearch
 
 #: Fraction of the population that copies others, and that is copied: truncation selection of section 4.1.1.
 _TRUNCATED = 0.2
 
 
-@METHODS.register("pbt")
+@TUNING_METHODS.register("pbt")
 class PopulationBasedTraining(TuningMethod):
     """Population-based training: a population of trials whose worst members copy the best ones.
 
@@ -82,7 +82,7 @@ class PopulationBasedTraining(TuningMethod):
         if copies:
             self.scores[trial] = self.scores[ranking[int(self.random.integers(cut))][1]]
             self.copies += 1
-        following = TrialJob(trial, job.rung + 1, restores=copies)
+        following = TrialJob(trial, job.rung + 1, restores_checkpoint=copies)
         if not self.queue:
             return following
         self.queue.append(following)
@@ -100,7 +100,7 @@ class PopulationBasedTraining(TuningMethod):
 _SAMPLED = 0.25
 
 
-@METHODS.register("evolution")
+@TUNING_METHODS.register("evolution")
 class RegularisedEvolution(RandomSearch):
     """Regularised evolution. Every trial trains in full, and a child's network size is next to that of its parent."""
 

@@ -1,4 +1,4 @@
-"""The launches of a layer: which passes are fused into one kernel, and which operations recomputation runs again.
+"""Kernel launches of a layer: which element-wise passes are fused, and which operations recomputation runs again.
 
 A compiler, or a framework's hand-written kernels, fuse element-wise passes into one launch. If only one pass reads the
 output of the pass before it, that tensor need not be in memory: it is neither written nor read (nor is its gradient in
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OperationKernels:
-    """Kernels that one operation launches, forward and backward, and how often they run.
+    """Kernels that one operation launches, forward and backward, with the number of runs.
 
     Attributes
     ----------
@@ -120,7 +120,7 @@ def convolution_only_inputs(nodes: Iterable[Node]) -> frozenset[str]:
 def fuse_into_convolutions(
     launch: OperationKernels, convolved: frozenset[str], precision: Precision
 ) -> OperationKernels:
-    """Fuse an element-wise pass into the convolutions that read its output.
+    """Fuse an element-wise pass into the convolutions that read the output of the pass.
 
     The convolutions read the input of the pass, and compute the pass again in the backward pass instead of saving its
     output.
@@ -193,7 +193,10 @@ def unfused_softmax(launch: OperationKernels, multiple: int, precision: Precisio
 def _split_into_passes(
     fused: tuple[Kernel, ...], elements: float, steps: Sequence[tuple[float, float]]
 ) -> tuple[Kernel, ...]:
-    """Split a fused kernel into passes; ``steps`` are the bytes that each reads and writes per element."""
+    """Split a fused kernel into separate memory passes.
+
+    ``steps`` gives, for each pass, the bytes read and the bytes written per element.
+    """
     return tuple(
         replace(kernel, bytes_read=elements * read, bytes_written=elements * written)
         for kernel in fused
@@ -202,7 +205,7 @@ def _split_into_passes(
 
 
 def section_slices(nodes: Sequence[Node], chains: FusedChains) -> list[slice]:
-    """Divide the layers into sections, in order; a section is a repeated block or a single layer.
+    """Divide a network's layers into sections: runs of layers that form one repeated block, or single layers.
 
     Parameters
     ----------
@@ -214,7 +217,7 @@ def section_slices(nodes: Sequence[Node], chains: FusedChains) -> list[slice]:
     Returns
     -------
     list of slice
-        The layers of each section.
+        Range of indices into ``nodes`` for each section, in order.
     """
     names, starts = list(_section_names(nodes, chains)), [0]
     starts += [index for index in range(1, len(names)) if names[index] != names[index - 1]]
@@ -222,7 +225,7 @@ def section_slices(nodes: Sequence[Node], chains: FusedChains) -> list[slice]:
 
 
 def _section_names(nodes: Iterable[Node], chains: FusedChains) -> Iterable[str]:
-    """Yield the section of each layer: its repeated block, or a section for a single layer.
+    """Yield, for each layer, the name of its section: the repeated block, or the layer itself outside blocks.
 
     If chains of passes are fused, a layer of passes over the output of the layer before belongs to that layer's
     section.
@@ -252,13 +255,16 @@ def _fusable(first: OperationKernels, second: OperationKernels, readers: dict[st
 
 
 def _follows_norm(first: OperationKernels, second: OperationKernels) -> bool:
-    """Return True if a chain is a normalisation followed by one FLOP per element: a sum, a rectifier."""
+    """Return True if ``first`` is a norm and ``second`` a pass of at most one FLOP per element (add, ReLU)."""
     starts = first.forward[0].kind.reads_input_twice if first.forward else False
     return starts and isinstance(second.operation, MemoryPass) and second.operation.flops_per_element <= 1.0
 
 
 def _join(first: OperationKernels, second: OperationKernels, precision: Precision) -> OperationKernels:
-    """Fuse two operations into one: the tensor between them is not moved, forward and backward (if both have one)."""
+    """Fuse two operations into one kernel, so that the tensor between them is neither written to memory nor read.
+
+    Backward kernels are fused the same way if both operations have one.
+    """
     between = first.operation.out.bytes(precision)
     kept = first.operation.out.name in {
         t.name for t in (*first.operation.saved_tensors, *second.operation.saved_tensors)
@@ -277,7 +283,7 @@ def _join(first: OperationKernels, second: OperationKernels, precision: Precisio
 
 
 def _merged(first: tuple[Kernel, ...], second: tuple[Kernel, ...], written: float, read: float) -> tuple[Kernel, ...]:
-    """Add the work of the first kernel to the second, without the bytes written and read between them."""
+    """Merge two kernels into one; ``written`` and ``read`` are the bytes saved for the tensor between them."""
     if not (first and second):
         return first or second
     a, b = first[0], second[0]
@@ -301,14 +307,14 @@ class RecomputeModule:
     """Part of a block that selective recomputation runs again, named as in Megatron-Core's ``--recompute-modules``.
 
     ``selects(layer, name of an operation inside it, operation)`` returns True for the operations to run again. Their
-    outputs are not saved unless other layers read them. A module that ``discards_outputs`` its outputs does not save
-    those either: they are recomputed before the backward pass of their readers. ``view_suffixes`` are suffixes of the
-    names of views of these outputs, which are not saved either.
+    outputs are not saved unless other layers read them. A module with ``discards_outputs`` does not save
+    outputs that other layers read either; they are recomputed before the backward pass of these layers.
+    ``view_suffixes`` are suffixes of the names of views of these outputs, which are not saved either.
     """
 
     name: str
     description: str
-    selects: Callable[[Node, str, Operation], bool]
+    selects_operation: Callable[[Node, str, Operation], bool]
     discards_outputs: bool = False
     view_suffixes: tuple[str, ...] = ()
 
@@ -317,7 +323,7 @@ RECOMPUTE_MODULES: Registry[RecomputeModule] = Registry("module to recompute", "
 
 
 def _add_recompute_module(module: RecomputeModule) -> RecomputeModule:
-    """Register a module under its own name."""
+    """Register a recompute module under ``module.name``."""
     return RECOMPUTE_MODULES.register(module.name)(module)
 
 
@@ -336,7 +342,7 @@ def _is_latent_projection(layer: Node, part: str, operation: Operation) -> bool:
     return layer.type == "latent_attention" and projected
 
 
-ATTENTION_CORE_MODULE = _add_recompute_module(
+CORE_ATTENTION_RECOMPUTE = _add_recompute_module(
     RecomputeModule(
         "core_attn", "scores, softmax, dropout and weighted sum", lambda _, __, operation: is_attention_core(operation)
     )
@@ -369,38 +375,39 @@ _add_recompute_module(
 
 @dataclass(frozen=True, slots=True)
 class ActivationCheckpointing:
-    """Activation checkpointing as a framework does it.
+    """Activation checkpointing of a training framework: which operations the backward pass recomputes.
 
-    If it ``stops_early``, recomputation of a block ends when its backward pass has all inputs (PyTorch's non-reentrant
-    checkpoints, 2.1 and later); otherwise it runs to the end of the block. ``selective`` is ``attention`` to recompute
-    ``modules`` (by default the core of attention, Korthikanti et al., 2022). It is ``products`` to recompute all but
-    that core and every second product of repeated blocks. That is torchtitan's selective activation checkpointing by
-    operation, which wraps each of `model.layers`, but not head or loss.
+    If it ``stops_recompute_early``, recomputation of a block ends when its backward pass has all inputs (PyTorch's
+    non-reentrant checkpoints, 2.1 and later); otherwise it runs to the end of the block. ``selective_scope`` is
+    ``attention`` to recompute ``recompute_modules`` (by default the core of attention, Korthikanti et al., 2022). It is
+    ``products`` to recompute all but that core and every second product of repeated blocks. That is torchtitan's
+    selective activation checkpointing by operation, which wraps each of `model.layers`, but not head or loss.
     """
 
-    stops_early: bool = False
-    selective: SelectiveRecompute = "attention"
-    modules: tuple[str, ...] = (ATTENTION_CORE_MODULE.name,)
+    stops_recompute_early: bool = False
+    selective_scope: SelectiveRecompute = "attention"
+    recompute_modules: tuple[str, ...] = (CORE_ATTENTION_RECOMPUTE.name,)
 
     def full_recompute_runs(self, operation: Operation, left_out: frozenset[str]) -> float:
-        """Return how many times more an operation runs under full recomputation: 0 or 1.
+        """Return the number of extra runs of an operation per microbatch under full recomputation (0 or 1).
 
         Parameters
         ----------
         operation : Operation
             An operation of the block.
         left_out : frozenset of str
-            Names of operations at the end of the block whose output backward does not need (`unneeded_for_backward`).
+            Names of operations at the end of the block whose output backward does not need
+            (`operations_unneeded_for_backward`).
 
         Returns
         -------
         float
             0 or 1.
         """
-        return 0.0 if self.stops_early and operation.name in left_out else 1.0
+        return 0.0 if self.stops_recompute_early and operation.name in left_out else 1.0
 
     def selective_recompute_runs(self, node: Node, operation: Operation, left_out: frozenset[str]) -> float:
-        """Return how many times more an operation runs under selective recomputation.
+        """Return the number of extra runs of an operation per microbatch under selective recomputation.
 
         Parameters
         ----------
@@ -409,30 +416,31 @@ class ActivationCheckpointing:
         operation : Operation
             The operation.
         left_out : frozenset of str
-            Names of operations at the end of the block that backward does not need (`unneeded_for_backward`).
+            Names of operations at the end of the block that backward does not need
+            (`operations_unneeded_for_backward`).
 
         Returns
         -------
         float
             0, 0.5 (one of two products) or 1; 0 for layers outside repeated blocks.
         """
-        if self.selective == "attention":
-            return float(any(_selects(RECOMPUTE_MODULES[name], node, operation) for name in self.modules))
+        if self.selective_scope == "attention":
+            return float(any(_selects(RECOMPUTE_MODULES[name], node, operation) for name in self.recompute_modules))
         if not node.loops:
             return 0.0
         once = 0.5 if isinstance(operation, Contraction) else 1.0
         return 0.0 if is_attention_core(operation) else once * self.full_recompute_runs(operation, left_out)
 
     def _run_again(self, node: Node) -> frozenset[str]:
-        """List the operations of a layer that modules of selective recomputation run again, by name."""
-        if self.selective != "attention":
+        """Return the names of a layer's operations that selective recomputation by module runs again."""
+        if self.selective_scope != "attention":
             return frozenset()
         return frozenset(
             each.name for each in node.operations if self.selective_recompute_runs(node, each, frozenset())
         )
 
     def unsaved_tensors(self, nodes: Sequence[Node]) -> frozenset[str]:
-        """Find the tensors of a block that selective recomputation of modules does not save.
+        """Find the activations of a block that are not saved, because selective recomputation recomputes them.
 
         Parameters
         ----------
@@ -444,14 +452,14 @@ class ActivationCheckpointing:
         frozenset of str
             Names of tensors.
         """
-        return frozenset().union(*(_unsaved_tensors(RECOMPUTE_MODULES[name], nodes) for name in self.modules))
+        return frozenset().union(*(_unsaved_tensors(RECOMPUTE_MODULES[name], nodes) for name in self.recompute_modules))
 
 
 def _selects(module: RecomputeModule, node: Node, operation: Operation) -> bool:
-    return module.selects(node, operation.name.removeprefix(f"{node.name}."), operation)
+    return module.selects_operation(node, operation.name.removeprefix(f"{node.name}."), operation)
 
 
-def unmatched_module_warnings(modules: Iterable[str], graph: Graph) -> list[str]:
+def unmatched_recompute_module_warnings(modules: Iterable[str], graph: Graph) -> list[str]:
     """Warn about recomputed modules that match no layer of the network.
 
     Parameters
@@ -498,7 +506,7 @@ def _unsaved_tensors(module: RecomputeModule, nodes: Sequence[Node]) -> set[str]
 
 
 #: Full recomputation of whole blocks, or selective recomputation of attention's core.
-DEFAULT_CHECKPOINTING = ActivationCheckpointing()
+DEFAULT_ACTIVATION_CHECKPOINTING = ActivationCheckpointing()
 
 
 #: Computation that overlaps with the dispatch of tokens to experts and their return.
@@ -507,50 +515,50 @@ DispatchOverlap = Literal["shared experts", "microbatch"]
 
 @dataclass(frozen=True, slots=True)
 class TokenDispatch:
-    """Way in which tokens are dispatched to experts (MoE all-to-all).
+    """Method of dispatching tokens to experts (MoE all-to-all): which copies are sent, and what overlaps.
 
-    With ``target_count`` (a number of nodes or devices) a token is sent once to each of these, even if several of its
-    experts are there; with None it is sent once to each expert. ``overlapped_computation`` names the computation that
-    overlaps with the exchange.
+    With ``deduplication_target_count`` (a number of nodes or devices) a token is sent once to each of these, even if
+    several of its experts are there; with None it is sent once to each expert. ``overlapped_computation`` names the
+    computation that overlaps with the exchange.
     """
 
-    target_count: int | None = None
+    deduplication_target_count: int | None = None
     overlapped_computation: DispatchOverlap | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LoweringOptions:
-    """Choices of the software that decide how a layer graph becomes kernels: fusion, recomputation, MoE dispatch."""
+    """Framework choices that decide which kernels a layer graph launches: fusion, recomputation, MoE dispatch."""
 
     #: Chains of element-wise passes that are one kernel.
     fused_chains: FusedChains = "none"
     #: True if inputs gathered over tp are saved as shards and gathered again for the backward pass.
-    regather: bool = True
+    regathers_tensor_parallel_inputs: bool = True
     #: Number of score matrices that the softmax kernel processes together (`unfused_softmax`).
     softmax_matrices_per_kernel: int = 1
     #: Pieces into which gathers and scatters over tp are cut to overlap with products.
-    overlap_chunks: int = 1
+    tensor_parallel_overlap_chunks: int = 1
     #: How the framework recomputes.
-    checkpointing: ActivationCheckpointing = DEFAULT_CHECKPOINTING
+    checkpointing: ActivationCheckpointing = DEFAULT_ACTIVATION_CHECKPOINTING
 
 
 class SectionRecompute(NamedTuple):
-    """Operations to recompute and tensors not to save in one section (a run of equal layers).
+    """Effect of activation recomputation on one section (a repeated block or a single layer).
 
     ``unrecomputed_operations`` are names of operations that are not recomputed, ``unsaved_tensors`` names of tensors
     that are not saved. ``recompute_runs`` hold, for each operation of each layer, its additional runs under full and
-    selective recomputation. ``module_operations`` maps each layer to the names of its operations in modules of
-    selective recomputation.
+    selective recomputation. ``recomputed_module_operations`` maps each layer to the names of its operations in modules
+    of selective recomputation.
     """
 
     unrecomputed_operations: frozenset[str]
     unsaved_tensors: frozenset[str]
     recompute_runs: tuple[tuple[tuple[float, float], ...], ...]
-    module_operations: Mapping[str, frozenset[str]]
+    recomputed_module_operations: Mapping[str, frozenset[str]]
 
     @classmethod
     def for_section(cls, nodes: Sequence[Node], checkpoints: ActivationCheckpointing) -> SectionRecompute:
-        """Collect the effect of recomputation on the layers of one section.
+        """Determine which operations of a section are recomputed, and which activations are not saved.
 
         Parameters
         ----------
@@ -562,9 +570,9 @@ class SectionRecompute(NamedTuple):
         Returns
         -------
         SectionRecompute
-            The collected names and counts.
+            Names of operations and tensors, and extra runs of each operation.
         """
-        spared = unneeded_for_backward([operation for node in nodes for operation in node.operations])
+        spared = operations_unneeded_for_backward([operation for node in nodes for operation in node.operations])
         flags = (
             [
                 (
@@ -579,10 +587,11 @@ class SectionRecompute(NamedTuple):
         return cls(spared, checkpoints.unsaved_tensors(nodes), tuple(tuple(each) for each in flags), recomputed)
 
 
-def unneeded_for_backward(operations: Sequence[Operation]) -> frozenset[str]:
+def operations_unneeded_for_backward(operations: Sequence[Operation]) -> frozenset[str]:
     """Find the operations at the end of a block whose output the backward pass does not need.
 
-    They follow the last saved tensor. The operation that saves it also counts if it saves only its inputs.
+    Such operations follow the last saved tensor. The operation that saves this tensor also counts if only inputs are
+    saved.
 
     Parameters
     ----------
@@ -622,15 +631,15 @@ def saved_tensors(operation: Operation) -> list[Tensor]:
 
 
 class SavedTensorCounter:
-    """Counter of tensors saved for the backward pass; storage counts once even if several operations save it."""
+    """Counter of activations saved for the backward pass; a tensor saved by several operations counts once."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._kept = Counter[tuple[str, str]]()
         self._seen: set[tuple[str, str, str]] = set()
 
-    def add(self, tensor: Tensor, keeper: Node, copy: str = "") -> float:
-        """Count the additional tensors that are saved if a layer saves a tensor in each of its iterations.
+    def count_new_copies(self, tensor: Tensor, keeper: Node, copy: str = "") -> float:
+        """Record a layer's saved activation, and count the copies that no earlier layer has saved already.
 
         Saving a part of a tensor saves its whole storage. If a loop carries the tensor, the first iteration reads the
         tensor that enters the loop, and each other iteration reads the output of the one before.
@@ -649,15 +658,15 @@ class SavedTensorCounter:
         float
             Number of tensors of this size that were not saved before.
         """
-        loops = self.graph.loops_of(tensor, keeper)
+        loops = self.graph.loops_copying_tensor(tensor, keeper)
         read = tensor.name in {each.name for each in keeper.inputs}
         around = [loop for loop in loops if read and self.graph.is_loop_carried(tensor, loop)]
         outside = loops[: len(loops) - len(around)]
-        whole, times_larger = self.graph.storage_of(tensor)
+        whole, times_larger = self.graph.storage_tensor(tensor)
         new = self._new_copies(whole, copy, str(outside), math.prod(times for _, times in outside))
         for index, (name, times) in enumerate(around, start=len(outside)):
             iterations = math.prod(times for _, times in loops[:index]) * (times - 1)
-            new += self._new_copies(self.graph.loop_carried[name][1], copy, f"round {name}", iterations)
+            new += self._new_copies(self.graph.loop_carried_tensors[name][1], copy, f"round {name}", iterations)
         return new * times_larger
 
     def _new_copies(self, name: str, copy: str, which: str, copies: int) -> int:

@@ -23,8 +23,8 @@ from paleo.schedules.base import (
     Schedule,
     SchedulePass,
     check_schedule,
-    evaluated_microbatch_count,
-    evaluates_every_microbatch,
+    simulated_microbatch_count,
+    simulates_every_microbatch,
 )
 
 
@@ -46,7 +46,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TaskEvent:
     """Simulated task with its start and end [s]."""
 
     task: Task
@@ -58,10 +58,10 @@ class Event:
 class Timeline:
     """Simulated tasks with start and end, in the order of the list of tasks."""
 
-    events: tuple[Event, ...]
+    events: tuple[TaskEvent, ...]
 
     @property
-    def end(self) -> float:
+    def end_time(self) -> float:
         """Time at which the last task ends [s]."""
         return max((event.end for event in self.events), default=0.0)
 
@@ -106,7 +106,7 @@ def simulate_tasks(tasks: Sequence[Task]) -> Timeline:
     --------
     >>> first = Task("f", "compute", 2.0)
     >>> line = simulate_tasks([first, Task("r", "network", 3.0, (0,)), Task("b", "compute", 4.0, (0,))])
-    >>> line.end, line.events[1].start
+    >>> line.end_time, line.events[1].start
     (6.0, 2.0)
     """
     waiting = [len(set(task.predecessors)) for task in tasks]
@@ -117,13 +117,13 @@ def simulate_tasks(tasks: Sequence[Task]) -> Timeline:
     ready = [(0.0, index) for index, count in enumerate(waiting) if count == 0]
     heapq.heapify(ready)
     free: dict[str, float] = {}
-    earliest, events = [0.0] * len(tasks), dict[int, Event]()
+    earliest, events = [0.0] * len(tasks), dict[int, TaskEvent]()
     while ready:
         moment, index = heapq.heappop(ready)
         task = tasks[index]
         start = max(moment, free.get(task.resource, 0.0))
         end = free[task.resource] = start + task.duration
-        events[index] = Event(task, start, end)
+        events[index] = TaskEvent(task, start, end)
         for follower in followers[index]:
             earliest[follower] = max(earliest[follower], end)
             waiting[follower] -= 1
@@ -146,24 +146,25 @@ class ChunkPassTimes:
     forward: float
     backward: float
     weight_gradients: float
-    send: float
+    send_time: float
     flops: tuple[float, float, float] = (0.0, 0.0, 0.0)
     bytes: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineTime:
-    """Result of a simulated pipeline: time from the first pass to the last (``total``) [s], and the timeline of events.
+class SimulatedPipeline:
+    """Result of a simulated pipeline: time from the first pass to the last (``makespan``) [s], and the timeline of
+    events.
 
-    ``ends`` is the time at which each stage ends its last pass [s].
+    ``pipeline_stage_end_times`` is the time at which each stage ends its last pass [s].
     """
 
-    total: float
+    makespan: float
     timeline: Timeline
-    ends: tuple[float, ...]
+    stage_ends: tuple[float, ...]
 
 
-def pipeline_time(name: str, stages: Sequence[Sequence[ChunkPassTimes]], microbatches: int) -> PipelineTime:
+def simulate_pipeline(name: str, stages: Sequence[Sequence[ChunkPassTimes]], microbatches: int) -> SimulatedPipeline:
     """Simulate one step of a pipeline under a schedule, pass by pass.
 
     Parameters
@@ -177,7 +178,7 @@ def pipeline_time(name: str, stages: Sequence[Sequence[ChunkPassTimes]], microba
 
     Returns
     -------
-    PipelineTime
+    SimulatedPipeline
         Total time, timeline and end of each stage [s].
 
     Raises
@@ -188,25 +189,25 @@ def pipeline_time(name: str, stages: Sequence[Sequence[ChunkPassTimes]], microba
     Examples
     --------
     >>> uniform = [[ChunkPassTimes(1.0, 2.0, 0.0, 0.0)]] * 4
-    >>> pipeline_time("1f1b", uniform, 8).total  # (m + p − 1) · (F + B)
+    >>> simulate_pipeline("1f1b", uniform, 8).makespan  # (m + p − 1) · (F + B)
     33.0
     """
     chosen = SCHEDULES[name]
     depth, chunks = len(stages), len(stages[0]) // chosen.replicas
     check_schedule(name, depth, chunks, microbatches)
-    if evaluates_every_microbatch(depth, chunks, microbatches):
+    if simulates_every_microbatch(depth, chunks, microbatches):
         return _run(chosen, stages, microbatches)
-    shape = evaluated_microbatch_count(depth, chunks) + microbatches % depth
+    shape = simulated_microbatch_count(depth, chunks) + microbatches % depth
     first, second = _run(chosen, stages, shape - depth), _run(chosen, stages, shape)
     rounds = (microbatches - shape) // depth
-    total = second.total + (second.total - first.total) * rounds
-    ends = tuple(end + (end - sooner) * rounds for sooner, end in zip(first.ends, second.ends, strict=True))
-    return PipelineTime(total, second.timeline, ends)
+    total = second.makespan + (second.makespan - first.makespan) * rounds
+    ends = tuple(end + (end - sooner) * rounds for sooner, end in zip(first.stage_ends, second.stage_ends, strict=True))
+    return SimulatedPipeline(total, second.timeline, ends)
 
 
 def pipeline_events(
     name: str, stages: Sequence[Sequence[ChunkPassTimes]], microbatches: int, ends: Sequence[float]
-) -> list[Event]:
+) -> list[TaskEvent]:
     """Return the passes and sends of one step as events, for drawing a timeline.
 
     Parameters
@@ -222,7 +223,7 @@ def pipeline_events(
 
     Returns
     -------
-    list of Event
+    list of TaskEvent
         Passes with start and end [s].
 
     Notes
@@ -230,22 +231,22 @@ def pipeline_events(
     With very many microbatches only a window of them is listed. One event of each stage represents the others, between
     the passes that fill the pipeline and those that drain it.
     """
-    played = pipeline_time(name, stages, microbatches)
-    by_stage: dict[str, list[Event]] = {}
+    played = simulate_pipeline(name, stages, microbatches)
+    by_stage: dict[str, list[TaskEvent]] = {}
     for event in played.timeline.events:
         by_stage.setdefault(event.task.resource, []).append(event)
     chunks = len(stages[0]) // SCHEDULES[name].replicas
     listed = len({event.task.name for event in by_stage["stage0"] if event.task.kind == "F"}) // chunks
     if listed == microbatches:
         return list(played.timeline.events)
-    events: list[Event] = []
+    events: list[TaskEvent] = []
     for stage, end in enumerate(ends):
         ordered = sorted(by_stage[f"stage{stage}"], key=lambda event: event.start)
         middle, later = ordered[: len(ordered) // 2], ordered[len(ordered) // 2 :]
         shift = end - ordered[-1].end
         others = Task(f"{microbatches - listed} more microbatches", f"stage{stage}", shift, (), "accumulate")
-        events += [*middle, Event(others, later[0].start, later[0].start + shift)]
-        events += [Event(event.task, event.start + shift, event.end + shift) for event in later]
+        events += [*middle, TaskEvent(others, later[0].start, later[0].start + shift)]
+        events += [TaskEvent(event.task, event.start + shift, event.end + shift) for event in later]
     return events
 
 
@@ -260,7 +261,7 @@ def _orders(name: str, depth: int, microbatches: int, chunks: int) -> tuple[tupl
 _PassKey = tuple[str, int, int, int]
 
 
-def _run(chosen: Schedule, stages: Sequence[Sequence[ChunkPassTimes]], microbatches: int) -> PipelineTime:
+def _run(chosen: Schedule, stages: Sequence[Sequence[ChunkPassTimes]], microbatches: int) -> SimulatedPipeline:
     """Simulate all passes and sends of a pipeline, without extrapolation."""
     depth, width = len(stages), len(stages[0])
     orders = _orders(chosen.name, depth, microbatches, width // chosen.replicas)
@@ -292,7 +293,7 @@ def _run(chosen: Schedule, stages: Sequence[Sequence[ChunkPassTimes]], microbatc
     for event in line.events[: len(passes)]:
         stage = int(event.task.resource.removeprefix("stage"))
         ends[stage] = max(ends[stage], event.end)
-    return PipelineTime(line.end, line, tuple(ends))
+    return SimulatedPipeline(line.end_time, line, tuple(ends))
 
 
 def _positions(orders: Sequence[Sequence[Sequence[SchedulePass]]]) -> dict[_PassKey, int]:
@@ -337,7 +338,7 @@ class _Neighbours:
             for path in chosen.chunk_paths(len(stages), len(stages[0]) // chosen.replicas)
             for pair in itertools.pairwise(path)
         ]
-        sends = {place: 0.0 if place[0] == after[0] else stages[place[0]][place[1]].send for place, after in steps}
+        sends = {place: 0.0 if place[0] == after[0] else stages[place[0]][place[1]].send_time for place, after in steps}
         return cls({after: place for place, after in steps}, dict(steps), sends)
 
     def source(self, action: SchedulePass, stage: int, position: dict[_PassKey, int]) -> tuple[int | None, float]:

@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from paleo.pricing.engine_gemm import roofline_with_overlap_loss
 from paleo.pricing.memory import smooth_maximum
-from paleo.specs.calibration import parameter
+from paleo.specs.calibration import calibrated_parameter
 
 if TYPE_CHECKING:
     from paleo.pricing.kernels import DeviceDatasheet
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 #: Ratio of the rate of 8-bit to that of 16-bit arithmetic; ratio of the bandwidth of caches, from which gathered keys
 #: are read again, to that of memory; rows of the narrowest matrix instruction.
-NARROW, CACHED, LEAST_HEADS = 2.0, 3.0, 16.0
+FP8_RATE_RATIO, CACHE_BANDWIDTH_RATIO, MIN_COMPUTED_HEADS = 2.0, 3.0, 16.0
 #: Queries for which a multiprocessor selects keys at once, one block each.
 QUERIES_PER_MULTIPROCESSOR = 2.0
 _PICOSECOND = 2.0**-40
@@ -50,33 +50,51 @@ _PICOSECOND = 2.0**-40
 class SparseAttentionParameters:
     """Calibrated parameters of one library's sparse-attention kernels on one device."""
 
-    launch_time: float = parameter("50 us", "0.5..1500 us", "launches of all kernels")
-    projection_peak_share: float = parameter("0.5", "0.02..1.2", "share of peak of projections")
-    bandwidth_share: float = parameter("0.7", "0.05..1.1", "share of the memory bandwidth of weights and keys")
-    attention_peak_share: float = parameter("0.3", "0.005..2", "share of peak of the attention over selected keys")
-    fp8_cache_attention_peak_share: float = parameter(
+    launch_time: float = calibrated_parameter("50 us", "0.5..1500 us", "launches of all kernels")
+    projection_peak_share: float = calibrated_parameter("0.5", "0.02..1.2", "share of peak of projections")
+    bandwidth_share: float = calibrated_parameter(
+        "0.7", "0.05..1.1", "share of the memory bandwidth of weights and keys"
+    )
+    attention_peak_share: float = calibrated_parameter(
+        "0.3", "0.005..2", "share of peak of the attention over selected keys"
+    )
+    fp8_cache_attention_peak_share: float = calibrated_parameter(
         "0.3", "0.005..2", "share of peak of the kernel that reads a cache in 8 bits"
     )
-    indexer_peak_share: float = parameter("0.4", "0.005..3", "share of the narrow peak of the indexer's scores")
-    selection_bandwidth_share: float = parameter(
+    indexer_peak_share: float = calibrated_parameter(
+        "0.4", "0.005..3", "share of the narrow peak of the indexer's scores"
+    )
+    selection_bandwidth_share: float = calibrated_parameter(
         "0.5", "0.00001..20", "share of the bandwidth at which scores are written"
     )
-    pass_bandwidth_share: float = parameter("0.5", "0.005..50", "share of the bandwidth of passes over tokens")
-    search_picoseconds_per_key: float = parameter(
+    pass_bandwidth_share: float = calibrated_parameter(
+        "0.5", "0.005..50", "share of the bandwidth of passes over tokens"
+    )
+    search_picoseconds_per_key: float = calibrated_parameter(
         "100", "0.001..100000", "picoseconds of each key that a query's search passes"
     )
-    search_start_time: float = parameter("5 us", "0.001..100 us", "start of a query's search")
-    cycles_per_key: float = parameter("1 cycle", "0.0001..50", "cycles of a block of the indexer for each of its keys")
-    fp8_launch_time: float = parameter("20 us", "0.01..2000 us", "launches more with weights in 8 bits")
-    fp4_launch_time: float = parameter("20 us", "0.01..2000 us", "launches more with weights in 4 bits")
-    fp8_cache_launch_time: float = parameter("20 us", "0.01..2000 us", "launches more with a cache in 8 bits")
-    indexer_launch_time: float = parameter("20 us", "0.01..2000 us", "launches of indexer and selection")
-    dense_launch_time: float = parameter("20 us", "0.01..2000 us", "launches more of attention over all keys")
-    launch_norm_order: float = parameter("2", "1..10", "order of the norm of launches and device time; 1: their sum")
-    picoseconds_per_pair: float = parameter(
+    search_start_time: float = calibrated_parameter("5 us", "0.001..100 us", "start of a query's search")
+    cycles_per_key: float = calibrated_parameter(
+        "1 cycle", "0.0001..50", "cycles of a block of the indexer for each of its keys"
+    )
+    fp8_launch_time: float = calibrated_parameter("20 us", "0.01..2000 us", "launches more with weights in 8 bits")
+    fp4_launch_time: float = calibrated_parameter("20 us", "0.01..2000 us", "launches more with weights in 4 bits")
+    fp8_cache_launch_time: float = calibrated_parameter(
+        "20 us", "0.01..2000 us", "launches more with a cache in 8 bits"
+    )
+    indexer_launch_time: float = calibrated_parameter("20 us", "0.01..2000 us", "launches of indexer and selection")
+    dense_launch_time: float = calibrated_parameter(
+        "20 us", "0.01..2000 us", "launches more of attention over all keys"
+    )
+    launch_norm_order: float = calibrated_parameter(
+        "2", "1..10", "order of the norm of launches and device time; 1: their sum"
+    )
+    picoseconds_per_pair: float = calibrated_parameter(
         "0.1", "0.00001..100", "picoseconds of each pair of a query and any key of the batch"
     )
-    time_per_sequence: float = parameter("0.02 us", "0.0001..20 us", "time of each sequence with several new tokens")
+    time_per_sequence: float = calibrated_parameter(
+        "0.02 us", "0.0001..20 us", "time of each sequence with several new tokens"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +144,10 @@ def sparse_attention_time(work: SparseWork, device: DeviceDatasheet, parameters:
     """
     p, peak, bandwidth = parameters, device.peak_flops_per_s, device.memory_bandwidth
     streamed = p.bandwidth_share * bandwidth
-    product_peak = p.projection_peak_share * peak * np.where(work.weight_element_bytes < 2.0, NARROW, 1.0)
+    product_peak = p.projection_peak_share * peak * np.where(work.weight_element_bytes < 2.0, FP8_RATE_RATIO, 1.0)
     rate = np.where(work.reads_8_bit_cache, p.fp8_cache_attention_peak_share, p.attention_peak_share) * peak
     scores = roofline_with_overlap_loss(
-        work.score_flops / (p.indexer_peak_share * NARROW * peak), work.index_bytes / streamed
+        work.score_flops / (p.indexer_peak_share * FP8_RATE_RATIO * peak), work.index_bytes / streamed
     )
     occupied = work.searching_queries / (QUERIES_PER_MULTIPROCESSOR * device.multiprocessors)
     waves = 0.5 * np.ceil(occupied) + 0.5 * np.maximum(occupied, np.minimum(work.searching_queries, 1.0))
@@ -138,7 +156,7 @@ def sparse_attention_time(work: SparseWork, device: DeviceDatasheet, parameters:
         roofline_with_overlap_loss(scores, work.scored_entries * p.cycles_per_key / device.clock_hz),
         work.score_bytes / (p.selection_bandwidth_share * bandwidth)
         + waves * (p.search_start_time + work.entries_per_search * p.search_picoseconds_per_key * _PICOSECOND),
-        roofline_with_overlap_loss(work.attention_flops / rate, work.key_bytes / (CACHED * streamed)),
+        roofline_with_overlap_loss(work.attention_flops / rate, work.key_bytes / (CACHE_BANDWIDTH_RATIO * streamed)),
         work.pass_bytes / (p.pass_bandwidth_share * bandwidth),
         work.query_key_pairs * p.picoseconds_per_pair * _PICOSECOND,
         work.sequences * p.time_per_sequence,

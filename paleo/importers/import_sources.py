@@ -14,30 +14,31 @@ from pathlib import Path
 from typing import Any
 
 from paleo.errors import SpecError, suggest_names
-from paleo.importers._library_models import known_to_library, trace_library_model
-from paleo.importers.configuration import FAMILIES as FAMILIES
-from paleo.importers.configuration import (
+from paleo.importers._transformers_models import is_transformers_family, trace_library_model
+from paleo.importers.model_file import RECOGNISED, UNRECOGNISED, validated_yaml
+from paleo.importers.onnx import MAX_DIM_SIZE
+from paleo.importers.onnx import model_file_of_onnx as onnx_mapping
+from paleo.importers.torch import InputSpec, build_module, load_module, model_file_of_module, parse_input
+from paleo.importers.torch_modules import import_torch
+from paleo.importers.transformers_configuration import FAMILY_READERS as FAMILIES
+from paleo.importers.transformers_configuration import (
     INDEXER_FAMILIES,
     Config,
     ModelMapping,
-    UnreadHeadError,
+    UnsupportedHeadError,
     indexer_key_count,
     read_config,
 )
-from paleo.importers.model_file import RECOGNISED, UNRECOGNISED, validated_yaml
-from paleo.importers.onnx import MAX_DIM_SIZE
-from paleo.importers.onnx import from_onnx as onnx_mapping
-from paleo.importers.torch import InputSpec, build_module, from_module, load_module, parse_input, torch_module
-from paleo.importers.weight_formats import configured_format
+from paleo.importers.weight_formats import configured_weight_format
 from paleo.layers.imported_layers import OpaqueOperation
 from paleo.network.graph import Graph, build_graph
-from paleo.operations.tensor import precision
+from paleo.operations.tensor import default_precision
 from paleo.specs.loading import parse_yaml
 from paleo.specs.model import ModelSpec, build_model_spec
 from paleo.units import checked_count, format_quantity, parse_whole_number
 
 
-def from_config(path: str | Path, *, seq: int | None = None) -> ModelMapping:
+def model_file_of_config(path: str | Path, *, seq: int | None = None) -> ModelMapping:
     """Convert a configuration of transformers to the content of a model file.
 
     Parameters
@@ -73,7 +74,7 @@ def from_config(path: str | Path, *, seq: int | None = None) -> ModelMapping:
         raise _unknown_family_error(config)
     try:
         model = FAMILIES[str(kind)](config) if by_hand else trace_library_model(config, seq)
-    except UnreadHeadError as head:
+    except UnsupportedHeadError as head:
         if not _in_library(kind):
             raise SpecError(f"{config.path}: architectures: {head} is read with transformers installed") from None
         model = trace_library_model(config, seq)
@@ -87,16 +88,16 @@ def from_config(path: str | Path, *, seq: int | None = None) -> ModelMapping:
         "title": f"{kind} imported from {config.path}",
         "task": model.pop("task"),
         "source": source,
-        **({"released": released} if (released := configured_format(config)) else {}),
+        **({"released": released} if (released := configured_weight_format(config)) else {}),
     } | without_title
 
 
 def _in_library(kind: object) -> bool:
-    """Return True if transformers knows a family.
+    """Return True if the transformers library knows a model family (``model_type``).
 
-    It is only asked if needed, because the library loads slowly.
+    The library is only asked if needed, because the library loads slowly.
     """
-    return isinstance(kind, str) and known_to_library(kind)
+    return isinstance(kind, str) and is_transformers_family(kind)
 
 
 def _unknown_family_error(config: Config) -> SpecError:
@@ -111,7 +112,7 @@ def _unknown_family_error(config: Config) -> SpecError:
 
 @dataclass(frozen=True, slots=True)
 class ImportedModel:
-    """Imported network: the text of its model file, the parsed model, and its graph for a batch of one."""
+    """Imported network: text of the model file, parsed model, and layer graph for a batch of one."""
 
     text: str
     model: ModelSpec
@@ -120,12 +121,12 @@ class ImportedModel:
     @property
     def unknown_functions(self) -> tuple[str, ...]:
         """Names of the source's functions for which Paleo has no layer."""
-        return tuple(sorted({operation.label for operation in self._unmodelled()}))
+        return tuple(sorted({operation.function_name for operation in self._unmodelled()}))
 
     @property
     def functions_without_flops(self) -> tuple[str, ...]:
         """Names of the source's functions whose time follows from their bytes alone, as their FLOP are unknown."""
-        return tuple(sorted({op.label for op in self._unmodelled() if not op.flops_per_element}))
+        return tuple(sorted({op.function_name for op in self._unmodelled() if not op.flops_per_element}))
 
     def _unmodelled(self) -> list[OpaqueOperation]:
         operations = (operation for node in self.graph.nodes for operation in node.operations)
@@ -133,7 +134,7 @@ class ImportedModel:
 
     @property
     def assumptions(self) -> str:
-        """Sentences from the model's notes on what the tracer assumed.
+        """Assumptions of the import, as sentences from the model's notes.
 
         The text is empty if the network was read without tracing.
         """
@@ -143,7 +144,7 @@ class ImportedModel:
     @property
     def flops(self) -> float:
         """FLOP of the forward pass of one sample [FLOP]."""
-        formats = precision("fp32")
+        formats = default_precision("fp32")
         kernels = (
             (node.repeat, k) for node in self.graph.nodes for op in node.operations for k in op.forward_kernels(formats)
         )
@@ -205,7 +206,7 @@ def import_network(
     _check_loss(loss)
     if kind not in _READERS:
         raise SpecError(f"cannot import {kind!r}; {suggest_names(kind, _READERS)}")
-    return imported_mapping(_READERS[kind](source, inputs, dict(sizes or {}), loss))
+    return imported_model(_READERS[kind](source, inputs, dict(sizes or {}), loss))
 
 
 def _check_loss(loss: str) -> None:
@@ -214,8 +215,8 @@ def _check_loss(loss: str) -> None:
         raise SpecError(f"--loss {loss!r}: expected auto or none")
 
 
-def imported_mapping(mapping: Mapping[str, Any], name: str = "imported.yaml") -> ImportedModel:
-    """Return the imported network that the content of a model file describes, after writing and reading it.
+def imported_model(mapping: Mapping[str, Any], name: str = "imported.yaml") -> ImportedModel:
+    """Convert the content of a model file to an imported network, by writing the content as YAML and parsing it.
 
     Parameters
     ----------
@@ -235,7 +236,7 @@ def imported_mapping(mapping: Mapping[str, Any], name: str = "imported.yaml") ->
 
 
 def parse_inputs(texts: Sequence[str]) -> list[InputSpec]:
-    """Parse the shapes of a torch module's inputs, before any of its code runs.
+    """Parse the input shapes of a torch module, before any module code runs.
 
     Parameters
     ----------
@@ -259,13 +260,13 @@ def parse_inputs(texts: Sequence[str]) -> list[InputSpec]:
 
 def _torch(source: str, inputs: Sequence[str], sizes: dict[str, int], loss: str) -> dict[str, Any]:
     specs = parse_inputs(inputs)
-    return from_module(load_module(source), specs, title=source, source=f"torch module {source}", loss=loss)
+    return model_file_of_module(load_module(source), specs, title=source, source=f"torch module {source}", loss=loss)
 
 
 _READERS: dict[str, Callable[[str, Sequence[str], dict[str, int], str], dict[str, Any]]] = {
     "torch": _torch,
     "onnx": lambda source, inputs, sizes, loss: onnx_mapping(source, sizes=sizes, loss=loss),
-    "hf": lambda source, inputs, sizes, loss: from_config(source, seq=sizes.get("seq")),
+    "hf": lambda source, inputs, sizes, loss: model_file_of_config(source, seq=sizes.get("seq")),
 }
 
 
@@ -294,16 +295,16 @@ def from_torch(module: Any, inputs: Any, *, loss: str = "auto") -> ModelSpec:
     SpecError
         If the module cannot be traced.
     """
-    torch = torch_module()
+    torch = import_torch()
     _check_loss(loss)
     specs = _specs(torch, inputs)
     ready = isinstance(module, torch.nn.Module)
     built = module if ready else build_module(module, getattr(module, "__name__", "factory"))
-    return from_module_import(built, specs, loss=loss).model
+    return import_torch_module(built, specs, loss=loss).model
 
 
 def from_hf(config: str | Path, *, seq: int | None = None) -> ModelSpec:
-    """Make a model from a configuration of transformers; nothing is downloaded and none of its code runs.
+    """Convert a config.json of the transformers library to a model; nothing is downloaded, no model code runs.
 
     Parameters
     ----------
@@ -356,7 +357,7 @@ def from_onnx(file: str | Path, *, sizes: Mapping[str, int] | None = None, loss:
     return import_network("onnx", str(file), sizes=stated, loss=loss).model
 
 
-def from_module_import(module: Any, inputs: Sequence[InputSpec], *, loss: str = "auto") -> ImportedModel:
+def import_torch_module(module: Any, inputs: Sequence[InputSpec], *, loss: str = "auto") -> ImportedModel:
     """Import a torch module that is already built.
 
     Parameters
@@ -373,7 +374,7 @@ def from_module_import(module: Any, inputs: Sequence[InputSpec], *, loss: str = 
     ImportedModel
         The model, its text and its graph.
     """
-    return imported_mapping(from_module(module, inputs, loss=loss), f"{type(module).__name__}.yaml")
+    return imported_model(model_file_of_module(module, inputs, loss=loss), f"{type(module).__name__}.yaml")
 
 
 def _specs(torch: Any, inputs: Any) -> list[InputSpec]:

@@ -78,10 +78,10 @@ def cut_into_stages(
     return _cut_balanced(program, weights, stages)
 
 
-def cuttable_layer_counts(program: Program) -> list[int]:
-    """Count the layers of each section that a user's cut distributes.
+def layer_counts_for_cut(program: Program) -> list[int]:
+    """Count the layers of each section that a user-stated pipeline cut distributes over chunks.
 
-    These are the layers of repeated blocks. If nothing repeats, each section counts as one layer.
+    A cut distributes the layers of repeated blocks. If nothing repeats, each section counts as one layer.
 
     Parameters
     ----------
@@ -98,12 +98,12 @@ def cuttable_layer_counts(program: Program) -> list[int]:
 
 
 def _cut_as_stated(program: Program, layers: Sequence[int]) -> list[ModelChunk]:
-    """Cut into pieces with stated numbers of layers.
+    """Cut a network into pipeline chunks whose numbers of layers the user states.
 
     Sections between layers are on the piece of the layer before them, sections before the first layer on that of the
     first. A first or last piece of 0 layers holds the sections before the first or after the last layer.
     """
-    counts = cuttable_layer_counts(program)
+    counts = layer_counts_for_cut(program)
     if sum(layers) != sum(counts):
         stated = f"pipeline.cut {list(layers)}: adds up to {sum(layers)} layers"
         raise PlanError(f"{stated}; the network has {sum(counts)} to divide")
@@ -127,7 +127,7 @@ def _cut_as_stated(program: Program, layers: Sequence[int]) -> list[ModelChunk]:
 
 
 def _check_empty(program: Program, layers: Sequence[int], counts: Sequence[int]) -> None:
-    """Raise PlanError for a piece without any section."""
+    """Raise PlanError if a pipeline chunk would contain no layer at all."""
     if 0 in layers[1:-1]:
         raise PlanError(f"pipeline.cut {list(layers)}: only the first and the last piece may be without layers")
     for place, section, name in ((0, counts[0], "first"), (-1, counts[-1], "last")):
@@ -137,7 +137,7 @@ def _check_empty(program: Program, layers: Sequence[int], counts: Sequence[int])
             )
 
 
-def balanced_cut(program: Program, weights: Sequence[float], stages: Sequence[int]) -> tuple[int, ...]:
+def balanced_chunk_layers(program: Program, weights: Sequence[float], stages: Sequence[int]) -> tuple[int, ...]:
     """Return the number of layers of each model chunk for which the slowest stage is as fast as possible.
 
     Among equal cuts, earlier chunks are the lighter ones.
@@ -161,7 +161,10 @@ def balanced_cut(program: Program, weights: Sequence[float], stages: Sequence[in
 
 @lru_cache(maxsize=2**16)
 def _balanced_layers(runs: tuple[tuple[float, int, int], ...], stages: tuple[int, ...]) -> tuple[int, ...]:
-    """Compute `balanced_cut` from the result of `_units`; cached, as a search asks for the same units many times."""
+    """Compute the chunk sizes of `balanced_chunk_layers` from the units of `_units`.
+
+    Results are cached, as a plan search asks for the same units many times.
+    """
     units = [(weight, count) for weight, count, times in runs for _ in range(times)]
     if len(units) < len(stages):
         return ()
@@ -196,13 +199,13 @@ def slowest_stage_time(
 
 
 def _units(program: Program, weights: Sequence[float]) -> tuple[tuple[float, int, int], ...]:
-    """List the units that a cut may separate, as (weight, layers, repetitions).
+    """List the units between which a pipeline cut may fall, as (weight, layers, repetitions).
 
-    They are the sections before the first layer, each layer with the sections after it, and the sections after the last
-    layer.
+    Units are the sections before the first layer, each layer with the sections after it, and the sections after the
+    last layer.
     """
     units: list[tuple[float, int, int]] = []
-    counts = cuttable_layer_counts(program)
+    counts = layer_counts_for_cut(program)
     last = max((index for index, count in enumerate(counts) if count), default=-1)
     for index, (section, count) in enumerate(zip(program.sections, counts, strict=True)):
         if count:
@@ -217,7 +220,9 @@ def _units(program: Program, weights: Sequence[float]) -> tuple[tuple[float, int
 
 
 def _balanced_ends(weights: Sequence[float], stages: Sequence[int], *, early: bool = False) -> tuple[int, ...]:
-    """Return the ends of contiguous chunks with the lightest heaviest stage, then the lightest heaviest chunk.
+    """Cut a list of weights into contiguous chunks that minimise the weight of the heaviest pipeline stage.
+
+    Returns the end index of each chunk. Among equal cuts the heaviest chunk is minimised.
 
     Chunks that are balanced one by one are taken, unless a stage gets lighter by sharing out its weight over its
     chunks, or all chunks have equally many units. Units that do not divide evenly are on later chunks, or with
@@ -238,7 +243,9 @@ def _loads(weights: npt.ArrayLike, ends: Sequence[int], stages: Sequence[int]) -
 
 @lru_cache(maxsize=2**14)
 def _least_filled(weights: tuple[float, ...], stages: tuple[int, ...], early: bool) -> tuple[int, ...]:
-    """Return the ends of chunks that are filled up to the least weight per stage that suffices.
+    """Cut weights into chunks by finding the smallest weight limit per stage that all chunks can respect.
+
+    Returns the end index of each chunk.
 
     Pieces are filled from the back, so that the output layer is placed before the layers that make up for it. The least
     weight is found by bisection, between the weight that a filling reaches and the next larger one. Where stages can be
@@ -263,23 +270,24 @@ def _least_filled(weights: tuple[float, ...], stages: tuple[int, ...], early: bo
 
 
 def _running_sums(weights: Sequence[float]) -> list[float]:
-    """Return cumulative weights, each rounded once."""
+    """Return the cumulative sums of weights, in extended precision and rounded once to float64."""
     sums: list[float] = np.cumsum(weights, dtype=np.longdouble).astype(float).tolist()
     return sums
 
 
 def _mirrored(ends: Sequence[int]) -> list[int]:
-    """Convert ends of chunks that were counted from the back to ends counted from the front."""
+    """Convert chunk ends of a reversed list of layers to chunk ends of the list in forward order."""
     return [ends[-1] - end for end in (0, *ends[:-1])][::-1]
 
 
 def _fill_chunks(
     sums: Sequence[float], stages: Sequence[int], most: float, *, even: bool = False
 ) -> tuple[list[int], float, float]:
-    """Fill pieces one after another so that no stage exceeds a weight, where that is possible.
+    """Fill pipeline chunks in order, so that no stage exceeds the weight limit ``most`` where possible.
 
-    A piece takes its share of what its stage has left, and at least one unit; the last piece takes all that is left.
-    With ``even`` it stops where it holds the mean of the pieces that are not yet filled.
+    ``sums`` are cumulative weights of the units, ``stages`` the stage of each chunk. A chunk takes its share
+    of what its stage has left, and at least one unit; the last chunk takes all that is left. With ``even`` a chunk
+    stops at the mean weight of the chunks that are not yet filled.
 
     Returns
     -------
@@ -310,7 +318,7 @@ def _fill_chunks(
 
 
 def cut_by_flops(program: Program, pieces: int) -> list[ModelChunk]:
-    """Cut a network by the FLOP of its products with weights, as nanotron does.
+    """Cut a network into pipeline chunks by the FLOP of its matrix products with weights, as nanotron does.
 
     A piece takes layers until the cumulative FLOP exceed its share of the total. So earlier pieces have more work, and
     the output layer counts. If that leaves a piece empty, `cut_into_stages` is used.
@@ -327,7 +335,7 @@ def cut_by_flops(program: Program, pieces: int) -> list[ModelChunk]:
     list of ModelChunk
         Sections and numbers of layers of each piece.
     """
-    work = [weight_product_flops(section) for section in program.sections]
+    work = [weight_gemm_flops(section) for section in program.sections]
     total = sum(flops * section.repeat for flops, section in zip(work, program.sections, strict=True))
     filled: list[list[int]] = [[]]
     done = 0.0
@@ -341,8 +349,8 @@ def cut_by_flops(program: Program, pieces: int) -> list[ModelChunk]:
     return [_as_chunk(piece) for piece in filled] if complete else cut_into_stages(program, work, range(pieces))
 
 
-def weight_product_flops(section: Section) -> float:
-    """Return the forward FLOP of one layer's products with weights, without those of attention's core.
+def weight_gemm_flops(section: Section) -> float:
+    """Return the forward FLOP of one layer's matrix products with weights (attention scores and values excluded).
 
     Parameters
     ----------
@@ -359,7 +367,7 @@ def weight_product_flops(section: Section) -> float:
 
 
 def _cut_evenly(program: Program, block: int, pieces: int) -> list[ModelChunk]:
-    """Cut so that each piece has equally many layers of a block."""
+    """Cut a network so that each pipeline chunk has equally many layers of one repeated block."""
     layers = program.sections[block].repeat // pieces
     chunks: list[list[tuple[int, int]]] = [[(block, layers)] for _ in range(pieces)]
     chunks[0][:0] = [(i, program.sections[i].repeat) for i in range(block)]
@@ -368,7 +376,7 @@ def _cut_evenly(program: Program, block: int, pieces: int) -> list[ModelChunk]:
 
 
 def _cut_balanced(program: Program, weights: Sequence[float], stages: Sequence[int]) -> list[ModelChunk]:
-    """Cut into contiguous pieces whose heaviest stage is as light as possible.
+    """Cut a network into contiguous pipeline chunks that minimise the time of the slowest stage.
 
     The output layer and its loss stay together: on another stage the loss would receive all logits (Megatron's
     account_for_loss_in_pipeline_split also counts both as one layer). Layers that do not divide evenly are on earlier
@@ -384,9 +392,9 @@ def _cut_balanced(program: Program, weights: Sequence[float], stages: Sequence[i
 
 
 def _balanced_units(program: Program, weights: Sequence[float]) -> list[tuple[tuple[int, ...], float]]:
-    """List the units that a balanced cut may separate, as positions of sections with their weight, layer by layer.
+    """List the units between which a balanced pipeline cut may fall, as (section indices, weight [s]).
 
-    The last layer with parameters and the sections after it are one unit.
+    Each layer is a unit. The last layer with parameters and the sections after it are one unit.
     """
     holders = [index for index, section in enumerate(program.sections) if section.parameter_count]
     last = max([*holders, *(tie.reader_section for tie in program.tied_parameters)], default=len(program.sections) - 1)
@@ -402,8 +410,8 @@ def _as_chunk(piece: list[int]) -> ModelChunk:
 
 
 #: Layers of a piece: position of the section, and the range of its layer numbers in the network.
-ChunkLayers = list[tuple[int, range]]
-Mask = npt.NDArray[np.bool_]
+ChunkLayerIndices = list[tuple[int, range]]
+SectionMask = npt.NDArray[np.bool_]
 Array = npt.NDArray[np.float64]
 RECOMPUTE_POLICIES = ("none", "selective", "full")
 
@@ -421,17 +429,17 @@ class _Policy(NamedTuple):
 class RecomputePolicies(NamedTuple):
     """Recompute policy of every section, as arrays of shape (sections,) or (sections, configurations).
 
-    ``full`` is True where the whole layer is recomputed, ``attention_core`` where only its attention core is.
+    ``is_full`` is True where the whole layer is recomputed, ``is_attention_core`` where only its attention core is.
     ``layers_per_checkpoint`` is the number of layers that are checkpointed together.
     """
 
-    full: Mask
-    attention_core: Mask
+    is_full: SectionMask
+    is_attention_core: SectionMask
     layers_per_checkpoint: Array
 
     @classmethod
     def from_program(cls, program: Program) -> RecomputePolicies:
-        """Read the policies from a program.
+        """Read the recompute policy of every section (run of equal layers) from a lowered program.
 
         Parameters
         ----------
@@ -444,7 +452,7 @@ class RecomputePolicies(NamedTuple):
             Policies.
         """
         hows = np.array([section.recompute_policy for section in program.sections])
-        groups = np.array([section.recompute_group for section in program.sections], dtype=np.float64)
+        groups = np.array([section.layers_per_checkpoint for section in program.sections], dtype=np.float64)
         return cls(hows == "full", hows == "selective", groups)
 
     @classmethod
@@ -464,7 +472,7 @@ class RecomputePolicies(NamedTuple):
             Policies, arrays of shape (sections,).
         """
         policies = cls.for_each_section(len(repeat), how)
-        return policies._replace(full=policies.full & fully_recomputed(repeat))
+        return policies._replace(is_full=policies.is_full & full_recompute_mask(repeat))
 
     @classmethod
     def for_each_section(cls, sections: int, how: str) -> RecomputePolicies:
@@ -501,28 +509,32 @@ class RecomputePolicies(NamedTuple):
         RecomputePolicies
             Policies, arrays of shape (sections, configurations).
         """
-        whole = fully_recomputed(repeat)[:, None] & (hows == RECOMPUTE_POLICIES.index("full"))
+        whole = full_recompute_mask(repeat)[:, None] & (hows == RECOMPUTE_POLICIES.index("full"))
         core = np.broadcast_to(hows == RECOMPUTE_POLICIES.index("selective"), whole.shape)
         return cls(whole, core, np.ones(whole.shape))
 
-    def with_trailing_axes(self, axes: int) -> tuple[Mask, Mask, Array]:
+    def with_trailing_axes(self, axes: int) -> tuple[SectionMask, SectionMask, Array]:
         """Add trailing axes of length 1, so that the policies broadcast with arrays of more dimensions.
 
         Parameters
         ----------
         axes : int
-            Number of dimensions.
+            Number of dimensions of each returned array.
 
         Returns
         -------
-        tuple[Mask, Mask, Array]
-            (``full``, ``core``, ``group``) with trailing axes.
+        tuple[SectionMask, SectionMask, Array]
+            (``full``, ``add_attention_core``, ``layers_per_checkpoint``) with trailing axes.
         """
-        shape = self.full.shape + (1,) * (axes - self.full.ndim)
-        return self.full.reshape(shape), self.attention_core.reshape(shape), self.layers_per_checkpoint.reshape(shape)
+        shape = self.is_full.shape + (1,) * (axes - self.is_full.ndim)
+        return (
+            self.is_full.reshape(shape),
+            self.is_attention_core.reshape(shape),
+            self.layers_per_checkpoint.reshape(shape),
+        )
 
 
-def fully_recomputed(repeat: Array) -> Mask:
+def full_recompute_mask(repeat: Array) -> SectionMask:
     """Find the sections that full recomputation runs again: repeated blocks, or all sections if nothing repeats.
 
     Parameters
@@ -539,7 +551,7 @@ def fully_recomputed(repeat: Array) -> Mask:
     return blocks if blocks.any() else np.ones_like(blocks)
 
 
-def recomputed_sections(program: Program) -> Mask:
+def full_recompute_sections(program: Program) -> SectionMask:
     """Find the sections of a program that full recomputation runs again.
 
     Sections that were split by policy count as one section.
@@ -557,10 +569,10 @@ def recomputed_sections(program: Program) -> Mask:
     layers: Counter[str] = Counter()
     for section in program.sections:
         layers[section.name] += section.repeat
-    return fully_recomputed(np.array([layers[section.name] for section in program.sections]))
+    return full_recompute_mask(np.array([layers[section.name] for section in program.sections]))
 
 
-def kernel_runs(section: Section, counted: CountedKernel) -> float:
+def kernel_runs_per_microbatch(section: Section, counted: CountedKernel) -> float:
     """Return how often a kernel runs per microbatch: recomputed forward kernels run more than once.
 
     Parameters
@@ -600,14 +612,14 @@ def with_recompute_policy(program: Program, how: str) -> Program:
     Program
         Copy with this policy.
     """
-    whole = recomputed_sections(program)
+    whole = full_recompute_sections(program)
     hows = [how if how != "full" or blocks else "none" for blocks in whole]
     sections = (replace(section, recompute_policy=each) for section, each in zip(program.sections, hows, strict=True))
     return replace(program, sections=tuple(sections))
 
 
-def recompute_summary(run: Run) -> str:
-    """Describe the recomputation of a run in short.
+def recompute_description(run: Run) -> str:
+    """Describe the activation recomputation of a run in a few words, for tables and messages.
 
     Parameters
     ----------
@@ -666,8 +678,8 @@ def has_mixed_recompute(run: Run) -> bool:
     return bool(names) and not run.forward_only
 
 
-def policy_shares(program: Program, run: Run, pieces: int) -> dict[str, Array]:
-    """Return the share of each section's layers that each recompute policy applies to, before the network is cut.
+def recompute_policy_shares(program: Program, run: Run, pieces: int) -> dict[str, Array]:
+    """Return, per recompute policy, the share of each section's layers under that policy, before the pipeline cut.
 
     If a run recomputes N layers of each piece, these count as their share of all layers.
 
@@ -691,14 +703,14 @@ def policy_shares(program: Program, run: Run, pieces: int) -> dict[str, Array]:
         return {
             how: np.array([np.mean([p.mode == how for p in each]) for each in policies]) for how in RECOMPUTE_POLICIES
         }
-    whole = recomputed_sections(program)
+    whole = full_recompute_sections(program)
     layers = sum(section.repeat for section, blocks in zip(sections, whole, strict=True) if blocks)
     share = 1.0 if run.recompute.layers is None else min(1.0, run.recompute.layers * pieces / layers)
     full = share * whole.astype(np.float64)
     return {"none": 1.0 - full, "full": full}
 
 
-class SplitProgram(NamedTuple):
+class PolicySplitProgram(NamedTuple):
     """Program whose sections are split so that each has one recompute policy.
 
     ``model_chunks`` are the pieces of the pipeline in terms of the new sections. ``original_sections`` is the position
@@ -710,7 +722,7 @@ class SplitProgram(NamedTuple):
     original_sections: list[int]
 
 
-def split_by_policy(program: Program, pieces: Sequence[ModelChunk], run: Run) -> SplitProgram:
+def split_by_recompute_policy(program: Program, pieces: Sequence[ModelChunk], run: Run) -> PolicySplitProgram:
     """Split sections whose layers are recomputed differently, so that each section has one policy.
 
     Parameters
@@ -724,7 +736,7 @@ def split_by_policy(program: Program, pieces: Sequence[ModelChunk], run: Run) ->
 
     Returns
     -------
-    SplitProgram
+    PolicySplitProgram
         The divided program with its pieces.
 
     Raises
@@ -732,7 +744,7 @@ def split_by_policy(program: Program, pieces: Sequence[ModelChunk], run: Run) ->
     PlanError
         If the run recomputes more layers than a piece has.
     """
-    whole = recomputed_sections(program)
+    whole = full_recompute_sections(program)
     layers = [list(_piece_policies(program, run, piece, whole)) for piece in _numbered(pieces)]
     _check_layers(run, max(sum(whole[section] for section, _ in piece) for piece in layers))
     kinds = sorted(dict.fromkeys(kind for piece in layers for kind in piece), key=lambda kind: kind[0])
@@ -744,7 +756,7 @@ def split_by_policy(program: Program, pieces: Sequence[ModelChunk], run: Run) ->
             program.sections[section],
             repeat=times,
             recompute_policy=policy.mode,
-            recompute_group=policy.layers_per_checkpoint,
+            layers_per_checkpoint=policy.layers_per_checkpoint,
         )
         for (section, policy), times in zip(kinds, count, strict=True)
     )
@@ -754,13 +766,13 @@ def split_by_policy(program: Program, pieces: Sequence[ModelChunk], run: Run) ->
         for tie in program.tied_parameters
     )
     chunks = [tuple((number[kind], piece.count(kind)) for kind in kinds if kind in piece) for piece in layers]
-    return SplitProgram(
+    return PolicySplitProgram(
         replace(program, sections=tuple(sections), tied_parameters=tuple(ties)), chunks, [k for k, _ in kinds]
     )
 
 
-def most_recomputable_layers(program: Program, pieces: Sequence[ModelChunk]) -> int:
-    """Return the largest number of layers on one piece that full recomputation applies to.
+def max_recomputable_layers(program: Program, pieces: Sequence[ModelChunk]) -> int:
+    """Return the largest number of layers in one pipeline chunk that full recomputation can apply to.
 
     Parameters
     ----------
@@ -774,12 +786,12 @@ def most_recomputable_layers(program: Program, pieces: Sequence[ModelChunk]) -> 
     int
         Number of layers.
     """
-    whole = recomputed_sections(program)
+    whole = full_recompute_sections(program)
     return max(sum(layers for section, layers in piece if whole[section]) for piece in pieces)
 
 
-def _numbered(pieces: Sequence[ModelChunk]) -> Iterator[ChunkLayers]:
-    """Yield each model chunk with the indices of its layers within their sections."""
+def _numbered(pieces: Sequence[ModelChunk]) -> Iterator[ChunkLayerIndices]:
+    """Yield each pipeline chunk as (section index, range of layer indices in that section) pairs."""
     done: dict[int, int] = {}
     for piece in pieces:
         numbered = []
@@ -790,7 +802,9 @@ def _numbered(pieces: Sequence[ModelChunk]) -> Iterator[ChunkLayers]:
         yield numbered
 
 
-def _piece_policies(program: Program, run: Run, piece: ChunkLayers, whole: Mask) -> Iterator[tuple[int, _Policy]]:
+def _piece_policies(
+    program: Program, run: Run, piece: ChunkLayerIndices, whole: SectionMask
+) -> Iterator[tuple[int, _Policy]]:
     """Yield (section, recompute policy) of each layer of a model chunk, in order."""
     if run.recompute.by_layer:
         policies = _by_layer(program, run)
@@ -827,7 +841,10 @@ def _by_layer(program: Program, run: Run) -> list[list[_Policy]]:
 
 
 def _names(program: Program) -> Iterator[tuple[int, int, str]]:
-    """Yield section, number and name of every layer: ``block.0``, ``block.1``, …, or the name of a single layer."""
+    """Yield (section index, layer index, layer name) of every layer, with names ``block.0``, ``block.1``, ….
+
+    A layer outside repeated blocks keeps the name of its section.
+    """
     for index, section in enumerate(program.sections):
         for layer in range(section.repeat):
             yield index, layer, section.name if section.repeat == 1 else f"{section.name}.{layer}"

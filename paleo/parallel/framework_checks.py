@@ -1,8 +1,8 @@
 """Check of a parallelisation plan against what its framework can run.
 
-Quantities of a network, a run and a plan are collected by the names of `paleo.specs.abilities.CONDITION_QUANTITIES`. A
-framework's restrictions are conditions over these quantities. Quantities may be arrays, so that a search checks all
-configurations at once.
+Quantities of a network, a run and a plan are collected by the names of
+`paleo.specs.framework_capabilities.CONDITION_QUANTITIES`. A framework's restrictions are conditions over these
+quantities. Quantities may be arrays, so that a search checks all configurations at once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from paleo.parallel.placement import AXES
-from paleo.specs.abilities import FrameworkAbilities, FrameworkRestriction, load_framework
+from paleo.specs.framework_capabilities import FrameworkAbilities, FrameworkRestriction, load_framework
 from paleo.specs.software import load_software
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from paleo.specs.software import SoftwareProfile
     from paleo.specs.system import System
 
-Quantities = Mapping[str, Any]
+PlanQuantities = Mapping[str, Any]
 #: Formats with scales; a framework may lack some of their recipes.
 _SCALED = ("fp8", "fp4")
 
@@ -97,7 +97,7 @@ def run_quantities(run: Run, system: System, software: SoftwareProfile, dtype: s
     Returns
     -------
     dict of str to Any
-        Values by the names of `paleo.specs.abilities.CONDITION_QUANTITIES`.
+        Values by the names of `paleo.specs.framework_capabilities.CONDITION_QUANTITIES`.
     """
     parts = {part.strip() for part in run.offload.states.split(",")}
     offloaded = {f"offload_{part}": int(part in parts) for part in ("optimizer", "gradients", "parameters")}
@@ -112,7 +112,7 @@ def run_quantities(run: Run, system: System, software: SoftwareProfile, dtype: s
     }
 
 
-def pipeline_order_name(schedule: str, pp: int, vp: int) -> str:
+def framework_schedule_name(schedule: str, pp: int, vp: int) -> str:
     """Return the name of a pipeline schedule in the form that framework restrictions use.
 
     Parameters
@@ -157,7 +157,7 @@ def plan_quantities(
     Returns
     -------
     dict
-        Numbers and words by the names of `paleo.specs.abilities.CONDITION_QUANTITIES`.
+        Numbers and words by the names of `paleo.specs.framework_capabilities.CONDITION_QUANTITIES`.
     """
     mesh, parallel = plan.mesh, plan.strategy
     pp, cp = plan.stages, mesh.degree("cp")
@@ -180,7 +180,7 @@ def plan_quantities(
         "ep": ep,
         "etp": (parallel.expert_tensor_degree or 0) if ep > 1 else 0,
         "pp": pp,
-        "schedule": pipeline_order_name(run.pipeline.schedule, pp, parallel.chunks),
+        "schedule": framework_schedule_name(run.pipeline.schedule, pp, parallel.chunks),
         "cut": int(isinstance(run.pipeline.cut, tuple) and pp > 1),
         "microbatch": plan.microbatch,
         "microbatches": plan.microbatches,
@@ -191,14 +191,14 @@ def plan_quantities(
     }
 
 
-def violated_refusals(framework: FrameworkAbilities, known: Quantities) -> Iterator[FrameworkRestriction]:
+def violated_restrictions(framework: FrameworkAbilities, known: PlanQuantities) -> Iterator[FrameworkRestriction]:
     """Yield the restrictions that forbid a framework to run a plan; conditions on unknown quantities are skipped.
 
     Parameters
     ----------
     framework : FrameworkAbilities
         Capabilities and restrictions of the framework.
-    known : Quantities
+    known : PlanQuantities
         Quantities of the plan by name.
 
     Yields
@@ -209,14 +209,14 @@ def violated_refusals(framework: FrameworkAbilities, known: Quantities) -> Itera
     yield from (refusal for refusal in framework.restrictions if bool(refusal.condition.holds(known)))
 
 
-def refusal_reasons(framework: FrameworkAbilities, known: Quantities) -> list[str]:
+def restriction_messages(framework: FrameworkAbilities, known: PlanQuantities) -> list[str]:
     """Return sentences that say why a framework cannot run a plan; an empty list if it can.
 
     Parameters
     ----------
     framework : FrameworkAbilities
         Capabilities and restrictions of the framework.
-    known : Quantities
+    known : PlanQuantities
         Quantities of the plan by name.
 
     Returns
@@ -226,14 +226,14 @@ def refusal_reasons(framework: FrameworkAbilities, known: Quantities) -> list[st
 
     Examples
     --------
-    >>> refusal_reasons(load_framework("ddp"), {"zero": 1})
+    >>> restriction_messages(load_framework("ddp"), {"zero": 1})
     ['ddp torch 2.13.0 does not run zero=1: ZeRO: 0 (torch/nn/parallel/distributed.py:828)']
     """
-    return [_sentence(framework, refusal, known) for refusal in violated_refusals(framework, known)]
+    return [_sentence(framework, refusal, known) for refusal in violated_restrictions(framework, known)]
 
 
-def _sentence(framework: FrameworkAbilities, refusal: FrameworkRestriction, known: Quantities) -> str:
+def _sentence(framework: FrameworkAbilities, refusal: FrameworkRestriction, known: PlanQuantities) -> str:
     """Return a sentence on one violated restriction: the framework, the values of the plan, and the source."""
-    names = [name for name in known if name in refusal.condition.quantity_names]
+    names = [name for name in known if name in refusal.condition.variable_names]
     stated = ", ".join(f"{name}={known[name]}" for name in names if known[name] not in (0, "none"))
-    return f"{framework.title_and_release} does not run {stated or 'this'}: {refusal.fact} ({refusal.source})"
+    return f"{framework.name_and_release} does not run {stated or 'this'}: {refusal.fact} ({refusal.source})"
