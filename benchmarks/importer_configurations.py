@@ -13,9 +13,9 @@ from typing import Any
 from importer_networks import _library
 
 from paleo.importers import _transformers_models as library
-from paleo.importers.transformers_configuration import read_config
-from paleo.importers.import_sources import ImportedModel, model_file_of_config, imported_model
+from paleo.importers.import_sources import ImportedModel, imported_model, model_file_of_config
 from paleo.importers.torch import InputSpec, build_module, parse_input
+from paleo.importers.transformers_configuration import read_config
 
 #: Tokens of a sequence: whole chunks of every scan, which the library pads to.
 SEQ = 256

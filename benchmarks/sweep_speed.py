@@ -36,8 +36,10 @@ def main() -> None:
         rows = write_sweep_table(STUDY, Path(folder) / f"table.{suffix}", local_evaluator(STUDY))
         seconds = time.perf_counter() - start
     most = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 2**20
-    print(f"{rows:,} rows of {STUDY.point_count:,} points as {suffix}: {seconds:.1f} s, at most {most:.2f} GiB in a "
-        f"process")
+    print(
+        f"{rows:,} rows of {STUDY.point_count:,} points as {suffix}: {seconds:.1f} s, at most {most:.2f} GiB in a "
+        f"process"
+    )
 
 
 if __name__ == "__main__":

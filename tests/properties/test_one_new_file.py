@@ -65,7 +65,7 @@ LAYER = '''
 
 from __future__ import annotations
 
-from paleo.layers.base import LAYERS, Expansion, Layer, LayerImplementations, parameter_vector
+from paleo.layers.base import LAYERS, LayerOperations, Layer, LayerImplementations, parameter_vector
 from paleo.operations.base import MemoryPass
 from paleo.operations.tensor import Tensor
 
@@ -76,30 +76,30 @@ class ScaleShift(Layer):
 
     shift: bool = True
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         x = inputs[0]
         weights = (parameter_vector(f"{name}.scale", x, x.dims[-1]),)
         weights += (parameter_vector(f"{name}.shift", x, x.dims[-1]),) if self.shift else ()
         out = x.like(name)
-        return Expansion((MemoryPass(name, "elementwise", (x,), out, weights, saved=(x,), flops_per_element=2.0),), out)
+        return LayerOperations((MemoryPass(name, "elementwise", (x,), out, weights, saved=(x,), flops_per_element=2.0),), out)
 '''
 COLLECTIVE = '''
 """Everyone sends everything to everyone."""
 
 from __future__ import annotations
 
-from paleo.collectives.base import Algorithm, add_algorithm, crosses_level, sequential_phases
+from paleo.collectives.base import CollectiveAlgorithm, register_algorithm, level_is_used, sequential_phases
 from paleo.collectives.base import Array, LevelTraffic, Traffic
 
 
 def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """(n - 1) S on the wire in one step, level by level."""
     return sequential_phases(
-        [LevelTraffic(crosses_level(n), (n - 1.0) * payload, (n - 1.0) * payload) for n in group]
+        [LevelTraffic(level_is_used(n), (n - 1.0) * payload, (n - 1.0) * payload) for n in group]
     )
 
 
-add_algorithm(Algorithm("shout", "all at once", "this test", {"all_reduce": all_reduce}, is_one_port=False))
+register_algorithm(CollectiveAlgorithm("shout", "all at once", "this test", {"all_reduce": all_reduce}, is_one_port=False))
 '''
 SCAN = '''
 """A selective scan: a gated state that each step decays and adds to, head by head."""
@@ -110,7 +110,7 @@ from typing import ClassVar
 
 from pydantic import PositiveInt
 
-from paleo.layers.base import LAYERS, Expansion, Layer, LayerImplementations, linear_projection
+from paleo.layers.base import LAYERS, LayerOperations, Layer, LayerImplementations, linear_projection
 from paleo.operations.base import OperationKind, add_operation_kind
 from paleo.operations.base import MemoryPass
 from paleo.operations.tensor import Tensor
@@ -127,7 +127,7 @@ class SelectiveScan(Layer):
     head_dim: PositiveInt
     state: PositiveInt
 
-    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> Expansion:
+    def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         packed = {"scan_heads": self.heads, "packed": 2 * self.head_dim + 2 * self.state + 1}
         project_in, mixed = linear_projection(f"{name}.in", x, packed)
@@ -140,7 +140,7 @@ class SelectiveScan(Layer):
             f"{name}.scan", "selective_scan", (mixed,), inner, (decay,), (mixed,), flops_per_element=7.0 * self.state
         )
         project_out, out = linear_projection(f"{name}.out", inner, {x.dims[-1]: x.sizes[-1]}, contract=2)
-        return Expansion((project_in, scan, project_out), out)
+        return LayerOperations((project_in, scan, project_out), out)
 '''
 SCAN_NETWORK = """
 title: Two scans
@@ -162,24 +162,24 @@ from __future__ import annotations
 
 import numpy as np
 
-from paleo.collectives.base import Algorithm, add_algorithm, crosses_level, sequential_phases, remote_buffer_share
+from paleo.collectives.base import CollectiveAlgorithm, register_algorithm, level_is_used, sequential_phases, remote_buffer_fraction
 from paleo.collectives.base import Array, LevelTraffic, Traffic
 
 
 def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     """Rings along rows, then along columns, both ways: 2 (sqrt(n) - 1) steps, a quarter of the bytes of one ring."""
     sides = [np.ceil(np.sqrt(n)) for n in group]
-    shares = [remote_buffer_share(n) * payload for n in group]
+    shares = [remote_buffer_fraction(n) * payload for n in group]
     return sequential_phases(
         [
-            LevelTraffic(2.0 * (side - 1.0) * crosses_level(n), share / 2.0, share)
+            LevelTraffic(2.0 * (side - 1.0) * level_is_used(n), share / 2.0, share)
             for n, side, share in zip(group, sides, shares, strict=True)
         ]
     )
 
 
-add_algorithm(
-    Algorithm(
+register_algorithm(
+    CollectiveAlgorithm(
         "four-ways", "both sides, both ways", "this test", {"all_reduce": all_reduce}, {"xla": ["all_reduce"]},
         required_topology="torus",
     )
@@ -190,7 +190,7 @@ SCHEDULE = '''
 
 from __future__ import annotations
 
-from paleo.schedules.base import SchedulePass, Schedule, add_schedule
+from paleo.schedules.base import SchedulePass, Schedule, register_schedule
 
 
 def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[SchedulePass]:
@@ -202,7 +202,7 @@ def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Sched
     return actions + [SchedulePass("B", i) for i in range(microbatches - fill, microbatches)]
 
 
-add_schedule(Schedule("eager-1f1b", "this test", order))
+register_schedule(Schedule("eager-1f1b", "this test", order))
 '''
 STRATEGY = '''
 """Every linear layer split over its outputs."""
@@ -210,10 +210,10 @@ STRATEGY = '''
 from __future__ import annotations
 
 from paleo.network.graph import Graph
-from paleo.parallel.placement import STRATEGIES, Placement, PlacementRule, Strategy
+from paleo.parallel.placement import STRATEGY_PRESETS, Placement, PlacementRule, Strategy
 
 
-@STRATEGIES.register("columns")
+@STRATEGY_PRESETS.register("columns")
 def columns(graph: Graph, strategy: Strategy) -> Placement:
     """The features of linear layers over tp, the batch over dp."""
     split = PlacementRule({"batch": ("dp",), "features": ("tp",)}, layer="linear")
@@ -225,19 +225,19 @@ OPERATOR = '''
 
 from __future__ import annotations
 
-from paleo.importers._builder import Builder
-from paleo.importers._builder import Invocation, TranslatedCall, torch_functions, translates
-from paleo.importers._network_trace import Call
+from paleo.importers._builder import NetworkBuilder
+from paleo.importers._builder import TorchInvocation, TranslatedCall, register_torch_reader, register_translation
+from paleo.importers._network_trace import TracedCall
 
 
-@torch_functions("matrix_exp linalg_matrix_exp")
-def matrix_exp(call: Invocation) -> TranslatedCall:
+@register_torch_reader("matrix_exp linalg_matrix_exp")
+def matrix_exp(call: TorchInvocation) -> TranslatedCall:
     """Its argument is a square matrix."""
     return call.translated_call("matrix_exp", ("input",), ("input",))
 
 
-@translates("matrix_exp")
-def exponential(b: Builder, call: Call) -> None:
+@register_translation("matrix_exp")
+def exponential(b: NetworkBuilder, call: TracedCall) -> None:
     """One pass over the matrix."""
     source = b.place_of(call.inputs[0])
     one_pass = {"of": "matrix_exp", "dims": source.dims, "keeps": "inputs"}

@@ -61,9 +61,7 @@ def test_one_request_alone_takes_its_iterations(llama):
 
 
 def test_launches_bound_batches_beyond_the_largest_graph(llama):
-    issued = replace(
-        llama, kernel_launch_time=0.5, kernels=replace(llama.kernels, kernel_launch_time=1e-3, largest_graph=4)
-    )
+    issued = replace(llama, launch_time=0.5, kernels=replace(llama.kernels, kernel_launch_time=1e-3, largest_graph=4))
     small, large = (sample_requests(count, input_tokens=50, output_tokens=11, arrivals="at once") for count in (4, 5))
     spans = [simulate_requests(issued, LIMITS, burst, capacity=1e5).makespan for burst in (small, large)]
     assert spans[0] == pytest.approx(0.5, rel=0.2)  # the prompts' iteration, then ten in a graph
