@@ -172,7 +172,7 @@ def _keys(schema: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, st
 
 def table_columns() -> str:
     """The columns of every kind of measured table, from the declarations that `paleo validate` reads by."""
-    from paleo.tables.columns import COLUMNS
+    from paleo.tables.base import COLUMNS
     from paleo.tables.run_tables import table_kinds
 
     parts = ["# Columns of measured tables\n\nA cell may be blank unless its kind cannot do without it.\n"]

@@ -356,7 +356,7 @@ def search_space_of_unset_fields(run: Run, software: str | None = None) -> Searc
     SearchSpace
         Choices that the search varies.
     """
-    from paleo.launch.commands import supported_search_space
+    from paleo.launch.jobs import supported_search_space
     from paleo.search.space import search_space_from_options
 
     stated = user_set_fields(run)

@@ -26,7 +26,7 @@ import pandas as pd
 
 from paleo.errors import PaleoError, SpecError
 from paleo.files import is_folder
-from paleo.learning.laws import ReferencePointsLaw, fit_reference_points
+from paleo.learning.base import ReferencePointsLaw, fit_reference_points
 from paleo.specs.catalog import CATALOG_FOLDERS, catalog_root, entry_files
 from paleo.specs.task import (
     PlatformDifferences,

@@ -26,10 +26,10 @@ from paleo.importers.transformers_configuration import (
     Config,
     ModelMapping,
     UnsupportedHeadError,
+    configured_weight_format,
     indexer_key_count,
     read_config,
 )
-from paleo.importers.weight_formats import configured_weight_format
 from paleo.layers.imported_layers import OpaqueOperation
 from paleo.network.graph import Graph, build_graph
 from paleo.operations.tensor import default_precision

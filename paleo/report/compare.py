@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.launch.commands import estimate_command
+from paleo.launch.jobs import estimate_command
 from paleo.parallel.placement import without_data_parallel_degree
 from paleo.report.columns import (
     EMPTY_CELL,

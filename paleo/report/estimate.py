@@ -16,7 +16,7 @@ from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
-from paleo.learning.laws import RESNET32_STALENESS_LAW
+from paleo.learning.base import RESNET32_STALENESS_LAW
 from paleo.network.fine_tuning import fine_tuning_of_run
 from paleo.parallel.plan import IMPLAUSIBLE_MFU
 from paleo.report.columns import (

@@ -28,7 +28,7 @@ from markupsafe import Markup
 
 from paleo import __version__
 from paleo.errors import PlanError, SpecError
-from paleo.launch.commands import estimate_command
+from paleo.launch.jobs import estimate_command
 from paleo.lowering.stages_and_recompute import recompute_description
 from paleo.predict import Prediction, predict
 from paleo.report import plots

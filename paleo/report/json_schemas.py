@@ -68,7 +68,7 @@ def json_schema(kind: str) -> dict[str, Any]:
     if kind in commands_with_json_document():
         return _described(json.loads((_FOLDER / f"{kind}.json").read_text(encoding="utf-8")))
     if kind.startswith("table:"):
-        from paleo.tables.columns import row_schema
+        from paleo.tables.base import row_schema
         from paleo.tables.run_tables import table_kinds
 
         name = kind.partition(":")[2]

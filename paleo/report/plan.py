@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paleo.launch.commands import estimate_command
+from paleo.launch.jobs import estimate_command
 from paleo.predict import MEMORY_HEADROOM_SHARE, Prediction
 from paleo.report.columns import (
     AnswerColumn,
@@ -25,7 +25,7 @@ from paleo.report.columns import (
     wrapped_text,
 )
 from paleo.report.estimate import OWNED_MACHINES_TEXT
-from paleo.search.tied_plans import tie_group_numbers
+from paleo.search.gpu_counts import tie_group_numbers
 from paleo.studies.cost import JOULES_PER_KWH
 from paleo.units import DAY, common_unit_time, format_duration, with_noun
 

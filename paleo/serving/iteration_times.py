@@ -25,17 +25,18 @@ from paleo.pricing.attention import (
     attention_prefill_time,
     default_attention_kernel,
 )
-from paleo.pricing.engine_gemm import EngineGemmParameters, low_precision_gemm_time
+from paleo.pricing.engine_gemm import CACHED_LATENT_DIM as LATENT_CACHED
+from paleo.pricing.engine_gemm import (
+    DECODE_BLOCK_ROWS,
+    TRITON_DECODE_BLOCK_ROWS,
+    EngineGemmParameters,
+    LatentAttentionParameters,
+    latent_attention_time,
+    low_precision_gemm_time,
+)
 from paleo.pricing.experts import TUNED_BLOCK_SCALED_TILES, expert_ffn_time, expert_gemm_tiles
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.kernels import CalibratedPredictor, device_datasheet
-from paleo.pricing.latent_attention import CACHED_LATENT_DIM as LATENT_CACHED
-from paleo.pricing.latent_attention import (
-    DECODE_BLOCK_ROWS,
-    TRITON_DECODE_BLOCK_ROWS,
-    LatentAttentionParameters,
-    latent_attention_time,
-)
 from paleo.pricing.power import power_slowdown, relative_training_energy
 from paleo.serving.formats import has_block_scales
 from paleo.serving.forward_lowering import (

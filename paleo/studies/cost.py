@@ -21,7 +21,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from paleo.errors import SpecError
-from paleo.learning.laws import samples_to_target
+from paleo.learning.base import samples_to_target
 from paleo.lowering.stages_and_recompute import kernel_runs_per_microbatch
 from paleo.network.graph import build_graph
 from paleo.operations.tensor import default_precision

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from paleo.errors import PaleoError
-from paleo.learning.laws import best_batch_tokens
+from paleo.learning.base import best_batch_tokens
 from paleo.network.graph import build_graph
 from paleo.parallel.framework_checks import framework_abilities, network_quantities
 from paleo.parallel.placement import without_data_parallel_degree
@@ -371,8 +371,8 @@ def with_same_software(model: ModelSpec, system: System, run: Run) -> RunWithDef
 
 def _best(model: ModelSpec, system: System, run: Run) -> PlanRow | None:
     """Search the best plan of a run: search spaces widen until a plan has memory headroom, else the best one found."""
+    from paleo.search.gpu_counts import simplest_plan
     from paleo.search.plans import DEFAULT_PLAN_COUNT, plans_with_memory_headroom, search
-    from paleo.search.tied_plans import simplest_plan
 
     rows: list[PlanRow] = []
     roomy = (1.0 - MEMORY_HEADROOM_SHARE) * system.device.memory.usable_bytes
@@ -393,7 +393,7 @@ def _best(model: ModelSpec, system: System, run: Run) -> PlanRow | None:
 
 def _spaces(model: ModelSpec, run: Run) -> Iterator[SearchSpace]:
     """Yield search spaces of parallel plans, smallest first: what published recipes use, then all that is supported."""
-    from paleo.launch.commands import supported_search_space
+    from paleo.launch.jobs import supported_search_space
     from paleo.search.space import LONG_SEQUENCE_TOKENS, SearchSpace
 
     whole = supported_search_space(SearchSpace(), run.software)

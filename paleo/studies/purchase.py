@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 from paleo.errors import CapacityError, PaleoError, PlanError, SpecError, suggest_names
-from paleo.launch.commands import estimate_command
-from paleo.launch.jobs import launch_preparation_text, settings_line
+from paleo.launch.jobs import estimate_command, launch_preparation_text, settings_line
 from paleo.network.graph import build_graph
 from paleo.parallel.framework_checks import network_quantities
 from paleo.parallel.placement import without_data_parallel_degree

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paleo.errors import PaleoError, PlanError, SpecError
-from paleo.learning.laws import (
+from paleo.learning.base import (
     DEFAULT_LOSS_LAW,
     SamplesToLoss,
     best_batch_tokens,
@@ -477,7 +477,7 @@ def _best_layout(task: TrainingTask, point: TargetTime) -> TargetTime:
     The search finds the best plan at the same batch, and tries it at half and twice the batch, too. Plans must fit in
     memory.
     """
-    from paleo.launch.commands import supported_search_space
+    from paleo.launch.jobs import supported_search_space
     from paleo.search.plans import search
     from paleo.search.space import SearchSpace
 

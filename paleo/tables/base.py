@@ -1,25 +1,418 @@
-"""Shared base of all measured tables: columns, predictions of rows, error summaries, use of a user's calibration.
+"""Columns of measured tables: name, type, unit, range and meaning of every column that some kind of table reads.
 
-A measured table is a CSV file with one measurement per row, such as a kernel time or a step time. Error summaries say
-how far predictions are from the measurements.
+A kind of table names its identifying and its optional columns; what their cells may hold is declared here, once.
+`unusable_cell_reasons` refuses text where a number is expected, infinite or negative numbers, and numbers beyond the
+column's range. It also refuses words that a column of words does not allow.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Self
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from paleo.tables.columns import COLUMNS, parse_column_names
+from paleo.errors import SpecError, suggest_names
 
 if TYPE_CHECKING:
     from paleo.specs.calibration import Calibration
+
+
+class NumberRange(NamedTuple):
+    """Range of numbers that a column of a measured table may hold.
+
+    ``minimum`` to ``maximum`` are in ``unit``; only integers are allowed if ``integers_only``.
+    """
+
+    minimum: float
+    maximum: float
+    unit: str
+    integers_only: bool
+
+    @classmethod
+    def parse(cls, text: str) -> NumberRange:
+        """Parse the range of a table column, such as ``0..1e12 s`` or ``whole 1..64``.
+
+        Parameters
+        ----------
+        text : str
+            The range: ``LEAST..MOST UNIT``, with ``whole`` in front if only integers are allowed.
+
+        Returns
+        -------
+        NumberRange
+            The parsed range.
+
+        Examples
+        --------
+        >>> NumberRange.parse("whole 1..9e15")
+        NumberRange(minimum=1.0, maximum=9000000000000000.0, unit='', integers_only=True)
+        """
+        bounds, _, unit = text.removeprefix("whole ").partition(" ")
+        least, most = map(float, bounds.split(".."))
+        return cls(least, most, unit, text.startswith("whole "))
+
+    def contains(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+        """Return a mask of the numbers that lie in the range.
+
+        Parameters
+        ----------
+        values : ndarray, shape (rows,)
+            Numbers; nan lies in no range.
+
+        Returns
+        -------
+        ndarray, shape (rows,)
+            True for numbers in the range.
+        """
+        with np.errstate(invalid="ignore"):
+            inside: npt.NDArray[np.bool_] = (values >= self.minimum) & (values <= self.maximum)
+            return inside & (values == np.floor(values)) if self.integers_only else inside
+
+
+#: Ranges of numbers by type. Quantities are bounded far beyond what anybody measures, so that slips of units and
+#: overflows are refused and nothing else is.
+NUMBER_RANGE_OF_TYPE = {
+    name: NumberRange.parse(text)
+    for name, text in {
+        "count": "whole 1..9e15", "count0": "whole 0..9e15", "positive": "1e-30..1e30", "number0": "0..1e30",
+        "number": "-1e30..1e30", "share": "0..1", "s": "1e-12..1e12 s", "s0": "0..1e12 s", "ms": "1e-9..1e15 ms",
+        "ms0": "0..1e15 ms", "us": "1e-6..1e18 us", "min": "1e-12..1e10 min", "B": "1..1e18 byte",
+        "GiB": "1e-9..1e9 GiB", "B/s": "1..1e18 byte/s", "1/s": "1e-12..1e15 1/s", "TFLOP/s": "1e-12..1e9 TFLOP/s",
+        "W": "1e-3..1e9 W", "nat": "1e-6..1e3 nat",
+    }.items()
+}  # fmt: skip
+#: Words for yes and no.
+BOOLEAN_WORDS = ("0", "1", "true", "false", "on", "off", "yes", "no", "0.0", "1.0")
+
+
+@dataclass(frozen=True)
+class Column:
+    """Declaration of one column of measured tables: name, type, allowed words and meaning.
+
+    Parameters
+    ----------
+    name : str
+        Header of the column.
+    type : str
+        ``text``, ``flag`` (yes or no), ``word``, ``words`` (several, joined by ``+``) or a key of
+        `NUMBER_RANGE_OF_TYPE`.
+    allowed_words : tuple of str
+        Words that a cell may hold; empty if any text or number of the type is allowed.
+    meaning : str
+        Description of the column for documentation.
+    """
+
+    name: str
+    type: str
+    allowed_words: tuple[str, ...]
+    meaning: str
+
+    @property
+    def unit(self) -> str:
+        """Unit of the column's numbers; empty for words and counts."""
+        return NUMBER_RANGE_OF_TYPE[self.type].unit if self.type in NUMBER_RANGE_OF_TYPE else ""
+
+    @cached_property
+    def expected_text(self) -> str:
+        """Description of the values that a cell of this column may hold, for error messages.
+
+        >>> COLUMNS["iteration_ms"].expected_text, COLUMNS["trans_a"].expected_text
+        ('a number from 1e-09 to 1e+15 ms', 'one of n, t')
+        """
+        if self.type == "flag":
+            return "0 or 1"
+        if self.type not in NUMBER_RANGE_OF_TYPE:
+            return (
+                f"one of {', '.join(self.allowed_words)}" if self.allowed_words else "text without control characters"
+            )
+        numbers = NUMBER_RANGE_OF_TYPE[self.type]
+        bounds = f"from {numbers.minimum:g} to {numbers.maximum:g} {numbers.unit}".strip()
+        return f"a {'whole ' if numbers.integers_only else ''}number {bounds}"
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema of one cell of this column."""
+        if self.type in NUMBER_RANGE_OF_TYPE:
+            least, most, unit, whole = NUMBER_RANGE_OF_TYPE[self.type]
+            numbers = {"type": ["integer" if whole else "number", "null"], "minimum": least, "maximum": most}
+            return numbers | {"description": f"{self.meaning} [{unit}]" if unit else self.meaning}
+        words = {"enum": [*self.allowed_words, None]} if self.type == "word" else {"type": ["string", "number", "null"]}
+        return words | {"description": self.meaning}
+
+    def invalid_cell_reasons(self, cells: pd.Series[Any]) -> npt.NDArray[np.object_]:
+        """Explain for each cell of this table column why it cannot be used (wrong type, out of range, unknown word).
+
+        Parameters
+        ----------
+        cells : Series
+            The column of a table, of any type.
+
+        Returns
+        -------
+        array of str, shape (rows,)
+            One entry per cell; '' if the cell is blank or can be used.
+        """
+        out = np.full(len(cells), "", dtype=object)
+        wrong = self._wrong(cells)
+        for place in np.flatnonzero(wrong):
+            out[place] = f"{self.name} {str(cells.iloc[place])[:40]!r} is not {self.expected_text}"
+        return out
+
+    def _wrong(self, cells: pd.Series[Any]) -> npt.NDArray[np.bool_]:
+        """Return a mask of the cells of this column that cannot be used, shape (rows,)."""
+        if self.type == "text":
+            # True for cells that hold a control character, such as a NUL, which numpy drops from names.
+            if cells.dtype.kind in "ifb":
+                return np.zeros(len(cells), dtype=bool)
+            codes, words = pd.factorize(cells.astype(str), use_na_sentinel=False)
+            return np.array([any(ord(mark) < 32 for mark in str(word)) for word in words], dtype=bool)[codes]
+        if self.type in NUMBER_RANGE_OF_TYPE:
+            wrong: npt.NDArray[np.bool_] = ~NUMBER_RANGE_OF_TYPE[self.type].contains(_numbers(cells)) & ~blank_cells(
+                cells
+            )
+            return wrong
+        known = {*BOOLEAN_WORDS} if self.type == "flag" else {*self.allowed_words}
+        codes, words = pd.factorize(cells.astype(str).str.strip().str.lower(), use_na_sentinel=False)
+        parts = (str(word).split("+") if self.type == "words" else [str(word)] for word in words)
+        unknown = np.array([not known.issuperset(part) for part in parts], dtype=bool)
+        return unknown[codes] & ~blank_cells(cells)
+
+
+def blank_cells(cells: pd.Series[Any]) -> npt.NDArray[np.bool_]:
+    """Return a mask of the empty cells of a table column.
+
+    Parameters
+    ----------
+    cells : Series[Any]
+        The column.
+
+    Returns
+    -------
+    ndarray, shape (rows,)
+        True for empty cells.
+    """
+    empty = cells.isna().to_numpy()
+    return empty if cells.dtype.kind in "if" else empty | (cells.astype(str).str.strip() == "").to_numpy()
+
+
+def _numbers(cells: pd.Series[Any]) -> npt.NDArray[np.float64]:
+    """Convert a table column to floats; nan where a cell is no number."""
+    if isinstance(cells.dtype, pd.CategoricalDtype):
+        cells = cells.astype(object)
+    return pd.to_numeric(cells, errors="coerce").to_numpy(dtype=np.float64)
+
+
+def unusable_cell_reasons(frame: pd.DataFrame, names: Iterable[str]) -> npt.NDArray[np.object_]:
+    """Explain for each row of a measured table which cell cannot be used, and why.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The table; it may have other columns and lack some of ``names``.
+    names : iterable of str
+        Columns to check, keys of `COLUMNS`.
+
+    Returns
+    -------
+    array of str, shape (rows,)
+        Reason of the first wrong cell of each row; '' if all cells can be used.
+    """
+    reasons = np.full(len(frame), "", dtype=object)
+    for name in names:
+        if name in frame.columns:
+            reasons = np.where(reasons == "", COLUMNS[name].invalid_cell_reasons(frame[name]), reasons)
+    return reasons
+
+
+def with_numeric_columns(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
+    """Convert columns of a measured table that pandas read as text back to numbers.
+
+    A single cell that is no number makes pandas read the whole column as text.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Rows whose cells were checked by `unusable_cell_reasons`.
+    names : iterable of str
+        Names of all columns of the table's kind.
+
+    Returns
+    -------
+    DataFrame
+        A copy with float columns; ``frame`` itself if nothing had to be converted.
+    """
+    texts = [
+        name
+        for name in names
+        if name in frame and COLUMNS[name].type in NUMBER_RANGE_OF_TYPE and frame[name].dtype == object
+    ]
+    numbers = {
+        name: pd.to_numeric(frame[name], errors="coerce") for name in texts if not blank_cells(frame[name]).all()
+    }
+    return frame.assign(**numbers) if numbers else frame
+
+
+def row_schema(kind: str, header: Iterable[str], names: Iterable[str]) -> dict[str, Any]:
+    """Build the JSON Schema that describes one row of a kind of measured table.
+
+    Parameters
+    ----------
+    kind : str
+        Name of the kind.
+    header : iterable of str
+        Columns that a table of the kind must have.
+    names : iterable of str
+        All columns of the kind, keys of `COLUMNS`.
+
+    Returns
+    -------
+    dict of str to Any
+        The JSON Schema document.
+    """
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"paleo/table/{kind}",
+        "title": f"One row of a measured table of kind {kind}; a cell may be blank",
+        "type": "object",
+        "required": sorted(header),
+        "properties": {name: COLUMNS[name].schema for name in names},
+    }
+
+
+def unread_columns(columns: Iterable[str], names: Iterable[str]) -> list[str]:
+    """List the columns of a measured table that its kind does not read, except descriptive columns (source, notes, …).
+
+    Parameters
+    ----------
+    columns : iterable of str
+        Header of the table.
+    names : iterable of str
+        Columns that the table's kind reads.
+
+    Returns
+    -------
+    list of str
+        Columns that are neither in ``names`` nor in `DESCRIPTIVE_COLUMNS`.
+    """
+    known = {*names, *DESCRIPTIVE_COLUMNS}
+    return [str(column) for column in columns if str(column) not in known]
+
+
+def best_matching_kind(
+    columns: Iterable[str], headers: Mapping[str, frozenset[str]], read: Mapping[str, frozenset[str]]
+) -> str:
+    """Find the kind of measured table to which a CSV header belongs: all identifying columns of that kind are present.
+
+    Parameters
+    ----------
+    columns : iterable of str
+        Header of the table.
+    headers : mapping of str to set of str
+        Columns that identify each kind, by its name.
+    read : mapping of str to set of str
+        All columns that each kind reads, by its name; the identifying ones are among them.
+
+    Returns
+    -------
+    str
+        Name of the kind. If several fit, the one with most identifying columns; then the one that reads most of the
+        table's columns.
+
+    Raises
+    ------
+    SpecError
+        If no kind has all its identifying columns in the header; the message names the nearest kind and what is
+        missing.
+    """
+    present = {str(column).strip() for column in columns}
+    fitting = [name for name, header in headers.items() if header <= present]
+    if fitting:
+        return max(fitting, key=lambda name: (len(headers[name]), len(read[name] & present), name))
+    if not headers:
+        raise SpecError("no table kind is registered")
+    nearest = min(headers, key=lambda name: (len(headers[name] - present) / len(headers[name]), name))
+    lacking = ", ".join(_lacking(column, present) for column in sorted(headers[nearest] - present))
+    raise SpecError(
+        f"no kind of table has this header; the nearest, {nearest!r}, also needs {lacking} (`paleo list tables`)"
+    )
+
+
+def _lacking(column: str, present: Iterable[str]) -> str:
+    """Describe a missing column for an error message, with a similarly spelt column of the table as a suggestion."""
+    close = get_close_matches(column, {name.lower(): name for name in present}, n=1, cutoff=0.75)
+    meant = next((name for name in present if close and name.lower() == close[0]), None)
+    if meant is None:
+        return repr(column)
+    units = [name.strip().lower().rpartition("_") for name in (column, meant)]
+    other_unit = units[0][0] and units[0][0] == units[1][0]
+    return f"{column!r} ({meant!r} is not that: convert it)" if other_unit else f"{column!r} (is it {meant!r}?)"
+
+
+#: Columns that say where a row is from; any table may have them.
+DESCRIPTIVE_COLUMNS = frozenset(
+    {"source", "url_or_path", "provenance", "notes", "device_reported", "dtype_reported", "library", "version"}
+    | {"kernel_source", "framework", "system_text", "repeat", "memory_unit", "memory_unit_reported", "kind", "path"}
+    | {"hyperparameters"}
+)
+
+#: Every column by its name: those of ``columns.txt``, and those that modules of kinds declare.
+COLUMNS: dict[str, Column] = {}
+
+
+def declare_columns(lines: str) -> None:
+    """Add columns to `COLUMNS`, the register of all columns that measured tables may have.
+
+    Called by the module of a kind of table for columns that no other kind has.
+
+    Parameters
+    ----------
+    lines : str
+        One line for columns of one type: names, type (followed by its allowed words) and meaning, separated by bars:
+        ``decode_ms | ms | time of one core for an image``.
+    """
+    for line in lines.strip().splitlines():
+        names, kind, meaning = (part.strip() for part in line.split("|"))
+        type_, _, words = kind.partition(" ")
+        COLUMNS.update((name, Column(name, type_, tuple(words.split()), meaning)) for name in names.split())
+
+
+declare_columns((Path(__file__).parent / "columns.txt").read_text(encoding="utf-8"))
+
+
+def parse_column_names(names: str) -> tuple[str, ...]:
+    """Split a string of column names at spaces; raise SpecError for a name that is not declared in `COLUMNS`.
+
+    Parameters
+    ----------
+    names : str
+        Column names with spaces between them.
+
+    Returns
+    -------
+    tuple of str
+        The column names.
+
+    Raises
+    ------
+    SpecError
+        If `COLUMNS` has no such column.
+    """
+    read = tuple(names.split())
+    if unknown := [name for name in read if name not in COLUMNS]:
+        raise SpecError(
+            f"column {unknown[0]!r} has no line in paleo/tables/columns.txt; {suggest_names(unknown[0], COLUMNS)}"
+        )
+    return read
+
 
 Array = npt.NDArray[np.float64]
 
@@ -247,7 +640,7 @@ class MeasuredTable(ABC):
     name: ClassVar[str]
     #: Columns that identify the kind; a table may have more.
     identifying_columns: ClassVar[frozenset[str]]
-    #: Further columns that the kind reads, keys of `paleo.tables.columns.COLUMNS`; a table may lack them.
+    #: Further columns that the kind reads, keys of `paleo.tables.base.COLUMNS`; a table may lack them.
     optional_columns: ClassVar[str] = ""
     #: Columns that define a configuration: rows that agree in them fall on the same side of a held-out split.
     configuration_columns: ClassVar[tuple[str, ...]]

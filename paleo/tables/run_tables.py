@@ -26,9 +26,8 @@ from paleo.specs.loading import parse_yaml
 from paleo.specs.software import TPU_PROFILE_NAME, SoftwareProfile, load_software
 from paleo.specs.system import System, load_system
 from paleo.step.interval import INTERVAL_CALIBRATION, StepUncertainty
-from paleo.tables.base import MeasuredTable, Predictions
+from paleo.tables.base import MeasuredTable, Predictions, best_matching_kind
 from paleo.tables.cells import Array, number_or_nan, text_column
-from paleo.tables.columns import best_matching_kind
 from paleo.tables.kernels import KERNEL_TABLES
 from paleo.units import MILLISECOND
 

@@ -22,9 +22,11 @@ from paleo.tables.base import (
     TextArray,
     residual_errors,
     scaling_efficiency_points,
+    unread_columns,
+    unusable_cell_reasons,
+    with_numeric_columns,
 )
 from paleo.tables.cells import Array, read_table, text_column
-from paleo.tables.columns import unread_columns, unusable_cell_reasons, with_numeric_columns
 from paleo.tables.kernels import best_constant_roofline_efficiency
 from paleo.tables.run_tables import find_table_kind
 

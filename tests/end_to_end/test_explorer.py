@@ -15,7 +15,7 @@ import pytest
 
 from paleo import Run, load_model, load_system
 from paleo.cli import run_command_line as paleo
-from paleo.launch.commands import supported_search_space
+from paleo.launch.jobs import supported_search_space
 from paleo.search.gpu_counts import search_gpu_counts
 from paleo.search.plan_columns import plan_columns
 from paleo.search.plans import search

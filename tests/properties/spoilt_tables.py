@@ -24,8 +24,8 @@ import pandas as pd
 
 from paleo.calibrate import fit as fits
 from paleo.cli import run_command_line as run
+from paleo.tables.base import COLUMNS, NUMBER_RANGE_OF_TYPE
 from paleo.tables.cells import read_table
-from paleo.tables.columns import COLUMNS, NUMBER_RANGE_OF_TYPE
 from paleo.tables.run_tables import find_table_kind
 from paleo.tables.validation import FileReport, validate_frame
 

@@ -17,9 +17,9 @@ from paleo.errors import PaleoError
 from paleo.questions import search as answer
 from paleo.questions import search_space_of_unset_fields
 from paleo.search import plans
+from paleo.search.gpu_counts import group_tied_plans
 from paleo.search.plans import FoundPlans, prefer_memory_headroom, search
 from paleo.search.ranking import PlanRow
-from paleo.search.tied_plans import group_tied_plans
 from paleo.specs.loading import validate_mapping
 from paleo.specs.model import load_model
 from paleo.specs.run import Run

@@ -81,7 +81,8 @@ class ScaleShift(Layer):
         weights = (parameter_vector(f"{name}.scale", x, x.dims[-1]),)
         weights += (parameter_vector(f"{name}.shift", x, x.dims[-1]),) if self.shift else ()
         out = x.like(name)
-        return LayerOperations((MemoryPass(name, "elementwise", (x,), out, weights, saved=(x,), flops_per_element=2.0),), out)
+        scale = MemoryPass(name, "elementwise", (x,), out, weights, saved=(x,), flops_per_element=2.0)
+        return LayerOperations((scale,), out)
 '''
 COLLECTIVE = '''
 """Everyone sends everything to everyone."""
@@ -99,7 +100,9 @@ def all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     )
 
 
-register_algorithm(CollectiveAlgorithm("shout", "all at once", "this test", {"all_reduce": all_reduce}, is_one_port=False))
+register_algorithm(
+    CollectiveAlgorithm("shout", "all at once", "this test", {"all_reduce": all_reduce}, is_one_port=False)
+)
 '''
 SCAN = '''
 """A selective scan: a gated state that each step decays and adds to, head by head."""
@@ -162,7 +165,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from paleo.collectives.base import CollectiveAlgorithm, register_algorithm, level_is_used, sequential_phases, remote_buffer_fraction
+from paleo.collectives.base import CollectiveAlgorithm, register_algorithm, level_is_used, sequential_phases
+from paleo.collectives.base import remote_buffer_fraction
 from paleo.collectives.base import Array, LevelTraffic, Traffic
 
 

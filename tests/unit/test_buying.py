@@ -14,14 +14,12 @@ from rich.console import Console
 from paleo import Run, load_model, load_system
 from paleo.cli import run_command_line as paleo
 from paleo.errors import SpecError
-from paleo.launch.commands import supported_search_space
-from paleo.launch.jobs import settings_line
+from paleo.launch.jobs import settings_line, supported_search_space
 from paleo.predict import predict
 from paleo.report.plan import purchase_table
 from paleo.search import plans
-from paleo.search.gpu_counts import search_gpu_counts
+from paleo.search.gpu_counts import search_gpu_counts, simplicity_key, tie_group_numbers
 from paleo.search.space import SearchSpace
-from paleo.search.tied_plans import simplicity_key, tie_group_numbers
 from paleo.studies.cost import TrainingAmount
 from paleo.studies.purchase import PurchaseRequirements, plan_purchase, purchase_verdict
 from paleo.units import DAY

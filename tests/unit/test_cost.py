@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paleo.errors import SpecError
-from paleo.learning.laws import samples_to_target
+from paleo.learning.base import samples_to_target
 from paleo.predict import predict
 from paleo.pricing.power import NON_ARITHMETIC_SHARE, PowerParameters
 from paleo.specs.loading import validate_mapping

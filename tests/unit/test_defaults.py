@@ -9,7 +9,7 @@ import pytest
 
 import paleo
 from paleo.cli import run_command_line as command
-from paleo.launch.commands import supported_search_space
+from paleo.launch.jobs import supported_search_space
 from paleo.predict import predict
 from paleo.search.plans import search
 from paleo.search.space import SearchSpace

@@ -10,7 +10,9 @@ import pytest
 
 from paleo.pricing.engine_gemm import (
     EngineGemmParameters,
+    LatentAttentionParameters,
     engine_gemm_time,
+    latent_attention_time,
     low_precision_gemm_time,
     time_with_host_launch,
 )
@@ -22,7 +24,6 @@ from paleo.pricing.experts import (
     power_law_expert_loads,
 )
 from paleo.pricing.kernels import device_datasheet
-from paleo.pricing.latent_attention import LatentAttentionParameters, latent_attention_time
 from paleo.specs.device import load_device
 from paleo.tables.kinds._engine_kernels import ExpertKernelTable, LatentAttentionTable, QuantisedGemmTable
 

@@ -11,7 +11,7 @@ import pytest
 from paleo import Run, load_model, load_system, predict
 from paleo.cli import run_command_line as paleo
 from paleo.errors import SpecError
-from paleo.launch.commands import estimate_command
+from paleo.launch.jobs import estimate_command
 from paleo.search.plans import search
 from paleo.search.space import search_space_from_options
 from paleo.specs.run import replace_fields

@@ -13,7 +13,7 @@ import pytest
 from paleo import questions
 from paleo.cli import run_command_line as paleo
 from paleo.errors import PaleoError
-from paleo.launch.commands import estimate_command
+from paleo.launch.jobs import estimate_command
 from paleo.specs.model import load_model
 from paleo.specs.run import Run, field_path, field_paths
 from paleo.specs.system import load_system

@@ -10,9 +10,10 @@ import pytest
 
 from paleo.cli import run_command_line as run
 from paleo.errors import SpecError
-from paleo.learning.base import LOSS_LAWS, SAMPLES_LAWS, parse_law
-from paleo.learning.laws import (
+from paleo.learning.base import (
     CHINCHILLA,
+    LOSS_LAWS,
+    SAMPLES_LAWS,
     STEP_LAW,
     CriticalBatchLaw,
     ParametricLossLaw,
@@ -22,6 +23,7 @@ from paleo.learning.laws import (
     best_batch_tokens,
     fit_critical_batch,
     fit_reference_points,
+    parse_law,
 )
 from paleo.specs.catalog import entry_names
 from paleo.specs.task import load_task, mlperf_task

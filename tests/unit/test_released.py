@@ -10,7 +10,7 @@ import pytest
 
 import paleo
 from paleo.errors import SpecError
-from paleo.importers.weight_formats import configured_weight_format
+from paleo.importers.transformers_configuration import configured_weight_format
 from paleo.serving.commands import engine_command_line, parse_engine_command
 from paleo.serving.engines import load_engine
 from paleo.serving.formats import parse_formats

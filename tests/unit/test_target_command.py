@@ -8,7 +8,7 @@ import math
 import pytest
 
 from paleo.cli.process import run_command_line as command
-from paleo.learning.laws import SamplesToLoss
+from paleo.learning.base import SamplesToLoss
 from paleo.specs.prices import DEFAULT_RELIABILITY, system_reliability
 from paleo.specs.system import load_system
 

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from paleo.errors import PlanError, SpecError
-from paleo.learning.laws import fit_reference_points, refit_without_batch
+from paleo.learning.base import fit_reference_points, refit_without_batch
 from paleo.specs.calibration import load_calibration
 from paleo.specs.software import load_software
 from paleo.specs.task import QualityEvaluation, load_task

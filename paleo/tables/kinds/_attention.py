@@ -27,8 +27,8 @@ from paleo.pricing.sparse_attention import (
     SparseWork,
     sparse_attention_time,
 )
+from paleo.tables.base import parse_column_names
 from paleo.tables.cells import Array, map_text_columns, number_column, parse_release, text_column
-from paleo.tables.columns import parse_column_names
 from paleo.tables.kernels import (
     KERNEL_TABLES,
     FitSettings,

@@ -37,8 +37,8 @@ from paleo.pricing.moe_token_exchange import (
     token_exchange_links,
 )
 from paleo.specs.system import System, load_system
+from paleo.tables.base import parse_column_names
 from paleo.tables.cells import Array, number_column, parse_release, text_column
-from paleo.tables.columns import parse_column_names
 from paleo.tables.kernels import KERNEL_TABLES, FitSettings, FittedParameters, KernelTable, apply_per_row
 from paleo.units import MICROSECOND
 

@@ -22,8 +22,8 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import SoftwareProfile, load_software
 from paleo.specs.system import System, load_system
+from paleo.tables.base import parse_column_names
 from paleo.tables.cells import Array, number_or_nan, text_column
-from paleo.tables.columns import parse_column_names
 from paleo.tables.kinds._consistency import BACKWARD_STEP_FRACTION, HOST_MEMORY_RING_RATE, TCP_PROCESS_BANDWIDTH_LIMIT
 from paleo.tables.run_tables import (
     RUN_TABLES,

@@ -26,8 +26,8 @@ from paleo.pricing.convolution import (
 from paleo.pricing.kernels import DeviceDatasheet, arithmetic_unit, device_datasheet
 from paleo.pricing.power import INT8_PRODUCTS_PER_FP32
 from paleo.specs.device import find_device
+from paleo.tables.base import parse_column_names
 from paleo.tables.cells import Array, number_column, text_column
-from paleo.tables.columns import parse_column_names
 from paleo.tables.kernels import (
     KERNEL_TABLES,
     KernelTable,

@@ -19,7 +19,18 @@ from paleo.pricing.attention import (
     default_attention_kernel,
 )
 from paleo.pricing.calibration_lookup import find_parameters
-from paleo.pricing.engine_gemm import SCALED_ELEMENT_BYTES, EngineGemmParameters, low_precision_gemm_time
+from paleo.pricing.engine_gemm import (
+    DECODE_BLOCK_ROWS,
+    LATENT_DIM,
+    QUERY_HEAD_DIM,
+    SCALED_ELEMENT_BYTES,
+    TRITON_DECODE_BLOCK_ROWS,
+    VALUE_HEAD_DIM,
+    EngineGemmParameters,
+    LatentAttentionParameters,
+    latent_attention_time,
+    low_precision_gemm_time,
+)
 from paleo.pricing.experts import expert_ffn_time, expert_gemm_tiles
 from paleo.pricing.families import (
     TrainingKernelParameters,
@@ -29,15 +40,6 @@ from paleo.pricing.families import (
 )
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.pricing.kernels import DeviceDatasheet
-from paleo.pricing.latent_attention import (
-    DECODE_BLOCK_ROWS,
-    LATENT_DIM,
-    QUERY_HEAD_DIM,
-    TRITON_DECODE_BLOCK_ROWS,
-    VALUE_HEAD_DIM,
-    LatentAttentionParameters,
-    latent_attention_time,
-)
 from paleo.tables.cells import Array, map_text_columns, number_column, parse_release, text_column
 from paleo.tables.kernels import (
     KERNEL_TABLES,

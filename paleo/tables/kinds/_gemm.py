@@ -18,8 +18,8 @@ from paleo.pricing.kernels import DeviceDatasheet, arithmetic_unit
 from paleo.pricing.power import INT8_PRODUCTS_PER_FP32, energy_per_flop, l2_surviving_share
 from paleo.pricing.rnn import GATES_BY_CELL, RnnDirection, RnnParameters, rnn_time
 from paleo.specs.device import find_device
+from paleo.tables.base import parse_column_names
 from paleo.tables.cells import Array, map_text_columns, number_column, text_column
-from paleo.tables.columns import parse_column_names
 from paleo.tables.kernels import (
     KERNEL_TABLES,
     FitSettings,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from paleo.errors import SpecError
-from paleo.learning.laws import CHINCHILLA, RESNET32_STALENESS_LAW, STEP_LAW, ReferencePointsLaw, refit_without_batch
+from paleo.learning.base import CHINCHILLA, RESNET32_STALENESS_LAW, STEP_LAW, ReferencePointsLaw, refit_without_batch
 from paleo.specs.task import mlperf_task
 from paleo.studies.cost import INTERVAL_DEVIATIONS
 from paleo.tables.run_tables import RUN_TABLES, NonStepTimeTable, Row, RowPrediction, has_value, integer_cell

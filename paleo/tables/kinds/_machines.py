@@ -32,7 +32,7 @@ from paleo.studies.goodput import (
     mean_time_between_failures,
     storage_by_name,
 )
-from paleo.tables.columns import parse_column_names
+from paleo.tables.base import parse_column_names
 from paleo.tables.run_tables import (
     RUN_TABLES,
     NonStepTimeTable,

@@ -13,8 +13,8 @@ from paleo.pricing import memory, scans
 from paleo.pricing.calibration_lookup import streaming_bandwidth_share
 from paleo.pricing.kernels import DeviceDatasheet, device_datasheet
 from paleo.specs.device import find_device
+from paleo.tables.base import parse_column_names
 from paleo.tables.cells import Array, map_text_columns, number_column, parse_release, text_column
-from paleo.tables.columns import parse_column_names
 from paleo.tables.kernels import (
     KERNEL_TABLES,
     FitSettings,

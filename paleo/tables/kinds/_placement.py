@@ -27,8 +27,8 @@ from paleo.pricing.links.alpha_beta import partly_overlapped_time
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import System, load_system
+from paleo.tables.base import parse_column_names
 from paleo.tables.cells import Array, read_table
-from paleo.tables.columns import parse_column_names
 from paleo.tables.run_tables import (
     RUN_TABLES,
     NonStepTimeTable,

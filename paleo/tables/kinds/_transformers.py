@@ -23,7 +23,7 @@ from paleo.specs.model import ModelSpec, build_model_spec, load_model
 from paleo.specs.run import Run, replace_fields
 from paleo.specs.software import SoftwareProfile, load_software
 from paleo.specs.system import System, load_system
-from paleo.tables.columns import parse_column_names
+from paleo.tables.base import parse_column_names
 from paleo.tables.run_tables import (
     RUN_TABLES,
     TABLE_NAME_ALIASES,
