@@ -431,7 +431,7 @@ class AuditResult(StudyResult):
     def headline(self) -> str:
         from paleo.report import audit
 
-        return audit.audit_verdict(self.audit)
+        return audit.log_audit_verdict_text(self.audit)
 
 
 @dataclass(frozen=True, repr=False, eq=False)

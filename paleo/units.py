@@ -418,7 +418,9 @@ def format_duration(seconds: float, *, digits: int = 3, like: float | None = Non
 
 
 def common_unit_time(column: Iterable[float]) -> float | None:
-    """Return the time whose unit all times of a table column share (argument ``like`` of `format_duration`).
+    """Choose the time whose unit (s, ms, us) a whole table column is printed in.
+
+    The result is meant for the argument ``like`` of `format_duration`.
 
     Parameters
     ----------
@@ -428,7 +430,8 @@ def common_unit_time(column: Iterable[float]) -> float | None:
     Returns
     -------
     float, optional
-        The shortest time; None if the longest is a thousand times longer.
+        The shortest time. None for an empty column, or if the longest time is over a thousand times longer: each time
+        then gets a unit of its own.
 
     Examples
     --------

@@ -172,7 +172,7 @@ def cross_validated_coverage(known: StepErrors, level: float = _TARGET_COVERAGE)
     Returns
     -------
     DataFrame
-        One line per source: the columns of `source_coverage`, and the fitted constants.
+        One line per source: the columns of `interval_coverage_by_source`, and the fitted constants.
 
     Raises
     ------
@@ -185,11 +185,11 @@ def cross_validated_coverage(known: StepErrors, level: float = _TARGET_COVERAGE)
     lines = []
     for _, rows, others in known.leave_one_out(MIN_SOURCE_ROWS):
         spreads = fit_interval_constants(others, level)
-        lines.append({**source_coverage(rows, spreads), **asdict(spreads)})
+        lines.append({**interval_coverage_by_source(rows, spreads), **asdict(spreads)})
     return pd.DataFrame(lines)
 
 
-def source_coverage(rows: StepErrors, spreads: IntervalParameters) -> dict[str, str | float]:
+def interval_coverage_by_source(rows: StepErrors, spreads: IntervalParameters) -> dict[str, str | float]:
     """Compute the coverage of a source: the share of its rows inside their 90 % intervals, and the mean half-width.
 
     Parameters
@@ -270,7 +270,7 @@ def coverage_verdict(sources: pd.DataFrame) -> str:
     Parameters
     ----------
     sources : DataFrame
-        One line per source, as `source_coverage` returns them.
+        One line per source, as `interval_coverage_by_source` returns them.
 
     Returns
     -------
@@ -309,5 +309,5 @@ def cross_validated_interval_fit(
     known = step_errors(files, report)
     report(f"spreads of {with_noun(len(known.log_errors), 'step')}")
     tested, spreads = cross_validated_coverage(known, level), fit_interval_constants(known, level)
-    inside = [source_coverage(rows, spreads) for _, rows, _ in known.leave_one_out(MIN_SOURCE_ROWS)]
+    inside = [interval_coverage_by_source(rows, spreads) for _, rows, _ in known.leave_one_out(MIN_SOURCE_ROWS)]
     return IntervalConstantsFit(known, spreads, pd.DataFrame(inside), tested)

@@ -307,7 +307,8 @@ def _tuning_predictor(spec: JobSpec, network: ModelSpec, system: System, run: Ru
     tuning = validate_tuning_settings(
         TuningSettings(
             options.get("trials", 0), str(options.get("method", "asha")), least, most,
-            sizes=parse_network_sizes([vary] if isinstance(vary, str) else [str(each) for each in vary]), **usual,
+            varied_network_sizes=parse_network_sizes([vary] if isinstance(vary,
+                str) else [str(each) for each in vary]), **usual,
         )
     )  # fmt: skip
 

@@ -94,7 +94,7 @@ class SufficientFactors:
         ) * gradient.element_bytes
         factors = (
             gradient.ranks
-            * gradient.fully_connected_batch_rows
+            * gradient.fully_connected_samples_per_rank
             * np.asarray(gradient.fully_connected_side_sums)
             * gradient.element_bytes
         )
@@ -108,11 +108,14 @@ class SufficientFactors:
     def decoding_work(self, gradient: SummedGradient) -> CodingWork:
         """Count the work of rebuilding the gradient from all ranks' factors: 2 P B a b FLOP for a layer (a, b)."""
         flops = (
-            2.0 * gradient.ranks * gradient.fully_connected_batch_rows * np.asarray(gradient.fully_connected_elements)
+            2.0
+            * gradient.ranks
+            * gradient.fully_connected_samples_per_rank
+            * np.asarray(gradient.fully_connected_elements)
         )
         read = (
             gradient.ranks
-            * gradient.fully_connected_batch_rows
+            * gradient.fully_connected_samples_per_rank
             * np.asarray(gradient.fully_connected_side_sums)
             * gradient.element_bytes
         )
@@ -129,7 +132,7 @@ class SufficientFactors:
         """Return True where the gathered factors take fewer bytes than the all-reduced gradient."""
         spent = (
             gradient.ranks
-            * gradient.fully_connected_batch_rows
+            * gradient.fully_connected_samples_per_rank
             * np.asarray(gradient.fully_connected_side_sums, dtype=np.float64)
         )
         return np.asarray(spent < 2.0 * np.asarray(gradient.fully_connected_elements))

@@ -47,7 +47,7 @@ class SummedGradient:
         Number of matrices (a, b) among the tensors, number of their elements, and sum of their sides a + b.
     fully_connected_elements, fully_connected_side_sums : float or ndarray
         Elements and sides as above, of fully connected layers only.
-    fully_connected_batch_rows : float or ndarray
+    fully_connected_samples_per_rank : float or ndarray
         Rows of a rank's batch (samples or tokens) that the fully connected layers multiply.
     """
 
@@ -61,7 +61,7 @@ class SummedGradient:
     matrix_side_sums: Numeric = 0.0
     fully_connected_elements: Numeric = 0.0
     fully_connected_side_sums: Numeric = 0.0
-    fully_connected_batch_rows: Numeric = 1.0
+    fully_connected_samples_per_rank: Numeric = 1.0
 
     @property
     def bytes(self) -> Array:

@@ -468,8 +468,8 @@ def with_frozen_weights(expansion: LayerOperations) -> LayerOperations:
 def without_unneeded_gradients(expansion: LayerOperations, inputs: tuple[Tensor, ...]) -> LayerOperations:
     """Return a layer's operations without gradients for tensors that no trained weight influences.
 
-    No trained weight depends on these. If no input needs a gradient, the layer computes none before its first trained
-    weight, and the operations before it save nothing.
+    Such tensors are computed from no trained weight. If no input of the layer needs a gradient, the backward pass stops
+    at the layer's first trained weight, and the operations before that weight save no activations.
 
     Parameters
     ----------

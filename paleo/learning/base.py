@@ -571,7 +571,7 @@ class SamplesToLoss(SamplesLaw):
 
     @property
     def tokens_at_best_batch(self) -> float:
-        """Training tokens that reach the loss at the best batch; raises SpecError if no number does."""
+        """Training tokens to the target loss at the batch size that needs the fewest; SpecError if none reach it."""
         return LOSS_LAWS[self.by].tokens_to_loss(self.loss, self.parameters)
 
     def batch_penalty_nats(self, global_batch: Numbers) -> Array:

@@ -312,7 +312,7 @@ def lower_graph(
         if lowering.options.regathers_tensor_parallel_inputs
         else tuple([lowering.cached_without_regather(layer) for layer in placed])
     )
-    lowered = [lowering.section(number, placed[nodes]) for number, nodes in enumerate(nodes_of)]
+    lowered = [lowering.lower_section(number, placed[nodes]) for number, nodes in enumerate(nodes_of)]
     return Program(tuple([section for section, _ in lowered]), tuple([tie for _, ties in lowered for tie in ties]))
 
 
@@ -382,7 +382,7 @@ class _Lowering:
         """
         return self.graph.cached_result(("whole", placed), lambda: without_regather(placed), any_batch=True)
 
-    def section(self, number: int, members: Sequence[LocalLayer]) -> tuple[Section, tuple[TiedParameter, ...]]:
+    def lower_section(self, number: int, members: Sequence[LocalLayer]) -> tuple[Section, tuple[TiedParameter, ...]]:
         """Lower consecutive layers to one section and its tied parameters; equal sections share one cached object.
 
         Parameters

@@ -58,7 +58,7 @@ HOST_PARAMETERS: Mapping[str, tuple[str, ...]] = {
 #: Interval of a prediction from the formula's defaults, without any measurement.
 UNMEASURED_INTERVAL_FACTORS = (0.5, 2.0)
 #: Factor by which each step to a relative architecture widens an interval.
-RELATIVE_INTERVAL_WIDENING = 1.2
+INTERVAL_FACTOR_PER_RELATED_ARCHITECTURE = 1.2
 #: Architecture from which those without rules inherit.
 _FALLBACK_ARCHITECTURE = "Ampere"
 #: Memory technologies whose error-correcting bits are stored among the data on server cards.
@@ -269,7 +269,7 @@ def _inherited(
             rule, stack = min(choices, key=lambda c: (_memory_distance(c[0], memory_kind), _rank(c[1], stacks)))
             entry = inherited_entry(rule, family, stack, relative, memory_kind)
             subject = ", ".join(rule.inherits) if rule.foreign else relative
-            return _widened(entry, RELATIVE_INTERVAL_WIDENING**steps), subject
+            return _widened(entry, INTERVAL_FACTOR_PER_RELATED_ARCHITECTURE**steps), subject
     return None
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from paleo.collectives.base import Array, CollectiveAlgorithm, Numeric, Traffic, algorithms_for, double_tree_imbalance
 from paleo.errors import PlanError, SpecError, suggest_names
 from paleo.pricing.calibration_lookup import (
-    RELATIVE_INTERVAL_WIDENING,
+    INTERVAL_FACTOR_PER_RELATED_ARCHITECTURE,
     ConstantEfficiencies,
     SourcedParameters,
     find_parameters,
@@ -710,7 +710,7 @@ def collective_parameters(
     if relative is not None:
         entry = _parameters_of_system(relative)
         wider = tuple(
-            (end, low / RELATIVE_INTERVAL_WIDENING, high * RELATIVE_INTERVAL_WIDENING)
+            (end, low / INTERVAL_FACTOR_PER_RELATED_ARCHITECTURE, high * INTERVAL_FACTOR_PER_RELATED_ARCHITECTURE)
             for end, low, high in entry.interval_bins
         )
         return replace(entry, origin="inherited", interval_bins=wider)

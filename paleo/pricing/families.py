@@ -78,7 +78,7 @@ class TrainingKernelParameters:
 
 
 def looped_expert_gemm_time(*, experts: npt.ArrayLike, launch: float, **product: Any) -> Array:
-    """Compute the time of one GEMM for each expert of a rank, a few experts at a time.
+    """Compute the time of a rank's expert GEMMs that a loop launches, of which up to `CONCURRENT_EXPERTS` run at once.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def looped_expert_gemm_time(*, experts: npt.ArrayLike, launch: float, **product:
     launch : float
         Seconds that each expert adds.
     **product
-        Arguments of `paleo.pricing.gemm.gemm_time`, but for ``batch``.
+        Arguments of `paleo.pricing.gemm.gemm_time` except ``batch``.
 
     Returns
     -------

@@ -48,7 +48,7 @@ def json_document(audit: TrainingLogAudit | CollectiveAudit) -> Document:
         "gpus": audit.expected_prediction.plan.gpus,
         "log": audit.log.kind,
         "steps": len(audit.log.steps),
-        "verdict": audit_verdict(audit),
+        "verdict": log_audit_verdict_text(audit),
         "measured": dict(audit.measured_quantities),
         "predicted": {name: audit.predicted_quantities[name] for name in audit.measured_quantities},
         "step_time_s": audit.measured_quantities["step"],
@@ -68,7 +68,7 @@ def json_document(audit: TrainingLogAudit | CollectiveAudit) -> Document:
     return {**fields, "beyond": beyond}
 
 
-def audit_verdict(audit: TrainingLogAudit | CollectiveAudit) -> str:
+def log_audit_verdict_text(audit: TrainingLogAudit | CollectiveAudit) -> str:
     """Return the verdict of an audit in one sentence.
 
     Parameters
@@ -146,7 +146,7 @@ def table(audit: TrainingLogAudit | CollectiveAudit) -> RenderableType:
             percent(value / audit.predicted_quantities[name] - 1.0),
         ]
         table.add_row(_NAMES[name], *cells, *([_cell(name, explained[name])] if audit.faults else []))
-    parts: list[RenderableType] = [wrapped_text(Text(audit_verdict(audit), style="bold")), Text(), table]
+    parts: list[RenderableType] = [wrapped_text(Text(log_audit_verdict_text(audit), style="bold")), Text(), table]
     parts += [part for note in audit.assumptions for part in (Text(), wrapped_text(f"{note[:1].upper()}{note[1:]}."))]
     for fault in audit.faults:
         parts += [Text(), wrapped_text(f"{fault.text}: {fault.advice}.")]

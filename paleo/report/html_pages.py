@@ -506,9 +506,9 @@ def _compression_words(prediction: Prediction) -> str:
     if curve.crossover_bandwidth is None:
         faster = curve.compressed_step_times[0] < curve.uncompressed_step_times[0]
         return f"{method} is {'faster' if faster else 'slower'} at all these bandwidths."
-    pays = "pays here" if curve.system_rate < curve.crossover_bandwidth else "does not pay here"
+    pays = "pays here" if curve.system_bandwidth < curve.crossover_bandwidth else "does not pay here"
     return (
-        f"{method} {pays}: the links reach {format_quantity(curve.system_rate, 'B/s')}, "
+        f"{method} {pays}: the links reach {format_quantity(curve.system_bandwidth, 'B/s')}, "
         f"and it pays below {format_quantity(curve.crossover_bandwidth, 'B/s')}."
     )
 

@@ -594,7 +594,7 @@ def plot_compressed_step_time(prediction: Prediction) -> Figure:
 
 def _mark_rates(axes: Axes, curve: BandwidthCurve) -> None:
     """Draw vertical lines at the system's bandwidth and where both curves cross."""
-    places = [(curve.system_rate, GREY, "the system")]
+    places = [(curve.system_bandwidth, GREY, "the system")]
     if curve.crossover_bandwidth is not None:
         places.append(
             (curve.crossover_bandwidth, BLACK, f"pays below {format_quantity(curve.crossover_bandwidth, 'B/s')}")

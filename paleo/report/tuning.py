@@ -79,7 +79,7 @@ def json_document(study: TuningStudy) -> dict[str, Any]:
         "eta": tuning.eta,
         "global_batch_size": study.batch,
         "software": study.software,
-        "sizes": [dict(size) for size in tuning.sizes],
+        "sizes": [dict(size) for size in tuning.varied_network_sizes],
         "hours": best.seconds / HOUR,
         "hours_interval": [end / HOUR for end in best.interval],
         "first_full_hours": best.timeline.first_full_trial_time / HOUR,

@@ -56,7 +56,8 @@ def gradient_elements_by_axes(program: Program, mesh: Mesh, copies: int) -> dict
     Returns
     -------
     dict of Axes to Array
-        Mesh axes -> elements of one layer of each section, then of each tied parameter, shape (sections and ties,).
+        Array for each set of mesh axes. Its first entries are the gradient elements of one layer of each section (run
+        of equal layers), the following ones those of each tied parameter.
     """
     owed = [
         (number, tuple([axis for axis in axes if mesh.degree(axis) > 1]), elements)
@@ -84,7 +85,8 @@ def gathered_elements_by_axes(program: Program, mesh: Mesh, copies: int, *, froz
     Returns
     -------
     dict of Axes to Array
-        Mesh axes -> elements of one layer of each section, then of each tied parameter, shape (sections and ties,).
+        Array for each set of mesh axes. Its first entries are the gradient elements of one layer of each section (run
+        of equal layers), the following ones those of each tied parameter.
     """
     gathered = list(_states(program, mesh))
     if frozen:
@@ -564,7 +566,7 @@ def gradient_sizes_per_element(
     share = min(1.0, elements / max(matrices, 1.0)) / whole
     return SummedGradient(
         elements=1.0, tensors=tensors / whole, ranks=ranks, element_bytes=width, ranks_per_node=ranks_per_node,
-        fully_connected_batch_rows=products.summed / max(products.elements, 1.0),
+        fully_connected_samples_per_rank=products.summed / max(products.elements, 1.0),
         matrices=(products.number + filters.number) / whole,
         matrix_elements=matrices * share,
         matrix_side_sums=(products.summed_side_lengths + filters.summed_side_lengths) * share,

@@ -338,14 +338,14 @@ _FACTORS = (1 / 32, 1 / 8, 1 / 2, 1.0, 2.0, 8.0, 32.0)
 class BandwidthCurve:
     """Step times [s] with and without gradient compression, over link bandwidths of a node [byte/s].
 
-    ``system_rate`` is the bandwidth of the system [byte/s]. At ``crossover_bandwidth`` [byte/s] both step times are
-    equal; None if they never are.
+    ``system_bandwidth`` is the bandwidth of the system [byte/s]. At ``crossover_bandwidth`` [byte/s] both step times
+    are equal; None if they never are.
     """
 
     bandwidths: tuple[float, ...]
     compressed_step_times: tuple[float, ...]
     uncompressed_step_times: tuple[float, ...]
-    system_rate: float
+    system_bandwidth: float
     crossover_bandwidth: float | None
 
 

@@ -557,10 +557,12 @@ def _first_fitting(
     point = point_of()
     if point.prediction.memory.fits or options.get("strategy") is not None:
         return point
-    return first_fitting_target_time(MODEL_PARALLEL_STRATEGIES, point_of) or point
+    return time_to_target_of_first_feasible_strategy(MODEL_PARALLEL_STRATEGIES, point_of) or point
 
 
-def first_fitting_target_time(plans: Sequence[str], point_of: Callable[..., TargetTime]) -> TargetTime | None:
+def time_to_target_of_first_feasible_strategy(
+    plans: Sequence[str], point_of: Callable[..., TargetTime]
+) -> TargetTime | None:
     """Return the time to a target under the first strategy of a list that runs and fits in memory.
 
     Parameters

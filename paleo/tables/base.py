@@ -610,7 +610,7 @@ class Predictions:
     parameter_origins: TextArray
 
     @classmethod
-    def without_values(cls, rows: int) -> Predictions:
+    def all_missing(cls, rows: int) -> Predictions:
         """Create empty predictions for a table: nan values and '' texts, to be filled row by row.
 
         Parameters

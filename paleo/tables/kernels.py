@@ -353,7 +353,7 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
             Predicted times [s] with 90 % intervals, one entry per row; a reason where a row cannot be modelled.
         """
         frame = _categorised(self.prepare_rows(frame.reset_index(drop=True)), self.size_columns)
-        out = Predictions.without_values(len(frame))
+        out = Predictions.all_missing(len(frame))
         out.device_names[:] = text_column(frame, self.hardware_column).to_numpy()
         reasons = np.full(len(frame), "", dtype=object)
         for column in self.size_columns:

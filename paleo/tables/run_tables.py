@@ -482,7 +482,7 @@ class RunTable(MeasuredTable):
             Predicted values in SI units with 90 % intervals, one entry per row; a reason where a row has none.
         """
         frame = frame.reset_index(drop=True)
-        out = Predictions.without_values(len(frame))
+        out = Predictions.all_missing(len(frame))
         out.device_names[:] = text_column(frame, "device").to_numpy()
         for index, step in enumerate(self.predict_rows(frame)):
             if isinstance(step, str):

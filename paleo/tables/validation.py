@@ -409,7 +409,7 @@ def validate_frame(name: str, frame: pd.DataFrame, table: MeasuredTable) -> File
     reasons = unusable_cell_reasons(frame, table.columns)
     rows = np.flatnonzero(reasons == "")
     part = frame if len(rows) == len(frame) else select_rows(frame, rows, table)
-    measured, predictions = np.full(len(frame), np.nan), Predictions.without_values(len(frame))
+    measured, predictions = np.full(len(frame), np.nan), Predictions.all_missing(len(frame))
     predictions.failure_reasons[:], predictions.device_names[:] = reasons, text_column(frame, "device").to_numpy()
     if len(rows):
         measured[rows], of_part = measured_and_predicted_values(table, part)
@@ -510,7 +510,7 @@ def measured_and_predicted_values(table: MeasuredTable, frame: pd.DataFrame) -> 
     except Exception as error:
         if len(frame) == 1:
             # The result of one row whose prediction raises an error.
-            predictions = Predictions.without_values(1)
+            predictions = Predictions.all_missing(1)
             words = " ".join(str(error).split())[:200]
             predictions.failure_reasons[0] = (
                 words if isinstance(error, PaleoError) else f"the row cannot be computed ({words})"

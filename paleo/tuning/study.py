@@ -70,7 +70,7 @@ class TuningSettings:
         True if promoted trials continue from their checkpoints.
     evaluation_samples : float
         Samples of one evaluation.
-    sizes : tuple of mapping
+    varied_network_sizes : tuple of mapping
         Parameters of the network in which trials differ, such as ``layers``, one mapping for each size.
     correlation : float, optional
         Assumed rank correlation of a trial's score at a rung with its final score, from which the regret follows.
@@ -86,7 +86,7 @@ class TuningSettings:
     population: int = 20
     resumes_from_checkpoint: bool = True
     evaluation_samples: float = 0.0
-    sizes: tuple[Mapping[str, Any], ...] = ({},)
+    varied_network_sizes: tuple[Mapping[str, Any], ...] = ({},)
     correlation: float | None = None
     seed: int = 0
 
@@ -117,7 +117,9 @@ class TuningSettings:
         """
         seed, rungs = self.seed if seed is None else seed, self.rungs
         scores = sampled_trial_scores(self.trials, len(rungs), correlation, seed)
-        return TuningProblem(self.trials, self.eta, rungs, scores, self.population, len(self.sizes), seed)
+        return TuningProblem(
+            self.trials, self.eta, rungs, scores, self.population, len(self.varied_network_sizes), seed
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +202,7 @@ def estimate_trial(
         If a size of the network does not fit or does not suit the GPUs.
     """
     predictions, parts = [], []
-    for size in tuning.sizes:
+    for size in tuning.varied_network_sizes:
         settings = run.model_copy(update={"model": {**run.model, **size}})
         step = predict(model, system, with_same_software(model, system, settings).run)
         if not step.memory.fits:
@@ -265,7 +267,7 @@ class TuningSearch:
         """
         stages = (
             self.tuning.method_class(self.tuning.tuning_problem()).synchronous_stages()
-            if len(self.tuning.sizes) == 1
+            if len(self.tuning.varied_network_sizes) == 1
             else None
         )
         costs = self.trial_estimate.scaled_trial_times(factor)

@@ -34,12 +34,12 @@ RUN_ALL = """
 import shlex, sys
 from paleo.cli import run_command_line as run
 from paleo.compression.base import COMPRESSIONS
-from paleo.consistency.base import CONSISTENCY
+from paleo.consistency.base import CONSISTENCY_MODELS
 from paleo.layers.base import LAYERS
-from paleo.learning.base import LAWS
-from paleo.logs.base import READERS
+from paleo.learning.base import SAMPLES_LAWS
+from paleo.logs.base import TRAINING_LOG_READERS
 from paleo.pricing.kernels import KERNEL_FAMILIES
-for registry in (COMPRESSIONS, CONSISTENCY, KERNEL_FAMILIES, LAWS, LAYERS, READERS):
+for registry in (COMPRESSIONS, CONSISTENCY_MODELS, KERNEL_FAMILIES, SAMPLES_LAWS, LAYERS, TRAINING_LOG_READERS):
     print(f"registered {' '.join(registry)} ", file=sys.stderr)
 for line in sys.stdin.read().splitlines():
     code = run(shlex.split(line))

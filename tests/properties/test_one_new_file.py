@@ -197,7 +197,7 @@ from __future__ import annotations
 from paleo.schedules.base import SchedulePass, Schedule, register_schedule
 
 
-def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[SchedulePass]:
+def pass_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[SchedulePass]:
     """2 (p - s - 1) forward passes, then one backward for one forward, then the rest."""
     fill = min(2 * (stages - stage - 1), microbatches)
     actions = [SchedulePass("F", i) for i in range(fill)]
@@ -206,7 +206,7 @@ def order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Sched
     return actions + [SchedulePass("B", i) for i in range(microbatches - fill, microbatches)]
 
 
-register_schedule(Schedule("eager-1f1b", "this test", order))
+register_schedule(Schedule("eager-1f1b", "this test", pass_order))
 '''
 STRATEGY = '''
 """Every linear layer split over its outputs."""
@@ -220,7 +220,7 @@ from paleo.parallel.placement import STRATEGY_PRESETS, Placement, PlacementRule,
 @STRATEGY_PRESETS.register("columns")
 def columns(graph: Graph, strategy: Strategy) -> Placement:
     """The features of linear layers over tp, the batch over dp."""
-    split = PlacementRule({"batch": ("dp",), "features": ("tp",)}, layer="linear")
+    split = PlacementRule({"batch": ("dp",), "features": ("tp",)}, layer_type="linear")
     return Placement((PlacementRule({"batch": ("dp",)}), split))
 '''
 
@@ -245,7 +245,7 @@ def exponential(b: NetworkBuilder, call: TracedCall) -> None:
     """One pass over the matrix."""
     source = b.place_of(call.inputs[0])
     one_pass = {"of": "matrix_exp", "dims": source.dims, "keeps": "inputs"}
-    b.record_output(call.out, b.add("pass", one_pass, [source], call.path))
+    b.record_output(call.out, b.add_layer("pass", one_pass, [source], call.path))
 '''
 NETWORK = """
 import torch
@@ -353,7 +353,7 @@ def test_a_collective_that_wins_is_used_by_the_libraries_it_belongs_to(copy: Pat
     add(copy, "paleo/collectives/whisper.py", whisper)
     assert paleo(copy, *_all_reduce("dgx-a100-80gb", 8))["best"] == "ring"
     assert paleo(copy, *call)["breakdown_s"]["communication_total"] == before
-    libraries = 'libraries={"textbook": ["all_reduce"], "nccl": ["all_reduce"]}, is_one_port'
+    libraries = 'operations_by_library={"textbook": ["all_reduce"], "nccl": ["all_reduce"]}, is_one_port'
     (copy / "paleo/collectives/whisper.py").write_text(whisper.replace("is_one_port", libraries))
     assert paleo(copy, *_all_reduce("dgx-a100-80gb", 8))["best"] == "whisper"
     assert paleo(copy, *call)["breakdown_s"]["communication_total"] < before

@@ -24,7 +24,7 @@ from paleo.logs.base import (
     read_log_lines,
     read_nccl_tests_log,
 )
-from paleo.report.audit import audit_verdict
+from paleo.report.audit import log_audit_verdict_text
 from paleo.specs.run import replace_fields
 from paleo.specs.software import load_software
 from paleo.specs.system import System
@@ -325,14 +325,16 @@ def test_spoilt_logs_are_not_as_predicted(case: str, tmp_path: Path) -> None:
     change, said = SPOILT[case]
     step = prediction("gpt")
     text = _lines(megatron_log(step, 3, timers=False), change)
-    answer = audit_verdict(audit_training_log(read_log(write(tmp_path, text)), step))
+    answer = log_audit_verdict_text(audit_training_log(read_log(write(tmp_path, text)), step))
     assert said in answer and "nothing in this log says otherwise" not in answer
 
 
 @pytest.mark.slow
 def test_a_rank_that_is_slower_is_never_as_predicted(tmp_path: Path) -> None:
     step = prediction("gpt")
-    answer = audit_verdict(audit_training_log(read_log(write(tmp_path, megatron_log(step, 3, slow=3.0))), step))
+    answer = log_audit_verdict_text(
+        audit_training_log(read_log(write(tmp_path, megatron_log(step, 3, slow=3.0))), step)
+    )
     assert "straggler" in answer and "says otherwise" not in answer
 
 

@@ -16,7 +16,7 @@ EXAMPLES = (
 GRADIENT = SummedGradient(
     elements=25e6, tensors=160.0, ranks=64.0, ranks_per_node=8.0,
     matrix_elements=24e6, matrix_side_sums=1e5, fully_connected_elements=2e6, fully_connected_side_sums=3e3,
-    fully_connected_batch_rows=32.0,
+    fully_connected_samples_per_rank=32.0,
 )  # fmt: skip
 
 

@@ -319,7 +319,7 @@ def test_the_rate_at_which_compression_stops_paying() -> None:
     assert pays[0] and not pays[-1] and curve.crossover_bandwidth is not None
     assert (
         curve.bandwidths[0] < curve.crossover_bandwidth < curve.bandwidths[-1]
-        and curve.system_rate == curve.bandwidths[1]
+        and curve.system_bandwidth == curve.bandwidths[1]
     )
     with pytest.raises(PlanError, match="no links"):
         bandwidth_curve(predict(load_model("lenet"), load_system("l4"), Run(compress=None)))

@@ -24,9 +24,9 @@ from paleo.specs.task import TrainingTask, mlperf_task
 from paleo.studies.target import (
     MODEL_PARALLEL_STRATEGIES,
     TargetTime,
-    first_fitting_target_time,
     task_run,
     time_to_target,
+    time_to_target_of_first_feasible_strategy,
 )
 from paleo.tables.cells import Array, number_or_nan
 from paleo.tables.kinds._transformers import strategy_of_run
@@ -248,7 +248,10 @@ def _target(cells: tuple[tuple[str, Any], ...], calibration: Calibration | None)
         for degrees in MODEL_PARALLEL_STRATEGIES
         if task.code.software in SAMPLE_SPLIT_AXES or "tp=" not in degrees
     ]
-    return first_fitting_target_time(plans, lambda **stated: priced(run.model_copy(update=stated))) or point
+    return (
+        time_to_target_of_first_feasible_strategy(plans, lambda **stated: priced(run.model_copy(update=stated)))
+        or point
+    )
 
 
 # rows of tables of steps
