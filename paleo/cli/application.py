@@ -196,7 +196,7 @@ PREDICT_HELP_GROUP, DECIDE_HELP_GROUP, CATALOG_HELP_GROUP, MEASURE_HELP_GROUP = 
 )
 #: Exit codes: the answer is no; the input is wrong; an error in this program; interrupted from the keyboard; the reader
 #: of the output has closed it.
-EXIT_NEGATIVE_ANSWER, EXIT_WRONG_INPUT, EXIT_INTERNAL_ERROR, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 1, 2, 3, 130, 141
+EXIT_NO, EXIT_WRONG_INPUT, EXIT_INTERNAL_ERROR, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 1, 2, 3, 130, 141
 
 
 def _version(requested: bool) -> None:

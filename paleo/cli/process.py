@@ -31,7 +31,7 @@ from paleo.cli.application import (
     DECIDE_HELP_GROUP,
     EXIT_INTERNAL_ERROR,
     EXIT_INTERRUPTED,
-    EXIT_NEGATIVE_ANSWER,
+    EXIT_NO,
     EXIT_PIPE_CLOSED,
     EXIT_WRONG_INPUT,
     MEASURE_HELP_GROUP,
@@ -284,7 +284,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
         code = _run_command(arguments)
         sys.stdout.flush()
     except CapacityError as error:
-        return _print_error(str(error), EXIT_NEGATIVE_ANSWER)
+        return _print_error(str(error), EXIT_NO)
     except PaleoError as error:
         return _print_error(str(error), EXIT_WRONG_INPUT)
     except (typer.Abort, KeyboardInterrupt):

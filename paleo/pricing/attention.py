@@ -24,7 +24,7 @@ import numpy.typing as npt
 from paleo.errors import SpecError, suggest_names
 from paleo.pricing.kernels import DeviceDatasheet, as_float_arrays
 from paleo.pricing.power import power_slowdown, slowdown_share
-from paleo.specs.calibration import calibrated_parameter
+from paleo.specs.calibration import parameter
 from paleo.units import MICROSECOND
 
 Array = npt.NDArray[np.float64]
@@ -424,69 +424,41 @@ L2_MISS_STEEPNESS = 8.0
 class PrefillParameters:
     """Calibrated parameters of prefill attention (many query tokens at once), for one kernel, phase and device."""
 
-    launch_time: float = calibrated_parameter("8 us", "2..40 us", "launches and first loads")
-    padding_time: float = calibrated_parameter("1 us", "0.05..8 us", "extra launches of a padded head dimension")
-    mma_efficiency: float = calibrated_parameter("0.9", "0.2..1.3", "rate of the two products over peak at boost clock")
-    exp_cycles: float = calibrated_parameter(
-        "0.0625 cycle", "0.005..0.15", "per score element; 1/16 is the rate of exponentials"
-    )
-    tile_cycles: float = calibrated_parameter(
-        "3000 cycle", "100..40000", "start and end of a query tile at head dimension 128"
-    )
-    padded_tile_cycles: float = calibrated_parameter(
-        "2200 cycle", "10..30000", "added to a tile whose head dimension is padded"
-    )
-    wave_quantization: float = calibrated_parameter(
-        "0.8", "0.05..1.3", "share of the last, partly filled wave that is paid"
-    )
-    bandwidth_fraction: float = calibrated_parameter("0.9", "0.4..0.96", "achieved memory bandwidth")
-    norm_order: float = calibrated_parameter("1.5", "1..8", "overlap of arithmetic and memory traffic")
-    cache_write_time: float = calibrated_parameter("3 us", "0.1..20 us", "writing of one token into the paged cache")
-    combine_time: float = calibrated_parameter("2 us", "0.05..20 us", "merging of split keys")
-    l2_survival_share: float = calibrated_parameter(
-        "0.5", "0.2..1.3", "share of L2 in which tensors survive", fitted=False
-    )
-    l2_bytes_per_cycle: float = calibrated_parameter(
-        "40 B/cycle", "4..100", "L2 rate of a multiprocessor", fitted=False
-    )
-    energy_per_flop: float = calibrated_parameter(
-        "1 pJ/FLOP", "0.1..10", "energy of a FLOP of the two products", fitted=False
-    )
-    backward_efficiency: float = calibrated_parameter(
-        "0.8", "0.3..1.2", "rate of backward's products over forward", fitted=False
-    )
+    launch_time: float = parameter("8 us", "2..40 us", "launches and first loads")
+    padding_time: float = parameter("1 us", "0.05..8 us", "extra launches of a padded head dimension")
+    mma_efficiency: float = parameter("0.9", "0.2..1.3", "rate of the two products over peak at boost clock")
+    exp_cycles: float = parameter("0.0625 cycle", "0.005..0.15", "per score element; 1/16 is the rate of exponentials")
+    tile_cycles: float = parameter("3000 cycle", "100..40000", "start and end of a query tile at head dimension 128")
+    padded_tile_cycles: float = parameter("2200 cycle", "10..30000", "added to a tile whose head dimension is padded")
+    wave_quantization: float = parameter("0.8", "0.05..1.3", "share of the last, partly filled wave that is paid")
+    bandwidth_fraction: float = parameter("0.9", "0.4..0.96", "achieved memory bandwidth")
+    norm_order: float = parameter("1.5", "1..8", "overlap of arithmetic and memory traffic")
+    cache_write_time: float = parameter("3 us", "0.1..20 us", "writing of one token into the paged cache")
+    combine_time: float = parameter("2 us", "0.05..20 us", "merging of split keys")
+    l2_survival_share: float = parameter("0.5", "0.2..1.3", "share of L2 in which tensors survive", fitted=False)
+    l2_bytes_per_cycle: float = parameter("40 B/cycle", "4..100", "L2 rate of a multiprocessor", fitted=False)
+    energy_per_flop: float = parameter("1 pJ/FLOP", "0.1..10", "energy of a FLOP of the two products", fitted=False)
+    backward_efficiency: float = parameter("0.8", "0.3..1.2", "rate of backward's products over forward", fitted=False)
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeParameters:
     """Calibrated parameters of decode attention (one query token per sequence), for one kernel and device."""
 
-    launch_time: float = calibrated_parameter("8 us", "2..40 us", "launches and first loads")
-    extra_kernel_time: float = calibrated_parameter(
-        "1.9 us", "0.2..8 us", "each further small kernel in a captured graph"
-    )
-    mma_efficiency: float = calibrated_parameter(
-        "0.6", "0.1..1.5", "tensor-core rate on padded tiles over peak at boost clock"
-    )
-    tile_cycles: float = calibrated_parameter(
-        "3000 cycle", "100..40000", "start and end of a tile at head dimension 128"
-    )
-    block_search_cycles: float = calibrated_parameter(
-        "1 cycle", "0.01..200", "search of a block for its tile, per sequence"
-    )
-    wave_quantization: float = calibrated_parameter(
-        "0.8", "0.05..1", "share of the last, partly filled wave that is paid"
-    )
-    l2_survival_share: float = calibrated_parameter(
-        "0.6", "0.2..1.2", "share of L2 that keys left by the step before survive in"
-    )
-    bandwidth_fraction: float = calibrated_parameter("0.9", "0.4..0.96", "achieved memory bandwidth")
-    l2_bytes_per_cycle: float = calibrated_parameter("20 B/cycle", "4..100", "L2 read rate of one multiprocessor")
-    norm_order: float = calibrated_parameter("2", "1..10", "overlap of tile time and memory traffic")
-    combine_time: float = calibrated_parameter("2 us", "0.05..20 us", "merging of split keys")
-    combine_time_per_split: float = calibrated_parameter("0.1 us", "0.0005..1 us", "merging, per split in a chain")
-    cache_write_time: float = calibrated_parameter("3 us", "0.1..20 us", "writing of one token into the paged cache")
-    time_per_sequence: float = calibrated_parameter(
+    launch_time: float = parameter("8 us", "2..40 us", "launches and first loads")
+    extra_kernel_time: float = parameter("1.9 us", "0.2..8 us", "each further small kernel in a captured graph")
+    mma_efficiency: float = parameter("0.6", "0.1..1.5", "tensor-core rate on padded tiles over peak at boost clock")
+    tile_cycles: float = parameter("3000 cycle", "100..40000", "start and end of a tile at head dimension 128")
+    block_search_cycles: float = parameter("1 cycle", "0.01..200", "search of a block for its tile, per sequence")
+    wave_quantization: float = parameter("0.8", "0.05..1", "share of the last, partly filled wave that is paid")
+    l2_survival_share: float = parameter("0.6", "0.2..1.2", "share of L2 that keys left by the step before survive in")
+    bandwidth_fraction: float = parameter("0.9", "0.4..0.96", "achieved memory bandwidth")
+    l2_bytes_per_cycle: float = parameter("20 B/cycle", "4..100", "L2 read rate of one multiprocessor")
+    norm_order: float = parameter("2", "1..10", "overlap of tile time and memory traffic")
+    combine_time: float = parameter("2 us", "0.05..20 us", "merging of split keys")
+    combine_time_per_split: float = parameter("0.1 us", "0.0005..1 us", "merging, per split in a chain")
+    cache_write_time: float = parameter("3 us", "0.1..20 us", "writing of one token into the paged cache")
+    time_per_sequence: float = parameter(
         "0.01 us", "0.0001..0.1 us", "per sequence of a captured graph with unused splits"
     )
 

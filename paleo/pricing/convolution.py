@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.specs.calibration import calibrated_parameter
+from paleo.specs.calibration import parameter
 from paleo.units import TERA
 
 if TYPE_CHECKING:
@@ -175,42 +175,24 @@ TilesAndSplits = tuple[tuple[Tiles, tuple[int, ...]], ...]
 class ConvolutionParameters:
     """Calibrated parameters of a convolution library on a device."""
 
-    launch_time: float = calibrated_parameter("8 us", "1..400 us", "time of an empty call")
-    gemm_efficiency: float = calibrated_parameter("0.95", "0.3..1.3", "share of peak of a large tile's inner loop")
-    balanced_tile_width: float = calibrated_parameter(
+    launch_time: float = parameter("8 us", "1..400 us", "time of an empty call")
+    gemm_efficiency: float = parameter("0.95", "0.3..1.3", "share of peak of a large tile's inner loop")
+    balanced_tile_width: float = parameter(
         "16 element", "2..60", "tile width where operand loads cost as much as arithmetic"
     )
-    block_overhead_cycles: float = calibrated_parameter(
-        "300 cycle", "10..20000", "prologue and epilogue of a block, not hidden"
-    )
-    bandwidth_fraction: float = calibrated_parameter("0.55", "0.15..1", "share of memory bandwidth of reads and writes")
-    cycles_per_summed_element: float = calibrated_parameter(
+    block_overhead_cycles: float = parameter("300 cycle", "10..20000", "prologue and epilogue of a block, not hidden")
+    bandwidth_fraction: float = parameter("0.55", "0.15..1", "share of memory bandwidth of reads and writes")
+    cycles_per_summed_element: float = parameter(
         "100 cycle", "2..600", "least cycles of a block per element of the sum: latency"
     )
-    winograd_efficiency: float = calibrated_parameter(
-        "0.86", "0.3..1.2", "share of peak of fused Winograd's reduced products"
-    )
-    winograd_cycles: float = calibrated_parameter(
-        "2500 cycle", "300..20000", "first and last transforms of a fused block"
-    )
-    transform_bandwidth: float = calibrated_parameter(
-        "0.5", "0.1..1.2", "share of bandwidth of transforms and of im2col"
-    )
-    weight_transform_bandwidth: float = calibrated_parameter(
-        "0.2", "0.03..1.2", "share of bandwidth of filter transforms"
-    )
-    data_gradient_factor: float = calibrated_parameter(
-        "1.1", "0.7..2.5", "time of the data gradient over that product forward"
-    )
-    filter_gradient_factor: float = calibrated_parameter(
-        "1.3", "0.7..3", "time of the filter gradient over that product forward"
-    )
-    split_cycles: float = calibrated_parameter(
-        "3000 cycle", "200..50000", "start and end of a product's reduction over splits"
-    )
-    energy_per_flop: float = calibrated_parameter(
-        "17 pJ/FLOP", "1..60", "board power over rate at boost clock", fitted=False
-    )
+    winograd_efficiency: float = parameter("0.86", "0.3..1.2", "share of peak of fused Winograd's reduced products")
+    winograd_cycles: float = parameter("2500 cycle", "300..20000", "first and last transforms of a fused block")
+    transform_bandwidth: float = parameter("0.5", "0.1..1.2", "share of bandwidth of transforms and of im2col")
+    weight_transform_bandwidth: float = parameter("0.2", "0.03..1.2", "share of bandwidth of filter transforms")
+    data_gradient_factor: float = parameter("1.1", "0.7..2.5", "time of the data gradient over that product forward")
+    filter_gradient_factor: float = parameter("1.3", "0.7..3", "time of the filter gradient over that product forward")
+    split_cycles: float = parameter("3000 cycle", "200..50000", "start and end of a product's reduction over splits")
+    energy_per_flop: float = parameter("17 pJ/FLOP", "1..60", "board power over rate at boost clock", fitted=False)
 
 
 #: Weight of whole waves of blocks against a fractional count: a multiprocessor holds a few blocks, so the last wave is

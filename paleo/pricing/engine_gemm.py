@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.specs.calibration import calibrated_parameter
+from paleo.specs.calibration import parameter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,35 +48,27 @@ ROOFLINE_NORM_ORDER, HOST_NORM_ORDER = 3.0, 8.0
 class EngineGemmParameters:
     """Calibrated parameters of one GEMM kernel of an inference engine on one device."""
 
-    launch_time: float = calibrated_parameter("20 us", "0.5..400 us", "launches of all kernels of a call")
-    host_time: float = calibrated_parameter(
-        "1 us", "0.1..1000 us", "host time of a call, which the device's time hides"
-    )
-    efficiency: float = calibrated_parameter(
-        "0.6", "0.05..1", "share of peak that the main loop of a full tile reaches"
-    )
-    bandwidth_efficiency: float = calibrated_parameter(
-        "0.75", "0.2..1.1", "share of the memory bandwidth that streams reach"
-    )
-    cycles_per_summed_element: float = calibrated_parameter(
+    launch_time: float = parameter("20 us", "0.5..400 us", "launches of all kernels of a call")
+    host_time: float = parameter("1 us", "0.1..1000 us", "host time of a call, which the device's time hides")
+    efficiency: float = parameter("0.6", "0.05..1", "share of peak that the main loop of a full tile reaches")
+    bandwidth_efficiency: float = parameter("0.75", "0.2..1.1", "share of the memory bandwidth that streams reach")
+    cycles_per_summed_element: float = parameter(
         "2 cycle", "0.0002..200", "least cycles of a block for an element of its sum"
     )
-    epilogue_cycles: float = calibrated_parameter(
-        "2000 cycle", "1..100000", "prologue and epilogue of a 128 x 128 tile"
-    )
-    balanced_tile_width: float = calibrated_parameter(
+    epilogue_cycles: float = parameter("2000 cycle", "1..100000", "prologue and epilogue of a 128 x 128 tile")
+    balanced_tile_width: float = parameter(
         "16 element", "1..200", "tile width at which loading operands costs as much as arithmetic"
     )
-    pass_bandwidth_share: float = calibrated_parameter(
+    pass_bandwidth_share: float = parameter(
         "0.8", "0.01..50", "share of the bandwidth of passes before and after the products"
     )
-    unaligned_time_ratio: float = calibrated_parameter(
+    unaligned_time_ratio: float = parameter(
         "1", "1..40", "times that arithmetic takes over sums of no multiple of 16, whose operands are read one by one"
     )
-    index_bytes_per_element: float = calibrated_parameter(
+    index_bytes_per_element: float = parameter(
         "4", "0.01..300", "bytes of every routed element that ranks sort and read"
     )
-    time_per_element: float = calibrated_parameter(
+    time_per_element: float = parameter(
         "0.002 ns", "0.00002..0.2 ns", "the same as a time, in Triton's kernels of experts"
     )
 
@@ -221,22 +213,16 @@ PREFILL_BLOCK_ROWS, MIN_KEYS_PER_SPLIT = 128.0, 64.0
 class LatentAttentionParameters:
     """Calibrated parameters of one multi-head latent attention (MLA) kernel on one device."""
 
-    launch_time: float = calibrated_parameter("10 us", "0.5..400 us", "launches of all kernels of a call")
-    host_time: float = calibrated_parameter(
-        "1 us", "0.1..1000 us", "host time of a call, which the device's time hides"
-    )
-    efficiency: float = calibrated_parameter("0.6", "0.02..1.2", "share of peak that the main loop reaches")
-    bandwidth_efficiency: float = calibrated_parameter(
-        "0.75", "0.1..1.1", "share of the memory bandwidth that streams reach"
-    )
-    cycles_per_key: float = calibrated_parameter(
-        "2 cycle", "0.0002..200", "least cycles of a block for each of its keys"
-    )
-    block_overhead_cycles: float = calibrated_parameter("5000 cycle", "10..200000", "start and end of a block")
-    pass_bandwidth_share: float = calibrated_parameter(
+    launch_time: float = parameter("10 us", "0.5..400 us", "launches of all kernels of a call")
+    host_time: float = parameter("1 us", "0.1..1000 us", "host time of a call, which the device's time hides")
+    efficiency: float = parameter("0.6", "0.02..1.2", "share of peak that the main loop reaches")
+    bandwidth_efficiency: float = parameter("0.75", "0.1..1.1", "share of the memory bandwidth that streams reach")
+    cycles_per_key: float = parameter("2 cycle", "0.0002..200", "least cycles of a block for each of its keys")
+    block_overhead_cycles: float = parameter("5000 cycle", "10..200000", "start and end of a block")
+    pass_bandwidth_share: float = parameter(
         "0.5", "0.005..20", "share of the bandwidth of passes over queries, results, latents"
     )
-    max_splits: float = calibrated_parameter("16", "1..200", "the most parts that a cache is split into")
+    max_splits: float = parameter("16", "1..200", "the most parts that a cache is split into")
 
 
 def latent_attention_time(

@@ -48,7 +48,7 @@ from paleo.pricing.power import (
     slowdown_share,
 )
 from paleo.pricing.rnn import RnnDirection, RnnParameters, rnn_time
-from paleo.specs.calibration import calibrated_parameter
+from paleo.specs.calibration import parameter
 
 if TYPE_CHECKING:
     from paleo.operations.base import Kernel
@@ -63,18 +63,14 @@ CONCURRENT_EXPERTS = 4.0
 class TrainingKernelParameters:
     """Calibrated parameters of one training kernel, scaled from an inference kernel, on one device."""
 
-    launch_time: float = calibrated_parameter(
+    launch_time: float = parameter(
         "5 us", "0.1..300 us", "what a call takes beside its kernel; of experts: each of them"
     )
-    half_throttle_time: float = calibrated_parameter(
+    half_throttle_time: float = parameter(
         "0.1 ms", "1 us..10 ms", "kernel time that feels half the power limit in a test run"
     )
-    forward_rate_ratio: float = calibrated_parameter(
-        "1", "0.4..2", "rate of attention's products over that of an engine's kernel"
-    )
-    backward_rate_ratio: float = calibrated_parameter(
-        "0.7", "0.2..1.5", "rate of backward attention's products over forward's"
-    )
+    forward_rate_ratio: float = parameter("1", "0.4..2", "rate of attention's products over that of an engine's kernel")
+    backward_rate_ratio: float = parameter("0.7", "0.2..1.5", "rate of backward attention's products over forward's")
 
 
 def looped_expert_gemm_time(*, experts: npt.ArrayLike, launch: float, **product: Any) -> Array:

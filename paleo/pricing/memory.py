@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.pricing.kernels import DeviceDatasheet, as_float_arrays
-from paleo.specs.calibration import calibrated_parameter
+from paleo.specs.calibration import parameter
 
 Array = npt.NDArray[np.float64]
 Sizes = Array | float
@@ -38,18 +38,16 @@ _BLOCK_THREADS = THREADS_PER_MULTIPROCESSOR / 2
 class MemoryParameters:
     """Calibrated parameters of one kind of memory-bound kernel (such as softmax) on one device and software stack."""
 
-    launch_time: float = calibrated_parameter("4 us", "0.2..120 us", "host issue of one call")
-    kernel_time: float = calibrated_parameter("3 us", "0.1..100 us", "start and drain on the device")
-    host_overlap: float = calibrated_parameter("8", "1..40", "order of the smooth maximum of host and device time")
-    bandwidth_fraction: float = calibrated_parameter("0.88", "0.4..0.97", "achieved memory bandwidth")
-    l2_bytes_per_cycle: float = calibrated_parameter("30 B/cycle", "4..120", "L2 traffic of one multiprocessor")
-    l2_survival_share: float = calibrated_parameter(
+    launch_time: float = parameter("4 us", "0.2..120 us", "host issue of one call")
+    kernel_time: float = parameter("3 us", "0.1..100 us", "start and drain on the device")
+    host_overlap: float = parameter("8", "1..40", "order of the smooth maximum of host and device time")
+    bandwidth_fraction: float = parameter("0.88", "0.4..0.97", "achieved memory bandwidth")
+    l2_bytes_per_cycle: float = parameter("30 B/cycle", "4..120", "L2 traffic of one multiprocessor")
+    l2_survival_share: float = parameter(
         "0.6", "0.1..1.5", "share of L2 in which data survive until they are read again"
     )
-    elements_per_cycle: float = calibrated_parameter(
-        "32 1/cycle", "0.3..128", "elements that one multiprocessor can issue"
-    )
-    cycles_per_row_step: float = calibrated_parameter(
+    elements_per_cycle: float = parameter("32 1/cycle", "0.3..128", "elements that one multiprocessor can issue")
+    cycles_per_row_step: float = parameter(
         "500 cycle", "10..50000", "one step of a row's thread block: a latency and its work"
     )
 

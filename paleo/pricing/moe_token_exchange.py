@@ -25,7 +25,7 @@ from paleo.collectives.base import COLLECTIVE_ALGORITHMS, Numeric
 from paleo.pricing.calibration_lookup import find_parameters
 from paleo.pricing.links.alpha_beta import bus_factor, partly_overlapped_time, pipeline_fill_time, with_launch_skew
 from paleo.pricing.links.group import MIN_SWITCH_RANKS, GroupLinks
-from paleo.specs.calibration import calibrated_parameter
+from paleo.specs.calibration import parameter
 from paleo.units import MICROSECOND, MILLISECOND
 
 if TYPE_CHECKING:
@@ -45,13 +45,13 @@ _NORM = 4.0
 class TokenExchangeParameters:
     """Calibrated parameters of one direction (dispatch or combine) of an MoE token exchange on one system."""
 
-    launch_time: float = calibrated_parameter("20 us", "1..1000 us", "launches, counts and a barrier")
-    link_share: float = calibrated_parameter("0.7", "0.05..1.5", "share of a device's links that is reached")
-    copy_rate: float = calibrated_parameter("10 B/ns", "0.1..1000 B/ns", "what a multiprocessor copies")
-    nic_share: float = calibrated_parameter("0.8", "0.1..1.2", "share of a NIC that two nodes reach")
-    nic_share_exponent: float = calibrated_parameter("0.1", "0.001..3", "power of the nodes by which that share falls")
-    time_per_visit: float = calibrated_parameter("0.1 ns", "1e-3..1000 ns", "of each expert that a token visits")
-    time_per_node_doubling: float = calibrated_parameter("5 us", "0.01..1000 us", "of each doubling of the nodes")
+    launch_time: float = parameter("20 us", "1..1000 us", "launches, counts and a barrier")
+    link_share: float = parameter("0.7", "0.05..1.5", "share of a device's links that is reached")
+    copy_rate: float = parameter("10 B/ns", "0.1..1000 B/ns", "what a multiprocessor copies")
+    nic_share: float = parameter("0.8", "0.1..1.2", "share of a NIC that two nodes reach")
+    nic_share_exponent: float = parameter("0.1", "0.001..3", "power of the nodes by which that share falls")
+    time_per_visit: float = parameter("0.1 ns", "1e-3..1000 ns", "of each expert that a token visits")
+    time_per_node_doubling: float = parameter("5 us", "0.01..1000 us", "of each doubling of the nodes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,22 +192,20 @@ def intra_node_token_exchange_time(payload_bytes: Array, ranks: int, system: Sys
 class CustomAllReduceParameters:
     """Calibrated parameters of one-shot and two-shot all-reduce over NVLink, and of NCCL's ring for large payloads."""
 
-    launch_time: float = calibrated_parameter("4 us", "0.5..50 us", "kernel start and first barrier")
-    host_time: float = calibrated_parameter("1 ns", "1 ns..500 us", "time the host needs to issue the call")
-    time_per_peer: float = calibrated_parameter("0.1 us", "1 ns..5 us", "one more peer in the barrier")
-    one_shot_fraction: float = calibrated_parameter("0.6", "0.05..1", "share of the link, one-shot")
-    second_barrier_time: float = calibrated_parameter("4 us", "0.1..50 us", "the second barrier and pass")
-    two_shot_fraction: float = calibrated_parameter("0.6", "0.05..1", "share of the link, two-shot")
-    max_payload_bytes: float = calibrated_parameter("8 MiB", "1 kB..1 GiB", "largest payload", fitted=False)
-    two_shot_threshold: float = calibrated_parameter(
-        "2 MiB", "1 kB..1 GiB", "payload times ranks of two-shot", fitted=False
-    )
-    ring_launch_time: float = calibrated_parameter("15 us", "0.1..300 us", "launch and start of NCCL")
-    ring_hop_time: float = calibrated_parameter("5 us", "0.1..100 us", "one hop of NCCL's ring")
-    ring_fraction: float = calibrated_parameter("0.77", "0.05..1", "share of the link of NCCL's ring")
-    own_share_copy_ratio: float = calibrated_parameter("0.38", "0.02..3", "copy of a rank's own share, in link times")
-    time_per_chunk: float = calibrated_parameter("1.5 us", "1 ns..1000 us", "cost of one more chunk in the pipeline")
-    switch_fraction: float = calibrated_parameter("0.63", "0.2..1", "share of the link with NVLink SHARP")
+    launch_time: float = parameter("4 us", "0.5..50 us", "kernel start and first barrier")
+    host_time: float = parameter("1 ns", "1 ns..500 us", "time the host needs to issue the call")
+    time_per_peer: float = parameter("0.1 us", "1 ns..5 us", "one more peer in the barrier")
+    one_shot_fraction: float = parameter("0.6", "0.05..1", "share of the link, one-shot")
+    second_barrier_time: float = parameter("4 us", "0.1..50 us", "the second barrier and pass")
+    two_shot_fraction: float = parameter("0.6", "0.05..1", "share of the link, two-shot")
+    max_payload_bytes: float = parameter("8 MiB", "1 kB..1 GiB", "largest payload", fitted=False)
+    two_shot_threshold: float = parameter("2 MiB", "1 kB..1 GiB", "payload times ranks of two-shot", fitted=False)
+    ring_launch_time: float = parameter("15 us", "0.1..300 us", "launch and start of NCCL")
+    ring_hop_time: float = parameter("5 us", "0.1..100 us", "one hop of NCCL's ring")
+    ring_fraction: float = parameter("0.77", "0.05..1", "share of the link of NCCL's ring")
+    own_share_copy_ratio: float = parameter("0.38", "0.02..3", "copy of a rank's own share, in link times")
+    time_per_chunk: float = parameter("1.5 us", "1 ns..1000 us", "cost of one more chunk in the pipeline")
+    switch_fraction: float = parameter("0.63", "0.2..1", "share of the link with NVLink SHARP")
 
 
 def custom_all_reduce_time(

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from paleo.operations.tensor import BYTES_PER_NUMBER, default_precision
 from paleo.pricing.kernels import DeviceDatasheet, as_float_arrays
-from paleo.specs.calibration import calibrated_parameter, whole_step_constants
+from paleo.specs.calibration import parameter, whole_step_constants
 from paleo.units import MILLISECOND, TERA
 
 if TYPE_CHECKING:
@@ -180,10 +180,10 @@ class SustainedEnergyParameters:
     Valid for parts with HBM. Products in eight bits and convolutions need no factor; other architectures have 1.
     """
 
-    ampere: float = calibrated_parameter("1", "0.6..2", "of Ampere's tensor cores")
-    hopper: float = calibrated_parameter("1", "0.6..2", "of Hopper's tensor cores")
-    blackwell: float = calibrated_parameter("1", "0.6..2", "of Blackwell's tensor cores")
-    blackwell_ultra: float = calibrated_parameter("1", "0.6..2", "of Blackwell Ultra's tensor cores")
+    ampere: float = parameter("1", "0.6..2", "of Ampere's tensor cores")
+    hopper: float = parameter("1", "0.6..2", "of Hopper's tensor cores")
+    blackwell: float = parameter("1", "0.6..2", "of Blackwell's tensor cores")
+    blackwell_ultra: float = parameter("1", "0.6..2", "of Blackwell Ultra's tensor cores")
 
     def for_architecture(self, architecture: str) -> float:
         """Return the energy factor of a GPU architecture; dimensionless.
@@ -247,22 +247,16 @@ class PowerParameters:
     use half of the multiprocessors or fewer. Below ``least_voltage_clock`` the voltage does not fall further.
     """
 
-    idle_power_share: float = calibrated_parameter(
+    idle_power_share: float = parameter(
         "0.15", "0.02..0.5", "share of design power, clocks up, nothing running", fitted=False
     )
-    interface_energy_per_byte: float = calibrated_parameter(
+    interface_energy_per_byte: float = parameter(
         "60 pJ/B", "0..200", "GDDR interface's power per peak byte/s", fitted=False
     )
-    dram_energy_per_byte: float = calibrated_parameter("40 pJ/B", "10..200", "energy of a byte from DRAM", fitted=False)
-    busy_power_share: float = calibrated_parameter(
-        "0.45", "0.02..0.8", "share of the design power that any running kernel adds"
-    )
-    device_fill_time: float = calibrated_parameter(
-        "15 us", "1..200 us", "time in which a kernel spreads over the device"
-    )
-    least_voltage_clock: float = calibrated_parameter(
-        "0.8", "0.5..1", "share of boost clock of the least voltage", fitted=False
-    )
+    dram_energy_per_byte: float = parameter("40 pJ/B", "10..200", "energy of a byte from DRAM", fitted=False)
+    busy_power_share: float = parameter("0.45", "0.02..0.8", "share of the design power that any running kernel adds")
+    device_fill_time: float = parameter("15 us", "1..200 us", "time in which a kernel spreads over the device")
+    least_voltage_clock: float = parameter("0.8", "0.5..1", "share of boost clock of the least voltage", fitted=False)
 
     @property
     def arithmetic_energy_share(self) -> float:

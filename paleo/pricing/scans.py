@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from paleo.pricing.engine_gemm import roofline_with_overlap_loss, time_with_host_launch
 from paleo.pricing.kernels import KERNEL_FAMILIES, kernel_shape_values
-from paleo.specs.calibration import calibrated_parameter
+from paleo.specs.calibration import parameter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,26 +49,18 @@ CHUNK_LENGTHS = {
 class ScanParameters:
     """Calibrated parameters of one linear-recurrence kernel (such as Mamba-2 or a delta rule) on one device."""
 
-    launch_time: float = calibrated_parameter("8 us", "0.1..800 us", "launches of all kernels of a call")
-    host_time: float = calibrated_parameter(
-        "1 us", "0.1..1000 us", "host time of a call, which the device's time hides"
-    )
-    flops_per_cycle: float = calibrated_parameter(
-        "1000 FLOP/cycle", "20..500000", "FLOP of chunks per cycle and multiprocessor"
-    )
-    bandwidth_efficiency: float = calibrated_parameter(
-        "0.7", "0.02..1.1", "share of the memory bandwidth that is reached"
-    )
-    chunk_step_cycles: float = calibrated_parameter(
-        "1000 cycle", "1..1000000", "of a block from one chunk, or token, to the next"
-    )
-    block_start_cycles: float = calibrated_parameter(
+    launch_time: float = parameter("8 us", "0.1..800 us", "launches of all kernels of a call")
+    host_time: float = parameter("1 us", "0.1..1000 us", "host time of a call, which the device's time hides")
+    flops_per_cycle: float = parameter("1000 FLOP/cycle", "20..500000", "FLOP of chunks per cycle and multiprocessor")
+    bandwidth_efficiency: float = parameter("0.7", "0.02..1.1", "share of the memory bandwidth that is reached")
+    chunk_step_cycles: float = parameter("1000 cycle", "1..1000000", "of a block from one chunk, or token, to the next")
+    block_start_cycles: float = parameter(
         "5 cycle", "0.001..10000", "start of a block of a convolution, on one multiprocessor"
     )
-    state_passes_per_sequence: float = calibrated_parameter(
+    state_passes_per_sequence: float = parameter(
         "1", "0.01..50", "passes over the state of a sequence, whatever its tokens"
     )
-    state_passes_per_token: float = calibrated_parameter("1", "0.001..50", "passes over the state for a chunk or token")
+    state_passes_per_token: float = parameter("1", "0.001..50", "passes over the state for a chunk or token")
 
 
 def scan_chunk_flops(length: npt.ArrayLike, keys: npt.ArrayLike, values: npt.ArrayLike) -> Array:

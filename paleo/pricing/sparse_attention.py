@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from paleo.pricing.engine_gemm import roofline_with_overlap_loss
 from paleo.pricing.memory import smooth_maximum
-from paleo.specs.calibration import calibrated_parameter
+from paleo.specs.calibration import parameter
 
 if TYPE_CHECKING:
     from paleo.pricing.kernels import DeviceDatasheet
@@ -50,51 +50,33 @@ _PICOSECOND = 2.0**-40
 class SparseAttentionParameters:
     """Calibrated parameters of one library's sparse-attention kernels on one device."""
 
-    launch_time: float = calibrated_parameter("50 us", "0.5..1500 us", "launches of all kernels")
-    projection_peak_share: float = calibrated_parameter("0.5", "0.02..1.2", "share of peak of projections")
-    bandwidth_share: float = calibrated_parameter(
-        "0.7", "0.05..1.1", "share of the memory bandwidth of weights and keys"
-    )
-    attention_peak_share: float = calibrated_parameter(
-        "0.3", "0.005..2", "share of peak of the attention over selected keys"
-    )
-    fp8_cache_attention_peak_share: float = calibrated_parameter(
+    launch_time: float = parameter("50 us", "0.5..1500 us", "launches of all kernels")
+    projection_peak_share: float = parameter("0.5", "0.02..1.2", "share of peak of projections")
+    bandwidth_share: float = parameter("0.7", "0.05..1.1", "share of the memory bandwidth of weights and keys")
+    attention_peak_share: float = parameter("0.3", "0.005..2", "share of peak of the attention over selected keys")
+    fp8_cache_attention_peak_share: float = parameter(
         "0.3", "0.005..2", "share of peak of the kernel that reads a cache in 8 bits"
     )
-    indexer_peak_share: float = calibrated_parameter(
-        "0.4", "0.005..3", "share of the narrow peak of the indexer's scores"
-    )
-    selection_bandwidth_share: float = calibrated_parameter(
+    indexer_peak_share: float = parameter("0.4", "0.005..3", "share of the narrow peak of the indexer's scores")
+    selection_bandwidth_share: float = parameter(
         "0.5", "0.00001..20", "share of the bandwidth at which scores are written"
     )
-    pass_bandwidth_share: float = calibrated_parameter(
-        "0.5", "0.005..50", "share of the bandwidth of passes over tokens"
-    )
-    search_picoseconds_per_key: float = calibrated_parameter(
+    pass_bandwidth_share: float = parameter("0.5", "0.005..50", "share of the bandwidth of passes over tokens")
+    search_picoseconds_per_key: float = parameter(
         "100", "0.001..100000", "picoseconds of each key that a query's search passes"
     )
-    search_start_time: float = calibrated_parameter("5 us", "0.001..100 us", "start of a query's search")
-    cycles_per_key: float = calibrated_parameter(
-        "1 cycle", "0.0001..50", "cycles of a block of the indexer for each of its keys"
-    )
-    fp8_launch_time: float = calibrated_parameter("20 us", "0.01..2000 us", "launches more with weights in 8 bits")
-    fp4_launch_time: float = calibrated_parameter("20 us", "0.01..2000 us", "launches more with weights in 4 bits")
-    fp8_cache_launch_time: float = calibrated_parameter(
-        "20 us", "0.01..2000 us", "launches more with a cache in 8 bits"
-    )
-    indexer_launch_time: float = calibrated_parameter("20 us", "0.01..2000 us", "launches of indexer and selection")
-    dense_launch_time: float = calibrated_parameter(
-        "20 us", "0.01..2000 us", "launches more of attention over all keys"
-    )
-    launch_norm_order: float = calibrated_parameter(
-        "2", "1..10", "order of the norm of launches and device time; 1: their sum"
-    )
-    picoseconds_per_pair: float = calibrated_parameter(
+    search_start_time: float = parameter("5 us", "0.001..100 us", "start of a query's search")
+    cycles_per_key: float = parameter("1 cycle", "0.0001..50", "cycles of a block of the indexer for each of its keys")
+    fp8_launch_time: float = parameter("20 us", "0.01..2000 us", "launches more with weights in 8 bits")
+    fp4_launch_time: float = parameter("20 us", "0.01..2000 us", "launches more with weights in 4 bits")
+    fp8_cache_launch_time: float = parameter("20 us", "0.01..2000 us", "launches more with a cache in 8 bits")
+    indexer_launch_time: float = parameter("20 us", "0.01..2000 us", "launches of indexer and selection")
+    dense_launch_time: float = parameter("20 us", "0.01..2000 us", "launches more of attention over all keys")
+    launch_norm_order: float = parameter("2", "1..10", "order of the norm of launches and device time; 1: their sum")
+    picoseconds_per_pair: float = parameter(
         "0.1", "0.00001..100", "picoseconds of each pair of a query and any key of the batch"
     )
-    time_per_sequence: float = calibrated_parameter(
-        "0.02 us", "0.0001..20 us", "time of each sequence with several new tokens"
-    )
+    time_per_sequence: float = parameter("0.02 us", "0.0001..20 us", "time of each sequence with several new tokens")
 
 
 @dataclass(frozen=True, slots=True)

@@ -279,7 +279,7 @@ def load_user_calibration(path: str | Path) -> Calibration:
     return load_calibration(str(path))
 
 
-def calibrated_parameter(default: str, search_range: str, meaning: str, *, fitted: bool = True) -> Any:
+def parameter(default: str, search_range: str, meaning: str, *, fitted: bool = True) -> Any:
     """Declare a calibrated parameter as a dataclass field with unit, meaning and search range.
 
     Parameters
@@ -306,7 +306,7 @@ def calibrated_parameter(default: str, search_range: str, meaning: str, *, fitte
 
     Examples
     --------
-    >>> field = calibrated_parameter("8 us", "2..130 us", "time of a call over no step")
+    >>> field = parameter("8 us", "2..130 us", "time of a call over no step")
     >>> field.default, field.metadata["low"], field.metadata["unit"]
     (8e-06, 2e-06, 's')
     """

@@ -17,8 +17,8 @@ from paleo.pricing.kernels import device_datasheet
 from paleo.specs.calibration import (
     STEP_CALIBRATION_NAME,
     Calibration,
-    calibrated_parameter,
     catalog_calibration,
+    parameter,
     whole_step_constants,
 )
 from paleo.units import MICROSECOND
@@ -60,40 +60,36 @@ class IntervalParameters:
     Defaults are round start values of the fit; `interval_parameters` returns the fitted values.
     """
 
-    product_error_weight: float = calibrated_parameter(
+    product_error_weight: float = parameter(
         "0.2", "0.01..1", "part of the half-widths of products that all of a step share"
     )
-    link_error_weight: float = calibrated_parameter(
+    link_error_weight: float = parameter(
         "0.5", "0.01..2", "part of the half-width of large collectives that a step's show"
     )
-    software_half_width: float = calibrated_parameter("0.07", "0.005..1", "half-width of every step")
-    untested_software_half_width: float = calibrated_parameter(
+    software_half_width: float = parameter("0.07", "0.005..1", "half-width of every step")
+    untested_software_half_width: float = parameter(
         "0.1", "0.005..1", "half-width of software fitted to no steps on the architecture"
     )
-    unknown_host_half_width: float = calibrated_parameter(
+    unknown_host_half_width: float = parameter(
         "1", "0.01..7", "half-width above per share of short kernels of unknown hosts"
     )
-    untimed_library_half_width: float = calibrated_parameter(
+    untimed_library_half_width: float = parameter(
         "0.5", "0.01..2", "half-width of convolutions by a library that was not timed"
     )
-    half_width_per_tenfold_nodes: float = calibrated_parameter(
+    half_width_per_tenfold_nodes: float = parameter(
         "0.04", "0.001..0.3", "half-width of each tenfold of GPUs beyond a node"
     )
-    unmeasured_device_half_width: float = calibrated_parameter(
+    unmeasured_device_half_width: float = parameter(
         "0.08", "0.005..0.5", "half-width of a device whose kernels nobody measured"
     )
-    expert_half_width: float = calibrated_parameter(
+    expert_half_width: float = parameter(
         "0.08", "0.005..0.5", "half-width of a network that sends its tokens to experts"
     )
-    fused_pass_half_width: float = calibrated_parameter(
+    fused_pass_half_width: float = parameter(
         "0.3", "0.01..2", "half-width of element-wise passes that a compiler may fuse"
     )
-    update_half_width: float = calibrated_parameter(
-        "0.6", "0.01..3", "half-width of the update, for its share of the step"
-    )
-    upper_to_lower_width_root: float = calibrated_parameter(
-        "1.2", "0.5..2", "root of the half-width above over that below"
-    )
+    update_half_width: float = parameter("0.6", "0.01..3", "half-width of the update, for its share of the step")
+    upper_to_lower_width_root: float = parameter("1.2", "0.5..2", "root of the half-width above over that below")
 
 
 def interval_parameters(user_calibration: Calibration | None = None) -> IntervalParameters:

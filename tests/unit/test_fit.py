@@ -11,7 +11,7 @@ import pytest
 
 from paleo.calibrate.fit import Array, Fit, MeasuredRows, conformal_bins, conformal_factors, split_by_configuration
 from paleo.errors import SpecError
-from paleo.specs.calibration import calibrated_parameter
+from paleo.specs.calibration import parameter
 from paleo.tables.base import ResidualErrors, residual_errors
 
 
@@ -19,9 +19,9 @@ from paleo.tables.base import ResidualErrors, residual_errors
 class Line:
     """Seconds = start + size / rate."""
 
-    start: float = calibrated_parameter("1 s", "0.01..100 s", "constant part")
-    rate: float = calibrated_parameter("1 1/s", "0.01..100", "size per second")
-    pinned: float = calibrated_parameter("1", "0.1..10", "not fitted", fitted=False)
+    start: float = parameter("1 s", "0.01..100 s", "constant part")
+    rate: float = parameter("1 1/s", "0.01..100", "size per second")
+    pinned: float = parameter("1", "0.1..10", "not fitted", fitted=False)
 
 
 class LineTable:

@@ -8,7 +8,7 @@ import typer
 
 from paleo.cli.application import (
     DECIDE_HELP_GROUP,
-    EXIT_NEGATIVE_ANSWER,
+    EXIT_NO,
     app,
     checked_plot_path,
     print_result,
@@ -100,7 +100,7 @@ def compare(
         )
         print_result(both.json_document, both.table, as_json)
         if not both.is_possible:
-            raise typer.Exit(EXIT_NEGATIVE_ANSWER)
+            raise typer.Exit(EXIT_NO)
         return
     from paleo.questions import compare as answered
 
@@ -115,4 +115,4 @@ def compare(
     print_result(answer.json_document, answer.table, as_json)
     print_warnings(options.warnings())
     if not any(candidate.fits for candidate in answer.comparison.candidates):
-        raise typer.Exit(EXIT_NEGATIVE_ANSWER)
+        raise typer.Exit(EXIT_NO)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import (
-    EXIT_NEGATIVE_ANSWER,
+    EXIT_NO,
     PREDICT_HELP_GROUP,
     app,
     check_launch_option,
@@ -77,4 +77,4 @@ def estimate(
     write_launch_files(launch, lambda: answer.prediction)
     print_warnings((*options.warnings(), *(answer.prediction.warnings if as_json else ()), *answer.notes))
     if not answer.memory.fits:
-        raise typer.Exit(EXIT_NEGATIVE_ANSWER)
+        raise typer.Exit(EXIT_NO)

@@ -9,7 +9,7 @@ import typer
 
 from paleo.cli.application import (
     DECIDE_HELP_GROUP,
-    EXIT_NEGATIVE_ANSWER,
+    EXIT_NO,
     app,
     check_launch_option,
     checked_page_path,
@@ -146,7 +146,7 @@ def plan_(
     print_warnings(options.warnings())
     write_launch_files(launch, lambda: _first_prediction(answer))
     if answer.best is None:
-        raise typer.Exit(EXIT_NEGATIVE_ANSWER)
+        raise typer.Exit(EXIT_NO)
 
 
 def _print_special_search(

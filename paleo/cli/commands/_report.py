@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import DECIDE_HELP_GROUP, EXIT_NEGATIVE_ANSWER, app
+from paleo.cli.application import DECIDE_HELP_GROUP, EXIT_NO, app
 from paleo.cli.options import (
     ModelName,
     ObjectiveOption,
@@ -97,4 +97,4 @@ def report(
     write_text(path, text)
     sys.stderr.write(f"wrote {path}\n")
     if not any(offer.candidate.fits for offer in study.offers):
-        raise typer.Exit(EXIT_NEGATIVE_ANSWER)
+        raise typer.Exit(EXIT_NO)

@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paleo.cli.application import (
-    EXIT_NEGATIVE_ANSWER,
-    PREDICT_HELP_GROUP,
-    app,
-    checked_page_path,
-    print_result,
-    write_page,
-)
+from paleo.cli.application import EXIT_NO, PREDICT_HELP_GROUP, app, checked_page_path, print_result, write_page
 from paleo.cli.options import (
     JsonOption,
     ModelName,
@@ -111,7 +104,7 @@ def rl(
     write_page(page, lambda date: _page(answer, date))
     print_result(answer.json_document, answer.table, as_json)
     if not answer.layout_found:
-        raise typer.Exit(EXIT_NEGATIVE_ANSWER)
+        raise typer.Exit(EXIT_NO)
 
 
 def _page(answer: ReinforcementResult, date: str) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import (
-    EXIT_NEGATIVE_ANSWER,
+    EXIT_NO,
     PREDICT_HELP_GROUP,
     app,
     checked_plot_path,
@@ -67,4 +67,4 @@ def scale(
     print_result(answer.json_document, answer.table, as_json)
     print_warnings(options.warnings())
     if not any(curve.base_point.fits for curve in answer.curves):
-        raise typer.Exit(EXIT_NEGATIVE_ANSWER)
+        raise typer.Exit(EXIT_NO)

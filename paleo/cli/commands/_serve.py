@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paleo.cli.application import (
-    EXIT_NEGATIVE_ANSWER,
+    EXIT_NO,
     PREDICT_HELP_GROUP,
     app,
     checked_page_path,
@@ -164,7 +164,7 @@ def serve(
     print_result(answer.json_document, answer.table, as_json)
     print_warnings(answer.warnings)
     if not answer.limits_met:
-        raise typer.Exit(EXIT_NEGATIVE_ANSWER)
+        raise typer.Exit(EXIT_NO)
 
 
 def _draw(answer: ServeResult, path: Path | None, page: Path | None) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import (
-    EXIT_NEGATIVE_ANSWER,
+    EXIT_NO,
     PREDICT_HELP_GROUP,
     app,
     checked_plot_path,
@@ -78,4 +78,4 @@ def target(
     print_result(answer.json_document, answer.table, as_json)
     print_warnings(list(dict.fromkeys(warning for point in answer.points for warning in point.warnings)))
     if not any(point.prediction.memory.fits for point in answer.points):
-        raise typer.Exit(EXIT_NEGATIVE_ANSWER)
+        raise typer.Exit(EXIT_NO)

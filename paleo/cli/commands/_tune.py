@@ -7,14 +7,7 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import (
-    DECIDE_HELP_GROUP,
-    EXIT_NEGATIVE_ANSWER,
-    app,
-    checked_plot_path,
-    print_result,
-    save_plot,
-)
+from paleo.cli.application import DECIDE_HELP_GROUP, EXIT_NO, app, checked_plot_path, print_result, save_plot
 from paleo.cli.options import (
     JsonOption,
     ModelName,
@@ -128,4 +121,4 @@ def tune(
         save_plot(path, lambda: plot_trials(answer.study))
     print_result(answer.json_document, answer.table, as_json)
     if not answer.deadline_met:
-        raise typer.Exit(EXIT_NEGATIVE_ANSWER)
+        raise typer.Exit(EXIT_NO)

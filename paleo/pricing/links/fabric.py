@@ -19,7 +19,7 @@ from paleo.pricing.links.group import (
     BoolArray,
     GroupLinks,
 )
-from paleo.specs.calibration import calibrated_parameter
+from paleo.specs.calibration import parameter
 from paleo.units import MICROSECOND
 
 if TYPE_CHECKING:
@@ -30,33 +30,25 @@ if TYPE_CHECKING:
 class FabricParameters:
     """Calibrated parameters of NCCL across nodes; the defaults are those of a healthy InfiniBand fabric."""
 
-    launch_time: float = calibrated_parameter("10 us", "1..200 us", "start and end of the kernel, without steps")
-    intra_node_hop_time: float = calibrated_parameter("1 us", "0.1..5 us", "one hop inside a node")
-    ll_fabric_hop_time: float = calibrated_parameter(
-        "4 us", "0.5..500 us", "one hop between nodes in LL, with little to send"
-    )
-    simple_hop_time: float = calibrated_parameter("8 us", "0.5..1000 us", "one hop in Simple, with much to send")
-    ll_threshold: float = calibrated_parameter(
-        "12 kB", "500 B..1 MiB", "step size at which a hop lies between LL and Simple"
-    )
-    time_per_peer: float = calibrated_parameter("4 us", "0.1..200 us", "one more peer of an exchange between nodes")
-    inner_fraction: float = calibrated_parameter("0.75", "0.05..1", "share of the link inside a node")
-    fabric_fraction: float = calibrated_parameter("0.97", "0.05..1", "share of a NIC of rings and trees")
-    exchange_fraction: float = calibrated_parameter("0.9", "0.05..1", "share of a NIC of an all_to_all")
-    send_fraction: float = calibrated_parameter("0.82", "0.05..1", "share of a NIC of one rank that sends")
-    exchange_share_exponent: float = calibrated_parameter(
+    launch_time: float = parameter("10 us", "1..200 us", "start and end of the kernel, without steps")
+    intra_node_hop_time: float = parameter("1 us", "0.1..5 us", "one hop inside a node")
+    ll_fabric_hop_time: float = parameter("4 us", "0.5..500 us", "one hop between nodes in LL, with little to send")
+    simple_hop_time: float = parameter("8 us", "0.5..1000 us", "one hop in Simple, with much to send")
+    ll_threshold: float = parameter("12 kB", "500 B..1 MiB", "step size at which a hop lies between LL and Simple")
+    time_per_peer: float = parameter("4 us", "0.1..200 us", "one more peer of an exchange between nodes")
+    inner_fraction: float = parameter("0.75", "0.05..1", "share of the link inside a node")
+    fabric_fraction: float = parameter("0.97", "0.05..1", "share of a NIC of rings and trees")
+    exchange_fraction: float = parameter("0.9", "0.05..1", "share of a NIC of an all_to_all")
+    send_fraction: float = parameter("0.82", "0.05..1", "share of a NIC of one rank that sends")
+    exchange_share_exponent: float = parameter(
         "0.02", "0.002..0.3", "an exchange's share of the NICs falls as nodes^this"
     )
-    nic_bandwidth_exponent: float = calibrated_parameter(
-        "1", "0.2..1", "node bandwidth grows with the NICs in use to this power"
-    )
-    hops_per_chunk: float = calibrated_parameter(
-        "0.5", "0.002..5", "cost of one more chunk in the pipeline of a tree, in hops"
-    )
-    launch_skew_time: float = calibrated_parameter(
+    nic_bandwidth_exponent: float = parameter("1", "0.2..1", "node bandwidth grows with the NICs in use to this power")
+    hops_per_chunk: float = parameter("0.5", "0.002..5", "cost of one more chunk in the pipeline of a tree, in hops")
+    launch_skew_time: float = parameter(
         "1 ns", "1 ns..500 us", "wait for the last rank to launch, where that is timed too"
     )
-    crowded_piece_bytes: float = calibrated_parameter(
+    crowded_piece_bytes: float = parameter(
         "1 B", "1 B..1 kB", "largest piece whose peer costs as in a crowd", fitted=False
     )
 

@@ -33,7 +33,7 @@ from paleo.pricing.links.alpha_beta import (
     smooth_minimum,
     with_launch_skew,
 )
-from paleo.specs.calibration import calibrated_parameter
+from paleo.specs.calibration import parameter
 from paleo.units import MICROSECOND
 
 if TYPE_CHECKING:
@@ -582,30 +582,26 @@ def tuner_protocol(*, steps: Numeric, wire_time: Numeric, links: GroupLinks) -> 
 class NcclParameters:
     """Calibrated parameters of NCCL inside one node; the defaults are those of eight A100 behind NVSwitch."""
 
-    launch_time: float = calibrated_parameter(
-        "8 us", "1..100 us", "start and end of the kernel on every rank, without steps"
-    )
-    ll_hop_time: float = calibrated_parameter("0.9 us", "0.1..50 us", "one hop of a ring in LL")
-    busy_channel_latency_ratio: float = calibrated_parameter(
+    launch_time: float = parameter("8 us", "1..100 us", "start and end of the kernel on every rank, without steps")
+    ll_hop_time: float = parameter("0.9 us", "0.1..50 us", "one hop of a ring in LL")
+    busy_channel_latency_ratio: float = parameter(
         "0.3", "0.02..2", "latency added, relatively, once all channels have work"
     )
-    ll_fraction: float = calibrated_parameter("0.27", "0.02..0.6", "share of the link that LL reaches")
-    ll128_fraction: float = calibrated_parameter("0.42", "0.05..1", "share of the link that LL128 reaches")
-    simple_launch_time: float = calibrated_parameter("9 us", "0.1..200 us", "what Simple adds to the launch")
-    simple_fence_time: float = calibrated_parameter("4 us", "0.1..100 us", "what Simple's fences add to a hop")
-    simple_fraction: float = calibrated_parameter("0.78", "0.05..1", "share of the link of Simple")
-    time_per_chunk: float = calibrated_parameter("1.5 us", "1 ns..1000 us", "cost of one more chunk in the pipeline")
-    own_share_copy_ratio: float = calibrated_parameter(
+    ll_fraction: float = parameter("0.27", "0.02..0.6", "share of the link that LL reaches")
+    ll128_fraction: float = parameter("0.42", "0.05..1", "share of the link that LL128 reaches")
+    simple_launch_time: float = parameter("9 us", "0.1..200 us", "what Simple adds to the launch")
+    simple_fence_time: float = parameter("4 us", "0.1..100 us", "what Simple's fences add to a hop")
+    simple_fraction: float = parameter("0.78", "0.05..1", "share of the link of Simple")
+    time_per_chunk: float = parameter("1.5 us", "1 ns..1000 us", "cost of one more chunk in the pipeline")
+    own_share_copy_ratio: float = parameter(
         "0.38", "0.02..3", "copy of a rank's own share, in link times (half for all_reduce)"
     )
-    byte_addition_ratio: float = calibrated_parameter(
-        "0.1", "0.002..2", "adding a byte over moving it (int8), in link times"
-    )
-    switch_fraction: float = calibrated_parameter("0.63", "0.2..1", "share of the link with NVLink SHARP")
-    staging_share_exponent: float = calibrated_parameter(
+    byte_addition_ratio: float = parameter("0.1", "0.002..2", "adding a byte over moving it (int8), in link times")
+    switch_fraction: float = parameter("0.63", "0.2..1", "share of the link with NVLink SHARP")
+    staging_share_exponent: float = parameter(
         "0.5", "0.05..2.5", "without peer-to-peer, share falls as (ranks / 2)^this"
     )
-    launch_skew_time: float = calibrated_parameter(
+    launch_skew_time: float = parameter(
         "1 ns", "1 ns..200 us", "wait for the last rank to launch, where that is timed too"
     )
 
@@ -762,16 +758,14 @@ _CHANNELS = 32
 class ExchangeParameters:
     """Calibrated parameters of NCCL's all_to_all and send_recv inside one node; defaults: eight A100."""
 
-    launch_time: float = calibrated_parameter("10 us", "1..100 us", "start and end of the kernel")
-    time_per_peer: float = calibrated_parameter("0.4 us", "0.01..50 us", "one more peer")
-    ll_fraction: float = calibrated_parameter("0.014", "0.002..0.3", "share of the link that LL reaches, per peer")
-    simple_launch_time: float = calibrated_parameter("6 us", "0.1..200 us", "latency of Simple's fences")
-    simple_fraction: float = calibrated_parameter("0.8", "0.05..1", "share of the link of Simple")
-    time_per_chunk: float = calibrated_parameter("1.5 us", "1 ns..1000 us", "cost of one more chunk")
-    channel_rate: float = calibrated_parameter(
-        "11 B/cycle", "2..50", "bytes of a channel in a clock of its multiprocessor"
-    )
-    staging_share_exponent: float = calibrated_parameter(
+    launch_time: float = parameter("10 us", "1..100 us", "start and end of the kernel")
+    time_per_peer: float = parameter("0.4 us", "0.01..50 us", "one more peer")
+    ll_fraction: float = parameter("0.014", "0.002..0.3", "share of the link that LL reaches, per peer")
+    simple_launch_time: float = parameter("6 us", "0.1..200 us", "latency of Simple's fences")
+    simple_fraction: float = parameter("0.8", "0.05..1", "share of the link of Simple")
+    time_per_chunk: float = parameter("1.5 us", "1 ns..1000 us", "cost of one more chunk")
+    channel_rate: float = parameter("11 B/cycle", "2..50", "bytes of a channel in a clock of its multiprocessor")
+    staging_share_exponent: float = parameter(
         "0.5", "0.05..2.5", "without peer-to-peer, share falls as (ranks / 2)^this"
     )
 
