@@ -566,10 +566,11 @@ def goodput_map(run: LongRun, factors: Sequence[float]) -> npt.NDArray[np.float6
 
 #: Plans that a page holds; of more, only the best.
 MAX_PLANS_ON_PAGE = 200_000
-#: Column -> its type in the browser.
-_TYPES = {
-    "step_time": "<f4", "memory": "<f4", "gpus": "<u4", "microbatch": "<u4", "strategy": "<u2", "policy": "u1",
-    "schedule": "u1", "overlapped": "u1", "run": "<u2",
+#: Column of `PlanColumns` -> its name and its type in the browser.
+_BROWSER_COLUMNS = {
+    "step_time": ("step", "<f4"), "memory": ("memory", "<f4"), "gpus": ("gpus", "<u4"),
+    "microbatch": ("microbatch", "<u4"), "strategy": ("strategy", "<u2"), "recompute_policy": ("policy", "u1"),
+    "schedule": ("schedule", "u1"), "overlaps_gradient_exchange": ("overlapped", "u1"), "run": ("run", "<u2"),
 }  # fmt: skip
 
 
@@ -630,7 +631,7 @@ def plan_search_page(model: ModelSpec, system: System, search: FoundPlans, wish:
         "bestStep": best.step_time,
         "interval": list(best.interval),
         "columns": {
-            name.removesuffix("_time"): _packed(getattr(table, name).astype(kind)) for name, kind in _TYPES.items()
+            name: _packed(getattr(table, column).astype(kind)) for column, (name, kind) in _BROWSER_COLUMNS.items()
         },
     }
     data = json.dumps(facts, allow_nan=False).replace("</", "<\\/")

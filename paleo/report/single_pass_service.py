@@ -33,13 +33,15 @@ def _rate(service: BatchedService) -> str:
 
 BATCH_COLUMNS = (
     AnswerColumn("batch", lambda each: each.requests, "batch", "count"),
-    AnswerColumn("batch_s", lambda each: each.seconds, "time", "words", lambda each: format_duration(each.seconds)),
+    AnswerColumn(
+        "batch_s", lambda each: each.batch_time, "time", "words", lambda each: format_duration(each.batch_time)
+    ),
     AnswerColumn(
         "requests_per_s_per_gpu",
-        lambda each: each.rate,
+        lambda each: each.requests_per_s,
         "requests/s/GPU",
         "words",
-        lambda each: format_three_digits(each.rate),
+        lambda each: format_three_digits(each.requests_per_s),
     ),
 )
 SYSTEM_COLUMNS = (

@@ -49,13 +49,13 @@ def test_a_fit_that_names_no_output_writes_nothing(tmp_path: Path, capsys: pytes
 
 def test_finished_fits_are_kept_when_a_later_one_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = write(tmp_path / "t.csv", products("a100-sxm4-80gb"), products("l40s"))
-    whole = command.fit_jobs
+    whole = command.run_kernel_fits
 
     def stopped(work: Any, date: str, report: Any) -> Any:
         yield from whole(work[:1], date, report)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "fit_jobs", stopped)
+    monkeypatch.setattr(command, "run_kernel_fits", stopped)
     with pytest.raises(KeyboardInterrupt):
         command.fit_tables([tables], output_dir=str(tmp_path))
     (kept,) = tmp_path.glob("*.yaml")

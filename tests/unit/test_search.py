@@ -130,7 +130,7 @@ def test_every_choice_occurs() -> None:
     results = part.results
     assert set(results.choice_field("zero")) == {0, 1, 2, 3}
     assert set(results.recompute_index) == {0, 1, 2}
-    assert set(results.choice_field("overlapped")) == {False, True}
+    assert set(results.choice_field("overlaps_gradient_exchange")) == {False, True}
     assert set(results.choice_field("chunks")) >= {1, 2, 3, 4, 6}
     assert len(set(results.choice_field("schedule"))) == len(SCHEDULES)
     assert len(results) > 100_000 and np.all(np.isfinite(found.step)) and np.all(found.memory > 0)
@@ -144,7 +144,7 @@ def test_pipelines_exchange_gradients_after_their_last_pass_or_beside_it() -> No
     _, _, part, _ = everything("compiled")
     r, stages = part.results, np.array([layout.mesh.degree("pp") for layout in part.layouts])
     piped = stages[r.layout_index] > 1
-    overlapped = r.choice_field("overlapped")
+    overlapped = r.choice_field("overlaps_gradient_exchange")
     rows = np.stack(
         [r.layout_index, r.microbatch, r.recompute_index, *map(r.choice_field, ("schedule", "chunks", "zero"))], axis=1
     )

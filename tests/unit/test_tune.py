@@ -200,7 +200,8 @@ def test_the_answer_has_the_keys_of_the_contract(answer):
 @pytest.mark.slow
 def test_the_margin_of_a_deadline_is_true(answer):
     margin = answer.study.deadline_margin
-    options = {"method": "halving", "max_tokens": "200M", "gpus_per_trial": answer.study.best.trial_estimate.gpus}
+    gpus = answer.study.fastest_search.trial_estimate.gpus
+    options = {"method": "halving", "max_tokens": "200M", "gpus_per_trial": gpus}
     assert margin.meets_deadline
     assert paleo.tune(
         *NODE, 32, trials=margin.max_trials, deadline="6h", **options
@@ -214,7 +215,7 @@ def test_the_margin_of_a_deadline_is_true(answer):
 
 @pytest.mark.slow
 def test_the_step_is_that_of_estimate(answer):
-    price = answer.study.best.trial_estimate
+    price = answer.study.fastest_search.trial_estimate
     stated = {"software": answer.study.software, "strategy": "auto", "global_batch": answer.study.batch}
     step = paleo.estimate(*NODE, gpus=price.gpus, **stated)
     assert price.predictions[0].step_time == pytest.approx(step.step_time)
