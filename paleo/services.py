@@ -341,8 +341,8 @@ def _number(name: str, value: float | str) -> float:
         number = parse_quantity(value.removesuffix("/s"), "count") if isinstance(value, str) else float(value)
     except (TypeError, ValueError, OverflowError) as error:  # SpecError is a ValueError
         raise SpecError(f"--{name} {value!r:.60}: {error}") from None
-    if not 0 < number < 2.0**40:
-        raise SpecError(f"--{name} {value!r:.60}: expected a number above zero and below 1e12")
+    if not 1e-12 <= number < 2.0**40:
+        raise SpecError(f"--{name} {value!r:.60}: expected a number above zero, 1e-12 to 1e12")
     return number
 
 

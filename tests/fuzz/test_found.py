@@ -20,6 +20,7 @@ ARGUMENTS: list[tuple[Callable[..., object], dict[str, Any], str]] = [
     (paleo.compare, {"model": "lenet", "systems": ["dgx-h100"], "gpus": 8, "epochs": 1 + 1j}, "epochs: .*number"),
     (paleo.serve, SERVED | {"command": [None]}, "expected a command line"),
     (paleo.serve, SERVED | {"cache": 0.5}, "unknown format"),
+    (paleo.serve, SERVED | {"rate": 1e-320}, "--rate 1e-320: expected a number above zero, 1e-12 to 1e12"),
     (paleo.search, {"model": "lenet", "system": "dgx-h100", "gpus": 4, "objective": 1 + 1j}, "objective"),
     (paleo.search, {"model": "lenet", "system": "dgx-h100", "gpus": 4, "objective": "tme"}, "nearest: 'time'"),
 ]
