@@ -202,7 +202,26 @@ class NetworkBuilder:
                 self.place_by_value[value] = TensorPlace(new, place.tensor)
 
     def add_parameter_layer(self, parameters: int, source: TensorPlace, label: str, path: str) -> LayerEntry:
-        """Append an identity layer with ``parameters`` learned numbers, and return the layer's entry."""
+        """Append a layer that passes ``source`` on unchanged and only holds learned numbers; return its entry.
+
+        It stands for weights that no other layer of the imported network accounts for.
+
+        Parameters
+        ----------
+        parameters : int
+            Number of learned numbers.
+        source : TensorPlace
+            Output of the layer that it reads.
+        label : str
+            Name of the layer in the model file.
+        path : str
+            Path of the module in the imported network.
+
+        Returns
+        -------
+        LayerEntry
+            Entry of the new layer.
+        """
         return self.add_layer("learned", {"parameters": parameters, "of": label}, [source], path)
 
     # The entries that hold values.

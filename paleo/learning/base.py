@@ -217,12 +217,13 @@ LOSS_LAWS: Registry[LossLaw] = Registry("law of loss", "paleo.learning")
 
 
 def parse_law(value: object) -> SamplesLaw:
-    """Build a samples law from its mapping in a task file.
+    """Build the law of a task file that gives the samples needed to reach the target at each batch size.
 
     Parameters
     ----------
     value : object
-        Mapping ``{name: {fields}}``, or a law, which is returned unchanged.
+        Mapping from the name of a law to its fields, such as ``{reference_points: {…}}``, or a law, which is returned
+        unchanged.
 
     Returns
     -------

@@ -591,11 +591,10 @@ class RecomputedFusedChain:
     """Chain of operations in one kernel that saves only its inputs, such as a selective scan (Mamba-2).
 
     The backward kernel first recomputes the chain. ``unsplit_dims`` cannot be split, as their entries are computed in
-    sequence. Dims that appear only in ``operations``
-    are internal to the kernel: no strategy splits them.
+    sequence. Dims that appear only in ``operations`` are internal to the kernel: no strategy splits them.
 
-    ``kernel_name`` names the kernel of the ``scan`` family. The last of its operations whose output is called
-    ``….state``, with dims (batch, chunks, heads…, rows, columns), gives the shape.
+    ``kernel_name`` is the calibrated scan kernel that times the chain. Its sizes are read from the state tensor of the
+    chain: the last output whose name ends in ``.state``, with dims (batch, chunks, heads…, rows, columns).
     """
 
     name: str

@@ -166,15 +166,15 @@ class StepUncertainty:
     fitted_constants: IntervalParameters = field(default_factory=interval_parameters)
 
     def interval_half_widths(self, known: IntervalParameters | None = None) -> Array:
-        """Return the half-widths of the 90 % interval of a step time; independent parts are added as squares.
+        """Return the half-widths of the 90 % interval of a step time: the root of the sum of squares of its parts.
 
-        A host slower than its profile lengthens a step. A faster one hardly shortens it, because the step then waits
-        for the device. So ``short_kernel_share`` counts only above the prediction.
+        A host slower than its profile lengthens a step. A faster host hardly shortens it, because the step then waits
+        for the device. So the part for kernels too short to hide their launches widens only the upper side.
 
         Parameters
         ----------
         known : IntervalParameters, optional
-            Fitted constants; by default those of ``spreads``.
+            Fitted constants of intervals; by default those that the prediction holds (``fitted_constants``).
 
         Returns
         -------

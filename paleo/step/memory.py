@@ -118,7 +118,7 @@ def tied_stage_pairs(ties: Sequence[TiedParameter], layers: Array) -> list[tuple
     ties : sequence of TiedParameter
         Parameters that two layers share, such as embeddings.
     layers : ndarray, shape (stages, sections)
-        Layers of each section on each stage.
+        Number of layers on each stage from each section (run of equal layers).
 
     Returns
     -------

@@ -292,7 +292,10 @@ class ScanTable(KernelTable[DeviceDatasheet]):
         )
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        """Count (FLOP, bytes) of timed scan kernels: FLOP of the chunks, and tokens and states moved once."""
+        """Count (FLOP, bytes) of timed scan kernels, one entry per row.
+
+        FLOP are those of the products within chunks. Bytes read or write each token and each state once.
+        """
         batch, length, heads, keys, values = _sizes(frame)
         convolved = text_column(frame, "kernel_source").str.startswith("causal_conv1d").to_numpy(dtype=bool)
         moved = batch * length * _token_bytes(frame) + 2.0 * scans.STATE_ELEMENT_BYTES * batch * heads * keys * values
