@@ -71,7 +71,7 @@ class Breakdown:
     stragglers: float = 0.0
 
     @property
-    def step(self) -> float:
+    def step_time(self) -> float:
         """Step time: the sum of the parts [s]."""
         kernels = self.compute + self.memory_bound + self.launch
         return kernels + self.communication_exposed + self.bubble + self.optimizer + self.input + self.stragglers
@@ -192,7 +192,7 @@ class Prediction:
     @property
     def step_time(self) -> float:
         """Time of one step [s]."""
-        return self.breakdown.step
+        return self.breakdown.step_time
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -343,7 +343,7 @@ def predict(
     breakdown = Breakdown(**{part: float(seconds[0]) for part, seconds in steps.breakdown.items()})
     host_memory = float(steps.stage_memory.host_bytes.mean())
     flops = _model_flops(backend.cached_graph(model, batch), backend.formats, layout, run)
-    exposed, update = (part / breakdown.step for part in (breakdown.communication_exposed, breakdown.optimizer))
+    exposed, update = (part / breakdown.step_time for part in (breakdown.communication_exposed, breakdown.optimizer))
     return Prediction(
         model,
         system,
@@ -370,7 +370,7 @@ def predict(
                 layout, run, graph, system, backend.software, overlapped=steps.batch.overlaps_gradient_exchange
             ),
             *_result_warnings(run, system, layout, breakdown, memory, host_memory),
-            *_rare_utilisation(flops / breakdown.step, layout, program.program, backend),
+            *_rare_utilisation(flops / breakdown.step_time, layout, program.program, backend),
         ),
         host_memory=host_memory,
         input_pipeline=arriving,
@@ -384,7 +384,7 @@ def _result_warnings(
     """Warn of doubtful results once the step time and the memory are known."""
     return [
         *host_memory_warnings(system, layout, host_memory),
-        *input_pipeline_warnings(run, breakdown.input / breakdown.step),
+        *input_pipeline_warnings(run, breakdown.input / breakdown.step_time),
         *tight_memory_warnings(memory),
     ]
 
@@ -503,7 +503,7 @@ def _straggler_warnings(run: Run, software: SoftwareProfile, layout: Plan, break
     """Warn of the time that ranks would wait for the slowest one if they were not taken to be equal."""
     kernels = breakdown.compute + breakdown.memory_bound + breakdown.launch
     ranks = float(layout.mesh.replicas * layout.stages)
-    return [*filter(None, [describe_unmodelled_straggler_wait(run, software, ranks, kernels / breakdown.step)])]
+    return [*filter(None, [describe_unmodelled_straggler_wait(run, software, ranks, kernels / breakdown.step_time)])]
 
 
 def _run_warnings(run: Run, system: System, layout: Plan, graph: Graph, software: SoftwareProfile) -> list[str]:

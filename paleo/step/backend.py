@@ -309,7 +309,11 @@ class Backend:
 
     @property
     def clip_method(self) -> str:
-        """Method by which gradients are clipped to a global norm: ``none``, ``norm`` or ``scaled``."""
+        """Way of clipping gradients to a global norm.
+
+        ``none``: gradients are not clipped. ``norm``: the norm is computed, and the update applies the factor.
+        ``scaled``: the norm is computed, and a separate pass scales the gradients.
+        """
         return self.run.clip or self.software.gradients.clip
 
     def update_times(self, counts: Array, tensors: Numeric, rule: Optimizer) -> Array:

@@ -115,7 +115,7 @@ class ConsistencyStudy:
         Compute is that of the synchronous step; the rest of the step is counted as exposed communication.
         """
         parts = self.prediction.breakdown
-        exchange = max(0.0, self.step_time - (parts.step - parts.communication_exposed - parts.stragglers))
+        exchange = max(0.0, self.step_time - (parts.step_time - parts.communication_exposed - parts.stragglers))
         whole = max(exchange, float(self.workload.all_reduce_time))
         return replace(parts, communication_exposed=exchange, communication_total=whole, stragglers=0.0)
 

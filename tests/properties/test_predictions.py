@@ -509,5 +509,5 @@ def test_no_contention_makes_a_step_longer_than_taking_turns(software: str, stra
         for contention in (0.0, max(profile.overlap.contention, 5.0))
     )
     parts = free.breakdown
-    in_turn = parts.step - parts.communication_exposed + parts.communication_total
+    in_turn = parts.step_time - parts.communication_exposed + parts.communication_total
     assert free.step_time <= slowed.step_time <= in_turn * (1.0 + 1e-9)

@@ -33,7 +33,7 @@ def point(gpus: int, samples_per_s: float, *, fits: bool = True, batch: int = 64
     made: Any = SimpleNamespace(
         samples_per_s=samples_per_s,
         breakdown=Breakdown(**parts),
-        step_time=Breakdown(**parts).step,
+        step_time=Breakdown(**parts).step_time,
         memory=SimpleNamespace(fits=fits, total=90e9, capacity=80e9),
         plan=SimpleNamespace(local_batch=batch),
     )
