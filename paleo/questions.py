@@ -581,7 +581,7 @@ def tune(
     trials : int
         Configurations to sample.
     method : str
-        A name of `paleo.tuning.base.METHODS`: asha, hyperband, random, pbt, …
+        A name of `paleo.tuning.base.TUNING_METHODS`: asha, hyperband, random, pbt, …
     max_tokens, max_samples, max_epochs : number or str
         Training of a trial at the last rung, one of them.
     min_tokens, min_samples, min_epochs : number or str, optional
@@ -677,7 +677,7 @@ def fleet(
     nodes : int, str or sequence of int
         Nodes of each system, or ``auto``: the smallest order that keeps deadlines and ``wait``.
     policy : str
-        A name of `paleo.cluster.nodes.POLICIES`: backfill, elastic, fair, fifo, las, priority, srtf.
+        A name of `paleo.cluster.nodes.SCHEDULING_POLICIES`: backfill, elastic, fair, fifo, las, priority, srtf.
     placement : str
         ``packed`` on few racks, or ``spread`` over all.
     wait : str or float, optional

@@ -462,7 +462,7 @@ def parse_sharding(text: str) -> Sharding:
 
     Returns
     -------
-    ZeroSharding
+    Sharding
         The degrees.
 
     Raises

@@ -374,7 +374,7 @@ class WallClock:
 
 
 def _repeats(seconds: float) -> int:
-    """Compute how many calls of ``seconds`` [s] each fill a sample of about `TARGET_SAMPLE_TIME`; 1 to `CALLS`."""
+    """Count the calls of ``seconds`` [s] that fill a sample of `TARGET_SAMPLE_TIME`; at most `MAX_CALLS_PER_SAMPLE`."""
     return max(1, min(MAX_CALLS_PER_SAMPLE, round(TARGET_SAMPLE_TIME / max(seconds, MICROSECOND))))
 
 

@@ -42,7 +42,7 @@ _MIN_ERROR = 0.002
 _LOSS_SMOOTHING = 0.02
 #: Weight of the pull of each logarithm towards its start: it settles what the rows leave open.
 _PRIOR_WEIGHT = 1e-4
-#: What of `Uncertainty` differs from step to step.
+#: What of `StepUncertainty` differs from step to step.
 UNCERTAINTY_FIELDS = tuple(
     field.name for field in fields(StepUncertainty) if field.name not in ("uses_constant_rates", "fitted_constants")
 )

@@ -4,7 +4,7 @@ If no nccl-tests results exist, step times tell what share of a link collectives
 Six parameters of a system are fitted by the same robust least squares of log errors as kernels. They are bandwidth
 share and latency of rings inside a node, of pairwise exchanges there, and of traffic between nodes. Kernel and software
 parameters stay as they are. A parameter is fitted to rows whose step depends on the link, and written only if its
-standard deviation (log) is below `LOOSEST`.
+standard deviation (log) is below `MAX_LOG_STANDARD_DEVIATION`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ WHOLE_STEP_STACK = "step"
 WORSENING_FACTOR, MIN_STEP_TIME_CHANGE = 4.0, 0.005
 #: Rows that a search sees, and how often it may ask for all of them.
 TRAINING_ROWS, EVALUATIONS = 60, 12
-#: One sigma of a number's logarithm above which the rows leave it open; no step repeats better than `REPEATED`.
+#: One sigma of a number's logarithm above which the rows leave it open; no step repeats better than `MIN_ROW_SPREAD`.
 MAX_LOG_STANDARD_DEVIATION, MIN_ROW_SPREAD = 0.25, 0.01
 #: Log step of the derivatives behind that sigma, and how near to a bound a search has run into it.
 DERIVATIVE_LOG_STEP, BOUND_LOG_TOLERANCE = 0.05, 0.02
@@ -375,7 +375,7 @@ def _job(groups: Sequence[_PredictedRows], names: Sequence[str]) -> LinkJob:
 
 
 def _dependent_rows(group: _PredictedRows, start: LinkParameters, name: str) -> Flags:
-    """Return a mask of rows whose predicted step time grows by `MOVED` if parameter ``name`` is `WORSE` times worse."""
+    """Mark rows whose step time grows by `MIN_STEP_TIME_CHANGE` if a parameter is `WORSENING_FACTOR` worse."""
     value = getattr(start, name)
     worse = dataclasses.replace(
         start, **{name: value / WORSENING_FACTOR if name.endswith("share") else value * WORSENING_FACTOR}
@@ -454,7 +454,7 @@ def log_sigmas(job: LinkJob, parameters: LinkParameters, moving: Sequence[str]) 
     """Compute the standard deviation of the logarithm of each fitted link parameter.
 
     The formula is sqrt(diag(s² (JᵀJ)⁻¹)), with the Jacobian J of log errors and the spread s of the rows, at least
-    `REPEATED`.
+    `MIN_ROW_SPREAD`.
 
     Parameters
     ----------

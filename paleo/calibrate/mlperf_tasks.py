@@ -807,9 +807,9 @@ def _replaced(text: str, name: str, block: str) -> str:
 
 #: Two runs whose minutes differ by less than this share are not put in an order.
 TIE_TOLERANCE = 0.05
-#: Columns of `round_errors` that are shares.
+#: Columns of `errors_by_benchmark` that are shares.
 _SHARE_COLUMNS = ("step", "samples", "minutes", "baseline", "inside")
-#: Headings of `error_lines`.
+#: Headings of `error_table_rows`.
 CROSS_VALIDATION_HEADINGS = ("benchmark", "rows", "step", "samples", "minutes", "best baseline", "in 90 % interval")
 
 

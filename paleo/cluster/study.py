@@ -70,7 +70,7 @@ class JobsOnCluster:
     systems : tuple of System
         Kinds of nodes, one system each.
     policy, placement : str
-        Name of `paleo.cluster.nodes.POLICIES`; packed or spread over racks.
+        Name of `paleo.cluster.nodes.SCHEDULING_POLICIES`; packed or spread over racks.
     tariff : Tariff
         What machines and electricity cost.
     """
@@ -339,7 +339,7 @@ def predict_fleet(
     systems : sequence of System
         Kinds of nodes.
     policy, placement : str
-        Name of `paleo.cluster.nodes.POLICIES`; ``packed`` or ``spread`` over racks.
+        Name of `paleo.cluster.nodes.SCHEDULING_POLICIES`; ``packed`` or ``spread`` over racks.
     nodes : sequence of int, optional
         Number of nodes of each kind, which bounds the GPUs of a job.
     tariff : Tariff, optional

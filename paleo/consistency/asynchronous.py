@@ -136,7 +136,7 @@ def throughput_by_worker_class(
         Seconds between a customer's requests.
     service : ndarray, shape (classes,)
         Seconds of a request at the server.
-    variation : float, default DETERMINISTIC
+    variation : float, default DETERMINISTIC_SERVICE_VARIATION
         Squared coefficient of variation of the service.
 
     Returns

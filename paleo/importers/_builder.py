@@ -112,9 +112,9 @@ class UntranslatableError(Exception):
 class NetworkBuilder:
     """Builds a network from a trace: appends layer entries, and records which entry holds each tensor and parameter.
 
-    A translation (a function registered with `translates`) gets the builder ``b`` and a traced ``call``. It appends
-    entries with `add_layer`, and with `record_output` or ``place_by_value`` it records the entry that holds each output
-    of the call. ``parameter_owners`` maps each parameter's name to the entry that holds it.
+    A translation (a function registered with `register_translation`) gets the builder ``b`` and a traced ``call``. It
+    appends entries with `add_layer`, and with `record_output` or ``place_by_value`` it records the entry that holds
+    each output of the call. ``parameter_owners`` maps each parameter's name to the entry that holds it.
     """
 
     trace: Trace

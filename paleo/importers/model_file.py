@@ -73,7 +73,7 @@ def fold_repeated_layers(entries: Sequence[LayerEntry]) -> list[EntryOrLoop]:
 
     Returns
     -------
-    list of LayerEntry or Loop
+    list of LayerEntry or LayerLoop
         Layers and loops in order.
     """
     consumers: dict[LayerEntry, list[LayerEntry]] = {}
@@ -502,7 +502,7 @@ class _Writer:
 
         Parameters
         ----------
-        items : sequence of LayerEntry or Loop
+        items : sequence of LayerEntry or LayerLoop
             Layers and loops of the whole network, in order.
         loss : str or None
             Kind of the loss layer. None: no loss is written.
@@ -529,7 +529,7 @@ class _Writer:
 
         Parameters
         ----------
-        items : sequence of LayerEntry or Loop
+        items : sequence of LayerEntry or LayerLoop
             Layers and loops, in order.
         current : LayerEntry or str
             Layer or network input that the first item reads by default.

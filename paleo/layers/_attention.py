@@ -382,10 +382,10 @@ class LatentAttention(Layer):
     key. Without ``query_rank`` the query is projected directly from the input; without ``rotary`` there is no rotation.
     With ``gate`` the heads' output is multiplied by a sigmoid of a projection of the input (Kimi K3).
 
-    Some frameworks project the latents of each rank's ``own`` tokens only (`Choices.latents`). The sequence is then
-    called ``in_seq`` up to the latents and their norms. If tp splits it there, latents and rotary key are all-gathered
-    before the heads' projections, and their gradients reduce-scattered (Megatron-Core's multi_latent_attention.py,
-    where every rank has the whole down projections).
+    Some frameworks project the latents of each rank's ``own`` tokens only (`LayerImplementations.latent_tokens`). The
+    sequence is then called ``in_seq`` up to the latents and their norms. If tp splits it there, latents and rotary key
+    are all-gathered before the heads' projections, and their gradients reduce-scattered (Megatron-Core's
+    multi_latent_attention.py, where every rank has the whole down projections).
     """
 
     tensor_parallel_dims = ("kv_heads",)
@@ -562,9 +562,9 @@ class RelativeAttention(Layer):
     samples; it counts as a pass over its weight whose result is not saved. All scores are saved, as no fused kernel
     supports them. An extra pass shifts the scores by distance, so that each row starts at its own position.
 
-    Code that keeps heads as the last dim (`Choices.relative`, as the paper's code does) transposes scores after each
-    product, before the sum, and twice for the softmax. It shifts them by a pad and a slice, and masks them by a product
-    and a sum.
+    Code that keeps heads as the last dim (`LayerImplementations.relative_attention_layout`, as the paper's code does)
+    transposes scores after each product, before the sum, and twice for the softmax. It shifts them by a pad and a
+    slice, and masks them by a product and a sum.
 
     Reference: Dai et al., Transformer-XL, ACL 2019, section 3.3.
     """

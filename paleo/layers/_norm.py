@@ -240,8 +240,8 @@ class HyperConnectionRead(Layer):
 
     A matrix product over all streams yields the weights.
 
-    With ``mixes`` the product also yields the weights by which `hyper_write` mixes the streams: a doubly stochastic
-    matrix after ``iterations`` of Sinkhorn and Knopp's normalisation.
+    With ``mixes`` the product also yields the weights by which `HyperConnectionWrite` mixes the streams: a doubly
+    stochastic matrix after ``iterations`` of Sinkhorn and Knopp's normalisation.
     """
 
     tensor_parallel_dims = ()

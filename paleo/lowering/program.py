@@ -372,12 +372,12 @@ class _Lowering:
 
         Parameters
         ----------
-        placed : PlacedNode
+        placed : LocalLayer
             Layer with its layout and collectives.
 
         Returns
         -------
-        PlacedNode
+        LocalLayer
             Layer whose gathered operands are kept until the backward pass.
         """
         return self.graph.cached_result(("whole", placed), lambda: without_regather(placed), any_batch=True)
@@ -389,7 +389,7 @@ class _Lowering:
         ----------
         number : int
             Position of the section in the program.
-        members : sequence of PlacedNode
+        members : sequence of LocalLayer
             Layers of the section, in order.
 
         Returns

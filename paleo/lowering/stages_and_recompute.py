@@ -48,7 +48,7 @@ def cut_into_stages(
     weights : sequence of float, shape (sections,)
         Time of one layer of each section, forward and backward [s].
     stages : sequence of int, shape (pieces,)
-        Stage of each chunk (`Schedule.stages_of`).
+        Stage of each chunk (`Schedule.chunk_stages`).
     how : PipelineCut, optional
         ``uniform``, ``time``, or the number of layers of each chunk; by default as above.
 
@@ -544,7 +544,7 @@ def full_recompute_mask(repeat: Array) -> SectionMask:
 
     Returns
     -------
-    Mask, shape (sections,)
+    SectionMask, shape (sections,)
         True for these sections.
     """
     blocks = repeat > 1
@@ -563,7 +563,7 @@ def full_recompute_sections(program: Program) -> SectionMask:
 
     Returns
     -------
-    Mask, shape (sections,)
+    SectionMask, shape (sections,)
         True for these sections.
     """
     layers: Counter[str] = Counter()

@@ -176,7 +176,7 @@ class Graph:
         ----------
         tensor : Tensor
             The tensor.
-        loop : Loop
+        loop : RepeatedBlock
             Name and iterations of a folded block.
 
         Returns
@@ -370,7 +370,7 @@ class _Scope:
             Name of the block, loop or branch; it prefixes the names of layers inside.
         values : mapping of str to object, optional
             Values for expressions inside. None or empty: those of this scope.
-        repeats : tuple of Loop, optional
+        repeats : tuple of RepeatedBlock, optional
             Loops that are opened here, each with its number of iterations.
 
         Returns

@@ -135,7 +135,7 @@ def default_attention_kernel(architecture: str, memory_kind: str = "HBM") -> str
     Returns
     -------
     str
-        A key of `KERNELS_PER_ATTENTION_LAYER`.
+        A key of `ATTENTION_KERNELS`.
 
     Examples
     --------
@@ -369,7 +369,7 @@ def full_wave_kv_splits(*, tiles: Numeric, blocks: Numeric, slots: float, most: 
         Key blocks of each tile.
     slots : float
         Thread blocks that run at once.
-    most : int, default WAVE_SPLITS
+    most : int, default MAX_WAVE_KV_SPLITS
         Largest number of split-KV splits of a tile.
 
     Returns
@@ -574,7 +574,7 @@ def attention_prefill_time(
     causal : array-like of bool
         True where a query attends only to keys up to its own position.
     kernel_name : str
-        Name in `KERNELS_PER_ATTENTION_LAYER`.
+        Name in `ATTENTION_KERNELS`.
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : PrefillParameters
@@ -737,7 +737,7 @@ def attention_backward_time(
     causal : array-like of bool
         True where a query attends only to keys up to its own position.
     kernel_name : str
-        Name in `KERNELS_PER_ATTENTION_LAYER`.
+        Name in `ATTENTION_KERNELS`.
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : PrefillParameters
@@ -800,7 +800,7 @@ def attention_decode_time(
     head_dim : array-like
         Elements of a head.
     kernel_name : str
-        Name in `KERNELS_PER_ATTENTION_LAYER`.
+        Name in `ATTENTION_KERNELS`.
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : DecodeParameters

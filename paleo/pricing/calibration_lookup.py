@@ -63,7 +63,7 @@ INTERVAL_FACTOR_PER_RELATED_ARCHITECTURE = 1.2
 _FALLBACK_ARCHITECTURE = "Ampere"
 #: Memory technologies whose error-correcting bits are stored among the data on server cards.
 _INLINE_ECC = frozenset({"GDDR5", "GDDR6", "GDDR7"})
-#: Achieved share of the nominal bandwidth in large streams, by memory technology (`streaming_fraction`).
+#: Achieved share of the nominal bandwidth in large streams, by memory technology (`streaming_bandwidth_share`).
 _STREAMING = {"HBM2": 0.90, "HBM2e": 0.89, "HBM3": 0.90, "HBM3e": 0.90, "GDDR": 0.87}
 #: Ratio of data bytes to data and inline ECC bytes, and the share of the bandwidth that Pascal's HBM2 controller
 #: reaches.

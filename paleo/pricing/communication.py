@@ -764,9 +764,9 @@ class Fabric:
         ----------
         operation : str
             Collective operation, such as ``all_reduce``.
-        strides : PositiveQuantity, shape (n,)
+        strides : IntArray, shape (n,)
             Distance between neighbouring ranks of each group.
-        ranks : PositiveQuantity, shape (n,)
+        ranks : IntArray, shape (n,)
             Number of ranks of each group.
         payload_bytes : ndarray, shape (n,)
             Size of the whole tensor [byte].

@@ -843,7 +843,7 @@ def convolution_costs(
         Calibrated parameters of the kernel on the device.
     element_bytes : array-like, default 4.0
         Bytes of a stored element.
-    library : array-like, default PRESENT
+    library : array-like, default CURRENT_CUDNN_RELEASE
         cuDNN version, such as 7.6.
     channels_last : bool, default False
         True if tensors have that layout on tensor cores.

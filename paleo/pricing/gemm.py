@@ -356,7 +356,7 @@ def unaligned_batched_gemm_time(m: Array, n: Array, k: Array, batch: Array, devi
     Returns
     -------
     ndarray
-        Seconds; 0 where the smaller of n and k, the head size, is a multiple of `ALIGNED`.
+        Seconds; 0 where the smaller of n and k, the head size, is a multiple of `ALIGNED_ELEMENTS`.
 
     Examples
     --------

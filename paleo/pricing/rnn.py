@@ -295,7 +295,7 @@ def rnn_timestep_time(
         Bytes of a stored element.
     backward : bool, default False
         True for the backward pass.
-    library : array-like, default PRESENT
+    library : array-like, default CURRENT_CUDNN_RELEASE
         cuDNN version, such as 7.6.
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
@@ -395,7 +395,7 @@ def rnn_weight_gradient_time(
         Time steps of a sequence.
     element_bytes : ndarray
         Bytes of a stored element.
-    library : array-like, default PRESENT
+    library : array-like, default CURRENT_CUDNN_RELEASE
         cuDNN version, such as 7.6.
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
@@ -464,7 +464,7 @@ def rnn_time(
         1 adds a second recurrence over the reversed sequence, which runs after the first.
     persistent : bool, default False
         True to use the kernel with weights in registers if they fit and it is faster.
-    library : array-like, default PRESENT
+    library : array-like, default CURRENT_CUDNN_RELEASE
         cuDNN version, such as 7.6.
     device : DeviceDatasheet
         Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).

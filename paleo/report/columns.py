@@ -432,7 +432,7 @@ def wrapped_text(text: str | Text) -> Constrain:
 
     Parameters
     ----------
-    text : str | NonEmptyText
+    text : str | Text
         The text.
 
     Returns

@@ -591,7 +591,7 @@ class Schedule:
 
 @lru_cache(maxsize=65536)
 def _in_flight(schedule: Schedule, stage: int, stages: int, microbatches: int, chunks: int) -> tuple[int, ...]:
-    """Return `Schedule.counted_peak_activations`, extrapolated from fewer microbatches if there are many."""
+    """Return `Schedule.replayed_peak_activations`, extrapolated from fewer microbatches if there are many."""
     most = simulated_microbatch_count(stages, chunks) + microbatches % stages
     if microbatches <= most:
         return schedule.replayed_peak_activations(stage, stages, microbatches, chunks)

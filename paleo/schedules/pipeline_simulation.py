@@ -156,7 +156,7 @@ class SimulatedPipeline:
     """Result of a simulated pipeline: time from the first pass to the last (``makespan``) [s], and the timeline of
     events.
 
-    ``pipeline_stage_end_times`` is the time at which each stage ends its last pass [s].
+    ``stage_ends`` is the time at which each stage ends its last pass [s].
     """
 
     makespan: float

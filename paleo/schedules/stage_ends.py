@@ -9,7 +9,7 @@ that depend on one of them wait for all of them.
 
 A *wave* consists of passes with equally many passes before them on the longest path. The passes of a wave run on
 different stages and are computed together over all configurations. The result equals that of
-`paleo.schedules.pipeline_simulation.pipeline_time` without sends, which simulates one configuration.
+`paleo.schedules.pipeline_simulation.simulate_pipeline` without sends, which simulates one configuration.
 """
 
 from __future__ import annotations

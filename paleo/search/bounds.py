@@ -148,7 +148,7 @@ class ConfigurationBounds:
     def has_only_even_cut(self, schedule: Schedule, chunks: int) -> Mask:
         """Return True for cases whose only pipeline cut gives every piece equally many layers.
 
-        The result is cached for each assignment of pieces to stages; see `PipelineCuts.is_cut_evenly`.
+        The result is cached for each assignment of pieces to stages; see `PipelineCuts.has_only_even_cut`.
 
         Parameters
         ----------

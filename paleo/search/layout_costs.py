@@ -239,7 +239,7 @@ class GraphsByBatch:
         ----------
         program : Program
             One rank's kernels and collectives (the lowered network).
-        dispatch : Dispatch
+        dispatch : TokenDispatch
             How tokens are sent to their experts.
 
         Returns

@@ -84,8 +84,8 @@ class Sharding:
 class TokenScaledKernel:
     """Kernel whose FLOP, bytes and shape grow linearly with the tokens of an iteration, given at two token counts.
 
-    ``kernel_at_few_tokens`` and ``kernel_at_many_tokens`` are the kernel at `SHORT` and `LONG` tokens. The kernel runs
-    ``count`` times in a forward pass.
+    ``kernel_at_few_tokens`` and ``kernel_at_many_tokens`` are the kernel at `FEW_TOKENS` and `MANY_TOKENS` tokens. The
+    kernel runs ``count`` times in a forward pass.
     """
 
     kernel_at_few_tokens: Kernel
@@ -287,7 +287,7 @@ def lower_forward(model: ModelSpec, system: System, sharding: Sharding, dtype: s
     ----------
     model, system : ModelSpec, System
         Network and machine.
-    sharding : ZeroSharding
+    sharding : Sharding
         Parallel degrees; only ``tp`` is used here, the caller applies pipeline stages and ``attention_dp``.
     dtype : str
         Number format of GEMMs with weights.
@@ -417,8 +417,8 @@ def _of_engines(kernels: list[TokenScaledKernel]) -> list[TokenScaledKernel]:
 def _exchanges(short: Section, long: Section) -> Iterator[TokenCollective]:
     """Yield the collectives of a section (consecutive operations of a layer), with their payload per token.
 
-    ``short`` and ``long`` are the section at `SHORT` and `LONG` tokens. A collective on the output of another section
-    runs once, not in each repetition of the layer.
+    ``short`` and ``long`` are the section at `FEW_TOKENS` and `MANY_TOKENS` tokens. A collective on the output of
+    another section runs once, not in each repetition of the layer.
     """
     for first, second in zip(short.collectives, long.collectives, strict=True):
         _, arrow, source = first.name.partition("<")

@@ -452,7 +452,7 @@ def iteration_tables(
     ----------
     model, system : ModelSpec, System
         Network and machine.
-    sharding : ZeroSharding
+    sharding : Sharding
         Parallel degrees of a replica.
     formats : Formats
         Number formats of weights and KV cache.
@@ -757,7 +757,7 @@ class _TableBuilder:
 
         Parameters
         ----------
-        exchanges : tuple of TokenCollective
+        exchanges : tuple of object
             Collectives of a forward pass, each with its count and its bytes per token [byte].
 
         Returns

@@ -169,7 +169,7 @@ def serving_memory(
 
     Parameters
     ----------
-    work, sharding, formats : LoweredForward, ZeroSharding, Formats
+    work, sharding, formats : LoweredForward, Sharding, Formats
         Kernels of one rank, parallel degrees of a replica, number formats of weights and KV cache.
     engine, device : ServingEngine, Device
         Engine with its memory rules, and the device.

@@ -281,7 +281,7 @@ def candidate_shardings(model: ModelSpec, system: System, gpus: int) -> Iterator
 
     Yields
     ------
-    ZeroSharding
+    Sharding
         Parallel degrees of one replica.
     """
     mixture = "experts" in model.params
@@ -322,8 +322,8 @@ def fitting_layouts(
         Number formats of weights and KV cache to try.
     load : ServingLoad
         Requests; the longest one must fit.
-    layouts : sequence of ZeroSharding, optional
-        Parallel layouts to try; by default those of `shardings`.
+    layouts : sequence of Sharding, optional
+        Parallel layouts to try; by default those of `candidate_shardings`.
     limit : BatchLimit, optional
         Limits of an iteration in place of the engine's.
 

@@ -161,7 +161,7 @@ def generation_engine_layout(
         Network, as its model file describes it.
     system : System
         Machine: its devices, nodes and links.
-    sharding : ZeroSharding
+    sharding : Sharding
         Parallel degrees of a replica.
     gpus : int
         Number of GPUs.
@@ -322,7 +322,7 @@ def predict_generator(
         GPUs of the engine.
     rollouts : Rollouts
         Number and lengths of the rollouts of a step.
-    sharding : ZeroSharding
+    sharding : Sharding
         Parallel degrees of a replica.
     staleness : int
         Number of steps that the engine may be ahead; 0: the engine shares its GPUs with the trainer.

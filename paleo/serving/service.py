@@ -591,8 +591,8 @@ def evaluate_service(
         Requests, and limits of their latencies.
     formats : sequence of Formats
         Number formats of weights and KV cache to compare.
-    layouts : sequence of ZeroSharding, optional
-        Parallel layouts to try; by default those of `shardings`.
+    layouts : sequence of Sharding, optional
+        Parallel layouts to try; by default those of `candidate_shardings`.
     limit : BatchLimit, optional
         Limits of an iteration (sequences, tokens) in place of the engine's defaults.
     usd_per_s : float, optional

@@ -117,7 +117,7 @@ class Condition:
 
         Returns
         -------
-        SectionMask
+        Mask
             True where the condition holds, broadcast over arrays.
 
         Examples

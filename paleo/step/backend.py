@@ -323,7 +323,7 @@ class Backend:
         ----------
         counts : ndarray, shape (...)
             Number of parameters that are updated.
-        tensors : FloatOrArray
+        tensors : Numeric
             Number of tensors that hold these parameters.
         rule : Optimizer
             Optimizer and its update rule, such as Adam.
@@ -396,9 +396,9 @@ class Backend:
             Network as a graph of layers.
         gpus : int
             Number of devices of the run.
-        replica : FloatOrArray
+        replica : Numeric
             Ranks that hold one replica of the model.
-        local_batch : FloatOrArray
+        local_batch : Numeric
             Number of samples of one replica.
 
         Returns

@@ -180,7 +180,7 @@ class ConfigurationBatch:
 
     @property
     def sharding(self) -> ZeroSharding:
-        """What data-parallel ranks shard and exchange: ``none``, ``states``, ``gradients`` or ``parameters``."""
+        """Training state that data-parallel ranks shard: ``none``, ``states``, ``gradients`` or ``parameters``."""
         if self.zero == 0:
             return "none"
         return "parameters" if self.shards_parameters else "gradients" if self.scatters_every_pass else "states"

@@ -167,7 +167,7 @@ def mean_sharding_ranks(trained: Array, owned: Array, ranks: Numeric) -> Array:
         Number of trained parameters.
     owned : ndarray, shape (...)
         Number of trained parameters whose shards one rank owns.
-    ranks : FloatOrArray
+    ranks : Numeric
         Number of ranks to return where the rank owns no parameters.
 
     Returns
@@ -435,9 +435,9 @@ def bucket_count(size: Numeric, bucket: Numeric) -> Array:
 
     Parameters
     ----------
-    size : FloatOrArray
+    size : Numeric
         Bytes.
-    bucket : FloatOrArray
+    bucket : Numeric
         Bytes of one bucket.
 
     Returns

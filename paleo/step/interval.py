@@ -112,7 +112,7 @@ def interval_parameters(user_calibration: Calibration | None = None) -> Interval
 
 @dataclass(frozen=True, slots=True)
 class StepUncertainty:
-    """What determines the 90 % interval of a predicted step time, as half-widths in log units and shares of the step.
+    """Parts of the 90 % interval of a predicted step time: half-widths in log units and shares of the step.
 
     Arrays hold the low and the high end, shape (2,) or (2, steps); shares then have the shape (steps,).
 

@@ -237,7 +237,7 @@ class Layouts:
         ----------
         operation : str
             Collective operation; ``all_gather@node`` means the part of each group in a node.
-        groups : PositiveQuantity, shape (2, groups, stages or 1, layouts)
+        groups : Count, shape (2, groups, stages or 1, layouts)
             Rank stride and number of ranks of each group.
         sizes : ndarray, shape (..., layouts) or (stages, ..., layouts)
             Size of the whole tensor [byte].
@@ -267,7 +267,7 @@ class Layouts:
             Collective operation, such as ``reduce_scatter``.
         layouts : sequence of int
             Positions of the layouts.
-        groups : PositiveQuantity, shape (2, groups, stages or 1, layouts)
+        groups : Count, shape (2, groups, stages or 1, layouts)
             Rank stride and number of ranks of each group.
         sizes : ndarray, shape (..., layouts)
             Size of the whole tensor [byte].

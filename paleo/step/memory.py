@@ -313,7 +313,7 @@ def live_microbatches(schedule: Schedule, stages: int, microbatches: Numeric, ch
         Pipeline schedule.
     stages : int
         Number of pipeline stages.
-    microbatches : FloatOrArray, shape (...)
+    microbatches : Numeric, shape (...)
         Number of microbatches of a step.
     chunks : int
         Number of model chunks of a stage.
@@ -370,9 +370,9 @@ def state_memory(
         Number of parameter elements.
     trained : ndarray, shape (stages, ...)
         Parameter elements with gradients and optimizer states.
-    largest : FloatOrArray, shape (...)
+    largest : Numeric, shape (...)
         Elements of the largest section (run of equal layers); ZeRO-3 gathers two sections at once.
-    ranks : FloatOrArray, shape (...)
+    ranks : Numeric, shape (...)
         Ranks over which ZeRO shards states.
     zero : int
         ZeRO stage, 0 to 3.
@@ -422,7 +422,7 @@ def workspace_memory(layers: Array, workspace_bytes: Array, transient: Array, bu
         Temporaries of the largest operation of each section.
     transient : ndarray, shape (sections, ...)
         Activations that exist during recomputation.
-    buckets : FloatOrArray, shape (...)
+    buckets : Numeric, shape (...)
         Bytes of communication buckets.
 
     Returns
@@ -472,7 +472,7 @@ def total_stage_memory(states: StateMemory, activations: Array, work: Numeric) -
         Memory of parameters, gradients and optimizer states [byte].
     activations : ndarray, shape (stages, ...)
         Memory of activations [byte].
-    work : FloatOrArray, shape (stages, ...)
+    work : Numeric, shape (stages, ...)
         Temporary memory [byte].
 
     Returns
@@ -688,7 +688,7 @@ class Offload:
         ----------
         repeat : ndarray, shape (sections,)
             Layers of each section.
-        blocks : SectionMask, shape (sections,)
+        blocks : Mask, shape (sections,)
             True for repeated blocks.
 
         Returns
@@ -798,13 +798,13 @@ class OffloadShares:
         ----------
         zero : int
             ZeRO stage, 0 to 3.
-        ranks : FloatOrArray, shape (configurations,)
+        ranks : Numeric, shape (configurations,)
             Ranks that share states.
-        microbatches : FloatOrArray, shape (configurations,)
+        microbatches : Numeric, shape (configurations,)
             Number of microbatches of a step.
         scattered : bool
             True if gradients are reduce-scattered after every microbatch.
-        activations : FloatOrArray, shape (sections,), optional
+        activations : Numeric, shape (sections,), optional
             Share of each section's saved activations that is offloaded.
 
         Returns
@@ -892,7 +892,7 @@ def divide_offloaded_states(
         Memory of parameters, gradients and optimizer states [byte].
     offload : Offload
         Parts of the state in host memory, with link rates.
-    largest : FloatOrArray
+    largest : Numeric
         Elements of the largest section.
     formats : Precision
         Bytes of a number as parameter, gradient, master or optimizer state.

@@ -112,9 +112,9 @@ def sharded_chunk_pass_times(
         Sections (runs of equal layers) of the chunk, and their numbers of layers.
     figures : ShardedIterationTimes
         Times of one layer of each section, of its gathers and its gradient exchange, (sections, ...) [s].
-    gathered : SectionMask, shape (sections,)
+    gathered : Mask, shape (sections,)
         True for sections with parameters to gather.
-    has_backward : SectionMask, shape (sections,)
+    has_backward : Mask, shape (sections,)
         True for sections with a backward pass.
     splits : bool
         True if gradients of weights are computed in a separate pass.

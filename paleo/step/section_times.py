@@ -239,7 +239,7 @@ class CollectiveSumMatrices:
     """Matrices of zeros and ones, shape (sections, collectives), that sum times of collectives by section.
 
     There is one matrix for each kind of computation with which collectives overlap, for forward or for backward passes.
-    ``exposed``: no overlap. ``section``: the whole section. ``add_attention_core``: the core of attention (keys in a
+    ``exposed``: no overlap. ``section``: the whole section. ``attention_core``: the core of attention (keys in a
     ring). ``products``: products with weights, in pieces. ``shared_experts``: shared experts, during the MoE token
     exchange. ``microbatch``: the computation of another microbatch, during the MoE token exchange.
     """
@@ -265,7 +265,8 @@ class CollectiveSumMatrices:
         return np.asarray(sum(matrix.sum(axis=1) for matrix in matrices))
 
 
-#: Computation that a transfer overlaps with (`Transfer.overlaps_with`), in the order of the fields of `CollectiveSums`.
+#: Computation that a collective overlaps with (`LayerCollective.overlapped_computation`), in the order of the fields of
+#: `CollectiveSumMatrices`.
 OVERLAPPED_COMPUTATIONS = ("nothing", "section", "core", "products", "shared experts", "microbatch")
 
 

@@ -148,16 +148,16 @@ def simulate_streams(
         Backward time of one layer of each section [s].
     gather : Array, shape (sections, ...), optional
         Time to gather the parameters of a section [s]; None without sharding.
-    buckets : sequence of FloatOrArray, shape (iterations, ...)
+    buckets : sequence of Numeric, shape (iterations, ...)
         Time of the gradient buckets sent after each iteration [s].
-    start : FloatOrArray
+    start : Numeric
         Time at which the compute stream is free [s].
     regather : Array, shape (sections, ...), optional
         Time of parameter gathers before the backward pass, if different [s].
 
     Returns
     -------
-    tuple[FloatOrArray, FloatOrArray]
+    tuple[Numeric, Numeric]
         (end of the compute stream, end of the network stream) [s].
     """
     again = gather if regather is None else regather
@@ -659,7 +659,7 @@ def time_after_passes(batch: ConfigurationBatch, passes: PassTimes, *, summed: b
         )
     if following.parameter_gathers.any():
         exposed += _exposed_overlapped_gathers(batch, following, passes)
-    if contention >= 1.0:  # as in `exposed_sends`: overlap gains nothing
+    if contention >= 1.0:  # as in `exposed_gradient_exchange_time`: overlap gains nothing
         exposed += batch.expand_to_configurations(following.gradient_sums.sum(axis=1))
     elif following.gradient_sums.any():
         # The gradient sums of a batch in the order of the schedule.

@@ -76,7 +76,7 @@ def exposed_section_collectives(
 
     Returns
     -------
-    list[dict[ConvolutionDirection, list[_NamedCollective]]]
+    list[dict[Direction, list[_NamedCollective]]]
         For each section the collectives of its forward and backward pass.
     """
     payloads = np.array([[each.payload_bytes] for _, each in enumerate_collectives(program)]).reshape(-1, 1)

@@ -43,7 +43,7 @@ def normal_quantile(probability: Numeric) -> Array:
 
     Parameters
     ----------
-    probability : FloatOrArray
+    probability : Numeric
         Probability, 0 to 1.
 
     Returns
@@ -53,7 +53,7 @@ def normal_quantile(probability: Numeric) -> Array:
 
     References
     ----------
-    Wichura, CollectiveAlgorithm AS 241, Applied Statistics 37, 1988.
+    Wichura, Algorithm AS 241, Applied Statistics 37, 1988.
 
     Examples
     --------
@@ -80,7 +80,7 @@ def expected_normal_maximum(ranks: Numeric) -> Array:
 
     Parameters
     ----------
-    ranks : FloatOrArray
+    ranks : Numeric
         Number of ranks, 1 or more.
 
     Returns
@@ -110,11 +110,11 @@ def straggler_wait_share(ranks: Numeric, independent: Numeric, persistent: Numer
 
     Parameters
     ----------
-    ranks : FloatOrArray
+    ranks : Numeric
         Ranks that wait for one another.
-    independent : FloatOrArray
+    independent : Numeric
         Standard deviation of noise that differs in every step, as a share of the mean.
-    persistent : FloatOrArray, optional
+    persistent : Numeric, optional
         Standard deviation of noise that stays with a rank, as a share of the mean.
 
     Returns
@@ -156,7 +156,7 @@ class StepTimeNoise:
             Options of the run.
         software : SoftwareProfile
             Software profile.
-        local_batch : FloatOrArray
+        local_batch : Numeric
             Samples of a rank.
 
         Returns
@@ -211,9 +211,9 @@ def averaged_noise(noise: Numeric, draws: Numeric) -> Array:
 
     Parameters
     ----------
-    noise : FloatOrArray
+    noise : Numeric
         Standard deviation of one pass, as a share of its mean.
-    draws : FloatOrArray
+    draws : Numeric
         Number of passes n, such as microbatches or local steps.
 
     Returns
@@ -301,9 +301,9 @@ def input_pipeline(
         Bytes of a sample in the format of the copy.
     gpus : int
         Number of devices of the run.
-    replica : FloatOrArray
+    replica : Numeric
         Ranks of one model replica.
-    local_batch : FloatOrArray
+    local_batch : Numeric
         Number of samples of one replica.
     link : float, optional
         Rate of the link to the host [byte/s]; by default the usual share of the slot.

@@ -78,7 +78,7 @@ class ReinforcementQuestion:
         Steps that the engine may be ahead; 0 shares all GPUs.
     generator_gpus : int or None
         GPUs of the engine where there are two sets; None tries several numbers.
-    layouts : sequence of ZeroSharding or None
+    layouts : sequence of Sharding or None
         Layouts of a replica of the engine; None takes those of a service.
     strategies : sequence of str or None
         Strategies of the trainer; None takes the usual ones, and a search where none of them fits.
@@ -102,7 +102,7 @@ class ReinforcementQuestion:
 
         Parameters
         ----------
-        sharding : ZeroSharding
+        sharding : Sharding
             Layout of one replica of the engine.
 
         Returns

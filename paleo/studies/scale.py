@@ -47,7 +47,7 @@ def parse_scalings(text: str) -> tuple[Scaling, ...]:
 
     Returns
     -------
-    tuple of QuantisationScaling
+    tuple of Scaling
         Kinds of scaling.
 
     Raises
@@ -242,7 +242,7 @@ def predict_scale_curve(
         Options of the run: GPUs, batch, parallelism, number format and so on.
     counts : sequence of int
         Numbers of GPUs.
-    scaling : QuantisationScaling
+    scaling : Scaling
         ``strong`` or ``weak``.
     long_run : LongRunOptions, optional
         Failures and checkpoints, which give each point a goodput.

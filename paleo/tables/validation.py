@@ -166,7 +166,7 @@ class FileReport:
     def secondary_quantity_errors(self) -> dict[str, ResidualErrors]:
         """Errors of quantities that a table measures besides its main one, such as evaluation time, by name.
 
-        Errors are taken over the rows that have the quantity (`MeasuredTable.further_quantities`).
+        Errors are taken over the rows that have the quantity (`MeasuredTable.secondary_quantities`).
         """
         errors_of_parts = {}
         for name, (predicted, measured) in self.table.secondary_quantities(self._sound).items():

@@ -90,7 +90,7 @@ def _file(report: FileReport) -> dict[str, Any]:
 def _parts(report: FileReport) -> dict[str, Any]:
     """Summarise errors by benchmark, and errors of further quantities that rows measure; {} if the table has none.
 
-    Further quantities are those of `MeasuredTable.further_quantities`, such as evaluation time beside time to target.
+    Further quantities are those of `MeasuredTable.secondary_quantities`, such as evaluation time beside time to target.
     """
     parts = {name: dataclasses.asdict(errors) for name, errors in report.secondary_quantity_errors.items()}
     if not parts:

@@ -59,7 +59,7 @@ class TuningSettings:
     trials : int
         Configurations to sample.
     method : str
-        Name of a tuning method, a key of `paleo.tuning.base.METHODS`.
+        Name of a tuning method, a key of `paleo.tuning.base.TUNING_METHODS`.
     first_rung_samples, last_rung_samples : float
         Samples of a trial at the first rung and at the last one.
     eta : int

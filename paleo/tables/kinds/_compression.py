@@ -71,7 +71,7 @@ OVERLAPPING_SOFTWARE = "BytePS"
 #: does Open MPI (Horovod copies gradients there and back).
 NVLINK_RING_RATE = 65.0e9
 #: Share of a nominal TCP rate that a process reaches where the row's rate is not one that was measured. NCCL's sockets
-#: reach no more than `TCP_LIMIT` on any link.
+#: reach no more than `TCP_PROCESS_BANDWIDTH_LIMIT` on any link.
 TCP_RATE_FRACTION = {"OpenMPI": 0.5, "NCCL": 0.95}
 #: Seconds of each step of a ring over TCP beside its bytes: a chunk goes through host memory and a socket at both ends.
 #: Fitted to three dense runs of VGG-16 by NCCL; the other 15 rows on several nodes by TCP come from 15.5 to 9.6 %.
