@@ -110,8 +110,8 @@ PLAN_COLUMNS = (
     AnswerColumn("replicas", lambda plan: plan.layout.replicas),
     AnswerColumn("weights", lambda plan: plan.layout.formats.text, "weights"),
     AnswerColumn("cache", lambda plan: plan.layout.formats.cache_format),
-    AnswerColumn("batch_tokens", lambda plan: float(np.asarray(plan.batching.max_tokens))),
-    AnswerColumn("sequences", lambda plan: float(np.asarray(plan.batching.max_sequences))),
+    AnswerColumn("batch_tokens", lambda plan: float(plan.batching.max_tokens)),
+    AnswerColumn("sequences", lambda plan: float(plan.batching.max_sequences)),
     AnswerColumn("batch", lambda plan: plan.layout.replicas * float(plan.state.decoding_sequences), "batch", "count"),
     AnswerColumn("requests_per_s", lambda plan: plan.requests_per_s, "requests/s", "number"),
     AnswerColumn("tokens_per_s", lambda plan: plan.tokens_per_s),
@@ -127,10 +127,10 @@ def _load_document(service: Service) -> dict[str, Any]:
     load = service.load
     return {
         "kind": load.arrival_kind,
-        "input_tokens": float(np.asarray(load.lengths.input)),
-        "output_tokens": float(np.asarray(load.lengths.output)),
+        "input_tokens": float(load.lengths.input),
+        "output_tokens": float(load.lengths.output),
         "length_variation": [load.lengths.input_variation, load.lengths.output_variation],
-        "prefix_hit": float(np.asarray(load.lengths.prefix_hit_share)),
+        "prefix_hit": float(load.lengths.prefix_hit_share),
         "rate": load.rate or None,
         "users": load.users or None,
         "think_s": load.think_time,
@@ -151,7 +151,7 @@ def _refused(service: Service) -> dict[str, Any]:
 def _answered(service: Service, plan: ServingPlan) -> dict[str, Any]:
     low, high = THROUGHPUT_INTERVAL_FACTORS
     memory = plan.layout.memory
-    length = float(np.asarray(service.load.lengths.mean_cached_tokens))
+    length = service.load.lengths.mean_cached_tokens
     # List what the steady-state model says without simulation.
     state = plan.state
     return {
@@ -303,7 +303,7 @@ def load_description(service: Service) -> str:
         "trace": "The requests of a trace",
     }
     arrival = kinds.get(load.arrival_kind, f"{load.rate:.3g} requests/s, {load.arrival_kind} arrivals")
-    lengths = (float(np.asarray(each)) for each in (load.lengths.input, load.lengths.output))
+    lengths = (load.lengths.input, load.lengths.output)
     return "{}; prompts of {:,.0f} tokens, answers of {:,.0f}.".format(arrival, *lengths)
 
 

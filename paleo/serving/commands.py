@@ -275,5 +275,5 @@ def engine_command_line(engine: str, model: ModelSpec, plan: ServingPlan) -> str
         flags.append(f'--speculative-config \'{{"method": "eagle3", "num_speculative_tokens": {profile.drafted}}}\'')
     elif profile.drafted and kind == 1:
         flags.append(f"--speculative-algorithm EAGLE3 --speculative-num-steps {profile.drafted}")
-    each = {name: int(float(value) / ranks) for name, value in limits.items()}  # type: ignore[arg-type]
+    each = {name: int(float(value) / ranks) for name, value in limits.items()}
     return " ".join([*flags, *(f"{_FLAGS[name][kind]} {value}" for name, value in each.items())])

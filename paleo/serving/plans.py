@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from paleo.errors import PlanError, SpecError
 from paleo.serving.forward_lowering import Sharding
-from paleo.serving.iteration_times import IterationTables, iteration_tables
+from paleo.serving.iteration_times import TOKEN_GRID, IterationTables, iteration_tables
 from paleo.serving.memory import ServingMemory, serving_memory
 from paleo.serving.requests import Requests, sample_requests
 from paleo.serving.simulation import SimulationResult, simulate_requests
@@ -90,8 +90,8 @@ class ServingLoad:
         """Tokens of a long request: mean plus two standard deviations, or the longest request of a trace."""
         if self.requests is not None:
             return float((self.requests.prompt_tokens + self.requests.answer_tokens).max())
-        first, second = float(np.asarray(self.lengths.input)), float(np.asarray(self.lengths.output))
-        return first * (1 + 2 * self.lengths.input_variation) + second * (1 + 2 * self.lengths.output_variation)
+        lengths = self.lengths
+        return lengths.input * (1 + 2 * lengths.input_variation) + lengths.output * (1 + 2 * lengths.output_variation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,11 +188,9 @@ class ReplicaLayout:
         float
             Number of sequences.
         """
-        answered = lengths.mean_cached_tokens - np.asarray(
-            lengths.input, dtype=np.float64
-        )  # as many are missing on average
-        reserved = answered if self.engine.reservation == "whole" else 0.0
-        return float(self.memory.max_cached_sequences(lengths.mean_cached_tokens + reserved))
+        cached = lengths.mean_cached_tokens  # as many tokens of the answer are missing on average
+        reserved = cached - lengths.input if self.engine.reservation == "whole" else 0.0
+        return float(self.memory.max_cached_sequences(cached + reserved))
 
     @property
     def reserved_answer_share(self) -> float:
@@ -204,14 +202,51 @@ class ReplicaLayout:
         """Number of schedulers of a replica, each with its own batching limits (attention DP ranks)."""
         return 1 if self.engine.shared_limits else self.sharding.attention_dp
 
-    def batching(self, tokens: npt.ArrayLike | None = None, sequences: npt.ArrayLike | None = None) -> BatchingLimits:
+    def saturated_state(self, lengths: RequestLengths, batching: BatchingLimits) -> SteadyState:
+        """Return the steady state of a saturated replica of this layout, whose KV cache holds what fits in its memory.
+
+        Parameters
+        ----------
+        lengths : RequestLengths
+            Tokens of prompts and answers.
+        batching : BatchingLimits
+            Batching limits of the replica's iterations.
+
+        Returns
+        -------
+        SteadyState
+            State at the highest rate of the replica, in the shape of the limits.
+        """
+        return saturated_steady_state(self.iteration_tables, batching, lengths, self.max_cached_sequences(lengths))
+
+    def state_at_rate(self, load: ServingLoad, batching: BatchingLimits, rate: float | Array) -> SteadyState:
+        """Return the steady state of a replica of this layout at a request rate.
+
+        Parameters
+        ----------
+        load : ServingLoad
+            Lengths of requests, and how regularly they arrive.
+        batching : BatchingLimits
+            Batching limits of the replica's iterations.
+        rate : float or ndarray
+            Request rate of the replica [requests/s].
+
+        Returns
+        -------
+        SteadyState
+            State in the shape of limits and rates.
+        """
+        places, arrivals = self.max_cached_sequences(load.lengths), load.squared_arrival_variation
+        return steady_state_at_rate(self.iteration_tables, batching, load.lengths, places, rate, arrivals=arrivals)
+
+    def batching(self, tokens: float | Array | None = None, sequences: float | Array | None = None) -> BatchingLimits:
         """Return the batching limits (tokens and sequences per iteration) of the replica.
 
         Parameters
         ----------
-        tokens : array_like, optional
+        tokens : float or ndarray, optional
             Largest number of tokens of an iteration, in place of the engine's limit.
-        sequences : array_like, optional
+        sequences : float or ndarray, optional
             Largest number of sequences of an iteration, in place of the engine's limit.
 
         Returns
@@ -284,10 +319,8 @@ def candidate_shardings(model: ModelSpec, system: System, gpus: int) -> Iterator
     Sharding
         Parallel degrees of one replica.
     """
-    mixture = "experts" in model.params
-    latent = "kv_rank" in model.params
-    node = max(system.devices_per_node, 1)
-    linked = system.device.interconnect is not None
+    mixture, latent = "experts" in model.params, "kv_rank" in model.params
+    node, linked = max(system.devices_per_node, 1), system.device.interconnect is not None
     powers = [2**power for power in range(gpus.bit_length()) if 2**power <= gpus]
     for tp in powers:
         for pp in powers:
@@ -375,18 +408,11 @@ def best_serving_plan(candidate: ReplicaLayout, load: ServingLoad, limits: Laten
     if load.arrival_kind in ("most", "at once"):
         return _highest_rate_plan(candidate, load, limits)
     if load.arrival_kind == "closed":
-        users = load.users / candidate.replicas
-        batching = candidate.batching()
-        state = closed_loop_steady_state(
-            candidate.iteration_tables,
-            batching,
-            load.lengths,
-            candidate.max_cached_sequences(load.lengths),
-            users,
-            load.think_time,
-        )
-        plan = _plan(candidate, batching, state, limits)
-        return plan if float(limits.largest_latency_to_limit_ratio(state)) <= 1.0 else None
+        users, places = load.users / candidate.replicas, candidate.max_cached_sequences(load.lengths)
+        tables, batching = candidate.iteration_tables, candidate.batching()
+        state = closed_loop_steady_state(tables, batching, load.lengths, places, users, load.think_time)
+        late = float(limits.largest_latency_to_limit_ratio(state)) > 1.0
+        return None if late else _plan(candidate, batching, state, limits)
     return _stated(candidate, load, limits)
 
 
@@ -395,52 +421,28 @@ def _grid(candidate: ReplicaLayout) -> tuple[Array, Array]:
 
     Both arrays have shape (token limits, sequence limits).
     """
-    ranks = candidate.scheduler_count
-    tokens = sorted({*(each for each in TOKEN_LIMITS if each < candidate.limit.tokens), candidate.limit.tokens})
-    most = candidate.limit.sequences
-    sequences = sorted({*(each for each in SEQUENCE_LIMITS if each < most), most})
-    first, second = np.meshgrid(
-        np.array(tokens, dtype=np.float64), np.array(sequences, dtype=np.float64), indexing="ij"
-    )
+    most, ranks = candidate.limit, float(candidate.scheduler_count)
+    tokens = [*(each for each in TOKEN_LIMITS if each < most.tokens), most.tokens]
+    sequences = [*(each for each in SEQUENCE_LIMITS if each < most.sequences), most.sequences]
+    first, second = np.meshgrid(tokens, sequences, indexing="ij")
     return first * ranks, second * ranks
 
 
 def _highest_rate_plan(candidate: ReplicaLayout, load: ServingLoad, limits: LatencyLimits) -> ServingPlan | None:
     """Find the plan of a replica layout with the highest request rate, within the latency limits if there are any."""
-    places = candidate.max_cached_sequences(load.lengths)
     if not limits.limits_by_name:
         batching = candidate.batching()
-        return _plan(
-            candidate,
-            batching,
-            saturated_steady_state(candidate.iteration_tables, batching, load.lengths, places),
-            limits,
-        )
+        return _plan(candidate, batching, candidate.saturated_state(load.lengths, batching), limits)
     tokens, sequences = _grid(candidate)
-    batching = candidate.batching(tokens, sequences)
-    capacity = saturated_steady_state(candidate.iteration_tables, batching, load.lengths, places).requests_per_s
+    capacity = candidate.saturated_state(load.lengths, candidate.batching(tokens, sequences)).requests_per_s
     wide = candidate.batching(tokens[..., None], sequences[..., None])
-    state = steady_state_at_rate(
-        candidate.iteration_tables,
-        wide,
-        load.lengths,
-        places,
-        capacity[..., None] * LOAD_SHARES,
-        arrivals=load.squared_arrival_variation,
-    )
+    state = candidate.state_at_rate(load, wide, capacity[..., None] * LOAD_SHARES)
     rates = np.where(limits.largest_latency_to_limit_ratio(state) <= 1.0, state.requests_per_s, 0.0)
     best = np.unravel_index(int(np.argmax(rates)), rates.shape)
     if rates[best] <= 0.0:
         return None
     chosen = candidate.batching(float(tokens[best[:2]]), float(sequences[best[:2]]))
-    final = steady_state_at_rate(
-        candidate.iteration_tables,
-        chosen,
-        load.lengths,
-        places,
-        float(rates[best]),
-        arrivals=load.squared_arrival_variation,
-    )
+    final = candidate.state_at_rate(load, chosen, float(rates[best]))
     return ServingPlan(candidate, chosen, final, LATENCY_LIMIT_NAMES[limits.binding_limit(final)])
 
 
@@ -449,33 +451,20 @@ def _stated(candidate: ReplicaLayout, load: ServingLoad, limits: LatencyLimits) 
 
     The engine's default batching limits are tried first.
     """
-    places, rate = candidate.max_cached_sequences(load.lengths), load.rate / candidate.replicas
-    batching = candidate.batching()
-    state = steady_state_at_rate(
-        candidate.iteration_tables, batching, load.lengths, places, rate, arrivals=load.squared_arrival_variation
-    )
+    rate, batching = load.rate / candidate.replicas, candidate.batching()
+    state = candidate.state_at_rate(load, batching, rate)
     if float(limits.largest_latency_to_limit_ratio(state)) <= 1.0 and float(state.utilisation) < 1.0:
         return _plan(candidate, batching, state, limits)
     if not limits.limits_by_name:
         return None
     tokens, sequences = _grid(candidate)
-    wide = steady_state_at_rate(
-        candidate.iteration_tables,
-        candidate.batching(tokens, sequences),
-        load.lengths,
-        places,
-        np.full(tokens.shape, rate),
-        arrivals=load.squared_arrival_variation,
-    )
+    wide = candidate.state_at_rate(load, candidate.batching(tokens, sequences), np.full(tokens.shape, rate))
     excess = np.where(wide.utilisation < 1.0, limits.largest_latency_to_limit_ratio(wide), np.inf)
     best = np.unravel_index(int(np.argmin(excess)), excess.shape)
     if excess[best] > 1.0:
         return None
     chosen = candidate.batching(float(tokens[best]), float(sequences[best]))
-    final = steady_state_at_rate(
-        candidate.iteration_tables, chosen, load.lengths, places, rate, arrivals=load.squared_arrival_variation
-    )
-    return _plan(candidate, chosen, final, limits)
+    return _plan(candidate, chosen, candidate.state_at_rate(load, chosen, rate), limits)
 
 
 def _plan(candidate: ReplicaLayout, batching: BatchingLimits, state: SteadyState, limits: LatencyLimits) -> ServingPlan:
@@ -516,17 +505,12 @@ def bottleneck_name(
     if batching.time_per_request and float(state.requests_per_s) * batching.time_per_request > BINDING_RATIO:
         return "the server's requests a second"
     batch = float(state.decoding_sequences)
-    places = float(np.asarray(batching.max_sequences)) * batching.pipeline_batches
-    full = candidate.memory.max_cached_sequences(1.0) and batch >= BINDING_RATIO * _held(candidate, state)
-    if full and batch < BINDING_RATIO * places:
-        return "KV cache"
-    if batch >= BINDING_RATIO * places:
+    if batch >= BINDING_RATIO * float(batching.max_sequences) * batching.pipeline_batches:
         return "sequences of an iteration"
-    return max(iteration_time_breakdown(candidate, state), key=iteration_time_breakdown(candidate, state).__getitem__)
-
-
-def _held(candidate: ReplicaLayout, state: SteadyState) -> float:
-    return float(state.decoding_sequences) if float(state.utilisation) >= 1.0 else math.inf
+    if float(state.utilisation) >= 1.0 and candidate.memory.max_cached_sequences(1.0):
+        return "KV cache"
+    parts = iteration_time_breakdown(candidate, state)
+    return max(parts, key=parts.__getitem__)
 
 
 def is_launch_bound(candidate: ReplicaLayout, state: SteadyState) -> bool:
@@ -567,8 +551,6 @@ def iteration_time_breakdown(candidate: ReplicaLayout, state: SteadyState) -> di
     """
     prices = candidate.iteration_tables
     batch = float(state.decoding_sequences) / candidate.sharding.pp / candidate.sharding.attention_dp
-    from paleo.serving.iteration_times import TOKEN_GRID
-
     exchanged = float(np.interp(batch, TOKEN_GRID, prices.collective_times))
     products = float(prices.non_attention_time(batch)) - exchanged + float(prices.sampling_time(batch))
     host = candidate.batching().host_time_at(float(state.decoding_sequences) / candidate.sharding.pp)
@@ -623,10 +605,8 @@ def plan_service(fitting: Sequence[ReplicaLayout], load: ServingLoad, limits: La
     late = tuple(candidate for candidate, plan in planned if plan is None)
     if load.arrival_kind == "most" and limits.limits_by_name:
         plans = _tested(sorted(plans, key=lambda plan: -plan.requests_per_s), load, limits)
-    if load.arrival_kind in ("most", "at once", "closed"):
-        plans.sort(key=lambda plan: -plan.requests_per_s)
-    else:
-        plans.sort(key=lambda plan: float(plan.state.latency))
+    rate_is_sought = load.arrival_kind in ("most", "at once", "closed")
+    plans.sort(key=lambda plan: -plan.requests_per_s if rate_is_sought else float(plan.state.latency))
     return ServicePlans(tuple(plans), (), late)
 
 
@@ -648,20 +628,11 @@ def _refined(plan: ServingPlan, load: ServingLoad, limits: LatencyLimits) -> Ser
 
     Near capacity the closed form underestimates the queues of requests, so its percentiles are too low there.
     """
-    low, high, places = 0.0, 1.0, plan.layout.max_cached_sequences(load.lengths)
-    best = plan
+    low, high, best = 0.0, 1.0, plan
     for number in range(BISECTIONS):
         share = 1.0 if number == 0 else 0.5 * (low + high)
         rate = share * float(plan.state.requests_per_s)
-        state = steady_state_at_rate(
-            plan.layout.iteration_tables,
-            plan.batching,
-            load.lengths,
-            places,
-            rate,
-            arrivals=load.squared_arrival_variation,
-        )
-        trial = replace(plan, state=state)
+        trial = replace(plan, state=plan.layout.state_at_rate(load, plan.batching, rate))
         result = simulated_replica(trial, load, TEST_SIMULATION_REQUESTS)
         times = {part: trimmed_latencies(result, part) for part in limits.limits_by_name}
         values = {p: np.percentile(t, limits.percentile) if limits.percentile else t.mean() for p, t in times.items()}
@@ -695,12 +666,10 @@ def layout_nearest_to_limits(
     """
     states = []
     for candidate in late:
-        batching = candidate.batching()
-        alone = 0.01 * saturated_steady_state(candidate.iteration_tables, batching, load.lengths, 1.0).requests_per_s
-        places = candidate.max_cached_sequences(load.lengths)
-        states.append(
-            (candidate, steady_state_at_rate(candidate.iteration_tables, batching, load.lengths, places, alone))
-        )
+        tables, batching, lengths = candidate.iteration_tables, candidate.batching(), load.lengths
+        alone = 0.01 * saturated_steady_state(tables, batching, lengths, 1.0).requests_per_s
+        places = candidate.max_cached_sequences(lengths)
+        states.append((candidate, steady_state_at_rate(tables, batching, lengths, places, alone)))
     return min(states, key=lambda pair: float(limits.largest_latency_to_limit_ratio(pair[1])), default=None)
 
 
@@ -719,9 +688,7 @@ def max_request_rate(candidate: ReplicaLayout, load: ServingLoad) -> float:
     float
         Request rate [requests/s].
     """
-    full = saturated_steady_state(
-        candidate.iteration_tables, candidate.batching(), load.lengths, candidate.max_cached_sequences(load.lengths)
-    )
+    full = candidate.saturated_state(load.lengths, candidate.batching())
     return candidate.replicas * float(full.requests_per_s)
 
 
@@ -742,13 +709,9 @@ def states_over_request_rates(plan: ServingPlan, load: ServingLoad, points: int 
     tuple of (ndarray, SteadyState), shape (points,) each
         Rates of all replicas together [requests/s], and steady states of one replica.
     """
-    candidate, places = plan.layout, plan.layout.max_cached_sequences(load.lengths)
-    full = saturated_steady_state(candidate.iteration_tables, plan.batching, load.lengths, places)
+    full = plan.layout.saturated_state(load.lengths, plan.batching)
     rates = float(full.requests_per_s) * np.linspace(0.05, 0.98, points)
-    state = steady_state_at_rate(
-        candidate.iteration_tables, plan.batching, load.lengths, places, rates, arrivals=load.squared_arrival_variation
-    )
-    return candidate.replicas * rates, state
+    return plan.layout.replicas * rates, plan.layout.state_at_rate(load, plan.batching, rates)
 
 
 def replica_requests(plan: ServingPlan, load: ServingLoad, count: int | None = None, seed: int = 1) -> Requests:
@@ -770,30 +733,24 @@ def replica_requests(plan: ServingPlan, load: ServingLoad, count: int | None = N
     Requests
         Arrivals and lengths, in the order of arrival.
     """
-    replicas = plan.layout.replicas
+    replicas, lengths = plan.layout.replicas, load.lengths
     if load.requests is not None:
-        return replace(
-            load.requests.requests_of_one_replica(replicas),
-            prefix_hit_share=float(np.asarray(load.lengths.prefix_hit_share)),
-        )
+        return replace(load.requests.requests_of_one_replica(replicas), prefix_hit_share=lengths.prefix_hit_share)
     rate = math.inf if load.arrival_kind in ("at once", "closed") else plan.requests_per_s / replicas
-    crowd = int(MIN_REQUESTS_PER_SEQUENCE * float(plan.state.decoding_sequences))
-    number = (
-        max(load.request_count // replicas, 1)
-        if load.arrival_kind == "at once"
-        else max(count or SIMULATED_REQUESTS, crowd)
-    )
+    number = max(count or SIMULATED_REQUESTS, int(MIN_REQUESTS_PER_SEQUENCE * float(plan.state.decoding_sequences)))
+    if load.arrival_kind == "at once":
+        number = max(load.request_count // replicas, 1)
     if load.arrival_kind == "most" and float(plan.state.utilisation) >= 1.0:
         rate = math.inf
     return sample_requests(
         number,
-        input_tokens=float(np.asarray(load.lengths.input)),
-        output_tokens=float(np.asarray(load.lengths.output)),
+        input_tokens=lengths.input,
+        output_tokens=lengths.output,
         rate=rate,
         arrivals="constant" if load.arrival_kind == "constant" else "poisson",
-        input_variation=load.lengths.input_variation,
-        output_variation=load.lengths.output_variation,
-        hit=float(np.asarray(load.lengths.prefix_hit_share)),
+        input_variation=lengths.input_variation,
+        output_variation=lengths.output_variation,
+        hit=lengths.prefix_hit_share,
         seed=seed,
     )
 
@@ -829,14 +786,9 @@ def simulated_replica(
     requests = replica_requests(plan, load, count, seed)
     length = float((requests.prompt_tokens + requests.answer_tokens).mean())
     users = None if load.arrival_kind != "closed" else max(round(load.users / candidate.replicas / stages), 1)
-    batching = replace(
-        plan.batching,
-        max_tokens=float(np.asarray(plan.batching.max_tokens)),
-        max_sequences=float(np.asarray(plan.batching.max_sequences)),
-    )
     return simulate_requests(
         candidate.iteration_tables,
-        batching,
+        plan.batching,
         requests.requests_of_one_replica(stages) if users is None else requests,
         capacity=candidate.memory.max_cached_tokens(length) / stages,
         reservation=candidate.reserved_answer_share,

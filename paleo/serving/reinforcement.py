@@ -87,9 +87,8 @@ class Rollouts:
     @property
     def sequence_tokens(self) -> int:
         """Mean tokens of prompt and answer together, padded to a multiple of 128 so that any layout divides them."""
-        return SEQUENCE_PADDING_TOKENS * max(
-            math.ceil((self.mean_prompt_tokens + self.mean_answer_tokens) / SEQUENCE_PADDING_TOKENS), 1
-        )
+        tokens = self.mean_prompt_tokens + self.mean_answer_tokens
+        return SEQUENCE_PADDING_TOKENS * max(math.ceil(tokens / SEQUENCE_PADDING_TOKENS), 1)
 
     def sampled_answer_lengths(self, count: int, seed: int = 1) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """Draw answer lengths from a log-normal distribution that is cut at the largest length and keeps the mean.
@@ -106,15 +105,13 @@ class Rollouts:
         ndarray
             Lengths [tokens], shape (count,).
         """
-        random = np.random.default_rng(seed)
         mean = self.mean_answer_tokens
         for _ in range(8):
-            lengths = np.minimum(
-                sample_lengths(mean, self.variation, count, np.random.default_rng(seed)), self.max_answer_tokens
-            )
+            drawn = sample_lengths(mean, self.variation, count, np.random.default_rng(seed))
+            lengths = np.minimum(drawn, self.max_answer_tokens)
             mean *= self.mean_answer_tokens / max(float(lengths.mean()), 1.0)
             mean = min(mean, 50.0 * self.max_answer_tokens)
-        return np.asarray(random.permutation(lengths))
+        return np.asarray(np.random.default_rng(seed).permutation(lengths))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +181,10 @@ def generation_engine_layout(
     if sharding.gpus > gpus:
         raise PlanError(f"a replica of {sharding.text} needs {sharding.gpus} GPUs, there are {gpus}")
     prices = iteration_tables(model, system, sharding, formats, engine.kernels)
-    memory = serving_memory(prices.lowered, sharding, formats, engine, system.device)
+    limit = engine.batch_limit(system.device)
+    memory = serving_memory(prices.lowered, sharding, formats, engine, system.device, limit)
     if memory.refusal(longest):
         raise PlanError(memory.refusal(longest))
-    limit = engine.batch_limit(system.device)
     return ReplicaLayout(sharding, formats, engine, gpus // sharding.gpus, prices, memory, limit)
 
 
@@ -213,9 +210,8 @@ def generation_time(layout: ReplicaLayout, rollouts: Rollouts, *, steady: bool) 
     batching = replace(layout.batching(), time_per_request=0.0, time_per_token=0.0)
     share = math.ceil(rollouts.count / layout.replicas)
     if steady:
-        lengths = RequestLengths(
-            rollouts.mean_prompt_tokens, rollouts.mean_answer_tokens, 0.0, min(rollouts.variation, 1.0)
-        )
+        tokens = rollouts.mean_prompt_tokens, rollouts.mean_answer_tokens
+        lengths = RequestLengths(*tokens, output_variation=min(rollouts.variation, 1.0))
         places = min(layout.max_cached_sequences(lengths), 2.0 * share)
         rate = saturated_steady_state(layout.iteration_tables, batching, lengths, places).requests_per_s
         return share / float(rate)
@@ -224,11 +220,6 @@ def generation_time(layout: ReplicaLayout, rollouts: Rollouts, *, steady: bool) 
     dealt = rollouts.sampled_answer_lengths(max(count * replicas, 2))[: count * replicas].reshape(replicas, count)
     answers = dealt[dealt.sum(axis=1).argmax()]
     requests = Requests(np.zeros(count), np.full(count, max(rollouts.mean_prompt_tokens, 1.0)), answers)
-    batching = replace(
-        batching,
-        max_tokens=float(np.asarray(batching.max_tokens)),
-        max_sequences=float(np.asarray(batching.max_sequences)),
-    )
     capacity = layout.memory.max_cached_tokens(rollouts.mean_prompt_tokens + rollouts.mean_answer_tokens)
     result = simulate_requests(
         layout.iteration_tables, batching, requests, capacity=capacity, reservation=layout.reserved_answer_share
@@ -339,9 +330,8 @@ def predict_generator(
     """
     engine = load_engine("vllm")
     engine = engine if staleness else engine.model_copy(update={"memory_share": COLOCATED_ENGINE_MEMORY_SHARE})
-    layout = generation_engine_layout(
-        model, system, sharding, gpus, engine, rollouts.mean_prompt_tokens + rollouts.max_answer_tokens
-    )
+    longest = rollouts.mean_prompt_tokens + rollouts.max_answer_tokens
+    layout = generation_engine_layout(model, system, sharding, gpus, engine, longest)
     return RolloutGenerator(layout, gpus, generation_time(layout, rollouts, steady=staleness > 1))
 
 

@@ -38,7 +38,6 @@ from paleo.serving.plans import (
     simulated_replica,
     trimmed_latencies,
 )
-from paleo.serving.steady_state import saturated_steady_state, steady_state_at_rate
 from paleo.specs.catalog import DEFAULT_WEIGHT_FORMAT
 from paleo.units import MEGA, format_duration
 
@@ -86,10 +85,8 @@ class Disaggregation:
     @property
     def gpus(self) -> int:
         """Number of devices of all prefill and decode replicas."""
-        return (
-            self.prefill_replicas * self.prefill_layout.sharding.gpus
-            + self.decode_replicas * self.decode_layout.sharding.gpus
-        )
+        first, second = self.prefill_layout.sharding.gpus, self.decode_layout.sharding.gpus
+        return self.prefill_replicas * first + self.decode_replicas * second
 
     @property
     def text(self) -> str:
@@ -106,7 +103,7 @@ def _prefill_rate(layout: ReplicaLayout, load: ServingLoad, limits: LatencyLimit
     lengths, engine = load.lengths, layout.engine
     piece = np.minimum(lengths.computed_prompt_tokens, float(layout.limit.tokens))
     pieces = lengths.computed_prompt_tokens / piece
-    before = np.maximum(np.asarray(lengths.input) - piece, 0.0) / 2.0
+    before = np.maximum(lengths.input - piece, 0.0) / 2.0
     each = layout.iteration_tables.iteration_time(decoded=0.0, cached=1.0, chunks=1.0, length=piece, before=before)
     service = float(pieces * (each + engine.host_time_per_iteration))
     waits = 0.5 * _LOADS * service * (load.squared_arrival_variation + lengths.input_variation**2) / (1.0 - _LOADS)
@@ -121,14 +118,10 @@ def _prefill_rate(layout: ReplicaLayout, load: ServingLoad, limits: LatencyLimit
 
 def _decode_rate(layout: ReplicaLayout, load: ServingLoad, limits: LatencyLimits) -> tuple[float, float]:
     """Return the highest request rate of a decode replica within latency limits [1/s], and the mean TPOT there [s]."""
-    first = float(np.asarray(load.lengths.input))
-    lengths = replace(load.lengths, prefix_hit_share=1.0 - 1.0 / max(first, 2.0))
-    places = layout.max_cached_sequences(lengths)
+    lengths = replace(load.lengths, prefix_hit_share=1.0 - 1.0 / max(load.lengths.input, 2.0))
     batching = replace(layout.batching(), time_per_request=0.0)
-    full = float(saturated_steady_state(layout.iteration_tables, batching, lengths, places).requests_per_s)
-    state = steady_state_at_rate(
-        layout.iteration_tables, batching, lengths, places, full * LOAD_SHARES, arrivals=load.squared_arrival_variation
-    )
+    full = float(layout.saturated_state(lengths, batching).requests_per_s)
+    state = layout.state_at_rate(replace(load, lengths=lengths), batching, full * LOAD_SHARES)
     bounds = replace(limits, ttft=None)
     kept = np.flatnonzero(bounds.largest_latency_to_limit_ratio(state) * np.ones(len(LOAD_SHARES)) <= 1.0)
     if not len(kept):
@@ -161,7 +154,7 @@ def best_disaggregation(
     decoders = [(layout, *_decode_rate(layout, load, limits)) for layout in fitting]
     best: Disaggregation | None = None
     for first in fitting:
-        moved = float(first.memory.sequence_bytes(np.asarray(load.lengths.input))) / (_TRANSFER_SHARE * link)
+        moved = float(first.memory.sequence_bytes(load.lengths.input)) / (_TRANSFER_SHARE * link)
         each, ttft = _prefill_rate(first, load, limits, moved)
         each = min(each, 1.0 / moved)
         for second, rate, tpot in decoders:
@@ -202,15 +195,8 @@ def mean_device_power(plan: ServingPlan, device: Device) -> float | None:
     ).parameters
     flops, moved = _work(plan)
     idle = board.idle_watts(device.tdp, device.memory.kind, device.memory.bandwidth)
-    demand = (
-        idle
-        + board.busy_power_share * device.tdp
-        + PICO
-        * (
-            board.arithmetic_energy_share * product.training_energy_per_flop * flops
-            + board.dram_energy_per_byte * moved
-        )
-    )
+    arithmetic = board.arithmetic_energy_share * product.training_energy_per_flop * flops
+    demand = idle + board.busy_power_share * device.tdp + PICO * (arithmetic + board.dram_energy_per_byte * moved)
     return min(demand, device.tdp)
 
 
@@ -218,27 +204,15 @@ def _work(plan: ServingPlan) -> tuple[float, float]:
     """Return FLOP per second and memory traffic [byte/s] of one device of a serving plan."""
     candidate, state = plan.layout, plan.state
     work, stages = candidate.iteration_tables.lowered, candidate.sharding.pp
+    experts = [each for each in work.layers if each.is_expert_gemm]
     per_token = 2.0 * sum(each.weight_elements * each.count for each in work.layers if not each.is_expert_gemm)
-    per_token += sum(
-        (each.kernel_at(2.0).flops - each.kernel_at(1.0).flops) * each.count
-        for each in work.layers
-        if each.is_expert_gemm
-    )
-    output = float(np.asarray(state.answer_tokens))
-    prompt = (
-        float(state.iterations_per_prompt) * float(np.asarray(plan.batching.max_tokens))
-        if float(state.iterations_per_prompt) > 1
-        else 0.0
-    )
+    per_token += sum((each.kernel_at(2.0).flops - each.kernel_at(1.0).flops) * each.count for each in experts)
+    output, pieces, memory = float(state.answer_tokens), float(state.iterations_per_prompt), candidate.memory
+    prompt = pieces * float(plan.batching.max_tokens) if pieces > 1 else 0.0
     tokens = float(state.requests_per_s) * (output + prompt)
     iterations = stages / max(float(state.iteration_time), PICO)
-    cached = (
-        float(state.decoding_sequences)
-        / stages
-        * float(candidate.memory.sequence_bytes(output))
-        / candidate.memory.attention_dp_ranks
-    )
-    return tokens * per_token / stages, iterations * (candidate.memory.weights + cached)
+    cached = float(state.decoding_sequences) / stages * float(memory.sequence_bytes(output)) / memory.attention_dp_ranks
+    return tokens * per_token / stages, iterations * (memory.weights + cached)
 
 
 #: Percentiles that an answer has.
@@ -351,8 +325,9 @@ class Service:
     def joules_per_token(self) -> float | None:
         """Energy of all devices per generated token [J]; None without a plan or design power in the device file."""
         plan = self.best
-        watts = None if plan is None else mean_device_power(plan, self.system.device)
-        return None if watts is None or plan is None else watts * plan.gpus / plan.tokens_per_s
+        if plan is None or (watts := mean_device_power(plan, self.system.device)) is None:
+            return None
+        return watts * plan.gpus / plan.tokens_per_s
 
     @property
     def usd_per_million(self) -> dict[str, float] | None:
@@ -365,10 +340,9 @@ class Service:
         if plan is None or usd is None:
             return None
         state = plan.state
-        prompts = max(float(state.iteration_time) - float(state.decode_iteration_time), 0.0) / float(
-            state.iteration_time
-        )
-        first = plan.requests_per_s * float(np.asarray(self.load.lengths.input))
+        whole = float(state.iteration_time)
+        prompts = max(whole - float(state.decode_iteration_time), 0.0) / whole
+        first = plan.requests_per_s * self.load.lengths.input
         return {
             "output": usd / plan.tokens_per_s * MEGA,
             "input_alone": usd * prompts / first * MEGA,
@@ -378,9 +352,7 @@ class Service:
     @property
     def launch_command(self) -> str:
         """Command line that starts the inference engine with the best plan; empty without a plan."""
-        if self.best is None:
-            return ""
-        return engine_command_line(self.engine.name, self.model, self.best)
+        return "" if self.best is None else engine_command_line(self.engine.name, self.model, self.best)
 
     @property
     def verdict(self) -> str:
@@ -410,8 +382,7 @@ class Service:
         if is_launch_bound(self.best.layout, self.best.state):
             notes.append(
                 f"{self.engine.title} captures graphs of at most {self.best.layout.iteration_tables.largest_graph} "
-                f"sequences "
-                "unless told otherwise: the device waits for the host, and larger graphs would be faster"
+                "sequences unless told otherwise: the device waits for the host, and larger graphs would be faster"
             )
         if self.gpus > self.best.gpus:
             notes.append(f"{self.gpus - self.best.gpus} GPUs are idle: replicas of {self.best.layout.sharding.gpus}")
@@ -434,15 +405,10 @@ def _converted(engine: str, model: ModelSpec, weights: str) -> list[str]:
 
 def _late(service: Service, part: str) -> str:
     """Return a text such as ``2 s for 1 s`` on a simulated latency above its limit; empty if the limit is met."""
-    percentile = service.limits.percentile
-    times = service.latencies(part)
-    value = times.get(f"p{percentile}" if percentile else "mean", 0.0)
-    limit = service.limits.limits_by_name[part]
-    return (
-        f"{format_duration(value)} for {format_duration(limit)}"
-        if value > limit * (1.0 + MAX_RATE_DISAGREEMENT)
-        else ""
-    )
+    percentile, limit = service.limits.percentile, service.limits.limits_by_name[part]
+    value = service.latencies(part).get(f"p{percentile}" if percentile else "mean", 0.0)
+    late = value > limit * (1.0 + MAX_RATE_DISAGREEMENT)
+    return f"{format_duration(value)} for {format_duration(limit)}" if late else ""
 
 
 def _verdict(service: Service, plan: ServingPlan) -> str:
@@ -466,7 +432,7 @@ def _verdict(service: Service, plan: ServingPlan) -> str:
 
 def _conditions(service: Service) -> str:
     """Return sentences for a verdict about prefix cache, speculative decoding, disaggregation and other engines."""
-    hit, engine = float(np.asarray(service.load.lengths.prefix_hit_share)), service.engine
+    hit, engine = service.load.lengths.prefix_hit_share, service.engine
     cached = f"{hit:.0%} of the prompts' tokens come" if hit else "Nothing comes"
     texts = [f"{cached} from the prefix cache."]
     if engine.drafted:
@@ -512,9 +478,8 @@ def best_engine(services: Sequence[Service]) -> Service:
 def _figure(plan: ServingPlan | None, busy: bool) -> str:
     if plan is None:
         return "none"
-    return (
-        f"{plan.requests_per_s:.3g} requests/s" if busy else f"{format_duration(float(plan.state.latency))} an answer"
-    )
+    seconds = float(plan.state.latency)
+    return f"{plan.requests_per_s:.3g} requests/s" if busy else f"{format_duration(seconds)} an answer"
 
 
 def explain_refusal(service: Service) -> str:
@@ -556,11 +521,8 @@ def explain_refusal(service: Service) -> str:
             f"No: {gpus} keep these limits at {at} for single requests ({candidate.sharding.text}), but not for the "
             f"load that is stated; fewer requests or more GPUs would."
         )
-    texts = [
-        f"{format_duration(values[part])} {LATENCY_PHRASES[part]} (asked: "
-        f"{format_duration(limits.limits_by_name[part])})"
-        for part in missed
-    ]
+    asked = {part: format_duration(limit) for part, limit in limits.limits_by_name.items()}
+    texts = [f"{format_duration(values[part])} {LATENCY_PHRASES[part]} (asked: {asked[part]})" for part in missed]
     return (
         f"No: no plan of {gpus} answers within these limits. The nearest, {candidate.sharding.text} in "
         f"{candidate.formats.text} with one request at a time, takes {' and '.join(texts)} at {at}."
@@ -608,7 +570,5 @@ def evaluate_service(
     fitting, refusals = fitting_layouts(model, system, gpus, engine, formats, load, layouts, limit)
     plans = plan_service(fitting, load, limits)
     result = ServicePlans(plans.plans, tuple(refusals), plans.layouts_over_limits)
-    division = None
-    if disaggregate:
-        division = best_disaggregation(fitting, load, limits, gpus, system)
+    division = best_disaggregation(fitting, load, limits, gpus, system) if disaggregate else None
     return Service(model, system, gpus, engine, load, limits, result, tuple(fitting), usd_per_s, division)

@@ -286,7 +286,7 @@ class ReplicaSimulation:
     ) -> None:  # fmt: skip
         self.batching, self.requests, self.capacity = batching, requests, capacity
         self.reservation, self.users, self.think = reservation, users, think
-        self.budget, self.places = int(np.asarray(batching.max_tokens)), int(np.asarray(batching.max_sequences))
+        self.budget, self.places = int(batching.max_tokens), int(batching.max_sequences)
         self.prices = _IterationTimes.of(phases, self.budget, 2 * min(self.places, max(len(requests), 1)))
         self.input: list[float] = requests.prompt_tokens.tolist()
         self.output = [int(each) for each in requests.answer_tokens]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from paleo.serving.iteration_times import IterationTables
 
 Array = npt.NDArray[np.float64]
-Numbers = npt.ArrayLike
+Numbers = float | npt.NDArray[np.float64]
 SequenceCount = TypeVar("SequenceCount", float, Array)
 #: Halvings of the interval of iteration times; standard normal quantiles.
 BISECTION_STEPS = 32
@@ -103,28 +103,25 @@ class RequestLengths:
     are recomputed after preemptions (full KV cache).
     """
 
-    input: Numbers
-    output: Numbers
+    input: float
+    output: float
     input_variation: float = 0.0
     output_variation: float = 0.0
-    prefix_hit_share: Numbers = 0.0
+    prefix_hit_share: float = 0.0
     recomputed_tokens: Numbers = 0.0
 
     @property
     def computed_prompt_tokens(self) -> Array:
         """Prefill tokens per request that miss the prefix cache, at least one, plus recomputed tokens."""
-        tokens = np.asarray(self.input, dtype=np.float64)
-        cached = np.asarray(self.prefix_hit_share, dtype=np.float64)
-        return np.asarray(np.maximum(tokens * (1.0 - cached), 1.0) + self.recomputed_tokens)
+        return np.asarray(max(self.input * (1.0 - self.prefix_hit_share), 1.0) + self.recomputed_tokens)
 
     @property
-    def mean_cached_tokens(self) -> Array:
+    def mean_cached_tokens(self) -> float:
         """Mean number of tokens in the KV cache of a decoding sequence, over its answer and over sequences.
 
         Long answers have a greater weight, because they are decoded for longer.
         """
-        answer = np.asarray(self.output, dtype=np.float64)
-        return np.asarray(self.input, dtype=np.float64) + answer * (1.0 + self.output_variation**2) / 2.0
+        return self.input + self.output * (1.0 + self.output_variation**2) / 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,15 +204,12 @@ class SteadyState:
         """
         z = NORMAL_QUANTILES[percent]
         first, further = self.lengths.input_variation, self.lengths.output_variation
-        busy = np.minimum(
-            self.arrivals_per_iteration * self.added_time_per_prompt / np.maximum(self.iteration_time, MIN_DIVISOR),
-            0.95,
-        )
+        added = self.arrivals_per_iteration * self.added_time_per_prompt
+        busy = np.minimum(added / np.maximum(self.iteration_time, MIN_DIVISOR), 0.95)
         # a long iteration lengthens the next: their sum varies as that of a process with autocorrelation busy
         others = self.added_time_per_prompt * np.sqrt(self.arrivals_per_iteration * (1.0 + first**2)) / (1.0 - busy)
-        met = np.maximum(
-            self.arrivals_per_iteration * self.answer_tokens / (1.0 + further**2), MIN_DIVISOR
-        )  # prompts of others in a short answer
+        # prompts of others in a short answer
+        met = np.maximum(self.arrivals_per_iteration * self.answer_tokens / (1.0 + further**2), MIN_DIVISOR)
         skewed = z + (z**2 - 1.0) / 6.0 * np.minimum((1.0 + first**2) ** 1.5 / np.sqrt(met), 3.0)
         spread = others * np.sqrt((1.0 + further**2) / np.maximum(self.answer_tokens, 1.0))
         tpot = self.tpot + np.hypot(skewed * spread, z * self.iteration_deviation) * np.sign(z)
@@ -282,12 +276,12 @@ def mean_iteration_times(
         share of iterations with a chunk (0 to 1).
     """
     decoded, cached = np.asarray(sequences, dtype=np.float64), lengths.mean_cached_tokens
-    space = np.asarray(batching.max_tokens, dtype=np.float64) - (decoded if batching.mixes_prefill else 0.0)
+    space = batching.max_tokens - (decoded if batching.mixes_prefill else 0.0)
     piece = np.clip(lengths.computed_prompt_tokens, 1.0, np.maximum(space, 1.0))
-    rate = np.asarray(arrivals, dtype=np.float64) * lengths.computed_prompt_tokens / piece
+    rate = arrivals * lengths.computed_prompt_tokens / piece
     share = -(1.0 - together) * np.expm1(-rate) + together * np.minimum(rate * piece / np.maximum(space, piece), 1.0)
     number = np.where(share > MIN_DIVISOR, rate / np.maximum(share, MIN_DIVISOR), 1.0)
-    before = np.maximum(np.asarray(lengths.input, dtype=np.float64) - piece, 0.0) / 2.0
+    before = np.maximum(lengths.input - piece, 0.0) / 2.0
     plain = _hosted(phases.iteration_time(decoded=decoded, cached=cached), decoded, batching)
     if batching.mixes_prefill:
         joint = phases.iteration_time(decoded=decoded, cached=cached, chunks=number, length=piece, before=before)
@@ -324,15 +318,13 @@ def saturated_steady_state(
     SteadyState
         Rates, batch, iteration times and latencies, arrays of shape (...).
     """
-    output = np.asarray(lengths.output, dtype=np.float64)
-    turns = np.maximum(output - 1.0, 1.0)
+    turns = max(lengths.output - 1.0, 1.0)
     ratio = 1.0 + lengths.computed_prompt_tokens / turns if batching.mixes_prefill else 1.0
-    most = np.minimum(np.asarray(batching.max_tokens, dtype=np.float64) / ratio, np.asarray(batching.max_sequences))
-    capacity = np.asarray(places, dtype=np.float64) / batching.pipeline_batches
+    most = np.minimum(batching.max_tokens / ratio, batching.max_sequences)
+    capacity = places / batching.pipeline_batches
     batch = np.maximum(np.minimum(capacity, most), MIN_DIVISOR)
     if batching.cache_may_overflow:
-        space = np.asarray(batching.max_tokens, dtype=np.float64) - batch
-        again = _overflowed(lengths, batch / turns, space)
+        again = _overflowed(lengths, batch / turns, batching.max_tokens - batch)
         lengths = replace(lengths, recomputed_tokens=np.where(capacity < most, again, 0.0))
     # answers of one length end together, and prompts follow them; alone in an iteration, these are not waited for
     together = batching.mixes_prefill * (1.0 - min(lengths.output_variation, 1.0))
@@ -370,7 +362,7 @@ def _overflowed(lengths: RequestLengths, completed: Array, space: Array) -> Arra
     filled = np.minimum(completed * lengths.computed_prompt_tokens / np.maximum(space, 1.0), 1.0)
     together = GROUPED_ANSWER_SHARE * filled - (1.0 - GROUPED_ANSWER_SHARE) * np.expm1(-completed)
     events = apart * completed + (1.0 - apart) * together
-    return np.asarray(np.asarray(lengths.output, dtype=np.float64) * np.exp(-events))
+    return np.asarray(lengths.output * np.exp(-events))
 
 
 def steady_state_at_rate(
@@ -407,7 +399,7 @@ def steady_state_at_rate(
     """
     demand = np.asarray(rate, dtype=np.float64)
     full = saturated_steady_state(phases, batching, lengths, places)
-    turns = np.maximum(np.asarray(lengths.output, dtype=np.float64) - 1.0, 1.0)
+    turns = max(lengths.output - 1.0, 1.0)
     stable = np.minimum(demand, full.requests_per_s)
     each = stable / batching.pipeline_batches
     low, high = np.zeros(np.broadcast(stable, full.iteration_time).shape), full.iteration_time * np.ones_like(stable)
@@ -427,12 +419,8 @@ def steady_state_at_rate(
     crowd = np.maximum(denser - high, 0.0)
     behind, deviation = _behind(batching, lengths, state, arrivals)
     # prompts that came in the long iteration of one's own prompt pass in the first of one's answer
-    delayed = (
-        arrivals
-        * stable
-        * np.maximum(state.decode_iteration_time + state.added_time_per_prompt - high, 0.0)
-        * state.added_time_per_prompt
-    )
+    prompt = state.added_time_per_prompt
+    delayed = arrivals * stable * np.maximum(state.decode_iteration_time + prompt - high, 0.0) * prompt
     tpot = state.tpot + delayed / turns * (1.0 + lengths.output_variation**2)
     ttft, latency = state.ttft + wait + behind, state.latency + wait + behind + delayed
     return replace(
@@ -472,11 +460,7 @@ def _behind(
     met, met2 = (each / np.maximum(mean, MIN_DIVISOR) for each in moments)
     passed = (0.5 + rate * size) * met - state.wait_for_iteration
     variance = met2 / 12.0 + rate * met * size**2 * spread + (0.5 + rate * size) ** 2 * np.maximum(met2 - met**2, 0.0)
-    space = np.maximum(
-        np.asarray(batching.max_tokens, dtype=np.float64)
-        - (state.decoding_sequences if batching.mixes_prefill else 0.0),
-        1.0,
-    )
+    space = np.maximum(batching.max_tokens - (state.decoding_sequences if batching.mixes_prefill else 0.0), 1.0)
     filled = lengths.computed_prompt_tokens / space
     load = np.clip(count * filled, 0.0, 0.95)
     service = filled * (plain + size / np.maximum(filled, MIN_DIVISOR))
@@ -540,14 +524,13 @@ def closed_loop_steady_state(
         Rates, batch, iteration times and latencies, arrays of shape (...).
     """
     number = np.asarray(users, dtype=np.float64)
-    full = saturated_steady_state(phases, batching, lengths, np.minimum(np.asarray(places, dtype=np.float64), number))
+    full = saturated_steady_state(phases, batching, lengths, np.minimum(places, number))
     low, high = np.zeros(np.broadcast(number, full.iteration_time).shape), full.requests_per_s * np.ones_like(number)
     for _ in range(BISECTION_STEPS):
         middle = 0.5 * (low + high)
         state = steady_state_at_rate(phases, batching, lengths, np.inf, np.maximum(middle, MIN_DIVISOR), arrivals=0.0)
-        latency = (
-            state.latency - state.wait_for_iteration / number
-        )  # no iteration of others runs where there is one user
+        # no iteration of others runs where there is one user
+        latency = state.latency - state.wait_for_iteration / number
         more = middle * (np.where(np.isfinite(latency), latency, 1e18) + think) < number
         low, high = np.where(more, middle, low), np.where(more, high, middle)
     state = steady_state_at_rate(phases, batching, lengths, np.inf, np.maximum(low, MIN_DIVISOR), arrivals=0.0)
@@ -571,10 +554,8 @@ def _state(
     per further token. ``times`` is the result of `mean_iteration_times`.
     """
     seconds, busy, plain, share = times
-    output = np.asarray(lengths.output, dtype=np.float64) * np.ones_like(seconds)
-    space = np.maximum(
-        np.asarray(batching.max_tokens, dtype=np.float64) - (batch if batching.mixes_prefill else 0.0), 1.0
-    )
+    output = lengths.output * np.ones_like(seconds)
+    space = np.maximum(batching.max_tokens - (batch if batching.mixes_prefill else 0.0), 1.0)
     pieces = np.maximum(lengths.computed_prompt_tokens / space, 1.0)
     arrived = rate * seconds / batching.pipeline_batches
     together = np.maximum(arrived * pieces / np.maximum(share, MIN_DIVISOR), 1.0)

@@ -251,12 +251,12 @@ def predict_serving(row: Row, trace: Requests | None = None) -> ServingPredictio
 def _requests(lengths: RequestLengths, count: int, rate: float) -> Requests:
     requests = sample_requests(
         count,
-        input_tokens=float(np.asarray(lengths.input)),
-        output_tokens=float(np.asarray(lengths.output)),
+        input_tokens=lengths.input,
+        output_tokens=lengths.output,
         rate=rate,
         input_variation=lengths.input_variation,
-        hit=float(np.asarray(lengths.prefix_hit_share)),
-        shared=bool(np.asarray(lengths.prefix_hit_share) > 0),
+        hit=lengths.prefix_hit_share,
+        shared=lengths.prefix_hit_share > 0,
     )
     return _conversations(requests) if lengths.output_variation else requests
 
@@ -287,11 +287,6 @@ def _cut(lengths: Array, longest: Array | float) -> Array:
 
 def _simulated(layout: ReplicaLayout, requests: Requests, users: int | None = None) -> SimulationResult:
     batching = layout.batching()
-    batching = replace(
-        batching,
-        max_tokens=float(np.asarray(batching.max_tokens)),
-        max_sequences=float(np.asarray(batching.max_sequences)),
-    )
     length = float((requests.prompt_tokens + requests.answer_tokens).mean())
     capacity = layout.memory.max_cached_tokens(length)
     longest = float((requests.prompt_tokens + requests.answer_tokens).max())
