@@ -154,12 +154,10 @@ class ServiceAudit:
     @property
     def latency_ratios_by_fault(self) -> dict[str, float]:
         """Ratios of measured to predicted latency that are out of range, by the part of the service at fault."""
-        if not self.predicted_performance:
+        predicted, measured = self.predicted_performance, self.benchmark.measured_performance
+        if not predicted:
             return {}
-        ratios = {
-            name: self.benchmark.measured_performance[name] / self.predicted_performance[name]
-            for name in ("ttft", "tpot")
-        }
+        ratios = {name: measured[name] / predicted[name] for name in ("ttft", "tpot")}
         names = {"tpot": "iterations of the engine", "ttft": "server, queue and prompts"}
         low, high = _NEAR
         return {names[part]: ratio for part, ratio in ratios.items() if not low < ratio < high}
@@ -167,20 +165,15 @@ class ServiceAudit:
     @property
     def verdict(self) -> str:
         """Sentences that compare the measured with the predicted throughput and latencies."""
-        if not self.predicted_performance:
+        predicted, measured = self.predicted_performance, self.benchmark.measured_performance
+        if not predicted:
             return self.service.verdict
-        ratio = self.benchmark.measured_performance["tokens_per_s"] / self.predicted_performance["tokens_per_s"]
-        texts = [
-            f"Measured {ratio:.2f} times the predicted {self.predicted_performance['tokens_per_s']:,.0f} output "
-            f"tokens/s."
-        ]
+        rate, ratio = predicted["tokens_per_s"], measured["tokens_per_s"] / predicted["tokens_per_s"]
+        texts = [f"Measured {ratio:.2f} times the predicted {rate:,.0f} output tokens/s."]
         if not self.latency_ratios_by_fault:
             texts.append("Times to the first and to a further token are as predicted.")
         for name, factor in self.latency_ratios_by_fault.items():
             part = "tpot" if name.startswith("iterations") else "ttft"
-            pair = (
-                format_duration(each[part])
-                for each in (self.benchmark.measured_performance, self.predicted_performance)
-            )
+            pair = (format_duration(each[part]) for each in (measured, predicted))
             texts.append(f"Off: {name}, {factor:.2g} times the prediction ({' for '.join(pair)}).")
         return " ".join(texts)

@@ -208,10 +208,8 @@ def parse_formats(weights: str | None, cache: str | None = None) -> Formats:
     Formats(weight_format='fp4', cache_format='fp8', expert_format=None)
     """
     dense, _, experts = str(weights or "bf16").lower().partition("+")
-    first, second = (
-        _known("weights", dense, WEIGHT_ELEMENT_BYTES),
-        _known("cache", str(cache or "bf16").lower(), KV_CACHE_ELEMENT_BYTES),
-    )
+    first = _known("weights", dense, WEIGHT_ELEMENT_BYTES)
+    second = _known("cache", str(cache or "bf16").lower(), KV_CACHE_ELEMENT_BYTES)
     narrow = _known("weights", experts, WEIGHT_ELEMENT_BYTES) if experts else first
     first = "bf16" if first == "mxfp4" else first
     return Formats(first, second, None if narrow == first else narrow)

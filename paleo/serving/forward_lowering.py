@@ -93,6 +93,11 @@ class TokenScaledKernel:
     count: float
 
     @property
+    def name(self) -> str:
+        """Name of the kernel, which begins with that of its layer."""
+        return self.kernel_at_few_tokens.name
+
+    @property
     def is_expert_gemm(self) -> bool:
         """True if the kernel is a grouped GEMM over several experts."""
         return self.kernel_at_few_tokens.family == "gemm" and self.kernel_at_few_tokens.expert_count > 0
@@ -110,24 +115,17 @@ class TokenScaledKernel:
         Kernel
             Kernel with the FLOP, bytes and shape at that number of tokens.
         """
+        few, many = self.kernel_at_few_tokens, self.kernel_at_many_tokens
         share = (tokens - FEW_TOKENS) / (MANY_TOKENS - FEW_TOKENS)
-        values: dict[str, Any] = {
-            name: _affine(getattr(self.kernel_at_few_tokens, name), getattr(self.kernel_at_many_tokens, name), share)
-            for name in _FIELDS
-        }
-        shape = {
-            name: _affine(value, self.kernel_at_many_tokens.shape[name], share)
-            for name, value in self.kernel_at_few_tokens.shape.items()
-        }
-        return replace(self.kernel_at_few_tokens, **values, shape=shape)
+        values: dict[str, Any] = {name: _affine(getattr(few, name), getattr(many, name), share) for name in _FIELDS}
+        shape = {name: _affine(value, many.shape[name], share) for name, value in few.shape.items()}
+        return replace(few, **values, shape=shape)
 
     @property
     def weight_elements(self) -> float:
         """Number of weights that the GEMM reads; 0 for other kernels and for GEMMs of two activations."""
-        constant = self.kernel_at_few_tokens.shape
-        if self.kernel_at_few_tokens.family != "gemm" or ".core" in self.kernel_at_few_tokens.name:
-            return 0.0
-        return constant["n"] * constant["k"] * constant["batch"]
+        shape, family = self.kernel_at_few_tokens.shape, self.kernel_at_few_tokens.family
+        return 0.0 if family != "gemm" or ".core" in self.name else shape["n"] * shape["k"] * shape["batch"]
 
     @property
     def is_shared_expert(self) -> bool:
@@ -135,7 +133,7 @@ class TokenScaledKernel:
 
         Engines run shared experts on a second stream, or as one more routed expert.
         """
-        return ".shared." in self.kernel_at_few_tokens.name
+        return ".shared." in self.name
 
     def fused_with(self, other: TokenScaledKernel) -> TokenScaledKernel:
         """Fuse two GEMMs that read the same input (such as latent projections of queries and keys) into one.
@@ -264,20 +262,15 @@ class LoweredForward:
     @property
     def local_vocabulary_size(self) -> float:
         """Columns of the output head on a rank (its part of the vocabulary); 0 without a head."""
-        return max(
-            (each.kernel_at_few_tokens.shape["n"] for each in self.head_kernels if each.weight_elements), default=0.0
-        )
+        columns = [each.kernel_at_few_tokens.shape["n"] for each in self.head_kernels if each.weight_elements]
+        return max(columns, default=0.0)
 
     @property
     def mixture_layer_count(self) -> float:
         """Number of mixture-of-experts layers."""
-        names = {each.kernel_at_few_tokens.name.rpartition(".expert")[0] for each in self.layers if each.is_expert_gemm}
-        counts = {
-            each.kernel_at_few_tokens.name.rpartition(".expert")[0]: each.count
-            for each in self.layers
-            if each.is_expert_gemm
-        }
-        return sum(counts[name] for name in names)
+        return sum(
+            {each.name.rpartition(".expert")[0]: each.count for each in self.layers if each.is_expert_gemm}.values()
+        )
 
 
 def lower_forward(model: ModelSpec, system: System, sharding: Sharding, dtype: str) -> tuple[LoweredForward, Backend]:
@@ -316,19 +309,14 @@ def lower_forward(model: ModelSpec, system: System, sharding: Sharding, dtype: s
     tail = [index for index, section in enumerate(short.sections) if _is_norm(section) and index > mixing[-1]]
     last = tail[-1] - 1 if tail else mixing[-1]
     sections = list(zip(short.sections, long.sections, strict=True))
-    layers = _of_engines([each for pair in sections[: last + 1] for each in _scaled(*pair)])
-    head = [each for pair in sections[last + 1 :] for each in _scaled(*pair)]
-    exchanges = [each for pair in sections[: last + 1] for each in _exchanges(*pair)]
-    of_head = [each for pair in sections[last + 1 :] for each in _exchanges(*pair)]
-    attention = tuple(_attending(short))
-    states = _states(model, system, sharding.tp, dtype, software) if _scans(short) else 0.0
+    body, head = sections[: last + 1], sections[last + 1 :]
     result = LoweredForward(
-        tuple(layers),
-        tuple(head),
-        tuple(exchanges),
-        tuple(of_head),
-        attention,
-        state_elements=states,
+        tuple(_of_engines([each for pair in body for each in _scaled(*pair)])),
+        tuple(each for pair in head for each in _scaled(*pair)),
+        tuple(each for pair in body for each in _exchanges(*pair)),
+        tuple(each for pair in head for each in _exchanges(*pair)),
+        tuple(_attending(short)),
+        state_elements=_states(model, system, sharding.tp, dtype, software) if _scans(short) else 0.0,
         parameters=short.parameter_count,
         hidden_size=short.sections[last].output_bytes / FEW_TOKENS / backend.formats.activation_bytes,
         generates_tokens=_generates(short),
@@ -398,20 +386,15 @@ def _scaled(short: Section, long: Section) -> Iterator[TokenScaledKernel]:
 def _of_engines(kernels: list[TokenScaledKernel]) -> list[TokenScaledKernel]:
     """Return the kernels as serving engines run them: GEMMs of one input fused, routers in 16 bits."""
     first, second = _JOINED
-    named = {each.kernel_at_few_tokens.name: each for each in kernels}
+    named = {each.name: each for each in kernels}
     pairs = {name: name.removesuffix(first) + second for name in named if name.endswith(first)}
     pairs = {name: other for name, other in pairs.items() if other in named}
     whole = [
-        each.fused_with(named[pairs[each.kernel_at_few_tokens.name]])
-        if each.kernel_at_few_tokens.name in pairs
-        else each
+        each.fused_with(named[pairs[each.name]]) if each.name in pairs else each
         for each in kernels
-        if each.kernel_at_few_tokens.name not in pairs.values()
+        if each.name not in pairs.values()
     ]
-    return [
-        each.with_sixteen_bit_arithmetic() if each.kernel_at_few_tokens.name.endswith(_UNQUANTISED) else each
-        for each in whole
-    ]
+    return [each.with_sixteen_bit_arithmetic() if each.name.endswith(_UNQUANTISED) else each for each in whole]
 
 
 def _exchanges(short: Section, long: Section) -> Iterator[TokenCollective]:
@@ -424,22 +407,18 @@ def _exchanges(short: Section, long: Section) -> Iterator[TokenCollective]:
         _, arrow, source = first.name.partition("<")
         foreign = bool(arrow) and not source.startswith(short.name.partition(".")[0])
         count = first.calls_per_iteration * (1.0 if foreign else float(short.repeat))
-        yield TokenCollective(
-            first.operation, (second.payload_bytes - first.payload_bytes) / (MANY_TOKENS - FEW_TOKENS), count
-        )
+        added = second.payload_bytes - first.payload_bytes
+        yield TokenCollective(first.operation, added / (MANY_TOKENS - FEW_TOKENS), count)
 
 
 def _attending(program: Program) -> Iterator[AttentionLayers]:
     groups: dict[AttentionLayers, float] = {}
     for section in program.sections:
-        downs = {
-            counted.kernel.name.removesuffix(".kv_down"): counted.kernel.shape["n"]
-            for counted in section.kernels
-            if counted.kernel.name.endswith(".kv_down")
-        }
+        shapes = {counted.kernel.name: counted.kernel.shape for counted in section.kernels}
         for counted in section.kernels:
             if counted.kernel.family == "attention":
-                shape = _group(counted.kernel.shape, downs.get(counted.kernel.name.removesuffix(".core"), 0.0))
+                latent = shapes.get(counted.kernel.name.removesuffix(".core") + ".kv_down", {"n": 0.0})
+                shape = _group(counted.kernel.shape, latent["n"])
                 groups[shape] = groups.get(shape, 0.0) + counted.repetitions * section.repeat
     for group, count in groups.items():
         yield replace(group, count=count)
@@ -455,10 +434,5 @@ def _group(shape: Mapping[str, float], latent: float) -> AttentionLayers:
 def _states(model: ModelSpec, system: System, tp: int, dtype: str, software: SoftwareProfile) -> float:
     """Return the number of state elements that recurrent layers keep per sequence on one rank."""
     program, _ = _program(model, system, tp, dtype, 1, software)
-    shapes = [
-        (counted.kernel.shape, section.repeat)
-        for section in program.sections
-        for counted in section.kernels
-        if counted.kernel.family == "scan"
-    ]
-    return sum(shape["heads"] * shape["keys"] * shape["values"] * repeat for shape, repeat in shapes)
+    scans = [(each.kernel, s.repeat) for s in program.sections for each in s.kernels if each.kernel.family == "scan"]
+    return sum(scan.shape["heads"] * scan.shape["keys"] * scan.shape["values"] * repeat for scan, repeat in scans)

@@ -44,6 +44,7 @@ from paleo.serving.forward_lowering import (
     AttentionLayers,
     LoweredForward,
     Sharding,
+    TokenCollective,
     TokenScaledKernel,
     lower_forward,
 )
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from paleo.step.backend import Backend
 
 Array = npt.NDArray[np.float64]
-Numbers = npt.ArrayLike
+Numbers = float | npt.NDArray[np.float64]
 #: Tokens of an iteration at which kernels are priced, beyond the largest in proportion.
 TOKEN_GRID = np.array(
     [1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 2**10,
@@ -262,9 +263,8 @@ class IterationTables:
         verified, places = self.non_attention_time(self.rows_per_sequence * number), self.kernels.drafted_tokens
         draft = self._drafting(number) + (places - 1) * self._drafting(self.kernels.branches * number)
         whole = verified + self.sampling_time(self.rows_per_sequence * number) + draft
-        return np.asarray(
-            np.where(number > 0, whole / self.kernels.mean_emitted_tokens - verified - self.sampling_time(number), 0.0)
-        )
+        added = whole / self.kernels.mean_emitted_tokens - verified - self.sampling_time(number)
+        return np.asarray(np.where(number > 0, added, 0.0))
 
     def _drafting(self, tokens: Array) -> Array:
         """Return the time of one pass of a draft head [s]: one layer, and an output head over the draft vocabulary."""
@@ -286,7 +286,7 @@ class IterationTables:
         ndarray, shape (...)
             Time [s].
         """
-        return _extended(np.asarray(tokens, dtype=np.float64), TOKEN_GRID, self.layer_times)
+        return _extended(tokens, TOKEN_GRID, self.layer_times)
 
     def sampling_time(self, sequences: Numbers) -> Array:
         """Return the time of the output head and of sampling in an iteration.
@@ -301,8 +301,9 @@ class IterationTables:
         ndarray, shape (...)
             Time [s].
         """
-        number = np.asarray(sequences, dtype=np.float64)
-        return np.where(number > 0, _extended(np.maximum(number, 1.0), TOKEN_GRID, self.head_times), 0.0)
+        return np.where(
+            np.asarray(sequences) > 0, _extended(np.maximum(sequences, 1.0), TOKEN_GRID, self.head_times), 0.0
+        )
 
     def decode_attention_time(self, sequences: Numbers, cached: Numbers, *, joint: bool = False) -> Array:
         """Return the attention time of one decode token per sequence, over all layers.
@@ -321,17 +322,10 @@ class IterationTables:
         ndarray, shape (...)
             Time [s].
         """
-        number, length = np.broadcast_arrays(
-            np.asarray(sequences, dtype=np.float64), np.asarray(cached, dtype=np.float64)
-        )
+        number, length = np.broadcast_arrays(sequences, cached)
         share = np.minimum(number, 1.0)  # a fraction of a sequence is there for a share of the time
-        each = interpolate_bilinearly(
-            np.maximum(number, 1.0),
-            length,
-            SEQUENCE_GRID,
-            CACHED_TOKEN_GRID,
-            self.joint_attention_times if joint else self.decode_attention_times,
-        )
+        table = self.joint_attention_times if joint else self.decode_attention_times
+        each = interpolate_bilinearly(np.maximum(number, 1.0), length, SEQUENCE_GRID, CACHED_TOKEN_GRID, table)
         return np.asarray((share * each + number * self.state_time_per_sequence) / self.kernels.mean_emitted_tokens)
 
     def prefill_attention_time(self, chunks: Numbers, length: Numbers, cached: Numbers = 0.0) -> Array:
@@ -351,16 +345,9 @@ class IterationTables:
         ndarray, shape (...)
             Time [s].
         """
-        number, tokens, before = np.broadcast_arrays(
-            *(np.asarray(each, dtype=np.float64) for each in (chunks, length, cached))
-        )
-        each = interpolate_bilinearly(
-            np.maximum(tokens, 1.0),
-            before,
-            CHUNK_LENGTH_GRID,
-            np.append(0.0, CACHED_TOKEN_GRID[1:]),
-            self.prefill_attention_times,
-        )
+        number, tokens, before = np.broadcast_arrays(chunks, length, cached)
+        table, cached_before = self.prefill_attention_times, np.append(0.0, CACHED_TOKEN_GRID[1:])
+        each = interpolate_bilinearly(np.maximum(tokens, 1.0), before, CHUNK_LENGTH_GRID, cached_before, table)
         return np.asarray(number * each + np.minimum(number, 1.0) * self.prefill_fixed_time)
 
     def iteration_time(
@@ -385,24 +372,21 @@ class IterationTables:
             have equal loads. With a pipeline they are those of one of the batches in flight.
         """
         ranks = float(self.sharding.attention_dp)
-        share, pieces = np.asarray(decoded, dtype=np.float64) / ranks, np.asarray(chunks, dtype=np.float64) / ranks
-        tokens = self.rows_per_sequence * share + pieces * np.asarray(length, dtype=np.float64)
-        ends = pieces if finished is None else np.asarray(finished, dtype=np.float64) / ranks
-        seconds = (
-            self.non_attention_time(tokens)
-            + self.sampling_time(share + ends)
-            + self.prefill_attention_time(pieces, length, before)
-        )
-        seconds = seconds + self.decode_attention_time(share, cached)
+        share, pieces = decoded / ranks, chunks / ranks
+        tokens = self.rows_per_sequence * share + pieces * length
+        ends = pieces if finished is None else finished / ranks
+        seconds, decoding = self.non_attention_time(tokens), self.decode_attention_time(share, cached)
+        seconds = seconds + self.sampling_time(share + ends) + self.prefill_attention_time(pieces, length, before)
+        seconds = seconds + decoding
         if self.joint_attention_times is not self.decode_attention_times:
-            added = self.decode_attention_time(share, cached, joint=True) - self.decode_attention_time(share, cached)
-            seconds = seconds + np.minimum(np.asarray(chunks, dtype=np.float64), 1.0) * added
+            added = self.decode_attention_time(share, cached, joint=True) - decoding
+            seconds = seconds + np.minimum(chunks, 1.0) * added
         seconds = seconds + self.speculation_time(share) + (self.stages - 1) * self.stage_transfer_time * tokens
-        captured = (pieces == 0.0) & (share <= self.largest_graph)
+        captured = np.equal(pieces, 0.0) & np.less_equal(share, self.largest_graph)
         return np.asarray(np.where(captured, seconds, np.maximum(seconds, self.launch_time)))
 
 
-def _extended(points: Array, grid: Array, values: Array) -> Array:
+def _extended(points: Numbers, grid: Array, values: Array) -> Array:
     """Interpolate a table linearly; beyond the grid values grow in proportion, before the grid they are constant."""
     inside = np.interp(points, grid, values)
     return np.asarray(np.where(points > grid[-1], values[-1] * points / grid[-1], inside))
@@ -472,16 +456,14 @@ def iteration_tables(
     engine = kernels or EngineKernels()
     work, backend = lower_forward(model, system, sharding, formats.arithmetic_format(system.device))
     pricing = _TableBuilder(work, backend, sharding, formats, engine, has_block_scales(model, formats.weight_format))
-    body, exchanges = pricing.kernel_times(work.layers), pricing.layer_collective_times()
-    head, decode = pricing.kernel_times(work.head_kernels), pricing.decode_attention_times()
+    exchanges, decode = pricing.layer_collective_times(), pricing.decode_attention_times()
+    joint = engine.joint_attention and pricing.reads_cache_per_query_head
     return IterationTables(
-        layer_times=body + exchanges,
-        head_times=head + pricing.tensor_collective_times(work.head_collectives),
+        layer_times=pricing.kernel_times(work.layers) + exchanges,
+        head_times=pricing.kernel_times(work.head_kernels) + pricing.tensor_collective_times(work.head_collectives),
         collective_times=exchanges,
         decode_attention_times=decode,
-        joint_attention_times=pricing.joint_attention_times()
-        if engine.joint_attention and pricing.reads_cache_per_query_head
-        else decode,
+        joint_attention_times=pricing.joint_attention_times() if joint else decode,
         prefill_attention_times=pricing.prefill_attention_times(),
         prefill_fixed_time=pricing.prefill_fixed_time(),
         state_time_per_sequence=pricing.recurrent_state_time(),
@@ -541,24 +523,19 @@ class _TableBuilder:
         """
         groups: dict[object, tuple[TokenScaledKernel, float]] = {}
         for each in kernels:
-            if each.is_expert_gemm:
-                continue
-            sizes = (
-                *sorted(each.kernel_at_many_tokens.shape.items()),
-                each.kernel_at_few_tokens.bytes,
-                each.kernel_at_many_tokens.bytes,
-            )
-            key = (each.kernel_at_few_tokens.family, each.kernel_at_few_tokens.operation, each.is_shared_expert, *sizes)
-            kept, count = groups.get(key, (each, 0.0))
-            groups[key] = kept, count + each.count
-        listed = list(groups.values())
-        experts = self._experts(kernels)
+            few, many = each.kernel_at_few_tokens, each.kernel_at_many_tokens
+            if not each.is_expert_gemm:
+                sizes = (*sorted(many.shape.items()), few.bytes, many.bytes)
+                key = (few.family, few.operation, each.is_shared_expert, *sizes)
+                kept, count = groups.get(key, (each, 0.0))
+                groups[key] = kept, count + each.count
+        experts, listed = self._experts(kernels), [each for each, _ in groups.values()]
         if not listed:
             return experts
-        priced = [each.kernel_at(tokens) for each, _ in listed for tokens in TOKEN_GRID]
-        seconds = self._seconds(priced, [each for each, _ in listed for _ in TOKEN_GRID]).reshape(len(listed), -1)
-        seconds = self._beside([each for each, _ in listed], seconds)
-        return np.asarray(np.array([count for _, count in listed]) @ seconds + experts)
+        priced = [each.kernel_at(tokens) for each in listed for tokens in TOKEN_GRID]
+        seconds = self._seconds(priced, [each for each in listed for _ in TOKEN_GRID]).reshape(len(listed), -1)
+        counts = np.array([count for _, count in groups.values()])
+        return np.asarray(counts @ self._beside(listed, seconds) + experts)
 
     def _beside(self, kernels: list[TokenScaledKernel], seconds: Array) -> Array:
         """Return kernel times [s] in which shared experts overlap with the routed experts.
@@ -567,20 +544,15 @@ class _TableBuilder:
         arithmetic, no latency. They run on a second stream in vLLM and TensorRT-LLM, and as one more routed expert in
         SGLang (``num_fused_shared_experts`` of its deepseek_v2.py).
         """
-        weights = (
-            np.array([each.weight_elements * each.is_shared_expert for each in kernels]) * self.formats.weight_bytes
-        )
-        bandwidth = STREAMING_BANDWIDTH_SHARE * self.backend.system.device.memory.bandwidth
-        saved = np.maximum(seconds[:, 0] - weights / bandwidth, 0.0)
-        return np.asarray(seconds - (saved * [each.is_shared_expert for each in kernels])[:, None])
+        shared = np.array([each.is_shared_expert for each in kernels])
+        weights = np.array([each.weight_elements for each in kernels]) * shared * self.formats.weight_bytes
+        saved = np.maximum(seconds[:, 0] - weights / self._streaming_bandwidth, 0.0)
+        return np.asarray(seconds - (saved * shared)[:, None])
 
     def _experts(self, kernels: tuple[TokenScaledKernel, ...]) -> Array:
         """Return the time of the experts of all layers, with dispatch, at each number of tokens in `TOKEN_GRID` [s]."""
-        total = np.zeros(len(TOKEN_GRID))
         chosen = [each for each in kernels if each.is_expert_gemm]
-        if not chosen:
-            return total
-        ranks, ones = self.sharding.attention_dp, np.ones(len(TOKEN_GRID))
+        total, ones, ranks = np.zeros(len(TOKEN_GRID)), np.ones(len(TOKEN_GRID)), self.sharding.attention_dp
         group = float(self.sharding.expert_group_size)
         slices, places = (1.0, group) if self.sharding.expert_parallel else (group, 1.0)
         for up, down in zip(chosen[::2], chosen[1::2], strict=True):
@@ -650,10 +622,9 @@ class _TableBuilder:
         if self._weight_only:
             seconds = self._dequantised(kernels, scaled, seconds)
         seconds = np.maximum(seconds, np.maximum(self._block_scaled_gemm_time(kernels), MICROSECOND))
-        if self.engine.encoder_element_bytes:
-            seconds *= [
-                self.engine.encoder_element_bytes / 2.0 if kernel.family == "memory" else 1.0 for kernel in kernels
-            ]
+        width = self.engine.encoder_element_bytes
+        if width:
+            seconds *= [width / 2.0 if kernel.family == "memory" else 1.0 for kernel in kernels]
         return np.where(self._merged(kernels) | _routing(kernels), 0.0, seconds)
 
     def _merged(self, kernels: list[Kernel]) -> npt.NDArray[np.bool_]:
@@ -672,9 +643,8 @@ class _TableBuilder:
         if not chosen or not default_precision(self._families.dtype).quantises_operands:
             return seconds
         library = "vllm" if self.engine.mla_library == "vllm" else "trtllm"
-        m, n, k, batch = (
-            np.array([float(kernels[i].shape[name]) for i in chosen]) for name in ("m", "n", "k", "batch")
-        )
+        shapes = [kernels[i].shape for i in chosen]
+        m, n, k, batch = (np.array([float(shape[name]) for shape in shapes]) for name in ("m", "n", "k", "batch"))
         seconds[chosen] = batch * low_precision_gemm_time(
             m=m, n=n, k=k, element_bytes=1.0, device=device_datasheet(self.backend.system.device, "fp8"),
             parameters=self._families.parameters_of(EngineGemmParameters, f"narrow.block8.{library}").parameters,
@@ -704,11 +674,11 @@ class _TableBuilder:
         families = self._families
         if not default_precision(families.dtype).quantises_operands:
             return np.zeros(len(kernels))
-        launches = [
+        narrow, wide = (
             families.parameters_of(GemmParameters, f"gemm.{name}").parameters.launch_time
             for name in (families.dtype, "tensor")
-        ]
-        launch, bandwidth = max(launches[0] - launches[1], 0.0), 0.9 * self.backend.system.device.memory.bandwidth
+        )
+        launch, bandwidth = max(narrow - wide, 0.0), 0.9 * self.backend.system.device.memory.bandwidth
         rows = np.array([_converted(kernel) for kernel in kernels])
         apart = self.engine.has_quantisation_kernel or self.block_scales or families.dtype == "fp4"
         share = AMAX_PASS_SHARE if apart else 1.0
@@ -726,8 +696,7 @@ class _TableBuilder:
 
     @property
     def _weight_only(self) -> bool:
-        quantises_operands = self.formats.weight_bytes < 2.0
-        return quantises_operands and not default_precision(self._families.dtype).quantises_operands
+        return self.formats.weight_bytes < 2.0 and not default_precision(self._families.dtype).quantises_operands
 
     def _dequantised(self, kernels: list[Kernel], scaled: list[TokenScaledKernel], seconds: Array) -> Array:
         """Return kernel times with GEMMs replaced by weight-only quantised ones, whose arithmetic is in 16 bits [s].
@@ -736,11 +705,7 @@ class _TableBuilder:
         arithmetic.
         """
         ratio = self.formats.weight_bytes / 2.0
-        chosen = [
-            index
-            for index, each in enumerate(scaled)
-            if each.weight_elements and "head" not in each.kernel_at_few_tokens.name
-        ]
+        chosen = [index for index, each in enumerate(scaled) if each.weight_elements and "head" not in each.name]
         if not chosen:
             return seconds
         smaller = [replace(kernels[i], shape={**kernels[i].shape, "k": kernels[i].shape["k"] * ratio}) for i in chosen]
@@ -752,12 +717,12 @@ class _TableBuilder:
         result[chosen] = np.maximum(read, arithmetic)
         return result
 
-    def tensor_collective_times(self, exchanges: tuple[object, ...]) -> Array:
+    def tensor_collective_times(self, exchanges: tuple[TokenCollective, ...]) -> Array:
         """Compute the summed time of collectives over tensor-parallel ranks, at each number of tokens in `TOKEN_GRID`.
 
         Parameters
         ----------
-        exchanges : tuple of object
+        exchanges : tuple of TokenCollective
             Collectives of a forward pass, each with its count and its bytes per token [byte].
 
         Returns
@@ -766,10 +731,8 @@ class _TableBuilder:
             Time [s]; zero without tensor parallelism.
         """
         total = np.zeros(len(TOKEN_GRID))
-        if self.sharding.tp == 1:
-            return total
-        for each in exchanges:
-            total = total + each.count * self._collective(each.operation, each.bytes_per_token * TOKEN_GRID)  # type: ignore[attr-defined]
+        for each in exchanges if self.sharding.tp > 1 else ():
+            total = total + each.count * self._collective(each.operation, each.bytes_per_token * TOKEN_GRID)
         return total
 
     def layer_collective_times(self) -> Array:
@@ -796,9 +759,7 @@ class _TableBuilder:
 
     def _group_time(self, operation: str, payload: Array, ranks: int) -> Array:
         ones = np.ones(len(payload), dtype=np.int64)
-        return self.backend.fabric.collective_times(
-            operation, ones, ranks * ones, np.asarray(payload, dtype=np.float64)
-        )
+        return self.backend.fabric.collective_times(operation, ones, ranks * ones, payload)
 
     @property
     def _peers(self) -> bool:
@@ -833,6 +794,10 @@ class _TableBuilder:
         if not isinstance(self.backend.predictor, CalibratedPredictor):
             raise SpecError("serving needs calibrated kernels: --calibration auto or a file")
         return self.backend.predictor.device_predictor
+
+    @property
+    def _streaming_bandwidth(self) -> float:
+        return STREAMING_BANDWIDTH_SHARE * self.backend.system.device.memory.bandwidth
 
     def _kernel(self) -> str:
         device = self.backend.system.device
@@ -891,9 +856,7 @@ class _TableBuilder:
 
     def _prefill_time(self, batch: Array, length: Array, before: Array) -> Array:
         total = np.zeros(np.broadcast(length, before).shape)
-        width = self.engine.encoder_element_bytes / (
-            STREAMING_BANDWIDTH_SHARE * self.backend.system.device.memory.bandwidth
-        )
+        width = self.engine.encoder_element_bytes / self._streaming_bandwidth
         for group in self.work.attention:
             if width:
                 numbers = 2.0 * (group.query_heads + group.kv_heads) * group.head_dim * batch * length
@@ -916,24 +879,20 @@ class _TableBuilder:
 
         FlashAttention-2 does so, unless latent attention or attention sinks need another kernel.
         """
-        return (
-            self._kernel() == "fa2"
-            and not self._sinks
-            and not any(group.latent_elements for group in self.work.attention)
-        )
+        latent = any(group.latent_elements for group in self.work.attention)
+        return self._kernel() == "fa2" and not self._sinks and not latent
 
     @property
     def _sinks(self) -> bool:
-        return any(each.kernel_at_few_tokens.name.endswith(".sinks") for each in self.work.layers)
+        return any(each.name.endswith(".sinks") for each in self.work.layers)
 
     def joint_attention_times(self) -> Array:
         """Return the attention time of one decode token per sequence in iterations that also have prompts [s].
 
         The shape is (sequences, cached tokens), those of `SEQUENCE_GRID` and `CACHED_TOKEN_GRID`.
         """
-        return self._prefill_time(
-            SEQUENCE_GRID[:, None], np.ones((len(SEQUENCE_GRID), 1)), CACHED_TOKEN_GRID[None, :] - 1.0
-        )
+        single = np.ones((len(SEQUENCE_GRID), 1))
+        return self._prefill_time(SEQUENCE_GRID[:, None], single, CACHED_TOKEN_GRID[None, :] - 1.0)
 
     def prefill_attention_times(self) -> Array:
         """Return the attention time that each prefill chunk adds to an iteration [s].
@@ -978,11 +937,8 @@ class _TableBuilder:
 
     def launch_count(self) -> float:
         """Return the number of kernels that the host launches for all layers of an iteration without CUDA graph."""
-        scaled = [
-            each
-            for each in self.work.layers
-            if not each.is_expert_gemm and not each.kernel_at_few_tokens.name.endswith(FUSED_PASS_SUFFIXES)
-        ]
+        dense = [each for each in self.work.layers if not each.is_expert_gemm]
+        scaled = [each for each in dense if not each.name.endswith(FUSED_PASS_SUFFIXES)]
         kernels = [each.kernel_at_few_tokens for each in scaled]
         narrow = np.array([kernel.operation == "narrow" for kernel in kernels])
         converted = narrow & (self.engine.has_quantisation_kernel or self.block_scales)
@@ -994,5 +950,4 @@ class _TableBuilder:
 
     def recurrent_state_time(self) -> float:
         """Return the memory time of the recurrent states of one sequence, read and written in fp32 [s]."""
-        moved = 2.0 * 4.0 * self.work.state_elements
-        return moved / (STREAMING_BANDWIDTH_SHARE * self.backend.system.device.memory.bandwidth)
+        return 2.0 * 4.0 * self.work.state_elements / self._streaming_bandwidth

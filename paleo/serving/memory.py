@@ -13,7 +13,7 @@ from paleo.units import format_gibibytes
 if TYPE_CHECKING:
     from paleo.serving.engines import BatchLimit, ServingEngine
     from paleo.serving.formats import Formats
-    from paleo.serving.forward_lowering import LoweredForward, Sharding
+    from paleo.serving.forward_lowering import LoweredForward, Sharding, TokenScaledKernel
     from paleo.specs.device import Device
 
 Array = npt.NDArray[np.float64]
@@ -98,9 +98,8 @@ class ServingMemory:
         ndarray, shape (...)
             Number of sequences.
         """
-        return np.asarray(
-            self.attention_dp_ranks * np.floor(max(self.kv_cache, 0.0) / np.maximum(self.sequence_bytes(tokens), 1.0))
-        )
+        each = np.maximum(self.sequence_bytes(tokens), 1.0)
+        return np.asarray(self.attention_dp_ranks * np.floor(max(self.kv_cache, 0.0) / each))
 
     def max_cached_tokens(self, length: float) -> float:
         """Return the capacity of a replica's KV cache in tokens, for sequences of a typical length.
@@ -115,11 +114,8 @@ class ServingMemory:
         float
             Number of tokens.
         """
-        return float(
-            self.attention_dp_ranks
-            * max(self.kv_cache, 0.0)
-            / max(float(self.sequence_bytes(length)) / max(length, 1.0), MIN_DIVISOR)
-        )
+        each = max(float(self.sequence_bytes(length)) / max(length, 1.0), MIN_DIVISOR)
+        return float(self.attention_dp_ranks * max(self.kv_cache, 0.0) / each)
 
     @property
     def fits(self) -> bool:
@@ -145,15 +141,12 @@ class ServingMemory:
         parts = (format_gibibytes(each) for each in (self.weights, self.activations, self.engine_reserve))
         taken = "weights {}, activations {} and {} of the engine".format(*parts)
         if self.kv_cache <= 0:
-            return (
-                f"{taken} do not fit into {format_gibibytes(self.capacity)}; more devices per "
-                f"replica or narrower weights help"
-            )
-        ratio = needed / self.kv_cache
+            cure = "more devices per replica or narrower weights help"
+            return f"{taken} do not fit into {format_gibibytes(self.capacity)}; {cure}"
         return (
             f"one sequence of {length:,.0f} tokens takes {format_gibibytes(needed)} of cache, "
-            f"{format_gibibytes(self.kv_cache)} are "
-            f"left beside {taken}; a cache of {ratio:.1f} times as much, narrower numbers or more devices would hold it"
+            f"{format_gibibytes(self.kv_cache)} are left beside {taken}; a cache of {needed / self.kv_cache:.1f} times "
+            "as much, narrower numbers or more devices would hold it"
         )
 
 
@@ -183,17 +176,8 @@ def serving_memory(
     """
     bound = limit or engine.batch_limit(device)
     weights = _weights(work, sharding, formats)
-    widest = max(
-        (_written(each.kernel_at(1.0).bytes_written, each.kernel_at(2.0).bytes_written) for each in work.layers),
-        default=0,
-    )
-    logits = max(
-        (_written(each.kernel_at(1.0).bytes_written, each.kernel_at(2.0).bytes_written) for each in work.head_kernels),
-        default=0,
-    )
-    activations = LIVE_WIDEST_TENSORS * widest * bound.tokens + SAMPLED_LOGIT_BYTES / 4.0 * logits * min(
-        bound.sequences, bound.tokens
-    )
+    sampled = SAMPLED_LOGIT_BYTES / 4.0 * _widest(work.head_kernels) * min(bound.sequences, bound.tokens)
+    activations = LIVE_WIDEST_TENSORS * _widest(work.layers) * bound.tokens + sampled
     total = device.memory.usable_bytes
     if engine.share_of == "total":
         left = engine.memory_share * total - weights - activations - engine.reserve
@@ -226,5 +210,6 @@ def _weights(work: LoweredForward, sharding: Sharding, formats: Formats) -> floa
     return (quantised + max(work.parameters - experts - dense, 0.0) * wide) / sharding.pp
 
 
-def _written(first: float, second: float) -> float:
-    return max(second - first, 0.0)
+def _widest(kernels: tuple[TokenScaledKernel, ...]) -> float:
+    """Return the largest number of bytes that any of the kernels writes for each further token."""
+    return max([0.0, *(each.kernel_at(2.0).bytes_written - each.kernel_at(1.0).bytes_written for each in kernels)])

@@ -797,7 +797,7 @@ def simulated_replica(
     )
 
 
-def trimmed_latencies(result: SimulationResult, part: str) -> Array:
+def trimmed_latencies(result: SimulationResult, part: str, trimmed: float = TRIMMED_SHARE) -> Array:
     """Return a latency of each simulated request, without the first and last 10 % of them (warm-up and drain).
 
     Parameters
@@ -806,6 +806,8 @@ def trimmed_latencies(result: SimulationResult, part: str) -> Array:
         Result of the simulation of a replica.
     part : str
         ``ttft``, ``tpot`` or ``latency``.
+    trimmed : float, optional
+        Share of the requests at each end that is left out.
 
     Returns
     -------
@@ -813,7 +815,7 @@ def trimmed_latencies(result: SimulationResult, part: str) -> Array:
         Latencies [s] in the order of arrival; one zero if there are none.
     """
     values = np.asarray(getattr(result, part))
-    cut = int(TRIMMED_SHARE * len(values))
+    cut = int(trimmed * len(values))
     inside = values[cut : len(values) - cut] if len(values) > 4 * max(cut, 1) else values
     known = inside[np.isfinite(inside)]
     return known if len(known) else np.zeros(1)

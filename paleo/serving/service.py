@@ -25,6 +25,7 @@ from paleo.serving.plans import (
     LATENCY_LIMIT_NAMES,
     LOAD_SHARES,
     MAX_RATE_DISAGREEMENT,
+    TRIMMED_SHARE,
     LatencyLimits,
     ReplicaLayout,
     ServicePlans,
@@ -293,10 +294,8 @@ class Service:
         """
         if self.simulation is None:
             return {}
-        whole = self.load.arrival_kind in ("trace", "at once")
-        values = getattr(self.simulation, part) if whole else trimmed_latencies(self.simulation, part)
-        known = values[np.isfinite(values)]
-        known = known if len(known) else np.zeros(1)
+        trimmed = 0.0 if self.load.arrival_kind in ("trace", "at once") else TRIMMED_SHARE
+        known = trimmed_latencies(self.simulation, part, trimmed)
         return {"mean": float(known.mean())} | {f"p{p}": float(np.percentile(known, p)) for p in PERCENTILES}
 
     @property

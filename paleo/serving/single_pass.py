@@ -164,9 +164,8 @@ def fitting_batches(
         return tuple(RequestBatch(*pair) for pair in zip(samples.tolist(), seconds.tolist(), strict=True))
     parts = forward_passes(model)
     sizes = [batch for batch in BATCH_SIZES if batch <= largest_batch(parts, system, formats)]
-    return tuple(
-        RequestBatch(batch, request_batch_time(parts, system, formats, batch, fused, between)) for batch in sizes
-    )
+    times = [request_batch_time(parts, system, formats, batch, fused, between) for batch in sizes]
+    return tuple(RequestBatch(*pair) for pair in zip(sizes, times, strict=True))
 
 
 def best_batch(tried: Sequence[RequestBatch], limit: float | None = None) -> RequestBatch | None:
@@ -313,10 +312,8 @@ def forward_pass_time(
     operands = share * np.array([_operands(every[place], fused) for place in places["sum"]])
     seconds[places["sum"]], _ = inter_kernel_traffic_time(narrow, operands)
     products = [replace(every[place], operation="narrow") for place in places["narrow"]]
-    passes = [
-        _narrowed(every[place], share, WEIGHT_ELEMENT_BYTES[tables] / BYTES_PER_NUMBER["bf16"])
-        for place in places["wide"]
-    ]
+    rows = WEIGHT_ELEMENT_BYTES[tables] / BYTES_PER_NUMBER["bf16"]
+    passes = [_narrowed(every[place], share, rows) for place in places["wide"]]
     seconds[places["narrow"]] = narrow.device_times(products).seconds
     seconds[places["wide"]] = wide.device_times(passes).seconds
     return float(repeats @ seconds)
@@ -467,15 +464,11 @@ class BatchedService:
     @property
     def verdict(self) -> str:
         """Answer in one or two sentences: batch, throughput and cost, or why the limit cannot be met."""
-        title = self.model.title or self.model.name
+        title, price = self.model.title or self.model.name, self.usd_per_million
         if self.best is None:
             least = f"a batch of one takes {format_duration(self.request_batches[0].batch_time)}"
             return f"No batch of {title} keeps the limit: {least}, and a request waits for the batch that runs."
-        cost = (
-            ""
-            if self.usd_per_million is None
-            else f": {format_three_digits(self.usd_per_million)} USD a million requests"
-        )
+        cost = "" if price is None else f": {format_three_digits(price)} USD a million requests"
         rate = format_three_digits(self.gpus * self.best.requests_per_s)
         rate = f"{self.gpus} x {self.system.device.name} answer {rate} requests/s of {title}"
         batch = f"Batches of {self.best.requests:,.0f} on each device take {format_duration(self.best.batch_time)}."
