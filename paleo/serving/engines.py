@@ -12,8 +12,8 @@ from pydantic import Field
 
 from paleo.errors import SpecError
 from paleo.serving.iteration_times import EngineKernels
-from paleo.specs.catalog import entry_names, read_entry
-from paleo.specs.loading import NonEmptyText, PositiveCount, Spec, StrictBool, validate_mapping
+from paleo.specs.catalog import entry_names, load_entry
+from paleo.specs.loading import NonEmptyText, PositiveCount, Spec, StrictBool, cache_by_files
 from paleo.units import MEBIBYTE, Bytes, Seconds
 
 if TYPE_CHECKING:
@@ -235,6 +235,7 @@ class ServingEngine(Spec):
         )  # fmt: skip
 
 
+@cache_by_files
 def load_engine(name_or_path: str | Path) -> ServingEngine:
     """Load the profile of a serving engine by catalog name or path.
 
@@ -253,8 +254,7 @@ def load_engine(name_or_path: str | Path) -> ServingEngine:
     SpecError
         If there is no such entry or the file is not valid.
     """
-    path, data = read_entry("engines", name_or_path)
-    return validate_mapping(ServingEngine, {"name": path.stem, **data}, path)
+    return load_entry(ServingEngine, "engines", name_or_path)
 
 
 def engine_of_release(name: str, release: str) -> ServingEngine:

@@ -21,11 +21,11 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from paleo.errors import SpecError, suggest_names
-from paleo.specs.catalog import entry_files, read_entry
-from paleo.specs.loading import FileCache, NonEmptyText, Spec, read_yaml, validate_mapping
+from paleo.specs.catalog import entry_files, load_entry, read_entry
+from paleo.specs.loading import NonEmptyText, Spec, cache_by_files, read_yaml, validate_mapping
 from paleo.units import UNIT_FACTORS
 
 NonNegativeCount = Annotated[int, Field(ge=0)]
@@ -37,8 +37,6 @@ Parameters = TypeVar("Parameters")
 #: Factor by which a fraction or an exponent that was inherited, scaled or written by hand may lie outside the fit's
 #: range.
 FIT_RANGE_SLACK = 2.0
-#: Names that parameters had in the last release, by pattern of the kernel family.
-_FORMER_NAMES = Path(__file__).parent / "former_parameters.yaml"
 #: Name of the file with the inheritance rules.
 INHERITANCE_FILE = "architectures"
 
@@ -76,7 +74,16 @@ class IntervalBin(Spec):
         return self
 
 
-IntervalBins = Annotated[tuple[IntervalBin, ...], Field(min_length=1)]
+def _covering_all_times(bins: tuple[IntervalBin, ...]) -> tuple[IntervalBin, ...]:
+    """Return the bins if ``up_to_s`` rises from bin to bin and the last has no upper end; else raise SpecError."""
+    times = [interval.up_to_s for interval in bins]
+    ends = [time for time in times[:-1] if time is not None]
+    if times[-1] is not None or len(ends) != len(bins) - 1 or ends != sorted(set(ends)):
+        raise SpecError("up_to_s must rise from bin to bin, and the last bin must have none")
+    return bins
+
+
+IntervalBins = Annotated[tuple[IntervalBin, ...], Field(min_length=1), AfterValidator(_covering_all_times)]
 
 
 class CalibrationEntry(Spec):
@@ -100,11 +107,6 @@ class CalibrationEntry(Spec):
     residual: HeldOutErrors | None = None
     interval: IntervalBins
     notes: NonEmptyText | None = None
-
-    @model_validator(mode="after")
-    def _interval_covers_all_times(self) -> CalibrationEntry:
-        _check_bins(self.interval)
-        return self
 
 
 class Calibration(Spec):
@@ -153,12 +155,6 @@ class InheritanceRule(Spec):
     foreign: bool = False
     notes: NonEmptyText | None = None
 
-    @model_validator(mode="after")
-    def _interval_covers_all_times(self) -> InheritanceRule:
-        if self.interval is not None:
-            _check_bins(self.interval)
-        return self
-
 
 class Inheritance(Spec):
     """All rules by which unmeasured devices inherit calibrations.
@@ -171,14 +167,7 @@ class Inheritance(Spec):
     rules: tuple[InheritanceRule, ...]
 
 
-def _check_bins(bins: tuple[IntervalBin, ...]) -> None:
-    """Raise SpecError unless ``up_to_s`` rises from bin to bin and the last bin has no upper end."""
-    times = [interval.up_to_s for interval in bins]
-    ends = [time for time in times[:-1] if time is not None]
-    if times[-1] is not None or len(ends) != len(bins) - 1 or ends != sorted(set(ends)):
-        raise SpecError("interval: up_to_s must rise from bin to bin, and the last bin must have none")
-
-
+@cache_by_files
 def load_calibration(name_or_path: str | Path) -> Calibration:
     """Load a calibration by catalog name or path.
 
@@ -197,14 +186,32 @@ def load_calibration(name_or_path: str | Path) -> Calibration:
     SpecError
         If there is no such entry or the file is not valid.
     """
-    return _calibrations(name_or_path)
-
-
-def _calibration(name_or_path: str | Path) -> Calibration:
     path, data = read_entry("calibrations", name_or_path)
     if path != entry_files("calibrations").get(path.stem):
         data = _with_current_names(data, path)
     return validate_mapping(Calibration, {"name": path.stem, **data}, path)
+
+
+def present_names_of_parameters(family: str) -> dict[str, str]:
+    """Return the present names of the parameters of a kernel family by those that they had in the last release.
+
+    Parameters
+    ----------
+    family : str
+        Kernel family of a calibration entry.
+
+    Returns
+    -------
+    dict of str to str
+        Names of the first patterns that match the family; {} if none does.
+    """
+    known = _former_names().items()
+    return next((names for patterns, names in known if any(fnmatch(family, each) for each in patterns.split())), {})
+
+
+@cache
+def _former_names() -> dict[str, dict[str, str]]:
+    return read_yaml(Path(__file__).parent / "former_parameters.yaml")
 
 
 def _with_current_names(data: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -212,11 +219,10 @@ def _with_current_names(data: dict[str, Any], path: Path) -> dict[str, Any]:
     entries = data.get("entries")
     if not isinstance(entries, list):
         return data
-    patterns, renamed = read_yaml(_FORMER_NAMES), dict[str, str]()
+    renamed: dict[str, str] = {}
     entries = [dict(entry) if isinstance(entry, dict) else entry for entry in entries]
     for entry in filter(lambda entry: isinstance(entry, dict), entries):
-        family = str(entry.get("family"))
-        names: dict[str, str] = next((patterns[pattern] for pattern in patterns if fnmatch(family, pattern)), {})
+        names = present_names_of_parameters(str(entry.get("family")))
         for part in ("parameters", "uncertainty"):
             if isinstance(entry.get(part), dict):
                 renamed |= {name: names[name] for name in entry[part] if name in names}
@@ -228,16 +234,11 @@ def _with_current_names(data: dict[str, Any], path: Path) -> dict[str, Any]:
     return {**data, "entries": entries}
 
 
-_calibrations = FileCache(_calibration)
-
-
 @cache
 def load_inheritance() -> Inheritance | None:
     """Load the rules by which unmeasured devices inherit calibrations; None if the catalog has no such rules."""
-    if INHERITANCE_FILE not in entry_files("calibrations"):
-        return None
-    path, data = read_entry("calibrations", INHERITANCE_FILE)
-    return validate_mapping(Inheritance, {"name": path.stem, **data}, path)
+    known = INHERITANCE_FILE in entry_files("calibrations")
+    return load_entry(Inheritance, "calibrations", INHERITANCE_FILE) if known else None
 
 
 def catalog_calibration(subject: str) -> Calibration | None:
@@ -253,30 +254,8 @@ def catalog_calibration(subject: str) -> Calibration | None:
     Calibration, optional
         Calibration; None if the catalog has none.
     """
-    if subject == INHERITANCE_FILE:
-        return None
-    return load_calibration(subject) if subject in entry_files("calibrations") else None
-
-
-def load_user_calibration(path: str | Path) -> Calibration:
-    """Load a user's calibration file.
-
-    Parameters
-    ----------
-    path : str | Path
-        YAML file, as `paleo calibrate` writes it.
-
-    Returns
-    -------
-    Calibration
-        Calibration of the user's device or system.
-
-    Raises
-    ------
-    SpecError
-        If the file is not valid.
-    """
-    return load_calibration(str(path))
+    known = subject != INHERITANCE_FILE and subject in entry_files("calibrations")
+    return load_calibration(subject) if known else None
 
 
 def parameter(default: str, search_range: str, meaning: str, *, fitted: bool = True) -> Any:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from paleo.errors import SpecError, suggest_names
-from paleo.specs.loading import file_digest, path_in_folder, read_yaml
+from paleo.specs.loading import Model, file_digest, path_in_folder, read_yaml, validate_mapping
 from paleo.units import parse_quantity
 
 #: Folder of each kind of entry, below the catalog root.
@@ -293,11 +293,9 @@ def _spelling(name: str, ignored: str = "-_. ") -> str:
 @cache
 def _by_spelling(kind: str) -> Mapping[str, Path]:
     """Return the files of a kind of entry by normalised spelling; ambiguous spellings are left out."""
-    spelt = [
-        (_spelling(name), path) for name, path in entry_files(kind).items() if kind in KINDS_WITH_SPELLING_VARIANTS
-    ]
-    several = Counter(name for name, _ in spelt)
-    return {name: path for name, path in spelt if several[name] == 1}
+    files = entry_files(kind) if kind in KINDS_WITH_SPELLING_VARIANTS else {}
+    several = Counter(map(_spelling, files))
+    return {_spelling(name): path for name, path in files.items() if several[_spelling(name)] == 1}
 
 
 @cache
@@ -413,7 +411,33 @@ def read_entry(kind: str, name_or_path: str | Path) -> tuple[Path, dict[str, Any
         If the entry is missing, the YAML is not valid, or ``extend:`` goes round in a circle.
     """
     path = entry_path(kind, name_or_path)
-    return path, _extended(kind, read_yaml(path), path)
+    return path, merge_inline_entry(kind, read_yaml(path), path)
+
+
+def load_entry(schema: type[Model], kind: str, name_or_path: str | Path) -> Model:
+    """Load a catalog entry or file, merged over the entry that it extends; the stem of the file is the default name.
+
+    Parameters
+    ----------
+    schema : type[Model]
+        Schema of the kind of entry.
+    kind : str
+        Kind of catalog entry.
+    name_or_path : str | Path
+        Name of an entry, or a path.
+
+    Returns
+    -------
+    Model
+        Validated instance of the schema.
+
+    Raises
+    ------
+    SpecError
+        If there is no such entry or the file is not valid.
+    """
+    path, data = read_entry(kind, name_or_path)
+    return validate_mapping(schema, {"name": path.stem, **data}, path)
 
 
 #: Keys that show the kind of a file; the first row with one of the file's keys decides. A file that only extends
@@ -499,7 +523,17 @@ def merge_inline_entry(kind: str, data: Mapping[str, Any], where: Path) -> dict[
     dict of str to Any
         Mapping with the inherited keys.
     """
-    return _extended(kind, data, where)
+    layers = _layers(kind, data, where)
+    merged: dict[str, Any] = {}
+    for layer in reversed(layers):
+        merged = _merged(merged, _with_scaled_fields(kind, merged, layer))
+    merged.pop("extend", None)
+    for figure, kept in BASE_VALUE_KEYS.get(kind, {}).items():
+        if kept in merged:
+            raise SpecError(f"{where}: {kept}: unknown key")
+        if figure in layers[-1]:
+            merged[kept] = layers[-1][figure]
+    return merged
 
 
 #: Fields that are part of measured times, by kind. The value names the key that keeps what the base entry of a chain of
@@ -525,9 +559,8 @@ def _with_scaled_fields(kind: str, below: Mapping[str, Any], above: Mapping[str,
         if figure in new or leader not in new or not {figure, leader} <= old.keys():
             continue
         try:
-            followed, before, after = (
-                parse_quantity(text, "bytes") for text in (old[figure], old[leader], new[leader])
-            )
+            quantities = old[figure], old[leader], new[leader]
+            followed, before, after = (parse_quantity(text, "bytes") for text in quantities)
         except SpecError:
             continue
         if before > 0:
@@ -537,20 +570,6 @@ def _with_scaled_fields(kind: str, below: Mapping[str, Any], above: Mapping[str,
 
 #: Keys that no entry inherits.
 _OWN = ("name", "aliases", "released")
-
-
-def _extended(kind: str, data: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    layers = _layers(kind, data, path)
-    merged: dict[str, Any] = {}
-    for layer in reversed(layers):
-        merged = _merged(merged, _with_scaled_fields(kind, merged, layer))
-    merged.pop("extend", None)
-    for figure, kept in BASE_VALUE_KEYS.get(kind, {}).items():
-        if kept in merged:
-            raise SpecError(f"{path}: {kept}: unknown key")
-        if figure in layers[-1]:
-            merged[kept] = layers[-1][figure]
-    return merged
 
 
 def _layers(kind: str, data: Mapping[str, Any], path: Path) -> list[Mapping[str, Any]]:
@@ -656,16 +675,14 @@ def resolve_device_name(text: str) -> str:
     >>> resolve_device_name("NVIDIA H100 80GB HBM3"), resolve_device_name("A100-SXM4-80GB")
     ('h100-sxm5-80gb', 'a100-sxm4-80gb')
     """
-    known = entry_files("devices")
-    name = _folded(text)
+    known, name = entry_files("devices"), _folded(text)
     if name in known:
         return name
     aliases = _device_aliases()
     if name in aliases:
         return aliases[name]
-    raise SpecError(
-        f"unknown device {_short(text)}; {suggest_entry_names(name, [*known, *aliases])} (or a path to a YAML file)"
-    )
+    nearest = suggest_entry_names(name, [*known, *aliases])
+    raise SpecError(f"unknown device {_short(text)}; {nearest} (or a path to a YAML file)")
 
 
 @cache

@@ -15,8 +15,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from paleo.errors import SpecError, suggest_names
-from paleo.specs.catalog import is_path, read_entry, resolve_device_name
-from paleo.specs.loading import UNKNOWN_SOURCE, FileCache, NonEmptyText, PositiveCount, Spec, Year, validate_mapping
+from paleo.specs.catalog import is_path, load_entry, read_entry, resolve_device_name
+from paleo.specs.loading import (
+    UNKNOWN_SOURCE,
+    NonEmptyText,
+    PositiveCount,
+    Spec,
+    Year,
+    cache_by_files,
+    validate_mapping,
+)
 from paleo.units import Bytes, BytesPerSecond, FlopsPerSecond, Hertz, PricePerSecond, Seconds, Watts, format_gibibytes
 
 Fraction = Annotated[float, Field(strict=True, gt=0, le=1)]
@@ -48,6 +56,7 @@ class Link(Spec):
     source: NonEmptyText = UNKNOWN_SOURCE
 
 
+@cache_by_files
 def load_link(name_or_path: str | Path) -> Link:
     """Load a link by catalog name or path.
 
@@ -66,15 +75,7 @@ def load_link(name_or_path: str | Path) -> Link:
     SpecError
         If there is no such entry or the file is not valid.
     """
-    return _links(name_or_path)
-
-
-def _link(name_or_path: str | Path) -> Link:
-    path, data = read_entry("links", name_or_path)
-    return validate_mapping(Link, {"name": path.stem, **data}, path)
-
-
-_links = FileCache(_link)
+    return load_entry(Link, "links", name_or_path)
 
 
 Dtype = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8"]
@@ -334,6 +335,7 @@ class Device(Spec):
         raise SpecError(f"device {self.name} has no {where} for dtype {dtype!r}; {suggest_names(dtype, known)}")
 
 
+@cache_by_files
 def load_device(name_or_path: str | Path) -> Device:
     """Load a device by catalog name or path.
 
@@ -352,7 +354,8 @@ def load_device(name_or_path: str | Path) -> Device:
     SpecError
         If there is no such entry or the file is not valid.
     """
-    return _devices(name_or_path)
+    path, data = read_entry("devices", name_or_path)
+    return validate_mapping(Device, add_default_names(data, path.stem), path)
 
 
 def find_device(text: str) -> Device:
@@ -403,11 +406,3 @@ def add_default_names(data: Mapping[str, Any], stem: str) -> dict[str, Any]:
         Copy of the mapping with both keys.
     """
     return {"name": stem, "full_name": data.get("name", stem), **data}
-
-
-def _device(name_or_path: str | Path) -> Device:
-    path, data = read_entry("devices", name_or_path)
-    return validate_mapping(Device, add_default_names(data, path.stem), path)
-
-
-_devices = FileCache(_device)

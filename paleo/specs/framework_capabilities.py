@@ -21,8 +21,8 @@ import numpy.typing as npt
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from paleo.errors import SpecError, suggest_names
-from paleo.specs.catalog import read_entry
-from paleo.specs.loading import FileCache, NonEmptyText, Spec, validate_mapping
+from paleo.specs.catalog import load_entry
+from paleo.specs.loading import COMPARISONS, NonEmptyText, Spec, cache_by_files
 
 Mask = npt.NDArray[np.bool_] | np.bool_ | bool
 
@@ -30,7 +30,6 @@ Mask = npt.NDArray[np.bool_] | np.bool_ | bool
 #: apply is 0 and a degree that does not apply is 1, so that conditions need no special cases.
 with (Path(__file__).parent / "quantities.csv").open(encoding="utf-8", newline="") as _file:
     CONDITION_QUANTITIES = {row["name"]: row["meaning"] for row in csv.DictReader(_file)}
-_AXES = ("dp", "shard", "tp", "sp", "cp", "ulysses", "ep", "etp", "pp", "vp")
 _OFFLOADED = ("optimizer", "gradients", "parameters", "activations")
 _LONGEST = 300
 
@@ -42,12 +41,7 @@ _BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mod: lambda left, right: np.remainder(left, _divisor(right)),
 }
 _COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
+    **COMPARISONS,
     ast.In: lambda left, right: _is_one_of(left, right),
     ast.NotIn: lambda left, right: np.logical_not(_is_one_of(left, right)),
 }
@@ -258,11 +252,10 @@ class FrameworkAbilities(Spec):
     @functools.cached_property
     def restrictions(self) -> tuple[FrameworkRestriction, ...]:
         """All restrictions: those implied by the lists of supported values, then the conditions of the file."""
-        # a refusal for each axis that the framework lacks
-        missing = [axis for axis in _AXES if axis not in self.axes.values and axis != "dp"]
         of_axes = [
-            self._refusal(f"{axis} > {0 if axis in ('sp', 'ulysses', 'etp') else 1}", f"no {_NAMES[axis]}", self.axes)
-            for axis in missing
+            self._refusal(f"{axis} > {0 if axis in ('sp', 'ulysses', 'etp') else 1}", f"no {noun}", self.axes)
+            for axis, noun in _AXIS_NOUNS.items()
+            if axis not in self.axes.values
         ]
         return (*of_axes, *self._of_lists(), *self.refused.values())
 
@@ -278,19 +271,17 @@ class FrameworkAbilities(Spec):
 
     def _of_lists(self) -> list[FrameworkRestriction]:
         """Return restrictions that exclude all values missing from the lists (ZeRO stages, dtypes and so on)."""
-        policies, formats, rules = self.recompute.values, self.dtypes.values, self.optimizers.values
-        refusals = [
-            self._refusal(_outside("zero", self.zero.values), _supported_values("ZeRO", self.zero.values), self.zero),
-            self._refusal(
-                _outside("recompute", policies), _supported_values("recomputation", policies), self.recompute
-            ),
-            self._refusal(_outside("dtype", formats), _supported_values("formats", formats), self.dtypes),
-            self._refusal(_outside("optimizer", rules), _supported_values("optimizers", rules), self.optimizers),
+        lists = [
+            ("zero", "ZeRO", self.zero),
+            ("recompute", "recomputation", self.recompute),
+            ("dtype", "formats", self.dtypes),
+            ("optimizer", "optimizers", self.optimizers),
+            ("schedule", "pipeline schedules", self.schedules),
         ]
-        if "pp" in self.axes.values:
-            orders = self.schedules.values
-            when = f"pp > 1 and {_outside('schedule', orders)}"
-            refusals.append(self._refusal(when, _supported_values("pipeline schedules", orders), self.schedules))
+        refusals = []
+        for name, noun, listed in lists if "pp" in self.axes.values else lists[:-1]:
+            when = ("pp > 1 and " if name == "schedule" else "") + _outside(name, listed.values)
+            refusals.append(self._refusal(when, _supported_values(noun, listed.values), listed))
         kept = [part for part in _OFFLOADED if part not in self.offload.values]
         return refusals + [
             self._refusal(f"offload_{part} == 1", f"no offload of {part}", self.offload) for part in kept
@@ -301,7 +292,8 @@ class FrameworkAbilities(Spec):
         return FrameworkRestriction(when=when, fact=fact, source=listed.source)
 
 
-_NAMES = {
+#: Axes of the mesh beside dp, in words.
+_AXIS_NOUNS = {
     "shard": "groups of shards",
     "tp": "tensor parallelism (tp)",
     "sp": "sequence parallelism over tp (sp)",
@@ -327,6 +319,7 @@ def _supported_values(noun: str, values: tuple[Any, ...]) -> str:
     return f"{noun}: {', '.join(map(str, values)) or 'none'}"
 
 
+@cache_by_files
 def load_framework(name_or_path: str | Path) -> FrameworkAbilities:
     """Load the capabilities and restrictions of a framework.
 
@@ -350,12 +343,4 @@ def load_framework(name_or_path: str | Path) -> FrameworkAbilities:
     >>> load_framework("torchtitan").zero.values
     (0, 3)
     """
-    return _frameworks(name_or_path)
-
-
-def _framework(name_or_path: str | Path) -> FrameworkAbilities:
-    path, data = read_entry("frameworks", name_or_path)
-    return validate_mapping(FrameworkAbilities, {"name": path.stem, **data}, path)
-
-
-_frameworks = FileCache(_framework)
+    return load_entry(FrameworkAbilities, "frameworks", name_or_path)

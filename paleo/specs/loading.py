@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Generic, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -108,31 +108,41 @@ def _digest_of(path: str) -> str | None:
         return None
 
 
-class FileCache(Generic[CachedValue]):
-    """Cache of loaded spec files; an entry is loaded again only after one of the files it was read from has changed."""
+def cache_by_files(load: Callable[[str | Path], CachedValue]) -> Callable[[str | Path], CachedValue]:
+    """Decorate the loader of a spec, so that it loads a spec again only after one of the files that it read has changed.
 
-    def __init__(self, load: Callable[[str | Path], CachedValue]) -> None:
-        self._load = load
-        self._entries: dict[tuple[str, str | Path], tuple[CachedValue, dict[str, str]]] = {}
+    Parameters
+    ----------
+    load : callable
+        Loader of a spec by catalog name or path.
 
-    def __call__(self, name_or_path: str | Path) -> CachedValue:
-        """Return the spec for a catalog name or path, from the cache if no file has changed; errors are not cached."""
+    Returns
+    -------
+    callable
+        Loader that remembers specs by name; errors are not remembered.
+    """
+    entries: dict[tuple[str, str | Path], tuple[CachedValue, dict[str, str]]] = {}
+
+    def loaded(key: tuple[str, str | Path]) -> tuple[CachedValue, dict[str, str]]:
+        with record_read_files() as digests:
+            value = load(key[1])
+        if len(entries) >= MAX_CACHE_ENTRIES:
+            entries.clear()
+        entries[key] = value, digests
+        return value, digests
+
+    @wraps(load)
+    def cached(name_or_path: str | Path) -> CachedValue:
         if not isinstance(name_or_path, str | Path):
             raise SpecError(f"{name_or_path!r:.80}: expected a name of the catalog or a path")
         key = (os.getcwd(), name_or_path)  # noqa: PTH109 (called for each prediction)
-        value, digests = self._entries.get(key) or self._loaded(key, name_or_path)
+        value, digests = entries.get(key) or loaded(key)
         if changed_files(digests):
-            value, digests = self._loaded(key, name_or_path)
+            value, digests = loaded(key)
         _enter(_LEDGERS.get(), digests)
         return value
 
-    def _loaded(self, key: tuple[str, str | Path], name_or_path: str | Path) -> tuple[CachedValue, dict[str, str]]:
-        with record_read_files() as digests:
-            value = self._load(name_or_path)
-        if len(self._entries) >= MAX_CACHE_ENTRIES:
-            self._entries = {}
-        self._entries[key] = value, digests
-        return value, digests
+    return cached
 
 
 #: Limits on a spec file: far above what people write, and low enough that reading a file never takes long.
@@ -584,9 +594,9 @@ def _explained(model: type[BaseModel], data: object, error: Any) -> str:
     path = _path_in_data(data, error["loc"], kind) or error["loc"][:1]
     key = _dotted(path)
     if kind == "extra_forbidden":
-        return (
-            f"{key}: unknown key; {suggest_names(str(path[-1]), _keys_at(model, path[:-1]), within=_dotted(path[:-1]))}"
-        )
+        *outer, misspelt = path
+        nearest = suggest_names(str(misspelt), _keys_at(model, tuple(outer)), within=_dotted(tuple(outer)))
+        return f"{key}: unknown key; {nearest}"
     if kind == "missing":
         return f"{key}: this key is missing"
     cause = error.get("ctx", {}).get("error")
@@ -662,6 +672,7 @@ def _capped(message: str, tail: str = "") -> str:
 
 Number = int | float | bool
 
+#: Operations of arithmetic expressions by the class of their syntax node, and comparisons.
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Number]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -670,7 +681,7 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Number]] = {
     ast.Div: operator.truediv,
     ast.Mod: operator.mod,
 }
-_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -748,8 +759,8 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
             return _BINARY[type(op)](left, right)
         case ast.UnaryOp(op=ast.USub()):
             return -_number(node.operand, names)
-        case ast.Compare(ops=[op]) if type(op) in _COMPARE:
-            return _COMPARE[type(op)](_value(node.left, names), _value(node.comparators[0], names))
+        case ast.Compare(ops=[op]) if type(op) in COMPARISONS:
+            return COMPARISONS[type(op)](_value(node.left, names), _value(node.comparators[0], names))
         case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS:
             return _FUNCTIONS[name](*(_number(argument, names) for argument in node.args))
     allowed = "numbers, names, + - * / // %, min, max, ceil, round"

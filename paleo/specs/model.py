@@ -23,7 +23,7 @@ from paleo.specs.catalog import (
     read_entry,
     resolve_entry_name,
 )
-from paleo.specs.loading import FileCache, NonEmptyText, PositiveCount, Spec, add_path_key, validate_mapping
+from paleo.specs.loading import NonEmptyText, PositiveCount, Spec, add_path_key, cache_by_files, validate_mapping
 
 
 def _published(value: object) -> tuple[float, float]:
@@ -124,11 +124,8 @@ class ModelSpec(Spec):
 
         This is the name that the user gave if it names a number format, else the id of the first release, else empty.
         """
-        return (
-            self.requested_name
-            if parse_weight_format(self.requested_name)
-            else model_hub_id(self.name, self.requested_name)
-        )
+        requested = self.requested_name
+        return requested if parse_weight_format(requested) else model_hub_id(self.name, requested)
 
     def with_requested_weights(self, name: str, *remarks: str) -> ModelSpec:
         """Return a copy of the network that refers to the weights which the user named (a hub id or folder).
@@ -146,9 +143,8 @@ class ModelSpec(Spec):
             Copy with these weights and warnings.
         """
         released = parse_weight_format(name) or self.released
-        return self.model_copy(
-            update={"requested_name": name, "released": released, "remarks": (*self.remarks, *remarks)}
-        )
+        changes = {"requested_name": name, "released": released, "remarks": (*self.remarks, *remarks)}
+        return self.model_copy(update=changes)
 
     @property
     def catalog_name_or_path(self) -> str:
@@ -187,10 +183,11 @@ def load_model(model: str | Path, *, run_code: bool = True) -> ModelSpec:
     text = str(model)
     if not run_code and ":" in text and not exists(text):
         raise SpecError(f"model {text!r:.80}: code runs only where the command line names it; see `paleo import`")
-    return _models(model)
+    return _load_model(model)
 
 
-def _model(model: str | Path) -> ModelSpec:
+@cache_by_files
+def _load_model(model: str | Path) -> ModelSpec:
     text = str(model)
     if needs_importer(model):
         for source in MODEL_READERS:
@@ -223,9 +220,6 @@ def needs_importer(model: str | Path) -> bool:
     if suffix in (".json", ".onnx") or ":" in text or is_path(model):
         return True
     return resolve_entry_name("models", text) is None and (is_folder(text) or parse_weight_format(text) is not None)
-
-
-_models = FileCache(_model)
 
 
 def build_model_spec(data: Mapping[str, Any], path: str | Path) -> ModelSpec:

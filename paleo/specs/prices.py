@@ -14,9 +14,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Literal, get_args
 
 from paleo.errors import SpecError, suggest_names
-from paleo.specs.catalog import entry_files, entry_names, read_entry
+from paleo.specs.catalog import entry_files, entry_names, load_entry
 from paleo.specs.device import Price
-from paleo.specs.loading import NonEmptyText, PositiveCount, Spec, validate_mapping
+from paleo.specs.loading import NonEmptyText, PositiveCount, Spec
 from paleo.specs.system import Reliability, System, load_system
 from paleo.units import DAY, HOUR, KILO, Dollars, PricePerSecond
 
@@ -71,8 +71,7 @@ def load_price_list(name: str) -> PriceList:
     PriceList
         Offers of the provider.
     """
-    path, data = read_entry("prices", name)
-    return validate_mapping(PriceList, {"name": path.stem, **data}, path)
+    return load_entry(PriceList, "prices", name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +126,8 @@ def find_offers(system: System, term: str) -> tuple[list[tuple[str, PriceOffer]]
         Pairs of provider and offer, and True if they are for this very system. Otherwise they are for machines with the
         same device, whole nodes preferred.
     """
-    term_offers = [
-        (name, offer) for name in entry_names("prices") for offer in load_price_list(name).offers if offer.term == term
-    ]
+    offers = [(name, offer) for name in entry_names("prices") for offer in load_price_list(name).offers]
+    term_offers = [(name, offer) for name, offer in offers if offer.term == term]
     exact = [(name, offer) for name, offer in term_offers if offer.system == system.name]
     if exact:
         return exact, True
@@ -305,9 +303,8 @@ def purchase_quote(system: System) -> DevicePriceQuote | None:
         no list has a price.
     """
     sold, exact = find_offers(system, "purchase")
-    return _quote(
-        [(offer.price / offer.devices, name, offer) for name, offer in sold if offer.price is not None], exact
-    )
+    prices = [(offer.price / offer.devices, name, offer) for name, offer in sold if offer.price is not None]
+    return _quote(prices, exact)
 
 
 def _quote(values: list[tuple[float, str, PriceOffer]], exact: bool) -> DevicePriceQuote | None:
@@ -394,4 +391,4 @@ def occupied_machines(system: System, gpus: int) -> int:
     >>> occupied_machines(load_system("dgx-h100"), 20), occupied_machines(load_system("gb200-nvl72"), 72)
     (3, 18)
     """
-    return math.ceil(gpus / (system.devices_per_host or system.devices_per_node))
+    return math.ceil(gpus / devices_per_machine(system))

@@ -16,7 +16,7 @@ from paleo.errors import SpecError, suggest_names
 from paleo.operations.tensor import CrossEntropyImplementation, QuantisationScaling, RotaryImplementation
 from paleo.specs.calibration import HeldOutErrors
 from paleo.specs.catalog import entry_names, is_path, read_entry
-from paleo.specs.loading import FileCache, NonEmptyText, PositiveCount, Spec, StrictBool, validate_mapping
+from paleo.specs.loading import NonEmptyText, PositiveCount, Spec, StrictBool, cache_by_files, validate_mapping
 from paleo.units import MEBIBYTE, Bytes, BytesPerSecond, Seconds
 
 #: Device memory of an empty PyTorch process in nvidia-smi, with lazily loaded kernels (CUDA 11.7 and later): half a
@@ -690,9 +690,8 @@ class SoftwareProfile(Spec):
         date = self.releases.get(version) or (f"20{container[1]}-{container[2]}" if container else version)
         known = [*self.releases, *filter(None, (self.since, self.until))]
         if not re.fullmatch(r"20[0-9]{2}(-(0[1-9]|1[0-2])(-(0[1-9]|[12][0-9]|3[01]))?)?", date):
-            raise SpecError(
-                f"software {self.name}: no release {version!r}; {suggest_names(version, known)}, or a date (2024-06)"
-            )
+            nearest = suggest_names(version, known)
+            raise SpecError(f"software {self.name}: no release {version!r}; {nearest}, or a date (2024-06)")
         if not self.covers_date(date):
             range_of = " ".join(filter(None, (f"from {self.since}", self.until and f"until {self.until}")))
             raise SpecError(f"software {self.name} describes releases {range_of}, not {version!r}")
@@ -758,6 +757,7 @@ def profiles_with_routing_time() -> list[str]:
     return [name for name in entry_names("software") if load_software(name).host.routing > 0]
 
 
+@cache_by_files
 def load_software(name_or_path: str | Path) -> SoftwareProfile:
     """Load a software profile by catalog name or path, or as ``name@release`` or ``name@date``.
 
@@ -783,10 +783,6 @@ def load_software(name_or_path: str | Path) -> SoftwareProfile:
     >>> [load_software(f"megatron-core{at}").parallelism.expert_tensor for at in ("", "@0.9", "@2024-06", "@25.04")]
     ['none', 'tp', 'tp', 'none']
     """
-    return _profiles(name_or_path)
-
-
-def _profile(name_or_path: str | Path) -> SoftwareProfile:
     name, dated, version = ("", "", "") if is_path(name_or_path) else str(name_or_path).partition("@")
     path, data = read_entry("software", name if dated else name_or_path)
     known = {field.alias or name for name, field in SoftwareProfile.model_fields.items()}
@@ -813,6 +809,3 @@ def _overlaid(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
         group, _, field = path.partition(".")
         result[group] = {**result.get(group, {}), field: value} if field else value
     return result
-
-
-_profiles = FileCache(_profile)

@@ -18,13 +18,13 @@ from paleo.specs.catalog import entry_files, is_path, kind_of_spec_file, merge_i
 from paleo.specs.device import Device, Link, Price, add_default_names, load_device, load_link
 from paleo.specs.loading import (
     UNKNOWN_SOURCE,
-    FileCache,
     NonEmptyText,
     PositiveCount,
     Spec,
     StrictBool,
     Year,
     add_path_key,
+    cache_by_files,
     path_in_folder,
     validate_mapping,
 )
@@ -84,27 +84,18 @@ class InterconnectLevel(Spec):
     source: NonEmptyText | None = None
 
     @model_validator(mode="after")
-    def _rings_are_those_of_a_mesh(self) -> InterconnectLevel:
+    def _fields_are_those_of_the_topology(self) -> InterconnectLevel:
         if self.rings is not None and (self.topology != "mesh" or len(self.rings) != self.ranks):
             raise SpecError(f"rings: expected a mesh, and a number for each of 1 to {self.ranks} neighbours")
-        return self
-
-    @model_validator(mode="after")
-    def _routing_is_that_of_the_topology(self) -> InterconnectLevel:
-        is_dragonfly = self.topology == "dragonfly"
+        is_dragonfly, named = self.topology == "dragonfly", f"topology is {self.topology!r}"
         if self.global_links is not None and not is_dragonfly:
-            raise SpecError(f"global_links: only a dragonfly has them, and topology is {self.topology!r}")
+            raise SpecError(f"global_links: only a dragonfly has them, and {named}")
         allowed = ("adaptive", "minimal", "valiant") if is_dragonfly else ("ecmp", "adaptive", "rail")
         if self.routing is not None and self.routing not in allowed:
-            raise SpecError(
-                f"routing: {self.routing!r} is none of {', '.join(allowed)}, with topology {self.topology!r}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _shape_is_that_of_a_torus(self) -> InterconnectLevel:
+            expected = ", ".join(allowed)
+            raise SpecError(f"routing: {self.routing!r} is none of {expected}, with topology {self.topology!r}")
         if self.shape is not None and self.topology != "torus":
-            raise SpecError(f"shape: only a torus has one, and topology is {self.topology!r}")
+            raise SpecError(f"shape: only a torus has one, and {named}")
         if self.shape is not None and self.ports != 2 * len(self.shape):
             raise SpecError(f"ports: a chip of a torus of {len(self.shape)} dimensions has {2 * len(self.shape)} links")
         return self
@@ -261,9 +252,9 @@ class System(Spec):
             For example ``16 GPUs of dgx-h100 (2 nodes)``.
         """
         node_size, whole = self.devices_per_node, gpus % self.devices_per_node == 0
-        nodes = (
-            with_noun(math.ceil(gpus / node_size), "node") if whole or gpus > node_size else f"of {node_size} in a node"
-        )
+        nodes = f"of {node_size} in a node"
+        if whole or gpus > node_size:
+            nodes = with_noun(math.ceil(gpus / node_size), "node")
         return f"{with_noun(gpus, 'GPU')} of {self.name}" + (f" ({nodes})" if node_size > 1 else "")
 
     def group_levels(self, stride: int, size: int) -> tuple[GroupLevel, ...]:
@@ -405,6 +396,7 @@ def _prime_factors(number: int) -> list[int]:
     return sorted([*factors, number] if number > 1 else factors, reverse=True)
 
 
+@cache_by_files
 def load_system(name_or_path: str | Path) -> System:
     """Load a system by catalog name or path.
 
@@ -425,7 +417,20 @@ def load_system(name_or_path: str | Path) -> System:
     SpecError
         If there is no such entry or the file is not valid.
     """
-    return _systems(name_or_path)
+    file = str(name_or_path) if is_path(name_or_path) else ""
+    if _means_device(name_or_path):
+        device = load_device(name_or_path)
+        return System(
+            name=device.name, full_name=f"one {device.full_name}", year=device.year, device=device, devices_per_node=1,
+            source=device.source, path=file,
+        )  # fmt: skip
+    path, data = read_entry("systems", name_or_path)
+    data = add_default_names(add_path_key(data, path, file), path.stem)
+    if "device" in data:
+        data["device"] = _part("devices", data["device"], path, "device")
+    if isinstance(data.get("levels"), list):
+        data["levels"] = [_with_link(level, path, index) for index, level in enumerate(data["levels"])]
+    return validate_mapping(System, data, path)
 
 
 def resolve_system(system: str | Path | System) -> System:
@@ -451,23 +456,6 @@ def resolve_system(system: str | Path | System) -> System:
     return system if isinstance(system, System) else load_system(system)
 
 
-def _system(name_or_path: str | Path) -> System:
-    file = str(name_or_path) if is_path(name_or_path) else ""
-    if _means_device(name_or_path):
-        device = load_device(name_or_path)
-        return System(
-            name=device.name, full_name=f"one {device.full_name}", year=device.year, device=device, devices_per_node=1,
-            source=device.source, path=file,
-        )  # fmt: skip
-    path, data = read_entry("systems", name_or_path)
-    data = add_default_names(add_path_key(data, path, file), path.stem)
-    if "device" in data:
-        data["device"] = _part("devices", data["device"], path, "device")
-    if isinstance(data.get("levels"), list):
-        data["levels"] = [_with_link(level, path, index) for index, level in enumerate(data["levels"])]
-    return validate_mapping(System, data, path)
-
-
 def _means_device(name_or_path: str | Path) -> bool:
     if not is_path(name_or_path):
         return name_or_path not in entry_files("systems") and name_or_path in entry_files("devices")
@@ -475,9 +463,6 @@ def _means_device(name_or_path: str | Path) -> bool:
         return kind_of_spec_file(name_or_path) == "device"
     except SpecError:  # reading it as a system gives the more helpful error
         return False
-
-
-_systems = FileCache(_system)
 
 
 def _with_link(level: object, where: Path, index: int) -> object:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from paleo.learning.base import PositiveQuantity, SamplesLaw, parse_law
-from paleo.specs.catalog import entry_files, read_entry
-from paleo.specs.loading import FileCache, NonEmptyText, PositiveCount, Spec, validate_mapping
+from paleo.specs.catalog import entry_files, load_entry
+from paleo.specs.loading import NonEmptyText, PositiveCount, Spec, cache_by_files
 from paleo.units import Seconds
 
 if TYPE_CHECKING:
@@ -225,6 +225,7 @@ class TrainingTask(Spec):
         return known[-1] if known else None
 
 
+@cache_by_files
 def load_task(name_or_path: str | Path) -> TrainingTask:
     """Load a training task by catalog name or path; ``mlperf:bert`` means the entry ``mlperf-bert``.
 
@@ -243,15 +244,7 @@ def load_task(name_or_path: str | Path) -> TrainingTask:
     SpecError
         If there is no such entry or the file is not valid.
     """
-    return _tasks(name_or_path)
-
-
-def _task(name_or_path: str | Path) -> TrainingTask:
-    path, data = read_entry("tasks", str(name_or_path).replace("mlperf:", "mlperf-", 1))
-    return validate_mapping(TrainingTask, {"name": Path(path).stem, **data}, path)
-
-
-_tasks = FileCache(_task)
+    return load_entry(TrainingTask, "tasks", str(name_or_path).replace("mlperf:", "mlperf-", 1))
 
 
 @cache

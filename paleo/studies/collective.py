@@ -29,7 +29,7 @@ from paleo.pricing.communication import (
 )
 from paleo.pricing.communication import algorithm_times as policy_prices
 from paleo.pricing.links.alpha_beta import bus_factor
-from paleo.specs.calibration import load_user_calibration
+from paleo.specs.calibration import load_calibration
 from paleo.specs.system import GroupLevel, System, resolve_system
 from paleo.step.gradient_exchange import gathered_elements_by_axes, gradient_elements_by_axes
 from paleo.step.interval import INTERVAL_CALIBRATION
@@ -174,7 +174,7 @@ def compare_algorithms(
     if not system.levels:
         raise PlanError(f"system {system.name} is one device alone; {operation} over {ranks} ranks needs links")
     constant = constant_efficiencies(system.device.kind, calibration)
-    measured = load_user_calibration(calibration) if constant is None and calibration != "auto" else None
+    measured = load_calibration(calibration) if constant is None and calibration != "auto" else None
     if measured is not None and measured.subject == INTERVAL_CALIBRATION:
         raise SpecError(
             f"--calibration {calibration}: holds intervals of whole steps; a collective needs a calibration "

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
-import paleo.specs.calibration
 from paleo.calibrate.kernel_fits import calibration_yaml
 from paleo.errors import PlanError, SpecError
 from paleo.predict import predict
 from paleo.pricing.kernels import device_datasheet
 from paleo.report.catalog import _device_line
-from paleo.specs.calibration import load_calibration
+from paleo.specs.calibration import load_calibration, present_names_of_parameters
 from paleo.specs.catalog import entry_names, kind_of_spec_file
 from paleo.specs.device import find_device, load_device, load_link
-from paleo.specs.loading import UNKNOWN_SOURCE, read_yaml
+from paleo.specs.loading import UNKNOWN_SOURCE
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import load_software
@@ -370,13 +368,9 @@ def test_calibrations_hold_what_a_fit_could_find(tmp_path: Path, parameter: str,
     assert said in str(caught.value) and "mine" in str(caught.value)
 
 
-FORMER_NAMES = read_yaml(Path(paleo.specs.calibration.__file__).parent / "former_parameters.yaml")
-
-
 def with_former_names(family: str, values: dict[str, float]) -> dict[str, float]:
     """Write parameters of a kernel family with the names that they had in the last release."""
-    names = next((FORMER_NAMES[pattern] for pattern in FORMER_NAMES if fnmatch(family, pattern)), {})
-    former = {new: old for old, new in names.items()}
+    former = {new: old for old, new in present_names_of_parameters(family).items()}
     return {former.get(name, name): value for name, value in values.items()}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paleo.specs.loading import FileCache, changed_files, record_read_files
+from paleo.specs.loading import cache_by_files, changed_files, record_read_files
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
 
@@ -47,12 +47,12 @@ def test_a_system_is_read_again_when_the_link_it_names_changes(tmp_path: Path) -
 
 
 def test_a_path_is_no_name_of_the_same_letters() -> None:
-    loaded = FileCache(lambda name: type(name).__name__)
+    loaded = cache_by_files(lambda name: type(name).__name__)
     assert [loaded(each) for each in ("lenet", Path("lenet"), "lenet")] == ["str", "PosixPath", "str"]
 
 
 def test_a_relative_path_means_the_folder_that_one_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = FileCache(lambda name: Path(name).read_text())
+    loaded = cache_by_files(lambda name: Path(name).read_text())
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "f").write_text(name)
