@@ -247,9 +247,8 @@ class VariationOptions(Spec):
         if not isinstance(text, str):
             return data
         try:
-            shares = (
-                TRACED_STEP_TIME_JITTER if text.strip() == "traces" else tuple(float(part) for part in text.split(","))
-            )
+            traced = text.strip() == "traces"
+            shares = TRACED_STEP_TIME_JITTER if traced else tuple(float(part) for part in text.split(","))
         except ValueError:
             shares = ()
         if len(shares) not in (1, 2):
@@ -490,13 +489,10 @@ def field_path(name: str) -> str:
     ('recompute.policy', 'recompute.layers', 'gpus')
     """
     if name in FORMER_FIELD_NAMES:
-        warnings.warn(
-            f"{name} is now {FORMER_FIELD_NAMES[name]}; the old key goes with the next release", FutureWarning, 2
-        )
-        return FORMER_FIELD_NAMES[name]
-    return SHORT_FIELD_NAMES.get(name) or (
-        f"{name}.{MAIN_FIELD_OF_GROUP[name]}" if name in MAIN_FIELD_OF_GROUP else name
-    )
+        present = FORMER_FIELD_NAMES[name]
+        warnings.warn(f"{name} is now {present}; the old key goes with the next release", FutureWarning, 2)
+        return present
+    return f"{name}.{MAIN_FIELD_OF_GROUP[name]}" if name in MAIN_FIELD_OF_GROUP else SHORT_FIELD_NAMES.get(name, name)
 
 
 def shortest_field_name(path: str) -> str:

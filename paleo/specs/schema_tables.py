@@ -58,9 +58,8 @@ def _rows(schema: type[BaseModel], prefix: str) -> Iterator[FieldRow]:
             yield from _rows(field.annotation, f"{key}.")
         elif field.description:
             unit = field_unit(field)
-            yield FieldRow(
-                key, unit, "required" if field.is_required() else format_value(field.default, unit), field.description
-            )
+            default = "required" if field.is_required() else format_value(field.default, unit)
+            yield FieldRow(key, unit, default, field.description)
 
 
 def field_unit(field: FieldInfo) -> str:
@@ -115,9 +114,7 @@ def format_value(value: Any, unit: str = "") -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {number:g}" for key, number in value.items())
     if isinstance(value, int | float):
-        if unit in _RATES:
-            return format_quantity(value, _RATES[unit])
-        return (
-            format_duration(value) if unit == "time" else format_gibibytes(value) if unit == "bytes" else f"{value:g}"
-        )
+        if unit in ("time", "bytes"):
+            return format_duration(value) if unit == "time" else format_gibibytes(value)
+        return format_quantity(value, _RATES[unit]) if unit in _RATES else f"{value:g}"
     return str(value)
