@@ -142,21 +142,21 @@ class FieldTranslation:
         Values of the field and what the framework calls each; left out: the same.
     value_if_absent : object
         Value of the field if a file lacks the key. A plan with this value may omit the key.
-    always_written : bool
-        True if the key is written even for the value ``value_if_absent``.
+    omitted : bool
+        True if the key is not written for the value ``value_if_absent``.
     key_aliases : tuple of str
         Other names of the key, which are read but never written.
-    older_spellings : mapping, optional
-        Spellings of earlier releases, and the field's value for each; they are read, never written.
+    older_spellings : tuple
+        Pairs of a spelling of earlier releases and the field's value for it; they are read, never written.
     """
 
     key: str
     field: str
     value_spellings: Mapping[Any, Any] | None = None
     value_if_absent: Any = None
-    always_written: bool = True
+    omitted: bool = False
     key_aliases: tuple[str, ...] = ()
-    older_spellings: Mapping[str, Any] | None = None
+    older_spellings: tuple[tuple[str, Any], ...] = ()
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -169,7 +169,7 @@ class FieldTranslation:
     def to_settings(self, plan: JobPlan) -> dict[str, Any]:
         """Return a dict with the key and the plan's value, or an empty one if a file without the key means the same."""
         value = getattr(plan, self.field)
-        if value == self.value_if_absent and not self.always_written:
+        if self.omitted and value == self.value_if_absent:
             return {}
         if self.value_spellings is not None and value not in self.value_spellings:
             close = suggest_names(str(value), [str(word) for word in self.value_spellings if word is not None])
@@ -188,16 +188,11 @@ class FieldTranslation:
         word = settings[key]
         if self.value_spellings is None:
             return {self.field: _as_field_type(word, self.field, self.key)}
-        spellings = [
-            *self.value_spellings.items(),
-            *((value, spelling) for spelling, value in (self.older_spellings or {}).items()),
-        ]
-        match = [value for value, spelling in spellings if _same(spelling, word)]
+        spellings = [*((word, value) for value, word in self.value_spellings.items()), *self.older_spellings]
+        match = [value for spelling, value in spellings if _same(spelling, word)]
         if not match:
-            raise LaunchError(
-                f"{self.key}: {word!r:.60} is not known; "
-                f"{suggest_names(str(word), map(str, self.value_spellings.values()))}"
-            )
+            nearest = suggest_names(str(word), map(str, self.value_spellings.values()))
+            raise LaunchError(f"{self.key}: {word!r:.60} is not known; {nearest}")
         return {self.field: match[0]}
 
 
@@ -214,7 +209,7 @@ def _as_field_type(word: Any, name: str, key: str) -> Any:
     kind = _KINDS.get(name, object)
     try:
         if kind is bool:
-            return str(word).lower() in ("true", "1", "yes")
+            return is_true(word)
         return kind(word) if kind in (int, str) else word
     except (TypeError, ValueError):
         raise LaunchError(f"{key}: {word!r:.60} is not a whole number") from None
@@ -293,18 +288,13 @@ def accumulation_translation(microbatch: str, steps: str, usual: int = 1) -> Gro
     """
 
     def read(settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
-        samples = integer_setting(settings, microbatch, usual)
-        return {
-            "microbatch": samples,
-            "global_batch": samples * integer_setting(settings, steps) * data_parallel_ranks(known),
-        }
+        samples, ranks = integer_setting(settings, microbatch, usual), data_parallel_ranks(known)
+        return {"microbatch": samples, "global_batch": samples * integer_setting(settings, steps) * ranks}
 
-    return GroupTranslation(
-        (microbatch, steps),
-        ("microbatch", "global_batch"),
-        lambda plan: {microbatch: plan.microbatch, steps: plan.microbatches},
-        read,
-    )
+    def write(plan: JobPlan) -> dict[str, Any]:
+        return {microbatch: plan.microbatch, steps: plan.microbatches}
+
+    return GroupTranslation((microbatch, steps), ("microbatch", "global_batch"), write, read)
 
 
 class SettingsFormat(Protocol):
@@ -371,20 +361,17 @@ class SettingsTranslator:
         LaunchError
             If the framework has no setting for a field, or the settings would be read as another plan.
         """
-        usual = JobPlan()
-        for entry in fields(plan):
-            value = getattr(plan, entry.name)
-            if entry.compare and entry.name not in self.translated_fields and value != getattr(usual, entry.name):
-                raise LaunchError(f"{self.name} has no setting for {entry.name}={value}")
+        usual, compared = JobPlan(), [entry.name for entry in fields(plan) if entry.compare]
+        for name in compared:
+            if name not in self.translated_fields and getattr(plan, name) != getattr(usual, name):
+                raise LaunchError(f"{self.name} has no setting for {name}={getattr(plan, name)}")
         settings: dict[str, Any] = {}
         for row in self.translations:
             settings |= row.to_settings(plan)
-        known = {name: getattr(plan, name) for name in ("gpus", "layers", "experts", "node", "sizes")}
-        read = self.plan_of_settings(
-            settings, **known, **({} if self.states_model_name else {"model": plan.model, "seq": plan.seq})
-        )
+        known = ["gpus", "layers", "experts", "node", "sizes", *["model", "seq"] * (not self.states_model_name)]
+        read = self.plan_of_settings(settings, **{name: getattr(plan, name) for name in known})
         if read != plan:
-            changed = [name for name in _names() if getattr(read, name) != getattr(plan, name)]
+            changed = [name for name in compared if getattr(read, name) != getattr(plan, name)]
             spelling = ", ".join(f"{name}={getattr(plan, name)} as {getattr(read, name)}" for name in changed)
             raise LaunchError(f"{self.name} has no settings for this plan: it would read {spelling}")
         return {**settings, **self.constant_settings}
@@ -400,13 +387,8 @@ class SettingsTranslator:
     def unread_keys(self, settings: Settings) -> list[str]:
         """Return the keys of a launch file that are not read but may change time or memory of a step."""
         known = {key for entry in self.translations for key in entry.keys} | set(self.constant_settings)
-        return [
-            key for key in settings if key not in known and not key.startswith(tuple(self.ignored_key_prefixes.split()))
-        ]
-
-
-def _names() -> list[str]:
-    return [entry.name for entry in fields(JobPlan) if entry.compare]
+        ignored = tuple(self.ignored_key_prefixes.split())
+        return [key for key in settings if key not in known and not key.startswith(ignored)]
 
 
 def normalise_plan(plan: JobPlan) -> JobPlan:

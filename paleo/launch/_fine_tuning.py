@@ -66,9 +66,7 @@ def _stage(settings: Settings) -> int:
         return to_integer(stage, "deepspeed.zero_optimization.stage")
     if not (settings.get("fsdp") or any(key.startswith("fsdp_config.") for key in settings)):
         return 0
-    reshard = first_given_value(
-        settings, ("fsdp_config.reshard_after_forward", "fsdp_config.fsdp_reshard_after_forward")
-    )
+    reshard = _of_fsdp(settings, "reshard_after_forward")
     strategy = first_given_value(settings, ("fsdp_config.fsdp_sharding_strategy", "fsdp_config.sharding_strategy"))
     return 2 if (reshard is not None and not is_true(reshard)) or str(strategy).upper() == "SHARD_GRAD_OP" else 3
 
@@ -77,11 +75,11 @@ def _offload(settings: Settings) -> tuple[str, ...]:
     word = str(settings.get("deepspeed") or "")
     if "offload" in word:
         return FSDP_OFFLOADED_STATES if _stage(settings) == 3 else FSDP_OFFLOADED_STATES[:2]
-    return (
-        FSDP_OFFLOADED_STATES
-        if is_true(first_given_value(settings, ("fsdp_config.offload_params", "fsdp_config.fsdp_offload_params")))
-        else ()
-    )
+    return FSDP_OFFLOADED_STATES if is_true(_of_fsdp(settings, "offload_params")) else ()
+
+
+def _of_fsdp(settings: Settings, name: str) -> object:
+    return first_given_value(settings, (f"fsdp_config.{name}", f"fsdp_config.fsdp_{name}"))
 
 
 # axolotl

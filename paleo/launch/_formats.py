@@ -316,7 +316,6 @@ class PythonFile:
     """Python module with one function that assigns to a configuration. It is parsed, never run."""
 
     header_template: str
-    footer: str = "    return config\n"
 
     def settings_to_text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
         """Return the text of a Python module that assigns the settings.
@@ -326,7 +325,7 @@ class PythonFile:
         stated = {key: value for key, value in settings.items() if key not in ("module", "config")}
         lines = "".join(f"    config.{key} = {value!r}\n" for key, value in stated.items())
         names = {name: settings.get(name, "") for name in ("module", "config")}
-        return _header(plan, launcher) + self.header_template.format(**names) + lines + self.footer
+        return _header(plan, launcher) + self.header_template.format(**names) + lines + "    return config\n"
 
     def settings_from_text(self, text: str, where: str) -> dict[str, Any]:
         """Return the literal values that a module assigns to ``config.…``, and the module and function it builds on."""

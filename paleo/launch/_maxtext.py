@@ -81,10 +81,8 @@ def _batch(plan: JobPlan) -> dict[str, Any]:
     A pipeline runs all microbatches of a step in one pass.
     """
     passes = plan.microbatches if plan.pp > 1 else 1
-    keys: dict[str, Any] = {_BATCH[0]: plan.microbatch * passes * plan.dp / plan.gpus}
-    if plan.pp > 1:
-        return {**keys, _BATCH[2]: passes}
-    return {**keys, _BATCH[1]: plan.microbatches}
+    samples = plan.microbatch * passes * plan.dp / plan.gpus
+    return {_BATCH[0]: samples, **({_BATCH[2]: passes} if plan.pp > 1 else {_BATCH[1]: plan.microbatches})}
 
 
 def _read_batch(settings: Settings, known: Settings) -> dict[str, Any]:
@@ -100,11 +98,8 @@ def _read_batch(settings: Settings, known: Settings) -> dict[str, Any]:
         raise LaunchError(f"{_BATCH[0]}: {stated!r:.60} is not a number of samples")
     steps, pp = integer_setting(settings, _BATCH[1]), known.get("pp", 1)
     passes = integer_setting(settings, _BATCH[2], -1) if pp > 1 else 1
-    passes = pp if passes < 1 else passes
-    return {
-        "microbatch": max(1, round(samples / passes / data_parallel_ranks(known))),
-        "global_batch": round(samples * steps),
-    }
+    microbatch = max(1, round(samples / (pp if passes < 1 else passes) / data_parallel_ranks(known)))
+    return {"microbatch": microbatch, "global_batch": round(samples * steps)}
 
 
 def _formats(plan: JobPlan) -> dict[str, Any]:
@@ -136,9 +131,9 @@ _MAXTEXT = (
         _read_sharding,
     ),
     group_translation(" ".join(_BATCH), "microbatch global_batch", _batch, _read_batch),
-    FieldTranslation("context_parallel_strategy", "ulysses", _CONTEXT, value_if_absent=False, always_written=False),
+    FieldTranslation("context_parallel_strategy", "ulysses", _CONTEXT, value_if_absent=False, omitted=True),
     FieldTranslation(
-        "remat_policy", "recompute", _REMAT, value_if_absent="full", older_spellings={"minimal_flash": "none"}
+        "remat_policy", "recompute", _REMAT, value_if_absent="full", older_spellings=(("minimal_flash", "none"),)
     ),
     FieldTranslation(
         "opt_type", "optimizer", {"adamw": "adamw", "sgd": "sgd", "muon": "muon"}, value_if_absent="adamw"

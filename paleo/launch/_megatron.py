@@ -106,11 +106,14 @@ def _sizes(plan: JobPlan) -> dict[str, Any]:
 
 
 def _read_sizes(settings: Settings, known: Settings) -> dict[str, Any]:
-    read: dict[str, Any] = {}
-    for flag, name in (("--seq-length", "seq"), ("--num-layers", "layers"), ("--num-experts", "experts")):
-        if flag in settings:
-            read[name] = to_integer(settings[flag], flag)
-    return read
+    flags = {"seq": "--seq-length", "layers": "--num-layers", "experts": "--num-experts"}
+    return {name: to_integer(settings[flag], flag) for name, flag in flags.items() if flag in settings}
+
+
+def gpt2_config(*, vocab: int, hidden: int, layers: int, heads: int, ffn: int, length: int) -> dict[str, Any]:
+    """Return the transformers configuration of a GPT-2 with these sizes; ``length`` is the number of positions."""
+    sizes = {"n_embd": hidden, "n_layer": layers, "n_head": heads, "n_inner": ffn, "n_positions": length}
+    return {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": vocab, **sizes}
 
 
 def transformers_config_of_flags(settings: Settings) -> dict[str, Any] | None:
@@ -133,16 +136,8 @@ def transformers_config_of_flags(settings: Settings) -> dict[str, Any] | None:
     vocab = size.get("vocab") or to_integer(settings.get("--padded-vocab-size", 50304), "--padded-vocab-size")
     length = to_integer(settings.get("--seq-length", 4096), "--seq-length")
     if not settings.get("--swiglu"):
-        return {
-            "model_type": "gpt2",
-            "architectures": ["GPT2LMHeadModel"],
-            "vocab_size": vocab,
-            "n_embd": hidden,
-            "n_layer": size["layers"],
-            "n_head": heads,
-            "n_inner": size.get("ffn", 4 * hidden),
-            "n_positions": length,
-        }
+        ffn = size.get("ffn", 4 * hidden)
+        return gpt2_config(vocab=vocab, hidden=hidden, layers=size["layers"], heads=heads, ffn=ffn, length=length)
     common: dict[str, Any] = {
         "vocab_size": vocab,
         "num_hidden_layers": size["layers"],
@@ -256,11 +251,8 @@ def _read_sharding(settings: Settings, known: Settings) -> dict[str, Any]:
     if settings.get("--use-megatron-fsdp"):
         strategy = str(settings.get("--data-parallel-sharding-strategy", "optim_grads_params"))
         zero = {"no_shard": 0, **{word: stage for stage, word in _STRATEGIES.items()}}.get(strategy, 3)
-    instances = integer_setting(settings, "--num-distributed-optimizer-instances")
-    return {
-        "zero": zero,
-        "shard": data_parallel_ranks(known) // instances if instances > 1 and data_parallel_ranks(known) else 1,
-    }
+    instances, ranks = integer_setting(settings, "--num-distributed-optimizer-instances"), data_parallel_ranks(known)
+    return {"zero": zero, "shard": ranks // instances if instances > 1 and ranks else 1}
 
 
 def _recomputed(plan: JobPlan) -> dict[str, Any]:
@@ -339,9 +331,7 @@ def _read_optimizer(settings: Settings, known: Settings) -> dict[str, Any]:
 def _offload(plan: JobPlan) -> dict[str, Any]:
     if set(plan.offload) - {"optimizer"}:
         raise LaunchError(f"offload={','.join(plan.offload)} has no flag; offload_layers states layers of activations")
-    flags: dict[str, Any] = {}
-    if plan.offload:
-        flags |= {"--optimizer-cpu-offload": True, "--use-precision-aware-optimizer": True}
+    flags = {"--optimizer-cpu-offload": True, "--use-precision-aware-optimizer": True} if plan.offload else {}
     return flags | ({} if plan.offload_layers is None else {"--cpu-offloading-num-layers": plan.offload_layers})
 
 
@@ -375,10 +365,8 @@ _MEGATRON_CORE = (
     NETWORK_SIZE_TRANSLATION,
     FieldTranslation(_TP, "tp", value_if_absent=1),
     FieldTranslation(_PP, "pp", value_if_absent=1),
-    FieldTranslation(_CP, "cp", value_if_absent=1, always_written=False),
-    FieldTranslation(
-        "--cp-comm-type", "ulysses", {True: "a2a", False: "p2p"}, value_if_absent=False, always_written=False
-    ),
+    FieldTranslation(_CP, "cp", value_if_absent=1, omitted=True),
+    FieldTranslation("--cp-comm-type", "ulysses", {True: "a2a", False: "p2p"}, value_if_absent=False, omitted=True),
     group_translation("--expert-model-parallel-size --expert-tensor-parallel-size", "ep etp", _experts, _read_experts),
     group_translation(
         "--pipeline-model-parallel-layout --num-virtual-stages-per-pipeline-rank "
@@ -387,10 +375,10 @@ _MEGATRON_CORE = (
         _pieces,
         _read_pieces,
     ),
-    FieldTranslation("--sequence-parallel", "sp", _ALONE, value_if_absent=False, always_written=False),
+    FieldTranslation("--sequence-parallel", "sp", _ALONE, value_if_absent=False, omitted=True),
     FieldTranslation("--micro-batch-size", "microbatch"),
     FieldTranslation("--global-batch-size", "global_batch"),
-    FieldTranslation("--overlap-grad-reduce", "overlapped", _ALONE, value_if_absent=False, always_written=False),
+    FieldTranslation("--overlap-grad-reduce", "overlapped", _ALONE, value_if_absent=False, omitted=True),
     group_translation(
         "--use-distributed-optimizer --use-megatron-fsdp --data-parallel-sharding-strategy "
         "--num-distributed-optimizer-instances --overlap-param-gather --zero-stage",
@@ -419,15 +407,11 @@ _MEGATRON_CORE = (
         _dispatch,
         _read_dispatch,
     ),
+    FieldTranslation("--moe-shared-expert-overlap", "shared_expert_overlap", {True: True, None: False}, omitted=True),
+    FieldTranslation("--overlap-moe-expert-parallel-comm", "expert_overlap", {True: True, None: False}, omitted=True),
+    FieldTranslation("--grad-reduce-in-bf16", "main_gradients", {"narrow": True, None: False}, omitted=True),
     FieldTranslation(
-        "--moe-shared-expert-overlap", "shared_expert_overlap", {True: True, None: False}, always_written=False
-    ),
-    FieldTranslation(
-        "--overlap-moe-expert-parallel-comm", "expert_overlap", {True: True, None: False}, always_written=False
-    ),
-    FieldTranslation("--grad-reduce-in-bf16", "main_gradients", {"narrow": True, None: False}, always_written=False),
-    FieldTranslation(
-        "--cuda-graph-impl", "cuda_graph", {"full_iteration": "full_iteration", "none": "none"}, always_written=False
+        "--cuda-graph-impl", "cuda_graph", {"full_iteration": "full_iteration", "none": "none"}, omitted=True
     ),
     FieldTranslation("--cross-entropy-loss-fusion", "cross_entropy", {None: True}, value_if_absent="stepwise"),
 )

@@ -19,6 +19,7 @@ from paleo.launch._base import (
     first_given_value,
     group_translation,
     integer_setting,
+    prefix_words,
     register_launcher,
     to_integer,
 )
@@ -77,10 +78,8 @@ def _batch(plan: JobPlan) -> dict[str, Any]:
 
 
 def _read_batch(settings: Settings, known: Settings) -> dict[str, Any]:
-    local, stated = (
-        to_integer(first_given_value(settings, (_LOCAL, "training.batch_size")) or 8, _LOCAL),
-        integer_setting(settings, _GLOBAL, -1),
-    )
+    local = to_integer(first_given_value(settings, (_LOCAL, "training.batch_size")) or 8, _LOCAL)
+    stated = integer_setting(settings, _GLOBAL, -1)
     microbatch = local if known.get("pp", 1) == 1 else integer_setting(settings, f"{_PIPELINE}microbatch_size")
     return {"microbatch": microbatch, "global_batch": stated if stated > 0 else local * data_parallel_ranks(known)}
 
@@ -225,7 +224,7 @@ _PARALLELISM = (
     FieldTranslation("training.seq_len", "seq", value_if_absent=2048),
     FieldTranslation("parallelism.tensor_parallel_degree", "tp", value_if_absent=1),
     FieldTranslation("parallelism.pipeline_parallel_degree", "pp", value_if_absent=1),
-    FieldTranslation("parallelism.context_parallel_degree", "cp", value_if_absent=1, always_written=False),
+    FieldTranslation("parallelism.context_parallel_degree", "cp", value_if_absent=1, omitted=True),
     group_translation(f"{_SHARD} {_REPLICATE}", "zero shard gpus", _sharding, _read_sharding),
     group_translation(
         f"{_LOCAL} {_GLOBAL} training.batch_size {_PIPELINE}microbatch_size",
@@ -240,9 +239,7 @@ _PARALLELISM = (
         _read_schedule,
     ),
     group_translation(
-        " ".join(
-            f"{_PIPELINE}{key}" for key in ("first_stage_less_layers", "last_stage_less_layers", "layers_per_stage")
-        ),
+        prefix_words(_PIPELINE, "first_stage_less_layers last_stage_less_layers layers_per_stage"),
         "vp",
         _stages,
         _read_stages,

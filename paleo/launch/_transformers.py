@@ -64,9 +64,8 @@ def _optimizer_of(word: object) -> str:
     for name, beginnings in _OPTIMIZER_PREFIXES.items():
         if text.startswith(beginnings):
             return name
-    raise LaunchError(
-        f"optim: {word!r:.60} is not a known optimizer; expected one of {', '.join(_OPTIMIZERS.values())}"
-    )
+    expected = ", ".join(_OPTIMIZERS.values())
+    raise LaunchError(f"optim: {word!r:.60} is not a known optimizer; expected one of {expected}")
 
 
 def optimizer_translation(key: str) -> GroupTranslation:
@@ -79,27 +78,15 @@ def optimizer_translation(key: str) -> GroupTranslation:
     )
 
 
-_SIZE, _STEPS = (
-    f"{TRAINING_ARGS_PREFIX}per_device_train_batch_size",
-    f"{TRAINING_ARGS_PREFIX}gradient_accumulation_steps",
-)
+_SIZE, _STEPS = prefix_words(TRAINING_ARGS_PREFIX, "per_device_train_batch_size gradient_accumulation_steps").split()
 _BATCH = accumulation_translation(_SIZE, _STEPS, usual=8)
+_LENGTHS = prefix_words(TRAINING_ARGS_PREFIX, "max_seq_length block_size cutoff_len model_max_length")
+_CHECKPOINTING = prefix_words(TRAINING_ARGS_PREFIX, "gradient_checkpointing activation_checkpointing")
 #: Entries of training arguments except batch, number formats and sharding.
 _ARGUMENTS: tuple[FieldTranslation | GroupTranslation, ...] = (
     hub_id_translation(f"{TRAINING_ARGS_PREFIX}model_name_or_path"),
-    FieldTranslation(
-        f"{TRAINING_ARGS_PREFIX}max_length",
-        "seq",
-        key_aliases=tuple(
-            prefix_words(TRAINING_ARGS_PREFIX, "max_seq_length block_size cutoff_len model_max_length").split()
-        ),
-    ),
-    boolean_translation(
-        prefix_words(TRAINING_ARGS_PREFIX, "gradient_checkpointing activation_checkpointing"),
-        "recompute",
-        "full",
-        "none",
-    ),
+    FieldTranslation(f"{TRAINING_ARGS_PREFIX}max_length", "seq", key_aliases=tuple(_LENGTHS.split())),
+    boolean_translation(_CHECKPOINTING, "recompute", "full", "none"),
 )
 
 
@@ -109,29 +96,27 @@ _ARGUMENTS: tuple[FieldTranslation | GroupTranslation, ...] = (
 _ZERO = "zero_optimization."
 _DEEPSPEED_BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _TYPES = {"adamw": "AdamW", "adam": "Adam", "lamb": "Lamb", "sgd": "SGD", "muon": "Muon"}
-_DEGREES = ("tensor_parallel.autotp_size", "pipeline.stages", "sequence_parallel_size", "expert_parallel.autoep_size")
+_DEGREES = {
+    "tp": "tensor_parallel.autotp_size",
+    "pp": "pipeline.stages",
+    "cp": "sequence_parallel_size",
+    "ep": "expert_parallel.autoep_size",
+}
 
 
 def _axes(plan: JobPlan) -> dict[str, Any]:
-    degrees = zip(_DEGREES, (plan.tp, plan.pp, plan.cp, plan.ep), strict=True)
-    keys: dict[str, Any] = {key: degree for key, degree in degrees if degree > 1}
+    keys: dict[str, Any] = {key: getattr(plan, name) for name, key in _DEGREES.items() if getattr(plan, name) > 1}
     if plan.schedule == "dualpipev":
         raise LaunchError("deepspeed 0.19.8 has no key for DualPipeV: the code of a job chooses it (DualPipeVModule)")
     return keys | ({"data_parallel_size": plan.dp} if plan.cp > 1 else {})
 
 
 def _read_axes(settings: Settings, known: Settings) -> dict[str, Any]:
-    degrees = {key: settings.get(key, 1) for key in _DEGREES}
-    tp, pp, cp, ep = (1 if value in ("auto", 0) else to_integer(value, key) for key, value in degrees.items())
-    return {
-        "tp": tp,
-        "pp": pp,
-        "cp": cp,
-        "ulysses": cp > 1,
-        "ep": ep,
-        "schedule": "none" if pp == 1 else "1f1b",
-        "vp": 1,
+    read = {
+        name: 1 if settings.get(key) in ("auto", 0) else integer_setting(settings, key)
+        for name, key in _DEGREES.items()
     }
+    return {**read, "ulysses": read["cp"] > 1, "schedule": "none" if read["pp"] == 1 else "1f1b", "vp": 1}
 
 
 def _deepspeed_batch(plan: JobPlan) -> dict[str, Any]:
@@ -163,9 +148,8 @@ def _sharding(plan: JobPlan) -> dict[str, Any]:
 
 def _read_sharding(settings: Settings, known: Settings) -> dict[str, Any]:
     zero, overlapped = integer_setting(settings, f"{_ZERO}stage", 0), settings.get(f"{_ZERO}overlap_comm")
-    rule, weights = (
-        str(settings.get(f"{_ZERO}offload_{part}.device")) in ("cpu", "nvme") for part in ("optimizer", "param")
-    )
+    places = (settings.get(f"{_ZERO}offload_{part}.device") for part in ("optimizer", "param"))
+    rule, weights = (str(place) in ("cpu", "nvme") for place in places)
     return {
         "zero": zero,
         "overlapped": is_true(overlapped) if overlapped is not None else zero == 3,
@@ -174,18 +158,14 @@ def _read_sharding(settings: Settings, known: Settings) -> dict[str, Any]:
 
 
 def _read_optimizer(settings: Settings, known: Settings) -> dict[str, Any]:
-    stated = settings.get("optimizer.type")
-    return {
-        "optimizer": str(stated).lower()
-        if stated
-        else _optimizer_of(settings.get(f"{TRAINING_ARGS_PREFIX}optim", "adamw"))
-    }
+    stated, usual = settings.get("optimizer.type"), settings.get(f"{TRAINING_ARGS_PREFIX}optim", "adamw")
+    return {"optimizer": str(stated).lower() if stated else _optimizer_of(usual)}
 
 
 _DEEPSPEED = (
     *_ARGUMENTS,
     group_translation(
-        " ".join((*_DEGREES, "data_parallel_size")), "tp pp vp cp ulysses ep schedule", _axes, _read_axes
+        " ".join((*_DEGREES.values(), "data_parallel_size")), "tp pp vp cp ulysses ep schedule", _axes, _read_axes
     ),
     group_translation(
         " ".join((*_DEEPSPEED_BATCH, _SIZE, _STEPS)),

@@ -25,7 +25,7 @@ from paleo.launch._formats import (
     parse_header_comment,
 )
 from paleo.launch._llm_foundry import MPT_SIZE_KEYS
-from paleo.launch._megatron import flags_of_megatron_bridge_recipe, transformers_config_of_flags
+from paleo.launch._megatron import flags_of_megatron_bridge_recipe, gpt2_config, transformers_config_of_flags
 from paleo.launch._nanotron import MODEL_PARAMETER_BY_KEY
 from paleo.launch._transformers import TRAINING_ARGS_PREFIX
 from paleo.parallel.framework_checks import framework_abilities, framework_schedule_name
@@ -94,9 +94,8 @@ def estimate_command(model: ModelSpec, system: System, run: Run) -> str:
     """
     words = ["paleo", "estimate", model.catalog_name_or_path, "--system", system.catalog_name_or_path]
     values = {path: attrgetter(path)(run) for path in field_paths()}
-    stated = {
-        shortest_field_name(path): value for path, value in values.items() if value != attrgetter(path)(_DEFAULTS)
-    }
+    changed = {path: value for path, value in values.items() if value != attrgetter(path)(_DEFAULTS)}
+    stated = {shortest_field_name(path): value for path, value in changed.items()}
     stated |= {"strategy": run.strategy} if run.gpus > 1 else {}  # an estimate chooses it if it is not stated
     noise = [stated.pop(name, 0.0) for name in ("jitter", "variation.slow_ranks")]
     if any(noise):
@@ -217,9 +216,7 @@ def launcher_of_software(software: str, file: str = "") -> SettingsTranslator:
     if not known:
         raise LaunchError(f"software {software}: no launch settings are known; {suggest_names(software, _softwares())}")
     if not file:
-        return min(
-            known, key=lambda launcher: (not isinstance(launcher.format, ShellScriptFile), launcher.name != framework)
-        )
+        return min(known, key=lambda each: (not isinstance(each.format, ShellScriptFile), each.name != framework))
     chosen = [launcher for launcher in known if file.lower().endswith(launcher.suffixes)]
     if not chosen:
         endings = ", ".join(sorted({suffix for launcher in known for suffix in launcher.suffixes}))
@@ -313,33 +310,28 @@ def job_plan_of_prediction(prediction: Prediction) -> JobPlan:
         If a field of the run, such as ``compress``, exists in no framework's settings.
     """
     plan, run, mesh = prediction.plan, prediction.run, prediction.plan.mesh
-    values = {path: (attrgetter(path)(run), attrgetter(path)(Run())) for path in _UNKNOWN}
-    strange = [f"{shortest_field_name(path)}={value}" for path, (value, usual) in values.items() if value != usual]
+    values = {path: attrgetter(path)(run) for path in _UNKNOWN if attrgetter(path)(run) != attrgetter(path)(_DEFAULTS)}
+    strange = [f"{shortest_field_name(path)}={value}" for path, value in values.items()]
     if strange or plan.strategy.preset != "dp" or mesh.degree("spatial") > 1 or plan.idle_gpus:
         stated = ", ".join(strange) or f"strategy {plan.strategy_text}"
         raise LaunchError(f"{stated}: no framework has a setting for this")
-    if set(run.model) - {"seq"}:
-        raise LaunchError(f"model.{next(iter(set(run.model) - {'seq'}))}: a network with changed sizes has no settings")
+    for name in set(run.model) - {"seq"}:
+        raise LaunchError(f"model.{name}: a network with changed sizes has no settings")
     batch, per_iteration = prediction.step_arrays.batch, _layers_of_iteration(prediction.graph)
     cut = tuple(layers * per_iteration for layers in run.pipeline.cut) if isinstance(run.pipeline.cut, tuple) else None
-    ep = (
-        mesh.group_size(plan.strategy.expert_axes)
-        if plan.strategy.expert_tensor_degree is not None
-        else mesh.degree("ep")
-    )
-    params = {
-        name: value for name, value in prediction.graph.hyperparameters.items() if isinstance(value, int | float | str)
-    }
+    folded = plan.strategy.expert_tensor_degree is not None
+    sizes = prediction.graph.hyperparameters.items()
+    params = {name: value for name, value in sizes if isinstance(value, int | float | str)}
     alike: dict[str, Any] = {name: attrgetter(path)(run) for name, path in _SAME_FORM.items()}
     alike |= {axis: mesh.degree(axis) for axis in ("tp", "cp", "pp")}
     job = JobPlan(
         prediction.model.catalog_name_or_path,
         int(prediction.graph.tokens_per_sample or 0),
         plan.gpus,
-        shard=mesh.degree(_SHARD),
+        shard=mesh.degree("shard"),
         sp=plan.strategy.sequence_parallel,
         ulysses=plan.strategy.context_parallel_method == "all_to_all",
-        ep=ep,
+        ep=mesh.group_size(plan.strategy.expert_axes) if folded else mesh.degree("ep"),
         etp=plan.strategy.expert_tensor_degree or 0,
         vp=plan.strategy.chunks,
         zero=plan.strategy.zero,
@@ -362,10 +354,6 @@ def job_plan_of_prediction(prediction: Prediction) -> JobPlan:
         hub_id=prediction.model.weights_hub_id,
     )
     return normalise_plan(job)
-
-
-#: Mesh axis of the ranks of a shard group.
-_SHARD = "shard"
 
 
 def _main_gradients(run: Run) -> str | None:
@@ -433,10 +421,9 @@ def run_fields_of_job(
     data |= {path: getattr(job, name) for name, path in (_SAME_FORM | _OTHER_FORM).items()}
     data["pipeline.cut"] = None if job.cut is None else tuple(layers // per_iteration for layers in job.cut)
     data["model"] = {"seq": job.seq} if job.seq and job.seq != seq else {}
-    usual = {path: attrgetter(path)(Run()) for path in field_paths()}
-    stated = {
-        path: value for path, value in flatten_to_paths(data).items() if value is not None and value != usual.get(path)
-    }
+    usual = {path: attrgetter(path)(_DEFAULTS) for path in field_paths()}
+    given = {path: value for path, value in flatten_to_paths(data).items() if value is not None}
+    stated = {path: value for path, value in given.items() if value != usual.get(path)}
     return {**stated, "software": software, "dtype": job.dtype, "strategy": job.strategy}
 
 
@@ -457,15 +444,13 @@ def launch_file_texts(launcher: SettingsTranslator, job: JobPlan, path: str) -> 
     dict
         Text by path.
     """
-    settings = launcher.settings_of_plan(job)
-    arguments = {
-        key.removeprefix(TRAINING_ARGS_PREFIX): value
-        for key, value in settings.items()
-        if key.startswith(TRAINING_ARGS_PREFIX)
-    }
+    arguments: dict[str, Any] = {}
+    framework_keys: dict[str, Any] = {}
+    for key, value in launcher.settings_of_plan(job).items():
+        name = key.removeprefix(TRAINING_ARGS_PREFIX)
+        (framework_keys if name == key else arguments)[name] = value
     if launcher.name == "trainer":
         return {path: JsonFile().settings_to_text(arguments, job, launcher)}
-    framework_keys = {key: value for key, value in settings.items() if not key.startswith(TRAINING_ARGS_PREFIX)}
     files = {path: launcher.format.settings_to_text(framework_keys, job, launcher)}
     if arguments:
         arguments |= {"deepspeed": Path(path).name} if launcher.name == "deepspeed" else {}
@@ -576,13 +561,8 @@ def read_launch_files(paths: Sequence[str | Path], gpus: int | None = None) -> L
         stated["model"] = network
     plan = launcher.plan_of_settings(settings, **stated)
     software = headers.get("software") or _software_by_flags(settings) or launcher.software
-    return LaunchFileJob(
-        network if network is not None else plan.model or None,
-        plan,
-        software,
-        launcher.name,
-        tuple(launcher.unread_keys(settings)),
-    )
+    named = network if network is not None else plan.model or None
+    return LaunchFileJob(named, plan, software, launcher.name, tuple(launcher.unread_keys(settings)))
 
 
 def _depth(network: str | Mapping[str, Any] | None) -> int:
@@ -664,16 +644,13 @@ def _settings(text: str, path: str) -> dict[str, Any]:
 def _recognised(settings: Mapping[str, Any], texts: Mapping[str, str]) -> SettingsTranslator:
     """Return the launcher whose recognising keys are most complete among the keys of the launch files."""
     plain = {key.removeprefix("--") for key in settings} | set(settings)
-    scores = {
-        name: (
-            sum(mark in plain for mark in launcher.recognising_keys) / len(launcher.recognising_keys),
-            len(launcher.recognising_keys),
-        )
-        for name, launcher in LAUNCHERS.items()
-    }
     flags = any(key.startswith("--") for key in settings)
     suffixes = {".sh"} if flags else {Path(path).suffix.lower() for path in texts}
-    possible = {name: score for name, score in scores.items() if score[0] > 0 and _ends(LAUNCHERS[name], suffixes)}
+    possible: dict[str, tuple[float, int]] = {}
+    for name, launcher in LAUNCHERS.items():
+        marks = launcher.recognising_keys
+        if not plain.isdisjoint(marks) and _ends(launcher, suffixes):
+            possible[name] = sum(mark in plain for mark in marks) / len(marks), len(marks)
     for name in ("deepspeed", "accelerate"):  # training arguments together with either are part of it
         if name in possible:
             possible.pop("trainer", None)
@@ -710,11 +687,8 @@ def _network(
     if launcher.name == "megatron-core":
         return transformers_config_of_flags(settings)
     if launcher.name == "nanotron":
-        sizes = {
-            key: settings[f"model.model_config.{key}"]
-            for key in MODEL_PARAMETER_BY_KEY
-            if f"model.model_config.{key}" in settings
-        }
+        keys = {key: f"model.model_config.{key}" for key in MODEL_PARAMETER_BY_KEY}
+        sizes = {key: settings[path] for key, path in keys.items() if path in settings}
         if len(sizes) < 4:
             return None
         return {
@@ -724,20 +698,17 @@ def _network(
         }
     if launcher.name == "llm-foundry" and "model.d_model" in settings:
         # The configuration of an MPT by its sizes, as GPT-2; other positions and biases change hardly anything.
-        size = {
-            name: settings[f"model.{name}"] for name in MPT_SIZE_KEYS if isinstance(settings.get(f"model.{name}"), int)
-        }
+        stated = {name: settings.get(f"model.{name}") for name in MPT_SIZE_KEYS}
+        size = {name: value for name, value in stated.items() if isinstance(value, int)}
         width = checked_count("model.d_model", settings["model.d_model"])
-        return {
-            "model_type": "gpt2",
-            "architectures": ["GPT2LMHeadModel"],
-            "vocab_size": size.get("vocab_size", 50368),
-            "n_embd": width,
-            "n_layer": size.get("n_layers", 24),
-            "n_head": size.get("n_heads", 16),
-            "n_inner": size.get("expansion_ratio", 4) * width,
-            "n_positions": size.get("max_seq_len") or checked_count("max_seq_len", settings.get("max_seq_len") or 2048),
-        }
+        return gpt2_config(
+            vocab=size.get("vocab_size", 50368),
+            hidden=width,
+            layers=size.get("n_layers", 24),
+            heads=size.get("n_heads", 16),
+            ffn=size.get("expansion_ratio", 4) * width,
+            length=size.get("max_seq_len") or checked_count("max_seq_len", settings.get("max_seq_len") or 2048),
+        )
     if launcher.name == "torchtitan-python":
         return str(settings["config"]) if settings.get("config") else None
     return None

@@ -109,7 +109,7 @@ def _digest_of(path: str) -> str | None:
 
 
 def cache_by_files(load: Callable[[str | Path], CachedValue]) -> Callable[[str | Path], CachedValue]:
-    """Decorate the loader of a spec, so that it loads a spec again only after one of the files that it read has changed.
+    """Decorate the loader of a spec, so that a spec is loaded again only after one of its files has changed.
 
     Parameters
     ----------
