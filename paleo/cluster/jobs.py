@@ -194,10 +194,9 @@ def _trace_jobs(path: Path) -> Iterator[JobSpec]:
         )
     if len(rows) > MAX_JOBS:
         raise SpecError(f"{path}: {len(rows):,} jobs; expected {MAX_JOBS:,} or fewer")
-    header = {str(name).strip().lower(): name for name in rows[0] if name}
-    columns = {
-        key: next((header[n] for n in names if n in header), None) for key, names in TRACE_COLUMN_ALIASES.items()
-    }
+    named = {str(name).strip().lower(): name for name in rows[0] if name}
+    aliases = TRACE_COLUMN_ALIASES.items()
+    columns = {key: next((named[name] for name in names if name in named), None) for key, names in aliases}
     for key in ("arrival", "gpus", "duration"):
         if columns[key] is None:
             raise SpecError(f"{path}: column {key} is missing; expected one of {', '.join(TRACE_COLUMN_ALIASES[key])}")
@@ -213,18 +212,17 @@ def _job(path: Path, line: int, row: Mapping[str, str], columns: Mapping[str, st
     where = f"{path}: line {line}"
     gpus = _whole(where, str(columns["gpus"]), row)
     duration = _number(where, str(columns["duration"]), row)
-    if not 0 <= arrival <= 1e10 or not 0 <= duration <= 1e10:
-        name, value = ("arrival", arrival) if not 0 <= arrival <= 1e10 else ("duration", duration)
-        raise SpecError(f"{where}: {columns[name]}: {value:g} s; expected a time of zero or more, below 1e10 s")
-    deadline = (
-        _number(where, columns["deadline"], row) if columns["deadline"] and row.get(columns["deadline"]) else None
-    )
+    for name, value in (("arrival", arrival), ("duration", duration)):
+        if not 0 <= value <= 1e10:
+            raise SpecError(f"{where}: {columns[name]}: {value:g} s; expected a time of zero or more, below 1e10 s")
+    given = {key: row.get(column) if column else None for key, column in columns.items()}
+    deadline = _number(where, str(columns["deadline"]), row) if given["deadline"] else None
     if deadline is not None and not arrival < deadline <= 1e10:
         raise SpecError(f"{where}: {columns['deadline']}: {deadline:g} s is not after the arrival at {arrival:g} s")
-    priority = _number(where, str(columns["priority"]), row) if row.get(columns["priority"] or "") else 0.0
+    priority = _number(where, str(columns["priority"]), row) if given["priority"] else 0.0
     return JobSpec.model_construct(
-        name=str(row.get(columns["name"] or "") or f"line {line}")[:100], arrival=arrival, gpus=gpus, duration=duration,
-        team=str(row.get(columns["team"] or "") or ""), deadline=deadline, priority=priority,
+        name=str(given["name"] or f"line {line}")[:100], arrival=arrival, gpus=gpus, duration=duration,
+        team=str(given["team"] or ""), deadline=deadline, priority=priority,
     )  # fmt: skip
 
 
@@ -306,9 +304,8 @@ def _checked_with_names(jobs: Sequence[JobSpec], where: str | Path) -> tuple[Job
     for job in named:
         for name in job.after:
             if name not in numbers:
-                raise SpecError(
-                    f"{where}: job {job.name!r:.60}: after: no job {name!r:.60}; {suggest_names(name, numbers)}"
-                )
+                nearest = suggest_names(name, numbers)
+                raise SpecError(f"{where}: job {job.name!r:.60}: after: no job {name!r:.60}; {nearest}")
     remaining = {job.name: set(job.after) for job in named if job.after}
     while remaining:
         ready = [name for name, before in remaining.items() if not before & remaining.keys()]

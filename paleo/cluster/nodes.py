@@ -76,9 +76,9 @@ class NodePool:
         if not whole:
             return bool((room >= partial).any())
         empty = int(np.count_nonzero(room == self.gpus_per_node))
-        return empty >= whole and (
-            not partial or empty > whole or bool(((room >= partial) & (room < self.gpus_per_node)).any())
-        )
+        if not partial or empty != whole:
+            return empty >= whole
+        return bool(((room >= partial) & (room < self.gpus_per_node)).any())
 
     def placeable_gang_mask(self, sizes: IntegerArray, free: IntegerArray) -> npt.NDArray[np.bool_]:
         """Return a mask of the gang sizes (GPUs of one job) that fit on the free nodes.

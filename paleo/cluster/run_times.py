@@ -230,11 +230,8 @@ def _predictor_by_kind(spec: JobSpec, system: System) -> RunTimePredictor:
         return _rl_predictor(spec, network, system)
     if run.global_batch is None:
         run = with_fixed_global_batch(network, system, run, max(system.devices_per_node, 1))
-    return (
-        _tuning_predictor(spec, network, system, run)
-        if spec.kind == "tune"
-        else _training_predictor(spec, network, system, run)
-    )
+    predictor = _tuning_predictor if spec.kind == "tune" else _training_predictor
+    return predictor(spec, network, system, run)
 
 
 def _training_predictor(spec: JobSpec, network: ModelSpec, system: System, run: Run) -> RunTimePredictor:
@@ -259,11 +256,8 @@ def _training_time(step: Prediction, goal: TrainingAmount, pause: Interruption) 
 
     The result includes the slowdown if the training is placed on more racks than needed.
     """
-    seconds = (
-        goal.samples / step.plan.global_batch * step.step_time
-        if goal.requirement is None
-        else goal.requirement(step).seconds
-    )
+    steps = goal.samples / step.plan.global_batch
+    seconds = steps * step.step_time if goal.requirement is None else goal.requirement(step).seconds
     low, high = (end / step.step_time for end in step.interval)
     return JobRunTime(
         step.plan.gpus, seconds / pause.goodput, (low, high), pause.save + pause.launch_time + pause.restore,
@@ -324,9 +318,8 @@ def _tuning_predictor(spec: JobSpec, network: ModelSpec, system: System, run: Ru
 def _service_predictor(spec: JobSpec, network: ModelSpec, system: System) -> RunTimePredictor:
     options = dict(spec.serve or {})
     _check_keys("serve", options, _SERVE)
-    lengths = RequestLengths(
-        _positive("input", options.get("input", 1000)), _positive("output", options.get("output", 300))
-    )
+    usual = {"input": 1000, "output": 300}
+    lengths = RequestLengths(*(_positive(name, options.get(name, tokens)) for name, tokens in usual.items()))
     load = ServingLoad("poisson", lengths, rate=_positive("rate", options.get("rate")))
     formats = [parse_formats(str(options.get("weights", network.released)), None)]
     engine = load_engine(str(options.get("engine", "vllm")))
@@ -350,7 +343,8 @@ def _rl_predictor(spec: JobSpec, network: ModelSpec, system: System) -> RunTimeP
         raise SpecError(f"rl.algorithm: {algorithm!r:.40}: {suggest_names(algorithm, EXTRA_PASSES_AND_CRITIC)}")
     output = _positive("output", options.get("output", 1000))
     rollouts, steps = (
-        int(_positive(name, options.get(name, usual))) for name, usual in (("rollouts", 512), ("steps", 0))
+        int(_positive("rollouts", options.get("rollouts", 512))),
+        int(_positive("steps", options.get("steps", 0))),
     )
     task = Rollouts(
         rollouts, int(_positive("batch", options.get("batch", rollouts))),

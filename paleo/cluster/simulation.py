@@ -12,6 +12,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -191,20 +192,14 @@ class ClusterSimulation:
             for before in job.predecessors:
                 self.successors.setdefault(before, []).append(number)
         kinds = range(len(pools))
-        self.pools_by_speed = [
-            sorted(
-                (p for p in kinds if 0 < job.preferred_gpus[p] <= pools[p].gpus),
-                key=lambda p: _preferred_seconds(job, p),
-            )
-            for job in jobs
-        ]
-        if () in map(tuple, self.pools_by_speed):
-            number = next(number for number, kinds_of_job in enumerate(self.pools_by_speed) if not kinds_of_job)
-            raise SpecError(f"job {jobs[number].name!r:.60} can never run: no kind of nodes has enough GPUs")
+        self.pools_by_speed: list[list[int]] = []
+        for job in jobs:
+            fitting = [p for p in kinds if 0 < job.preferred_gpus[p] <= pools[p].gpus]
+            if not fitting:
+                raise SpecError(f"job {job.name!r:.60} can never run: no kind of nodes has enough GPUs")
+            self.pools_by_speed.append(sorted(fitting, key=partial(_preferred_seconds, job)))
         self.preferred_gpus = [np.array([job.preferred_gpus[p] for job in jobs], dtype=np.int64) for p in kinds]
-        self.preferred_run_times = [
-            np.array([_preferred_seconds(job, p) for job in jobs], dtype=np.float64) for p in kinds
-        ]
+        self.preferred_run_times = [np.array([_preferred_seconds(job, p) for job in jobs], np.float64) for p in kinds]
 
     def run(self) -> None:
         """Simulate until all jobs have ended."""
@@ -309,28 +304,21 @@ class ClusterSimulation:
         float
             GPU-seconds.
         """
-        since = sum(
-            (self.now - each.begin) * each.gpus for job, each in self.running.items() if self.jobs[job].team == team
-        )
-        return self.team_used.get(team, 0.0) + since
+        running = (each for job, each in self.running.items() if self.jobs[job].team == team)
+        return self.team_used.get(team, 0.0) + sum((self.now - each.begin) * each.gpus for each in running)
 
     # events
 
     def _arrive(self, job: int) -> None:
-        if (
-            self.unfinished_predecessors[job] or self.waiting[job]
-        ):  # its last predecessor may end exactly when it arrives
-            return
-        self.queue_entry_time[job] = self.now
-        self._wait(job)
+        if not self.unfinished_predecessors[job] and not self.waiting[job]:  # a predecessor may end at the arrival
+            self.queue_entry_time[job] = self.now
+            self._wait(job)
 
     def _wait(self, job: int) -> None:
         self.waiting[job] = True
         self.waiting_count += 1
-        self.first_waiting_index, self.last_waiting_index = (
-            min(self.first_waiting_index, job),
-            max(self.last_waiting_index, job + 1),
-        )
+        self.first_waiting_index = min(self.first_waiting_index, job)
+        self.last_waiting_index = max(self.last_waiting_index, job + 1)
 
     def _end(self, job: int) -> None:
         self._stop(job, ended=True)
@@ -419,9 +407,8 @@ class ClusterSimulation:
             self._start_in_order()
         head = self._first_waiting()
         if head is not None:
-            enough = any(
-                self.preferred_gpus[p][head] <= self.pools[p].free_gpus.sum() for p in self.pools_by_speed[head]
-            )
+            kinds = self.pools_by_speed[head]
+            enough = any(self.preferred_gpus[p][head] <= self.pools[p].free_gpus.sum() for p in kinds)
             self.unused_reason = "fragmentation" if enough else "waiting"
 
     def _first_waiting(self) -> int | None:
@@ -455,21 +442,14 @@ class ClusterSimulation:
             order = None if order is None else order[1:]
         if head is not None and self.waiting_count > 1 and self.policy.backfills and self.free_gpus:
             if order is None:
-                order = (
-                    self.first_waiting_index
-                    + 1
-                    + np.flatnonzero(self.waiting[self.first_waiting_index + 1 : self.last_waiting_index])
-                )
+                after = self.first_waiting_index + 1
+                order = after + np.flatnonzero(self.waiting[after : self.last_waiting_index])
             self._backfill(head, order)
 
     def _reserve(self, head: int) -> _Reservation:
         """Return the latest start of the first waiting job, if running jobs end as expected."""
-        if (
-            self.reserved is not None
-            and self.reserved.job == head
-            and self.run_time_factors is None
-            and not self.policy.priority_key
-        ):
+        lasts = self.run_time_factors is None and not self.policy.priority_key
+        if lasts and self.reserved is not None and self.reserved.job == head:
             return self.reserved
         best: tuple[float, _Reservation] | None = None
         for p in self.pools_by_speed[head]:
@@ -556,11 +536,8 @@ class ClusterSimulation:
         least = min(self.service_level(int(job)) for job in np.flatnonzero(self.waiting)) + 1
         growth = self.growth
         level = self.quantum * (least if growth == 1.0 else (growth**least - 1.0) / (growth - 1.0))
-        gaps = [
-            (level - self.attained_service(job)) / each.gpus
-            for job, each in self.running.items()
-            if self.jobs[job].preemptible
-        ]
+        served = [(job, each.gpus) for job, each in self.running.items() if self.jobs[job].preemptible]
+        gaps = [(level - self.attained_service(job)) / gpus for job, gpus in served]
         gaps = [gap for gap in gaps if gap > _ROUNDING * self.quantum]
         if gaps:
             self.queue.push(self.now + min(gaps), 2 * len(self.jobs))
@@ -593,10 +570,8 @@ class ClusterSimulation:
                     heapq.heappush(gains, entry)
         for job, running in self.running.items():
             p, gpus = goal[job]
-            seconds, left = (
-                self.jobs[job].run_times[p],
-                self.remaining_time(job) / running.seconds if running.seconds else 0.0,
-            )
+            seconds = self.jobs[job].run_times[p]
+            left = self.remaining_time(job) / running.seconds if running.seconds else 0.0
             saved = left * (seconds[running.gpus] - seconds[gpus])
             if gpus > running.gpus and saved < _MIN_RESIZE_GAIN * self.jobs[job].restart_time:
                 goal[job] = p, running.gpus
@@ -653,7 +628,9 @@ def simulate_cluster(
     """
     order = sorted(range(len(jobs)), key=lambda number: (jobs[number].arrival, jobs[number].name))
     place = {number: rank for rank, number in enumerate(order)}
-    ranked = [_renumbered(jobs[number], place) for number in order]
+    ranked = [
+        replace(job, predecessors=tuple(place[n] for n in job.predecessors)) for job in map(jobs.__getitem__, order)
+    ]
     chosen = None if factors is None else [factors[number] for number in order]
     cluster = ClusterSimulation(ranked, pools, policy, factors=chosen, quantum=quantum, growth=growth)
     cluster.run()
@@ -678,8 +655,3 @@ def simulate_cluster(
         queue_history=np.array(cluster.queue_history, dtype=np.float64).reshape(-1, 2),
         segments=tuple(segment._replace(job=order[segment.job]) for segment in cluster.segments),
     )
-
-
-def _renumbered(job: ClusterJob, place: Mapping[int, int]) -> ClusterJob:
-    """Return a job whose predecessors have the new job numbers that ``place`` gives for the old ones."""
-    return replace(job, predecessors=tuple(place[before] for before in job.predecessors)) if job.predecessors else job

@@ -120,9 +120,8 @@ class JobsOnCluster:
         ClusterRun
             Times of all jobs.
         """
-        return simulate_cluster(
-            self.cluster_jobs, self.empty_node_pools(nodes), SCHEDULING_POLICIES[self.policy], factors=factors
-        )
+        pools, policy = self.empty_node_pools(nodes), SCHEDULING_POLICIES[self.policy]
+        return simulate_cluster(self.cluster_jobs, pools, policy, factors=factors)
 
     def fits_all_jobs(self, nodes: Sequence[int]) -> bool:
         """Return True if every job can get its preferred GPUs on the nodes of at least one system.
@@ -138,9 +137,8 @@ class JobsOnCluster:
             True if all fit.
         """
         sizes = [count * gpus_per_node(system) for count, system in zip(nodes, self.systems, strict=True)]
-        return all(
-            any(0 < gpus <= size for gpus, size in zip(job.preferred_gpus, sizes, strict=True)) for job in self.jobs
-        )
+        gangs = (zip(job.preferred_gpus, sizes, strict=True) for job in self.jobs)
+        return all(any(0 < gpus <= size for gpus, size in gang) for gang in gangs)
 
     def rent_usd_per_s(self, nodes: Sequence[int]) -> float | None:
         """Return the rent of a cluster [USD/s].
@@ -210,9 +208,8 @@ class FleetStudy:
     @property
     def meets_requirements(self) -> bool:
         """True if the machines meet the deadlines and the waiting-time limit."""
-        return not self.late_jobs and (
-            self.requirements.max_wait is None or self.waiting_time_statistic <= self.requirements.max_wait
-        )
+        most = self.requirements.max_wait
+        return not self.late_jobs and (most is None or self.waiting_time_statistic <= most)
 
     @property
     def rent_usd(self) -> float | None:
@@ -223,12 +220,8 @@ class FleetStudy:
     @property
     def machines_text(self) -> str:
         """The ordered machines as text, such as ``4 nodes of dgx-h100``."""
-        parts = [
-            f"{with_noun(count, 'node')} of {system.name}"
-            for system, count in zip(self.fleet.systems, self.nodes, strict=True)
-            if count
-        ]
-        return " and ".join(parts)
+        ordered = zip(self.fleet.systems, self.nodes, strict=True)
+        return " and ".join(f"{with_noun(count, 'node')} of {system.name}" for system, count in ordered if count)
 
     @property
     def lost_gpu_hours(self) -> dict[str, float]:
@@ -246,39 +239,29 @@ class FleetStudy:
         """Summary in a few sentences: end of the jobs, waiting time, missed deadlines."""
         result, jobs = self.result, with_noun(len(self.fleet.jobs), "job")
         deadlines = sum(math.isfinite(job.deadline) for job in self.fleet.cluster_jobs)
-        deadline = (
-            ""
-            if not deadlines
-            else (
-                f", {with_noun(len(self.late_jobs), 'deadline')} of {deadlines} missed"
-                if self.late_jobs
-                else ", all deadlines hold"
-            )
-        )
+        deadline = ", all deadlines hold" if deadlines else ""
+        if deadlines and self.late_jobs:
+            deadline = f", {with_noun(len(self.late_jobs), 'deadline')} of {deadlines} missed"
         smallest = " is the smallest order:" if self.is_smallest_order else ":"
         measure = "mean" if self.requirements.wait_statistic == "mean" else "95th percentile"
-        wait = (
-            f"waiting times have a {measure} of {format_duration(self.waiting_time_statistic)}"
-            if self.waiting_time_statistic
-            else "hardly any job waits"
-        )
-        title = SCHEDULING_POLICIES[self.fleet.policy].title
+        waits = f"waiting times have a {measure} of {format_duration(self.waiting_time_statistic)}"
         words = (
             f"{self.machines_text}{smallest} {jobs} end after {format_duration(result.makespan)} under "
-            f"{title}{deadline}; {wait}; "
+            f"{SCHEDULING_POLICIES[self.fleet.policy].title}{deadline}; "
+            f"{waits if self.waiting_time_statistic else 'hardly any job waits'}; "
             f"GPUs are {format_percent(result.utilisation)} busy."
         )
         return " ".join([words, *filter(None, [self._larger_text(), self._unsafe_text()])])
 
     def _larger_text(self) -> str:
-        if self.result_with_one_more_node is None:
+        larger = self.result_with_one_more_node
+        if larger is None:
             return ""
-        wait = waiting_time(self.result_with_one_more_node, self.requirements.wait_statistic)
-        if wait == self.waiting_time_statistic and self.result_with_one_more_node.makespan == self.result.makespan:
+        wait = waiting_time(larger, self.requirements.wait_statistic)
+        if wait == self.waiting_time_statistic and larger.makespan == self.result.makespan:
             return "One node more changes neither."
         waits = format_duration(wait) if wait else "none"
-        end = format_duration(self.result_with_one_more_node.makespan)
-        return f"One node more: the last ends after {end}, waits are {waits}."
+        return f"One node more: the last ends after {format_duration(larger.makespan)}, waits are {waits}."
 
     def _unsafe_text(self) -> str:
         if self.deadline_probability is None or self.late_jobs:
@@ -413,14 +396,12 @@ def simulate_or_size_cluster(
         study = replace(study, result_with_one_more_node=fleet.simulate(more))
     if count:
         random = np.random.default_rng(seed)
-        finishes = np.array(
-            [fleet.simulate(order, sample_run_time_factors(fleet, random)).finish for _ in range(count)]
-        )
+        samples_of_factors = (sample_run_time_factors(fleet, random) for _ in range(count))
+        finishes = np.array([fleet.simulate(order, factors).finish for factors in samples_of_factors])
         deadlines = np.array([job.deadline for job in fleet.cluster_jobs])
         shares = np.where(np.isfinite(deadlines), (finishes <= deadlines).mean(axis=0), np.nan)
-        study = replace(
-            study, finish_time_intervals=np.quantile(finishes, [0.05, 0.95], axis=0).T, deadline_probability=shares
-        )
+        intervals = np.quantile(finishes, [0.05, 0.95], axis=0).T
+        study = replace(study, finish_time_intervals=intervals, deadline_probability=shares)
     return study
 
 
@@ -456,13 +437,9 @@ def _run_time_factor(price: JobRunTime, random: np.random.Generator) -> float:
     factor = math.exp(spread * (math.log(high) if spread > 0 else -math.log(low)))
     if math.isfinite(price.mtbf) and price.seconds:
         expected = price.seconds / price.mtbf
-        failures = int(random.poisson(min(expected, float(2**30))))
-        lost = (
-            float(random.uniform(0.0, 2.0 * price.seconds_lost_per_failure, failures).sum())
-            if failures < MAX_NODES
-            else 0.0
-        )
-        factor += (lost - expected * price.seconds_lost_per_failure) / price.seconds
+        failures, mean = int(random.poisson(min(expected, float(2**30)))), price.seconds_lost_per_failure
+        lost = float(random.uniform(0.0, 2.0 * mean, failures).sum()) if failures < MAX_NODES else 0.0
+        factor += (lost - expected * mean) / price.seconds
     return max(factor, 0.1)
 
 
@@ -517,10 +494,10 @@ _MOST_SCANNED = 128
 
 def _on_one_kind(fleet: JobsOnCluster, kind: int) -> JobsOnCluster:
     """Return the fleet with one kind of nodes only; jobs that cannot run there make every order too small."""
-    jobs = tuple(
+    jobs = [
         replace(job, run_times=(job.run_times[kind],), preferred_gpus=(job.preferred_gpus[kind],)) for job in fleet.jobs
-    )
-    return replace(fleet, jobs=jobs, systems=(fleet.systems[kind],))
+    ]
+    return replace(fleet, jobs=tuple(jobs), systems=(fleet.systems[kind],))
 
 
 def _fewest_nodes(
@@ -598,10 +575,8 @@ def parse_node_counts(nodes: int | str | Sequence[int], systems: Sequence[System
         For what is no number of nodes, or more than a system has.
     """
     parts = [nodes] if isinstance(nodes, int) else comma_separated(nodes) if isinstance(nodes, str) else list(nodes)
-    counts = tuple(
-        (parse_whole_number(part, MAX_NODES) if isinstance(part, str) else part if type(part) is int else None)
-        for part in parts
-    )
+    numbers = (parse_whole_number(part, MAX_NODES) if isinstance(part, str) else part for part in parts)
+    counts = tuple(number if type(number) is int else None for number in numbers)
     known = tuple(count for count in counts if count is not None and 0 <= count <= MAX_NODES)
     if len(known) != len(counts) or not any(known):
         raise SpecError(f"--nodes {str(nodes)[:60]!r}: expected a number of nodes up to {MAX_NODES:,}, or auto")
@@ -632,9 +607,8 @@ def check_requirements(wishes: ClusterRequirements) -> ClusterRequirements:
         If the statistic is unknown or the limit of the waiting time is negative or infinite.
     """
     if wishes.wait_statistic not in WAIT_STATISTICS:
-        raise SpecError(
-            f"--measure {wishes.wait_statistic!r:.40}: {suggest_names(wishes.wait_statistic, WAIT_STATISTICS)}"
-        )
+        nearest = suggest_names(wishes.wait_statistic, WAIT_STATISTICS)
+        raise SpecError(f"--measure {wishes.wait_statistic!r:.40}: {nearest}")
     if wishes.max_wait is not None and not 0.0 <= wishes.max_wait < math.inf:
         raise SpecError(f"--wait {wishes.max_wait!r:.40}: expected a time of zero or more")
     return wishes
@@ -670,12 +644,11 @@ class FleetSweep(SweepStudy):
 
     def validate_axes_and_load_files(self) -> None:
         """Check every value of every axis, and load the jobs."""
+        words = {"policy": list(SCHEDULING_POLICIES), "placement": list(PLACEMENTS)}
         for name, values in self.axes.items():
             if name not in FLEET_SWEEP_AXES:
                 raise SpecError(f"axes.{name}: unknown axis; {suggest_names(name, FLEET_SWEEP_AXES)}")
             for value in values:
-                # Raise SpecError for a value that an axis does not accept.
-                words = {"policy": list(SCHEDULING_POLICIES), "placement": list(PLACEMENTS)}
                 if name in words and value not in words[name]:
                     raise SpecError(f"axes.{name}: {value!r:.40}: {suggest_names(str(value), words[name])}")
                 if name == "seed" and (type(value) is not int or value < 0):
@@ -710,9 +683,8 @@ class FleetSweep(SweepStudy):
         settings = {**FLEET_SWEEP_AXES, **point}
         systems = [job.systems[str(point["system"])]]
         nodes = parse_node_counts(settings["nodes"], systems)
-        fleet = predict_fleet(
-            read_jobs(self.jobs), systems, settings["policy"], nodes=nodes, placement=settings["placement"]
-        )
+        policy, placement = settings["policy"], settings["placement"]
+        fleet = predict_fleet(read_jobs(self.jobs), systems, policy, nodes=nodes, placement=placement)
         factors = None
         if settings["seed"] is not None:
             factors = sample_run_time_factors(fleet, np.random.default_rng(settings["seed"]))

@@ -15,6 +15,7 @@ form; the fold that MPI libraries do before and after is not counted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -53,9 +54,8 @@ class LevelTraffic:
     senders_per_member: Numeric | None = None
 
     def __mul__(self, times: Numeric) -> LevelTraffic:
-        return LevelTraffic(
-            self.steps * times, self.wire_bytes * times, self.reduced_bytes * times, self.senders_per_member
-        )
+        counts = (self.steps * times, self.wire_bytes * times, self.reduced_bytes * times)
+        return LevelTraffic(*counts, self.senders_per_member)
 
 
 #: One phase: the traffic per level, inner to outer; the levels work as a pipeline.
@@ -128,10 +128,7 @@ class Traffic:
 
 
 def _total(values: Sequence[Numeric]) -> Numeric:
-    total: Numeric = 0.0
-    for value in values:
-        total = total + value
-    return total
+    return sum(values, start=0.0)
 
 
 #: Every operation that some algorithm serves.
@@ -237,9 +234,8 @@ class CollectiveAlgorithm:
         (14.0, 1400.0, 700.0)
         """
         if operation not in self.traffic_formulas:
-            raise SpecError(
-                f"algorithm {self.name!r} has no {operation!r}; {suggest_names(operation, self.traffic_formulas)}"
-            )
+            nearest = suggest_names(operation, self.traffic_formulas)
+            raise SpecError(f"algorithm {self.name!r} has no {operation!r}; {nearest}")
         return self.traffic_formulas[operation](checked_payload(payload_bytes), checked_fan_outs(group))
 
 
@@ -266,16 +262,13 @@ def register_algorithm(algorithm: CollectiveAlgorithm) -> CollectiveAlgorithm:
     """
     for library, operations in algorithm.operations_by_library.items():
         if library not in COLLECTIVE_LIBRARIES:
-            raise SpecError(
-                f"algorithm {algorithm.name!r}: unknown library {library!r}; "
-                f"{suggest_names(library, COLLECTIVE_LIBRARIES)}"
-            )
+            nearest = suggest_names(library, COLLECTIVE_LIBRARIES)
+            raise SpecError(f"algorithm {algorithm.name!r}: unknown library {library!r}; {nearest}")
         for operation in operations:
             if operation not in COLLECTIVE_OPERATIONS:
-                problem = (
-                    f"unknown operation {operation!r} of {library}; {suggest_names(operation, COLLECTIVE_OPERATIONS)}"
-                )
-                raise SpecError(f"algorithm {algorithm.name!r}: {problem}")
+                problem = f"unknown operation {operation!r} of {library}"
+                nearest = suggest_names(operation, COLLECTIVE_OPERATIONS)
+                raise SpecError(f"algorithm {algorithm.name!r}: {problem}; {nearest}")
     return COLLECTIVE_ALGORITHMS.register(algorithm.name)(algorithm)
 
 
@@ -298,9 +291,8 @@ def algorithms_for(operation: str) -> tuple[CollectiveAlgorithm, ...]:
         If the operation is unknown.
     """
     if operation not in COLLECTIVE_OPERATIONS:
-        raise SpecError(
-            f"unknown collective operation {operation!r}; {suggest_names(operation, COLLECTIVE_OPERATIONS)}"
-        )
+        nearest = suggest_names(operation, COLLECTIVE_OPERATIONS)
+        raise SpecError(f"unknown collective operation {operation!r}; {nearest}")
     return tuple(entry for _, entry in COLLECTIVE_ALGORITHMS.items() if operation in entry.traffic_formulas)
 
 
@@ -367,10 +359,7 @@ def group_rank_count(group: tuple[Array, ...]) -> Array:
     ndarray
         Number of ranks.
     """
-    ranks = np.ones(())
-    for fan_out in group:
-        ranks = ranks * fan_out
-    return ranks
+    return math.prod(group, start=np.ones(()))
 
 
 def ranks_per_member(group: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -493,12 +482,8 @@ def sequential_phases(levels: list[LevelTraffic]) -> Traffic:
     Traffic
         Steps and bytes of each level, one phase per level.
     """
-    idle = LevelTraffic()
-    phases = [
-        tuple(level if index == position else idle for position in range(len(levels)))
-        for index, level in enumerate(levels)
-    ]
-    return Traffic(tuple(phases))
+    idle, count = (LevelTraffic(),), len(levels)
+    return Traffic(tuple(idle * index + (level,) + idle * (count - index - 1) for index, level in enumerate(levels)))
 
 
 def with_reversed_phases(traffic: Traffic) -> Traffic:

@@ -39,7 +39,8 @@ def _in_switch_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     The inner level costs 2 alpha + beta S (1 + 1/P), the outer ones of N units 2 alpha log2 N + 2 beta S (N-1)/N. The
     switch reads the whole buffer S of each rank and adds; each rank then multicasts its 1/P of the sum.
     """
-    inner = LevelTraffic(2.0 * level_is_used(group[0]), payload * (1.0 + 1.0 / group[0]) * level_is_used(group[0]))
+    used = level_is_used(group[0])
+    inner = LevelTraffic(2.0 * used, payload * (1.0 + 1.0 / group[0]) * used)
     return _with_outer_trees(inner, payload, group, double_tree_all_reduce)
 
 
@@ -48,9 +49,8 @@ def _in_switch_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traff
 
     The switch reads every buffer and sends 1/P of the sum to each rank.
     """
-    return Traffic.from_levels(LevelTraffic(level_is_used(group[0]), payload * level_is_used(group[0]))) + _outer_ring(
-        payload, group, 1.0
-    )
+    used = level_is_used(group[0])
+    return Traffic.from_levels(LevelTraffic(used, payload * used)) + _outer_ring(payload, group, 1.0)
 
 
 def _in_switch_all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
@@ -58,9 +58,8 @@ def _in_switch_all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
     Each rank multicasts its shard; the limit is that each rank receives (P-1)/P of the payload.
     """
-    return _outer_ring(payload, group, 0.0) + Traffic.from_levels(
-        LevelTraffic(level_is_used(group[0]), remote_buffer_fraction(group[0]) * payload)
-    )
+    inner = LevelTraffic(level_is_used(group[0]), remote_buffer_fraction(group[0]) * payload)
+    return _outer_ring(payload, group, 0.0) + Traffic.from_levels(inner)
 
 
 def _in_switch_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
@@ -89,12 +88,8 @@ def _outer_ring(payload: Array, group: tuple[Array, ...], reduced: float) -> Tra
     share = remote_buffer_fraction(units) * payload
     hops = np.maximum(units - 1.0, 1.0)
     levels = [
-        LevelTraffic(
-            (fan_out - 1.0) * above, share * level_is_used(fan_out), reduced * share * (fan_out - 1.0) * above / hops
-        )
-        for fan_out, above in zip(
-            group[1:], (group_rank_count(group[i + 1 :]) for i in range(1, len(group))), strict=True
-        )
+        LevelTraffic((n - 1.0) * above, share * level_is_used(n), reduced * share * (n - 1.0) * above / hops)
+        for n, above in zip(group[1:], level_instances(group)[1:], strict=True)
     ]
     return Traffic.from_levels(LevelTraffic(), *levels)
 
@@ -126,9 +121,8 @@ def _send_recv(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
     The message leaves through the ports of one sender.
     """
-    crosses = [
-        level_is_used(fan_out) * (above == 1) for fan_out, above in zip(group, level_instances(group), strict=True)
-    ]
+    members = zip(group, level_instances(group), strict=True)
+    crosses = [level_is_used(fan_out) * (above == 1) for fan_out, above in members]
     return Traffic.from_levels(*(LevelTraffic(cross, cross * payload, senders_per_member=1.0) for cross in crosses))
 
 
@@ -151,14 +145,8 @@ def _bruck_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
     Each rank forwards half of its buffer in every round.
     """
-    return sequential_phases(
-        [
-            LevelTraffic(
-                recursive_doubling_rounds(fan_out), 0.5 * recursive_doubling_rounds(fan_out) * inside * payload
-            )
-            for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
-        ]
-    )
+    members = zip(map(recursive_doubling_rounds, group), ranks_per_member(group), strict=True)
+    return sequential_phases([LevelTraffic(rounds, 0.5 * rounds * inside * payload) for rounds, inside in members])
 
 
 register_algorithm(

@@ -68,16 +68,11 @@ def _level_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
     The time is alpha (f-1) + beta S (f-1)/f + gamma S (f-1)/(f m) at a level of fan-out f, because a rank reduces only
     its shard.
     """
-    return sequential_phases(
-        [
-            LevelTraffic(
-                fan_out - 1.0,
-                remote_buffer_fraction(fan_out) * payload,
-                remote_buffer_fraction(fan_out) * payload / inside,
-            )
-            for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
-        ]
-    )
+    levels = []
+    for fan_out, inside in zip(group, ranks_per_member(group), strict=True):
+        sent = remote_buffer_fraction(fan_out) * payload
+        levels.append(LevelTraffic(fan_out - 1.0, sent, sent / inside))
+    return sequential_phases(levels)
 
 
 def _level_all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
@@ -85,9 +80,8 @@ def _level_all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
     The time is alpha (f-1) + beta S (f-1)/f at a level of fan-out f.
     """
-    return with_reversed_phases(
-        sequential_phases([LevelTraffic(fan_out - 1.0, remote_buffer_fraction(fan_out) * payload) for fan_out in group])
-    )
+    levels = [LevelTraffic(fan_out - 1.0, remote_buffer_fraction(fan_out) * payload) for fan_out in group]
+    return with_reversed_phases(sequential_phases(levels))
 
 
 def _level_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
@@ -104,11 +98,9 @@ def _level_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
     The time is the sum of alpha (f-1) + beta m S (f-1)/f over levels. Ranks of a unit first collect the data for one
     destination. Messages are fewer (f - 1 per level) and larger, and every byte moves once per level.
     """
+    members = zip(group, ranks_per_member(group), strict=True)
     return sequential_phases(
-        [
-            LevelTraffic(fan_out - 1.0, inside * remote_buffer_fraction(fan_out) * payload)
-            for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
-        ]
+        [LevelTraffic(n - 1.0, inside * remote_buffer_fraction(n) * payload) for n, inside in members]
     )
 
 

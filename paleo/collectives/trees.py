@@ -30,16 +30,11 @@ def _butterfly_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     Without alpha and gamma this is Paleo's ceil(log2 n) S / B. Every rank exchanges its whole buffer in every round, so
     a unit (node) of m ranks sends m S a round.
     """
-    return sequential_phases(
-        [
-            LevelTraffic(
-                recursive_doubling_rounds(fan_out),
-                recursive_doubling_rounds(fan_out) * inside * payload,
-                recursive_doubling_rounds(fan_out) * payload,
-            )
-            for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
-        ]
-    )
+    levels = []
+    for fan_out, inside in zip(group, ranks_per_member(group), strict=True):
+        rounds = recursive_doubling_rounds(fan_out)
+        levels.append(LevelTraffic(rounds, rounds * inside * payload, rounds * payload))
+    return sequential_phases(levels)
 
 
 def _recursive_halving_reduce_scatter(payload: Array, group: tuple[Array, ...]) -> Traffic:
@@ -48,16 +43,11 @@ def _recursive_halving_reduce_scatter(payload: Array, group: tuple[Array, ...]) 
     The inner level goes first. At the next level each rank has S divided by the ranks below, so the ranks of a unit
     (node) together send S (f-1)/f.
     """
-    return sequential_phases(
-        [
-            LevelTraffic(
-                recursive_doubling_rounds(fan_out),
-                remote_buffer_fraction(fan_out) * payload,
-                remote_buffer_fraction(fan_out) * payload / inside,
-            )
-            for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
-        ]
-    )
+    levels = []
+    for fan_out, inside in zip(group, ranks_per_member(group), strict=True):
+        sent = remote_buffer_fraction(fan_out) * payload
+        levels.append(LevelTraffic(recursive_doubling_rounds(fan_out), sent, sent / inside))
+    return sequential_phases(levels)
 
 
 def _recursive_doubling_all_gather(payload: Array, group: tuple[Array, ...]) -> Traffic:
@@ -65,14 +55,8 @@ def _recursive_doubling_all_gather(payload: Array, group: tuple[Array, ...]) -> 
 
     The outer level goes first.
     """
-    return with_reversed_phases(
-        sequential_phases(
-            [
-                LevelTraffic(recursive_doubling_rounds(fan_out), remote_buffer_fraction(fan_out) * payload)
-                for fan_out in group
-            ]
-        )
-    )
+    levels = [LevelTraffic(recursive_doubling_rounds(n), remote_buffer_fraction(n) * payload) for n in group]
+    return with_reversed_phases(sequential_phases(levels))
 
 
 def _rabenseifner_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
@@ -120,15 +104,9 @@ register_algorithm(
 
 def _binomial_tree(payload: Array, group: tuple[Array, ...], *, reduced: float) -> Traffic:
     """Return the traffic of one pass up a binomial tree: log2 f rounds at each level, each with the whole payload."""
+    rounds_of_levels = map(recursive_doubling_rounds, group)
     return sequential_phases(
-        [
-            LevelTraffic(
-                recursive_doubling_rounds(fan_out),
-                recursive_doubling_rounds(fan_out) * payload,
-                reduced * recursive_doubling_rounds(fan_out) * payload,
-            )
-            for fan_out in group
-        ]
+        [LevelTraffic(rounds, rounds * payload, reduced * rounds * payload) for rounds in rounds_of_levels]
     )
 
 
@@ -168,16 +146,11 @@ def double_tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     `double_tree_imbalance` gives the factor of the busiest unit. The ranks of a unit share the reduction at each level,
     so that the reduced bytes of all levels add up to S (P-1)/P.
     """
-    return Traffic.from_levels(
-        *(
-            LevelTraffic(
-                2.0 * recursive_doubling_rounds(fan_out),
-                2.0 * remote_buffer_fraction(fan_out) * payload,
-                remote_buffer_fraction(fan_out) * payload / inside,
-            )
-            for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
-        )
-    )
+    levels = []
+    for fan_out, inside in zip(group, ranks_per_member(group), strict=True):
+        sent = remote_buffer_fraction(fan_out) * payload
+        levels.append(LevelTraffic(2.0 * recursive_doubling_rounds(fan_out), 2.0 * sent, sent / inside))
+    return Traffic.from_levels(*levels)
 
 
 def double_tree_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
@@ -207,14 +180,9 @@ def _chain_tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
     f - 1 links and comes back. Chains of different channels begin at different ranks, so that all ranks carry equal
     load.
     """
-    ranks = group[0]
-    chain = LevelTraffic(
-        2.0 * (ranks - 1.0), 2.0 * remote_buffer_fraction(ranks) * payload, remote_buffer_fraction(ranks) * payload
-    )
-    if len(group) == 1:
-        return Traffic.from_levels(chain)
-    between = double_tree_all_reduce(payload, group).phases[0][1:]
-    return Traffic.from_levels(chain, *between)
+    sent = remote_buffer_fraction(group[0]) * payload
+    chain = LevelTraffic(2.0 * (group[0] - 1.0), 2.0 * sent, sent)
+    return Traffic.from_levels(chain, *double_tree_all_reduce(payload, group).phases[0][1:])
 
 
 register_algorithm(

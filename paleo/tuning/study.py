@@ -149,9 +149,8 @@ class TrialEstimate:
         TrialTimes
             Times of training, checkpoints and evaluation [s].
         """
-        return replace(
-            self.trial_times, seconds_per_sample=[unit * factor for unit in self.trial_times.seconds_per_sample]
-        )
+        times = self.trial_times
+        return replace(times, seconds_per_sample=[unit * factor for unit in times.seconds_per_sample])
 
     def joules(self, seconds: float, tariff: Tariff) -> float | None:
         """Return the energy of the GPUs of one trial while they are busy.
@@ -248,9 +247,10 @@ class TuningSearch:
     @cached_property
     def timeline(self) -> TrialTimeline:
         """Simulated jobs of the search over time."""
-        return simulate_search(
-            self.tuning.method_class(self.tuning.tuning_problem()), self.trial_estimate.trial_times, self.workers
-        )
+        return simulate_search(self._new_method(), self.trial_estimate.trial_times, self.workers)
+
+    def _new_method(self) -> TuningMethod:
+        return self.tuning.method_class(self.tuning.tuning_problem())
 
     def wall_time_at_step_factor(self, factor: float = 1.0) -> float:
         """Return the wall time of the search with all step times multiplied by a factor.
@@ -265,15 +265,12 @@ class TuningSearch:
         float
             Wall time [s], in closed form for synchronous methods, otherwise simulated.
         """
-        stages = (
-            self.tuning.method_class(self.tuning.tuning_problem()).synchronous_stages()
-            if len(self.tuning.varied_network_sizes) == 1
-            else None
-        )
+        one_size = len(self.tuning.varied_network_sizes) == 1
+        stages = self._new_method().synchronous_stages() if one_size else None
         costs = self.trial_estimate.scaled_trial_times(factor)
         if stages is not None:
             return float(synchronous_search_time(stages, costs, self.workers))
-        return simulate_search(self.tuning.method_class(self.tuning.tuning_problem()), costs, self.workers).wall_time
+        return simulate_search(self._new_method(), costs, self.workers).wall_time
 
     @cached_property
     def seconds(self) -> float:
@@ -408,24 +405,21 @@ class TuningStudy:
             return ""
         return (
             f"Cheapest is {with_noun(cheap.gpus, 'GPU')}, {cheap.trial_estimate.gpus} a trial: {cheap.gpu_hours:,.0f} "
-            f"GPU-hours "
-            f"in {format_duration(cheap.seconds)}."
+            f"GPU-hours in {format_duration(cheap.seconds)}."
         )
 
     def _margin(self) -> str:
         if self.deadline_margin is None:
             return ""
-        margin, trials = self.deadline_margin, abs(self.deadline_margin.max_trials - self.tuning.trials)
-        nodes = None if margin.min_nodes is None else abs(occupied_machines(self.system, self.gpus) - margin.min_nodes)
+        margin, present = self.deadline_margin, occupied_machines(self.system, self.gpus)
+        trials = with_noun(abs(margin.max_trials - self.tuning.trials), "trial")
+        nodes = None if margin.min_nodes is None else abs(present - margin.min_nodes)
+        deadline = f"The deadline of {format_duration(margin.deadline_seconds)}"
         if margin.meets_deadline:
             fewer = f" or {with_noun(nodes, 'node')} fewer" if nodes else ""
-            more = with_noun(trials, "trial")
-            return f"The deadline of {format_duration(margin.deadline_seconds)} is met: {more} more{fewer} would do."
+            return f"{deadline} is met: {trials} more{fewer} would do."
         more = "" if nodes is None else f", or {with_noun(nodes, 'node')} more"
-        return (
-            f"The deadline of {format_duration(margin.deadline_seconds)} is missed: it takes "
-            f"{with_noun(trials, 'trial')} fewer{more}."
-        )
+        return f"{deadline} is missed: it takes {trials} fewer{more}."
 
 
 def tuning_study(
@@ -472,29 +466,28 @@ def tuning_study(
     options = long_run or LongRunOptions()
     run, reason = with_common_software(model, system, run, per_trial or gpus)
     fixed = with_fixed_global_batch(model, system, run, per_trial or min(gpus, system.devices_per_node))
-    # Price trials by their number of GPUs until a doubling saves too little.
+    # price trials on powers of two GPUs until a doubling saves too little
     prices: list[TrialEstimate] = []
     refusals: list[str] = []
-    # the numbers of GPUs per trial that are tried: powers of two
+    least = np.inf
     for width in [per_trial] if per_trial else [2**power for power in range(gpus.bit_length())]:
         try:
             price = estimate_trial(model, system, fixed.model_copy(update={"gpus": width}), tuning, options)
         except (PlanError, CapacityError) as error:
             refusals.append(f"{with_noun(width, 'GPU')}: {error}")
             continue
-        if prices and max(price.trial_times.seconds_per_sample) > (1.0 - _LEAST_GAIN) * max(
-            prices[-1].trial_times.seconds_per_sample
-        ):
+        slowest = max(price.trial_times.seconds_per_sample)
+        if slowest > (1.0 - _LEAST_GAIN) * least:
             break
         prices.append(price)
+        least = slowest
     if not prices:
         raise PlanError(f"no number of GPUs runs a trial: {refusals[-1]}")
     counts = [gpus] if per_trial else [gpus // 2**halvings for halvings in range(gpus.bit_length())][:6]
     points = tuple(TuningSearch(tuning, count, price) for count in counts for price in prices if price.gpus <= count)
     batch = prices[0].predictions[0].plan.global_batch
-    study = TuningStudy(
-        model, system, tuning, tariff or Tariff(), points, gpus, batch, per_trial, tuple(refusals), reason
-    )
+    prices_of, refused = tariff or Tariff(), tuple(refusals)
+    study = TuningStudy(model, system, tuning, prices_of, points, gpus, batch, per_trial, refused, reason)
     best = study.fastest_search
     margin = None if deadline is None else _margin(best, system, deadline)
     regret = None if tuning.correlation is None else _regret(tuning, best, tuning.correlation)
@@ -670,7 +663,6 @@ def validate_tuning_settings(tuning: TuningSettings) -> TuningSettings:
     if tuning.correlation is not None and not 0.0 <= tuning.correlation <= 1.0:
         raise SpecError(f"--rank-correlation {tuning.correlation!r:.40}: expected a number from 0 to 1")
     if tuning.trials * len(tuning.rungs) > _MOST_JOBS:
-        raise SpecError(
-            f"--trials {tuning.trials}: {len(tuning.rungs)} rungs each; expected at most {_MOST_JOBS:,} jobs"
-        )
+        rungs = len(tuning.rungs)
+        raise SpecError(f"--trials {tuning.trials}: {rungs} rungs each; expected at most {_MOST_JOBS:,} jobs")
     return tuning

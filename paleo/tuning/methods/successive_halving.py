@@ -95,14 +95,15 @@ class SuccessiveHalving(TuningMethod):
             self._open([TrialJob(each.trial, rung) for each in best])
 
     def synchronous_stages(self) -> list[SynchronousStage]:
-        rungs = (0.0, *self.problem.rungs)
-        return [
-            SynchronousStage(
-                count, 0.0 if place == 0 else rungs[bracket.first_rung + place], rungs[bracket.first_rung + place + 1]
-            )
-            for bracket in self.brackets()
-            for place, count in enumerate(self.trials_per_rung(bracket))
-        ]
+        stages = []
+        for bracket in self.brackets():
+            begin = 0.0
+            for count, end in zip(
+                self.trials_per_rung(bracket), self.problem.rungs[bracket.first_rung :], strict=False
+            ):
+                stages.append(SynchronousStage(count, begin, end))
+                begin = end
+        return stages
 
 
 @TUNING_METHODS.register("hyperband")
