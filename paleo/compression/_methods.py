@@ -49,9 +49,8 @@ class PowerSGD:
         """Return the all-reduces of PowerSGD's two factors (with a and b rows); the first also carries the vectors."""
         factors = self._factors(gradient)
         vectors = (gradient.elements - np.asarray(gradient.matrix_elements)) * gradient.element_bytes
-        return CompressedCollective("all_reduce", np.asarray(factors / 2.0 + vectors)), CompressedCollective(
-            "all_reduce", factors / 2.0
-        )
+        payloads = np.asarray(factors / 2.0 + vectors), factors / 2.0
+        return tuple(CompressedCollective("all_reduce", payload) for payload in payloads)
 
     def encoding_work(self, gradient: SummedGradient) -> CodingWork:
         """Count the work before the all-reduces: the products M Q and Mᵀ P, and the error feedback."""
@@ -88,54 +87,33 @@ class SufficientFactors:
     replaces_zero3_collectives = False
 
     def collectives(self, gradient: SummedGradient) -> tuple[CompressedCollective, ...]:
-        pays = self._pays(gradient)
-        dense_bytes = (
-            gradient.elements - np.where(pays, gradient.fully_connected_elements, 0.0)
-        ) * gradient.element_bytes
-        factors = (
-            gradient.ranks
-            * gradient.fully_connected_samples_per_rank
-            * np.asarray(gradient.fully_connected_side_sums)
-            * gradient.element_bytes
-        )
-        return CompressedCollective("all_reduce", np.asarray(dense_bytes)), CompressedCollective(
-            "all_gather", np.where(pays, factors, 0.0)
-        )
+        pays, width = self._pays(gradient), gradient.element_bytes
+        dense = (gradient.elements - np.where(pays, gradient.fully_connected_elements, 0.0)) * width
+        factors = np.where(pays, self._gathered_values(gradient) * width, 0.0)
+        return CompressedCollective("all_reduce", np.asarray(dense)), CompressedCollective("all_gather", factors)
 
     def encoding_work(self, gradient: SummedGradient) -> CodingWork:
         return CodingWork.broadcast(np.zeros(np.shape(gradient.bytes)), 0.0, launches=0.0)
 
     def decoding_work(self, gradient: SummedGradient) -> CodingWork:
         """Count the work of rebuilding the gradient from all ranks' factors: 2 P B a b FLOP for a layer (a, b)."""
-        flops = (
-            2.0
-            * gradient.ranks
-            * gradient.fully_connected_samples_per_rank
-            * np.asarray(gradient.fully_connected_elements)
-        )
-        read = (
-            gradient.ranks
-            * gradient.fully_connected_samples_per_rank
-            * np.asarray(gradient.fully_connected_side_sums)
-            * gradient.element_bytes
-        )
-        written = np.asarray(gradient.fully_connected_elements) * gradient.element_bytes
-        pays = self._pays(gradient)
-        return CodingWork.broadcast(
-            *(np.where(pays, each, 0.0) for each in (read, written)), flops=np.where(pays, flops, 0.0)
-        )
+        elements, samples = gradient.fully_connected_elements, gradient.fully_connected_samples_per_rank
+        flops = 2.0 * gradient.ranks * samples * elements
+        moved = self._gathered_values(gradient) * gradient.element_bytes, elements * gradient.element_bytes
+        read, written, flops = (np.where(self._pays(gradient), each, 0.0) for each in (*moved, flops))
+        return CodingWork.broadcast(read, written, flops=flops)
 
     def state_bytes(self, gradient: SummedGradient) -> Array:
         return np.zeros(np.shape(gradient.bytes))
 
     def _pays(self, gradient: SummedGradient) -> npt.NDArray[np.bool_]:
         """Return True where the gathered factors take fewer bytes than the all-reduced gradient."""
-        spent = (
-            gradient.ranks
-            * gradient.fully_connected_samples_per_rank
-            * np.asarray(gradient.fully_connected_side_sums, dtype=np.float64)
-        )
-        return np.asarray(spent < 2.0 * np.asarray(gradient.fully_connected_elements))
+        return np.asarray(self._gathered_values(gradient) < 2.0 * np.asarray(gradient.fully_connected_elements))
+
+    @staticmethod
+    def _gathered_values(gradient: SummedGradient) -> Numeric:
+        """Return the number of values of all ranks' factors: P B (a + b), summed over layers."""
+        return gradient.ranks * gradient.fully_connected_samples_per_rank * gradient.fully_connected_side_sums
 
 
 @COMPRESSIONS.register("powersgd")
@@ -183,10 +161,9 @@ class NarrowFormatCast:
         return (CompressedCollective("all_reduce", np.asarray(gradient.elements * (self.bytes_per_element + scales))),)
 
     def encoding_work(self, gradient: SummedGradient) -> CodingWork:
-        reads = 1.0 + self.has_block_scales  # a first pass finds the largest value of each block
-        return CodingWork.broadcast(
-            reads * gradient.bytes, gradient.elements * self.bytes_per_element, launches=1.0 + self.has_block_scales
-        )
+        passes = 1.0 + self.has_block_scales  # a first pass finds the largest value of each block
+        written = gradient.elements * self.bytes_per_element
+        return CodingWork.broadcast(passes * gradient.bytes, written, launches=passes)
 
     def decoding_work(self, gradient: SummedGradient) -> CodingWork:
         return CodingWork.broadcast(gradient.elements * self.bytes_per_element, gradient.bytes)
@@ -213,15 +190,13 @@ class QuantisedGradients:
     """Gradients quantised to ``bits`` per element, all tensors in one flat buffer (1-bit Adam, QSGD, TernGrad).
 
     ``dense_warm_up_fraction`` is the fraction of training, at its start, that sends uncompressed gradients. With
-    ``has_error_feedback`` fp32 error values are kept on the worker and on the rank that sums each part. With
-    ``has_scale_pass`` an extra pass finds the scale.
+    ``has_error_feedback`` fp32 error values are kept on the worker and on the rank that sums each part. Without, values
+    are rounded stochastically, and an extra pass finds the scale.
     """
 
     name: str
     bits: float
     has_error_feedback: bool
-    has_scale_pass: bool
-    is_unbiased: bool
     reference: str
     dense_warm_up_fraction: float = 0.0
     sums_without_decoding = False
@@ -231,6 +206,11 @@ class QuantisedGradients:
     def summary(self) -> str:
         """Short description of the method, for tables."""
         return f"{self.bits:g} bits an element, decoded and summed by the owner of each part"
+
+    @property
+    def is_unbiased(self) -> bool:
+        """True with stochastic rounding, whose mean is the gradient."""
+        return not self.has_error_feedback
 
     def collectives(self, gradient: SummedGradient) -> tuple[CompressedCollective, ...]:
         payload = np.asarray(gradient.elements * self.bits / 8.0)
@@ -243,11 +223,9 @@ class QuantisedGradients:
         values (of momentum and error): sum with the error, norm, scaled signs, new error, packed bits.
         """
         packed = gradient.elements * self.bits / 8.0
-        if not self.has_error_feedback:
-            return CodingWork.broadcast(
-                gradient.bytes * (1.0 + self.has_scale_pass), packed, launches=1.0 + self.has_scale_pass
-            )
-        return _coded_with_error(gradient.elements, packed)
+        if self.has_error_feedback:
+            return _coded_with_error(gradient.elements, packed)
+        return CodingWork.broadcast(gradient.bytes * 2.0, packed, launches=2.0)
 
     def decoding_work(self, gradient: SummedGradient) -> CodingWork:
         """Count the work to decode: each rank sums and packs one part of the gradient, then unpacks the whole sum.
@@ -257,9 +235,8 @@ class QuantisedGradients:
         packed = gradient.elements * self.bits / 8.0
         part = gradient.elements / np.maximum(gradient.ranks, 1.0)
         if not self.has_error_feedback:
-            return CodingWork.broadcast(
-                2.0 * packed + VALUE_BYTES * part, VALUE_BYTES * part + gradient.bytes, launches=3.0
-            )
+            read, written = 2.0 * packed + VALUE_BYTES * part, VALUE_BYTES * part + gradient.bytes
+            return CodingWork.broadcast(read, written, launches=3.0)
         values = VALUE_BYTES * np.asarray(gradient.elements, dtype=np.float64)
         unpacked = CodingWork.broadcast(packed + values, values + VALUE_BYTES * part, launches=2.0)
         whole = CodingWork.broadcast(packed + values, 2.0 * values, launches=2.0)
@@ -287,35 +264,21 @@ def onebit(argument: str) -> Compression:
     """
     warm_up = parse_number_argument("onebit", argument, "the share of dense steps", 0.0, 1.0) if argument else 0.0
     source = "Seide et al., Interspeech 2014; Tang et al., 1-bit Adam, ICML 2021"
-    return QuantisedGradients(
-        "onebit",
-        1.0,
-        has_error_feedback=True,
-        has_scale_pass=False,
-        is_unbiased=False,
-        reference=source,
-        dense_warm_up_fraction=warm_up,
-    )
+    return QuantisedGradients("onebit", 1.0, True, source, dense_warm_up_fraction=warm_up)
 
 
 @COMPRESSIONS.register("qsgd")
 def qsgd(argument: str) -> Compression:
     """Build the method ``qsgd:B``: B bits per element, with stochastic rounding."""
     bits = parse_number_argument("qsgd", argument, "the bits of an element", 2.0, 16.0)
-    source = "Alistarh et al., QSGD, NIPS 2017"
-    return QuantisedGradients(
-        "qsgd", bits, has_error_feedback=False, has_scale_pass=True, is_unbiased=True, reference=source
-    )
+    return QuantisedGradients("qsgd", bits, False, "Alistarh et al., QSGD, NIPS 2017")
 
 
 @COMPRESSIONS.register("terngrad")
 def terngrad(argument: str) -> Compression:
     """Build the method ``terngrad``: −1, 0 or 1 in two bits, with stochastic rounding."""
     check_no_argument("terngrad", argument)
-    source = "Wen et al., TernGrad, NIPS 2017"
-    return QuantisedGradients(
-        "terngrad", 2.0, has_error_feedback=False, has_scale_pass=True, is_unbiased=True, reference=source
-    )
+    return QuantisedGradients("terngrad", 2.0, False, "Wen et al., TernGrad, NIPS 2017")
 
 
 #: Bytes per element of ZeRO++: in the forward all-gather, in the gradients' all-to-all, and in the copy inside a node.
@@ -456,9 +419,8 @@ class _Sparse:
         gathered = np.stack(np.broadcast_arrays(*(messages[-1].payload for messages in schemes.values())))
         best = np.argmin(sent, axis=0)
         pairs = np.where(best == 1, schemes["split and gather"][0].payload, 0.0)
-        return CompressedCollective("all_to_all", pairs), CompressedCollective(
-            "all_gather", np.take_along_axis(gathered, best[None], 0)[0]
-        )
+        sums = np.take_along_axis(gathered, best[None], 0)[0]
+        return CompressedCollective("all_to_all", pairs), CompressedCollective("all_gather", sums)
 
     def encoding_work(self, gradient: SummedGradient) -> CodingWork:
         """Count the work to update momentum and velocity, find a threshold on a sample, and select the entries."""
@@ -511,10 +473,8 @@ class GlobalTopK:
 
     def decoding_work(self, gradient: SummedGradient) -> CodingWork:
         rounds = np.ceil(np.log2(np.maximum(gradient.ranks, 1.0)))
-        chosen = _PAIR_BYTES * self.density * gradient.elements
-        return CodingWork.broadcast(
-            2.0 * rounds * chosen, gradient.bytes + rounds * chosen, launches=1.0 + 2.0 * rounds
-        )
+        merged = rounds * (_PAIR_BYTES * self.density * gradient.elements)
+        return CodingWork.broadcast(2.0 * merged, gradient.bytes + merged, launches=1.0 + 2.0 * rounds)
 
     def state_bytes(self, gradient: SummedGradient) -> Array:
         return np.asarray(VALUE_BYTES * np.asarray(gradient.elements, dtype=np.float64))

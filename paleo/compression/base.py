@@ -305,9 +305,8 @@ def break_even_bandwidth(dense: Numeric, compressed: Numeric, coding_seconds: Nu
     saved = np.maximum(np.asarray(dense) - compressed, 0.0)
     free = np.where(saved > 0, np.inf, 0.0)
     seconds = np.asarray(coding_seconds, dtype=np.float64)
-    return np.asarray(
-        np.divide(saved, seconds, out=np.broadcast_to(free, np.shape(saved + seconds)).copy(), where=seconds > 0)
-    )
+    out = np.broadcast_to(free, np.shape(saved + seconds)).copy()
+    return np.asarray(np.divide(saved, seconds, out=out, where=seconds > 0))
 
 
 def parse_number_argument(

@@ -118,9 +118,8 @@ class Gossip:
 def gossip(argument: str) -> ConsistencyModel:
     """Build a gossip consistency model from its topology: ``gossip:ring``, ``gossip:exp2``, ``gossip:one-peer``."""
     if argument not in _TOPOLOGIES:
-        raise PlanError(
-            f"consistency gossip:{argument}: unknown topology {argument!r}; {suggest_names(argument, _TOPOLOGIES)}"
-        )
+        nearest = suggest_names(argument, _TOPOLOGIES)
+        raise PlanError(f"consistency gossip:{argument}: unknown topology {argument!r}; {nearest}")
     return Gossip(argument)
 
 
@@ -167,9 +166,8 @@ class PeriodicAveraging:
         widened = FP32_BYTES * np.asarray(workload.parameters) / np.maximum(workload.payload, 1.0)
         synchronisation = np.asarray(workload.all_reduce_time * widened)
         window = self.steps / self.fragments * workload.compute_time
-        hidden = (
-            np.minimum(synchronisation / self.fragments, window) * self.fragments if self.overlaps_fragments else 0.0
-        )
+        overlapped = np.minimum(synchronisation / self.fragments, window) * self.fragments
+        hidden = overlapped if self.overlaps_fragments else 0.0
         step = _local_step(workload, float(self.steps), synchronisation - hidden)
         several = np.asarray(workload.workers) > 1
         return ConsistencyResult.from_step_time(

@@ -224,17 +224,23 @@ class Asynchronous:
             raise PlanError("consistency async: no parameter server; state servers=1 or more")
         service = server_service_time(workload.payload, workload.tensors, workload.server)
         think = workload.compute_time + workload.round_trip
-        station = closed_queue(workload.workers, think, service)
-        return ConsistencyResult.from_step_time(
-            workload,
-            workload.workers / station.throughput,
-            updates_per_step=workload.workers,
-            sent=workload.payload,
-            staleness=update_staleness(
-                workload.workers, think, station.throughput, station.utilization, workload.jitter
-            ),
-            server=(station.utilization, station.saturation_workers),
-        )
+        return _queued(workload, think, closed_queue(workload.workers, think, service))
+
+
+def _queued(
+    workload: DataParallelWorkload, think: Numeric, station: ParameterServerQueue, most_deviation: Numeric = np.inf
+) -> ConsistencyResult:
+    """Return the result of workers that think for ``think`` seconds between visits to a queue of parameter servers."""
+    workers = workload.workers
+    mean, deviation = update_staleness(workers, think, station.throughput, station.utilization, workload.jitter)
+    return ConsistencyResult.from_step_time(
+        workload,
+        workers / station.throughput,
+        updates_per_step=workers,
+        sent=workload.payload,
+        staleness=(mean, np.minimum(deviation, most_deviation)),
+        server=(station.utilization, station.saturation_workers),
+    )
 
 
 def update_staleness(
@@ -358,15 +364,11 @@ class StaleSynchronous:
         slow = expected_normal_maximum(workload.workers) * workload.persistent_jitter
         if workload.server is not None:
             return self._served(workload, workload.compute_time * (1.0 + noise + slow), workload.server)
-        exposed = np.asarray(
-            workload.all_reduce_time - np.minimum(workload.overlapped_exchange_time, workload.all_reduce_time)
-        )
-        spread = np.minimum(float(self.window), workload.jitter * np.sqrt(self.window + 1.0)) * (
-            np.asarray(workload.workers) > 1
-        )
+        spread = np.minimum(float(self.window), workload.jitter * np.sqrt(self.window + 1.0))
+        spread = spread * (np.asarray(workload.workers) > 1)
         return ConsistencyResult.from_step_time(
             workload,
-            workload.compute_time * (1.0 + noise + slow) + exposed,
+            workload.compute_time * (1.0 + noise + slow) + workload.exposed_all_reduce_time,
             sent=workload.payload,
             staleness=(np.minimum(spread, self.window), spread / 2.0),
         )
@@ -374,26 +376,14 @@ class StaleSynchronous:
     def _served(self, workload: DataParallelWorkload, pace: Array, server: ParameterServers) -> ConsistencyResult:
         """Predict stale-synchronous workers that compute for ``pace`` seconds, then queue at parameter servers."""
         service = server_service_time(workload.payload, workload.tensors, server)
-        think, other_workers = pace + workload.round_trip, np.asarray(workload.workers) - 1.0
-        station = closed_queue(workload.workers, think, service)
-        if self.window == 0:
-            at_once = workload.compute_time + workload.round_trip + workload.workers * service
-            step = np.maximum(think + service, at_once)
-            busy = workload.workers * service / step
-            return ConsistencyResult.from_step_time(
-                workload, step, sent=workload.payload, server=(busy, station.saturation_workers)
-            )
-        mean, deviation = update_staleness(
-            workload.workers, think, station.throughput, station.utilization, workload.jitter
-        )
-        return ConsistencyResult.from_step_time(
-            workload,
-            workload.workers / station.throughput,
-            updates_per_step=workload.workers,
-            sent=workload.payload,
-            staleness=(mean, np.minimum(deviation, self.window * other_workers)),
-            server=(station.utilization, station.saturation_workers),
-        )
+        think, workers = pace + workload.round_trip, np.asarray(workload.workers)
+        station = closed_queue(workers, think, service)
+        if self.window > 0:
+            return _queued(workload, think, station, self.window * (workers - 1.0))
+        at_once = workload.compute_time + workload.round_trip + workers * service
+        step = np.maximum(think + service, at_once)
+        queue = workers * service / step, station.saturation_workers
+        return ConsistencyResult.from_step_time(workload, step, sent=workload.payload, server=queue)
 
 
 @CONSISTENCY_MODELS.register("ssp")

@@ -80,6 +80,11 @@ class DataParallelWorkload:
     server: ParameterServers | None = None
 
     @property
+    def exposed_all_reduce_time(self) -> Array:
+        """Time of the sum of gradients that a synchronous step does not overlap with computation [s]."""
+        return np.asarray(self.all_reduce_time - np.minimum(self.overlapped_exchange_time, self.all_reduce_time))
+
+    @property
     def waiting_share(self) -> Array:
         """Fraction of a mean step that workers of a synchronous step wait for the slowest worker."""
         return straggler_wait_share(self.workers, self.jitter, self.persistent_jitter)
@@ -145,15 +150,8 @@ class ConsistencyResult:
             Result whose fields are arrays of one shape.
         """
         step = np.asarray(step, dtype=np.float64)
-        figures = (
-            step,
-            updates_per_step / step,
-            step - workload.compute_time,
-            sent / step,
-            *staleness,
-            extra_memory,
-            *server,
-        )
+        rates = (step, updates_per_step / step, step - workload.compute_time, sent / step)
+        figures = (*rates, *staleness, extra_memory, *server)
         return cls(*(np.asarray(each, dtype=np.float64) for each in np.broadcast_arrays(*figures)))
 
 
@@ -330,13 +328,9 @@ class BulkSynchronous:
         ConsistencyResult
             Times [s] and rates of updates [1/s]; the staleness is 0.
         """
-        exposed = np.asarray(
-            workload.all_reduce_time - np.minimum(workload.overlapped_exchange_time, workload.all_reduce_time)
-        )
-        step = workload.compute_time * (1.0 + workload.waiting_share) + exposed
-        return ConsistencyResult.from_step_time(
-            workload, step, sent=workload.payload * (np.asarray(workload.workers) > 1)
-        )
+        step = workload.compute_time * (1.0 + workload.waiting_share) + workload.exposed_all_reduce_time
+        sent = workload.payload * (np.asarray(workload.workers) > 1)
+        return ConsistencyResult.from_step_time(workload, step, sent=sent)
 
 
 @CONSISTENCY_MODELS.register("bsp")

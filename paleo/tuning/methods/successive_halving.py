@@ -97,10 +97,8 @@ class SuccessiveHalving(TuningMethod):
     def synchronous_stages(self) -> list[SynchronousStage]:
         stages = []
         for bracket in self.brackets():
-            begin = 0.0
-            for count, end in zip(
-                self.trials_per_rung(bracket), self.problem.rungs[bracket.first_rung :], strict=False
-            ):
+            begin, rungs = 0.0, self.problem.rungs[bracket.first_rung :]
+            for count, end in zip(self.trials_per_rung(bracket), rungs, strict=False):
                 stages.append(SynchronousStage(count, begin, end))
                 begin = end
         return stages
