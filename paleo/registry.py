@@ -77,8 +77,8 @@ class Registry(Generic[Entry]):
 
     @staticmethod
     def _import_modules(package: str) -> None:
-        """Import every module of a folder; if several threads ask at once, one imports a module and the others wait."""
-        folder = importlib.import_module(package).__path__
+        """Import a module, or all of a folder; if several threads ask at once, one imports a module and others wait."""
+        folder = getattr(importlib.import_module(package), "__path__", ())
         for module in sorted(info.name for info in pkgutil.iter_modules(folder)):
             importlib.import_module(f"{package}.{module}")
 

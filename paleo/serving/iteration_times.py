@@ -199,8 +199,6 @@ class IterationTables:
         Time of launching attention of chunks in all layers [s].
     state_time_per_sequence : float
         Time that each decoding sequence adds for recurrent states [s].
-    stages : int
-        Pipeline stages.
     stage_transfer_time : float
         Time in which a token's features pass to the next pipeline stage [s].
     launch_time : float
@@ -221,7 +219,6 @@ class IterationTables:
     prefill_attention_times: Array
     prefill_fixed_time: float
     state_time_per_sequence: float
-    stages: int
     stage_transfer_time: float
     launch_time: float
     lowered: LoweredForward
@@ -381,7 +378,7 @@ class IterationTables:
         if self.joint_attention_times is not self.decode_attention_times:
             added = self.decode_attention_time(share, cached, joint=True) - decoding
             seconds = seconds + np.minimum(chunks, 1.0) * added
-        seconds = seconds + self.speculation_time(share) + (self.stages - 1) * self.stage_transfer_time * tokens
+        seconds = seconds + self.speculation_time(share) + (self.sharding.pp - 1) * self.stage_transfer_time * tokens
         captured = np.equal(pieces, 0.0) & np.less_equal(share, self.largest_graph)
         return np.asarray(np.where(captured, seconds, np.maximum(seconds, self.launch_time)))
 
@@ -467,7 +464,6 @@ def iteration_tables(
         prefill_attention_times=pricing.prefill_attention_times(),
         prefill_fixed_time=pricing.prefill_fixed_time(),
         state_time_per_sequence=pricing.recurrent_state_time(),
-        stages=sharding.pp,
         stage_transfer_time=pricing.stage_transfer_time(),
         launch_time=engine.kernel_launch_time * pricing.launch_count(),
         lowered=work,
@@ -507,6 +503,15 @@ class _TableBuilder:
     formats: Formats
     engine: EngineKernels
     block_scales: bool = False
+
+    @property
+    def device(self) -> Device:
+        """Device of the machine."""
+        return self.backend.system.device
+
+    def parameters(self, kind: type[Any], family: str) -> Any:
+        """Return the calibrated parameters of a kernel family on the device."""
+        return self._families.parameters_of(kind, family).parameters
 
     def kernel_times(self, kernels: tuple[TokenScaledKernel, ...]) -> Array:
         """Compute the summed times of kernels at each number of tokens in `TOKEN_GRID`.
@@ -575,10 +580,10 @@ class _TableBuilder:
 
         Calibration measures short runs at a higher clock. ``seconds`` and ``flops`` are time and FLOP at that clock.
         """
-        device, families = self.backend.system.device, self._families
+        device, families = self.device, self._families
         dtype = self.formats.expert_formats.arithmetic_format(device)
         family = f"gemm.{dtype}" if default_precision(dtype).quantises_operands else "gemm.tensor"
-        products, card = families.parameters_of(GemmParameters, family).parameters, device_datasheet(device, dtype)
+        products, card = self.parameters(GemmParameters, family), device_datasheet(device, dtype)
         activity = relative_training_energy(products.training_energy_ratio, dtype, card, families.user_calibration)
         factor = power_slowdown(
             busy=seconds, flops=flops, dram=0.0, energy=products.energy_per_flop, activity=activity, device=card
@@ -591,8 +596,7 @@ class _TableBuilder:
         In fp8, weights have scales per block in SGLang's Triton kernel and in networks that are published with them.
         Marlin computes experts like dense GEMMs, at a share of the rate of 16 bits; its other parameters are CUTLASS's.
         """
-        device, families = self.backend.system.device, self._families
-        dtype = self.formats.expert_formats.arithmetic_format(device)
+        device, dtype = self.device, self.formats.expert_formats.arithmetic_format(self.device)
         packed = self.formats.expert_format is not None and not default_precision(dtype).quantises_operands
         kernel = _of_architecture(self.engine.expert_kernels, device) or "cutlass"
         if packed:
@@ -602,9 +606,9 @@ class _TableBuilder:
             kernel = "deepgemm"
         name = {"fp8": "block8" if blocks else "tensor8", "fp4": "block4"}.get(dtype, "bf16")
         family = f"experts.{'cutlass' if kernel == 'marlin' else kernel}.{name}"
-        parameters = families.parameters_of(EngineGemmParameters, family).parameters
+        parameters = self.parameters(EngineGemmParameters, family)
         if packed and kernel in ("cutlass", "marlin"):
-            dense = kernel == "marlin" and families.parameters_of(GemmParameters, "gemm.tensor").parameters
+            dense = kernel == "marlin" and self.parameters(GemmParameters, "gemm.tensor")
             parameters = replace(parameters, efficiency=WEIGHT_ONLY_RATE_SHARE * (dense or parameters).efficiency)
         triton = "triton" in kernel
         tiles = TUNED_BLOCK_SCALED_TILES if triton and name == "block8" else expert_gemm_tiles(family, tokens, local)
@@ -646,8 +650,8 @@ class _TableBuilder:
         shapes = [kernels[i].shape for i in chosen]
         m, n, k, batch = (np.array([float(shape[name]) for shape in shapes]) for name in ("m", "n", "k", "batch"))
         seconds[chosen] = batch * low_precision_gemm_time(
-            m=m, n=n, k=k, element_bytes=1.0, device=device_datasheet(self.backend.system.device, "fp8"),
-            parameters=self._families.parameters_of(EngineGemmParameters, f"narrow.block8.{library}").parameters,
+            m=m, n=n, k=k, element_bytes=1.0, device=device_datasheet(self.device, "fp8"),
+            parameters=self.parameters(EngineGemmParameters, f"narrow.block8.{library}"),
         )  # fmt: skip
         return seconds
 
@@ -656,10 +660,10 @@ class _TableBuilder:
 
         The bound is FLOP over the fraction of peak that the main loop of the kernel reaches.
         """
-        families, device = self._families, self.backend.system.device
+        families, device = self._families, self.device
         if not default_precision(families.dtype).quantises_operands:
             return np.zeros(len(kernels))
-        share = families.parameters_of(GemmParameters, f"gemm.{families.dtype}").parameters.efficiency
+        share = self.parameters(GemmParameters, f"gemm.{families.dtype}").efficiency
         flops = np.array([kernel.flops if kernel.operation == "narrow" else 0.0 for kernel in kernels])
         return np.asarray(flops / (share * device.peak_flops_per_s(families.dtype)))
 
@@ -675,10 +679,9 @@ class _TableBuilder:
         if not default_precision(families.dtype).quantises_operands:
             return np.zeros(len(kernels))
         narrow, wide = (
-            families.parameters_of(GemmParameters, f"gemm.{name}").parameters.launch_time
-            for name in (families.dtype, "tensor")
+            self.parameters(GemmParameters, f"gemm.{name}").launch_time for name in (families.dtype, "tensor")
         )
-        launch, bandwidth = max(narrow - wide, 0.0), 0.9 * self.backend.system.device.memory.bandwidth
+        launch, bandwidth = max(narrow - wide, 0.0), 0.9 * self.device.memory.bandwidth
         rows = np.array([_converted(kernel) for kernel in kernels])
         apart = self.engine.has_quantisation_kernel or self.block_scales or families.dtype == "fp4"
         share = AMAX_PASS_SHARE if apart else 1.0
@@ -764,16 +767,16 @@ class _TableBuilder:
     @property
     def _peers(self) -> bool:
         """True if ranks can read each other's memory over NVLink, as the engine's custom all-reduce kernel needs."""
-        system, links = self.backend.system, self.backend.system.device.interconnect
+        links, most = self.device.interconnect, min(8, self.backend.system.devices_per_node)
         joined = links is not None and links.kind == "nvlink"
-        return joined and self.engine.all_reduce_latency > 0 and self.sharding.tp <= min(8, system.devices_per_node)
+        return joined and self.engine.all_reduce_latency > 0 and self.sharding.tp <= most
 
     def _peer_sum(self, payload: Array) -> Array:
         """Return the time of a custom all-reduce kernel over NVLink [s]: the faster of one-shot and two-shot.
 
         ``payload`` [byte] may have any shape.
         """
-        links, ranks = self.backend.system.device.interconnect, self.sharding.tp
+        links, ranks = self.device.interconnect, self.sharding.tp
         assert links is not None
         rate, latency = NVLINK_PEER_READ_SHARE * links.bandwidth, self.engine.all_reduce_latency
         once = latency + (ranks - 1) * payload / rate
@@ -797,12 +800,11 @@ class _TableBuilder:
 
     @property
     def _streaming_bandwidth(self) -> float:
-        return STREAMING_BANDWIDTH_SHARE * self.backend.system.device.memory.bandwidth
+        return STREAMING_BANDWIDTH_SHARE * self.device.memory.bandwidth
 
     def _kernel(self) -> str:
-        device = self.backend.system.device
-        named = _of_architecture(self.engine.attention_kernels, device)
-        return named or default_attention_kernel(device.architecture, device.memory.kind)
+        named = _of_architecture(self.engine.attention_kernels, self.device)
+        return named or default_attention_kernel(self.device.architecture, self.device.memory.kind)
 
     def decode_attention_times(self) -> Array:
         """Return the attention time of one decode token per sequence, over sequences and cached tokens [s].
@@ -832,7 +834,6 @@ class _TableBuilder:
 
         ``single`` is True for decode tokens, False for prompts. ``queries`` and ``keys`` are tokens per sequence.
         """
-        device = self.backend.system.device
         width = self.formats.cache_bytes
         # SGLang's prompts have keys of their own on Hopper, for vLLM's FlashAttention-3; its timed rows have latents
         own_keys = self.engine.mla_library == "sglang" and self._kernel() == "fa3" and not single
@@ -844,15 +845,15 @@ class _TableBuilder:
         seconds = latent_attention_time(
             heads=group.query_heads * ones, batch=batch * ones, queries=np.asarray(queries) * ones, keys=keys * ones,
             single=np.full(shape, single), cache_bytes=width * ones, token_rows=rows * ones,
-            device=device_datasheet(device, device.training_dtype),
-            parameters=self._families.parameters_of(LatentAttentionParameters, name).parameters,
+            device=device_datasheet(self.device, self.device.training_dtype),
+            parameters=self.parameters(LatentAttentionParameters, name),
         )  # fmt: skip
         return np.asarray(group.count * seconds)
 
     @property
     def _triton(self) -> bool:
         """True if latent attention and attention sinks run in Triton: vLLM has CUDA kernels for them from Hopper on."""
-        return self.engine.mla_library == "vllm" and self.backend.system.device.architecture == "Ampere"
+        return self.engine.mla_library == "vllm" and self.device.architecture == "Ampere"
 
     def _prefill_time(self, batch: Array, length: Array, before: Array) -> Array:
         total = np.zeros(np.broadcast(length, before).shape)
@@ -912,10 +913,9 @@ class _TableBuilder:
         return float(self._prefill_time(single, single, 0.0 * single)[0, 0])
 
     def _activity(self) -> float:
-        device = self.backend.system.device
-        tensor = device_datasheet(device, device.training_dtype).tensor_cores
-        entry = self._families.parameters_of(GemmParameters, "gemm.tensor" if tensor else "gemm.simt")
-        return float(entry.parameters.training_energy_ratio)
+        tensor = device_datasheet(self.device, self.device.training_dtype).tensor_cores
+        family = "gemm.tensor" if tensor else "gemm.simt"
+        return float(self.parameters(GemmParameters, family).training_energy_ratio)
 
     def _device(self, phase: str) -> dict[str, Any]:
         """Return device and calibrated attention parameters for ``prefill`` or ``decode``, as keyword arguments.
@@ -924,14 +924,13 @@ class _TableBuilder:
         (FlashAttention-3, trtllm-gen; FlashAttention-2 computes in 16 bits). The Triton kernel for attention sinks has
         blocks of 16 rows like the one for latent attention, whose measured rate is used.
         """
-        device, kernel = self.backend.system.device, self._kernel()
-        kind = DecodeParameters if phase == "decode" else PrefillParameters
-        entry = self._families.parameters_of(kind, f"attention.{kernel}.{phase}")
+        device, kernel = self.device, self._kernel()
+        kind: type[Any] = DecodeParameters if phase == "decode" else PrefillParameters
+        parameters = self.parameters(kind, f"attention.{kernel}.{phase}")
         narrow = self.formats.cache_format == "fp8" and "fp8" in device.peak and kernel != "fa2"
         dtype = "fp8" if narrow else device.training_dtype
-        parameters = entry.parameters
         if phase == "prefill" and self._sinks and self._triton:
-            blocks = self._families.parameters_of(LatentAttentionParameters, "latent.vllm.token16").parameters
+            blocks = self.parameters(LatentAttentionParameters, "latent.vllm.token16")
             parameters = replace(parameters, mma_efficiency=blocks.efficiency)
         return {"device": device_datasheet(device, dtype), "parameters": parameters}
 

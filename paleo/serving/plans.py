@@ -109,13 +109,13 @@ class LatencyLimits:
         limits = {"ttft": self.ttft, "tpot": self.tpot, "latency": self.latency}
         return {name: limit for name, limit in limits.items() if limit is not None}
 
-    def latency_at_percentile(self, state: SteadyState | SimulationResult, part: str) -> Array:
+    def latency_at_percentile(self, state: SteadyState, part: str) -> Array:
         """Return the predicted latency at the percentile of the limits, which a limit is compared with.
 
         Parameters
         ----------
-        state : SteadyState | SimulationResult
-            Steady state or simulation of a replica.
+        state : SteadyState
+            Steady state of a replica.
         part : str
             ``ttft``, ``tpot`` or ``latency``.
 
@@ -124,43 +124,54 @@ class LatencyLimits:
         ndarray
             Time [s].
         """
-        if isinstance(state, SimulationResult):
-            return np.asarray(state.percentile(part, self.percentile) if self.percentile else state.mean(part))
         return state.percentile(part, self.percentile) if self.percentile else np.asarray(getattr(state, part))
 
-    def largest_latency_to_limit_ratio(self, state: SteadyState | SimulationResult) -> Array:
+    def latency_to_limit_ratios(self, state: SteadyState) -> dict[str, Array]:
+        """Return the ratio of each predicted latency to its limit, by the name of the limit.
+
+        Parameters
+        ----------
+        state : SteadyState
+            Steady state of a replica.
+
+        Returns
+        -------
+        dict of str to ndarray
+            Ratios in the shape of the state; at most 1 where the limit is met.
+        """
+        return {name: self.latency_at_percentile(state, name) / limit for name, limit in self.limits_by_name.items()}
+
+    def largest_latency_to_limit_ratio(self, state: SteadyState) -> Array:
         """Return the largest ratio of a predicted latency to its limit; at most 1 if all limits are met.
 
         Parameters
         ----------
-        state : SteadyState | SimulationResult
-            Steady state or simulation of a replica.
+        state : SteadyState
+            Steady state of a replica.
 
         Returns
         -------
         ndarray
             Ratio, in the shape of the state; 0 without limits.
         """
-        ratios = [self.latency_at_percentile(state, part) / limit for part, limit in self.limits_by_name.items()]
+        ratios = list(self.latency_to_limit_ratios(state).values())
         return np.asarray(np.max(np.stack(ratios), axis=0)) if ratios else np.asarray(0.0)
 
-    def binding_limit(self, state: SteadyState | SimulationResult) -> str:
+    def binding_limit(self, state: SteadyState) -> str:
         """Return the name of the latency limit that is closest to being exceeded.
 
         Parameters
         ----------
-        state : SteadyState | SimulationResult
-            Steady state or simulation of a replica.
+        state : SteadyState
+            Steady state of a replica.
 
         Returns
         -------
         str
             ``ttft``, ``tpot`` or ``latency``.
         """
-        return max(
-            self.limits_by_name,
-            key=lambda part: float(self.latency_at_percentile(state, part)) / self.limits_by_name[part],
-        )
+        ratios = self.latency_to_limit_ratios(state)
+        return max(ratios, key=lambda name: float(ratios[name]))
 
 
 @dataclass(frozen=True, slots=True)

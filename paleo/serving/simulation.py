@@ -113,67 +113,31 @@ class SimulationResult:
         return float(known.mean()) if len(known) else 0.0
 
 
-@dataclass(slots=True)
 class _IterationTimes:
-    """Tables of iteration times [s] as plain lists, which are faster to look up one by one than arrays."""
+    """Tables of iteration times [s] as plain lists, which are faster to look up one by one than arrays.
 
-    products: list[float]
-    sampled: list[float]
-    decode: list[list[float]]
-    joint: list[list[float]]
-    state: float
-    chunk: list[list[float]]
-    launch: float
-    ranks: float
-    hop: float
-    rows: int
-    speculated: list[float]
-    issue: float
-    largest_graph: int
+    They hold every number of tokens and sequences up to the most that an iteration may have.
+    """
 
-    @classmethod
-    def of(cls, phases: IterationTables, most_tokens: int, most_sequences: int) -> _IterationTimes:
-        """Tabulate the iteration times at each number of tokens and sequences that an iteration may hold.
-
-        Parameters
-        ----------
-        phases : IterationTables
-            Iteration times of one replica, on grids.
-        most_tokens : int
-            Largest number of tokens in one iteration.
-        most_sequences : int
-            Largest number of sequences in one iteration.
-
-        Returns
-        -------
-        _IterationTimes
-            Times of the parts of an iteration [s].
-        """
+    def __init__(self, phases: IterationTables, most_tokens: int, most_sequences: int) -> None:
         tokens = np.arange(most_tokens + phases.rows_per_sequence * most_sequences + 2, dtype=np.float64)
         sequences = np.arange(most_sequences + 2, dtype=np.float64)
-        state = phases.state_time_per_sequence / phases.kernels.mean_emitted_tokens
-        alone, joint = (
-            (
-                phases.decode_attention_time(sequences[:, None], CACHED_TOKEN_GRID[None, :], joint=each)
-                - sequences[:, None] * state
-            ).tolist()
+        self.products: list[float] = phases.non_attention_time(tokens).tolist()
+        self.sampled: list[float] = phases.sampling_time(sequences).tolist()
+        self.speculated: list[float] = phases.speculation_time(sequences).tolist()
+        self.state = phases.state_time_per_sequence / phases.kernels.mean_emitted_tokens
+        number, cached = sequences[:, None], CACHED_TOKEN_GRID[None, :]
+        self.decode: list[list[float]]
+        self.joint: list[list[float]]
+        self.decode, self.joint = (
+            (phases.decode_attention_time(number, cached, joint=each) - number * self.state).tolist()
             for each in (False, True)
         )
-        return cls(
-            phases.non_attention_time(tokens).tolist(),
-            phases.sampling_time(sequences).tolist(),
-            alone,
-            joint,
-            state,
-            phases.prefill_attention_times.tolist(),
-            phases.prefill_fixed_time,
-            float(phases.sharding.attention_dp),
-            (phases.stages - 1) * phases.stage_transfer_time,
-            phases.rows_per_sequence,
-            phases.speculation_time(sequences).tolist(),
-            phases.launch_time,
-            phases.largest_graph,
-        )
+        self.chunk: list[list[float]] = phases.prefill_attention_times.tolist()
+        self.launch, self.issue = phases.prefill_fixed_time, phases.launch_time
+        self.ranks, self.rows = phases.sharding.attention_dp, phases.rows_per_sequence
+        self.hop = (phases.sharding.pp - 1) * phases.stage_transfer_time
+        self.largest_graph = phases.largest_graph
 
     def decoding(self, sequences: int, cached: float, *, joint: bool) -> float:
         """Return the attention time of one decode token per sequence, interpolated in the tables.
@@ -241,9 +205,9 @@ class _IterationTimes:
         float
             Time [s].
         """
-        share = -(-decoded // int(self.ranks))
-        tokens = self.rows * share + -(-int(prefilled) // int(self.ranks))
-        seconds = self.products[tokens] + self.sampled[share + -(-ends // int(self.ranks))] + self.hop * tokens
+        share = -(-decoded // self.ranks)
+        tokens = self.rows * share + -(-int(prefilled) // self.ranks)
+        seconds = self.products[tokens] + self.sampled[share + -(-ends // self.ranks)] + self.hop * tokens
         if decoded:
             seconds += self.decoding(share, cached, joint=prefilled > 0) + self.speculated[share]
         if prefilled:
@@ -287,7 +251,7 @@ class ReplicaSimulation:
         self.batching, self.requests, self.capacity = batching, requests, capacity
         self.reservation, self.users, self.think = reservation, users, think
         self.budget, self.places = int(batching.max_tokens), int(batching.max_sequences)
-        self.prices = _IterationTimes.of(phases, self.budget, 2 * min(self.places, max(len(requests), 1)))
+        self.prices = _IterationTimes(phases, self.budget, 2 * min(self.places, max(len(requests), 1)))
         self.input: list[float] = requests.prompt_tokens.tolist()
         self.output = [int(each) for each in requests.answer_tokens]
         self.computed = [max(each * (1.0 - requests.prefix_hit_share), 1.0) for each in self.input]
