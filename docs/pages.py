@@ -198,8 +198,7 @@ def spec_files() -> str:
     from paleo.specs.device import Device, Link, Memory, Price
     from paleo.specs.model import Dataset, ModelInput, ModelSpec, PublishedCounts
     from paleo.specs.run import Run
-    from paleo.specs.schema_tables import field_table
-    from paleo.specs.software import SoftwareProfile
+    from paleo.specs.software import SoftwareProfile, field_table
     from paleo.specs.system import Host, InterconnectLevel, System
     from paleo.studies.cost import Tariff
     from paleo.studies.sweep import SweepStudy

@@ -24,8 +24,7 @@ from paleo.specs.loading import Spec
 from paleo.specs.model import ModelSpec, load_model, needs_importer
 from paleo.specs.prices import rent_quote
 from paleo.specs.run import Run, load_run, user_set_fields
-from paleo.specs.schema_tables import FieldRow, field_table, format_value
-from paleo.specs.software import SoftwareProfile, load_software
+from paleo.specs.software import FieldRow, SoftwareProfile, field_table, format_value, load_software
 from paleo.specs.system import InterconnectLevel, System, load_system
 from paleo.specs.task import load_task
 from paleo.studies.network_summary import NetworkSummary, summarise_network

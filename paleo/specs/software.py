@@ -6,18 +6,30 @@ Every field's meaning is in the docstring of its group. `paleo show software NAM
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.fields import FieldInfo
 
 from paleo.errors import SpecError, suggest_names
 from paleo.operations.tensor import CrossEntropyImplementation, QuantisationScaling, RotaryImplementation
 from paleo.specs.calibration import HeldOutErrors
 from paleo.specs.catalog import entry_names, is_path, read_entry
 from paleo.specs.loading import NonEmptyText, PositiveCount, Spec, StrictBool, cache_by_files, validate_mapping
-from paleo.units import MEBIBYTE, Bytes, BytesPerSecond, Seconds
+from paleo.units import (
+    MEBIBYTE,
+    Bytes,
+    BytesPerSecond,
+    FlopsPerSecond,
+    Hertz,
+    Seconds,
+    Watts,
+    format_duration,
+    format_gibibytes,
+    format_quantity,
+)
 
 #: Device memory of an empty PyTorch process in nvidia-smi, with lazily loaded kernels (CUDA 11.7 and later): half a
 #: GiB.
@@ -48,6 +60,12 @@ NonNegativeFactor = Annotated[float, Field(ge=0)]
 SlowdownFactor = Annotated[float, Field(ge=1)]
 #: Operations that a host issues, forward and backward.
 LaunchCounts = tuple[NonNegativeFactor, NonNegativeFactor]
+
+
+#: Unit or dimension that is printed for each type of quantity.
+_UNITS = {Seconds: "time", Bytes: "bytes", BytesPerSecond: "bytes/s", FlopsPerSecond: "FLOP/s", Hertz: "Hz", Watts: "W"}
+#: Units in which rates are printed.
+_RATES = {"bytes/s": "B/s", "FLOP/s": "FLOP/s", "Hz": "Hz"}
 
 
 class SoftwareFit(Spec):
@@ -788,8 +806,6 @@ def load_software(name_or_path: str | Path) -> SoftwareProfile:
     known = {field.alias or name for name, field in SoftwareProfile.model_fields.items()}
     for key in data:
         if key not in known:
-            from paleo.specs.schema_tables import field_table
-
             places = [row.field for row in field_table(SoftwareProfile)]
             raise SpecError(f"{path}: {key}: unknown key; {suggest_names(key, [*known, *places])}")
     newest = validate_mapping(SoftwareProfile, {"name": path.stem, **data}, path)
@@ -809,3 +825,100 @@ def _overlaid(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
         group, _, field = path.partition(".")
         result[group] = {**result.get(group, {}), field: value} if field else value
     return result
+
+
+# Tables of a schema's fields, for `paleo show`, the docs and messages
+
+
+class FieldRow(NamedTuple):
+    """One row of a table of a schema's fields: dotted name, unit, default and meaning."""
+
+    field: str
+    unit: str
+    default: str
+    meaning: str
+
+
+def field_table(schema: type[BaseModel]) -> list[FieldRow]:
+    """List the fields of a schema with unit, default and meaning, in the order of their declaration.
+
+    Parameters
+    ----------
+    schema : type[BaseModel]
+        Schema (pydantic model class).
+
+    Returns
+    -------
+    list of FieldRow
+        One row for each field; nested fields have dotted names.
+    """
+    return list(_rows_of(schema, ""))
+
+
+def _rows_of(schema: type[BaseModel], prefix: str) -> Iterator[FieldRow]:
+    for name, field in schema.model_fields.items():
+        key = f"{prefix}{field.alias or name}"
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _rows_of(field.annotation, f"{key}.")
+        elif field.description:
+            unit = field_unit(field)
+            default = "required" if field.is_required() else format_value(field.default, unit)
+            yield FieldRow(key, unit, default, field.description)
+
+
+def field_unit(field: FieldInfo) -> str:
+    """Return the unit of a schema field, from its type.
+
+    Parameters
+    ----------
+    field : FieldInfo
+        Field of a pydantic model.
+
+    Returns
+    -------
+    str
+        For example ``bytes/s``; empty for plain numbers, words and flags.
+    """
+    inside = (field.annotation, *get_args(field.annotation))
+    for dimension, unit in _UNITS.items():
+        validator = get_args(dimension)[1]
+        if dimension in inside or any(entry is validator for entry in field.metadata):
+            return unit
+    return ""
+
+
+def format_value(value: Any, unit: str = "") -> str:
+    """Format a field's value as text with its unit.
+
+    Parameters
+    ----------
+    value : Any
+        Value in SI units.
+    unit : str, optional
+        Unit, as `field_unit` returns it.
+
+    Returns
+    -------
+    str
+        Text such as ``8 us``; ``-`` for None.
+
+    Examples
+    --------
+    >>> format_value(8e-06, "time"), format_value(6e9, "bytes/s")
+    ('8 us', '6 GB/s')
+    >>> format_value(True), format_value(("norm", "softmax")), format_value(None)
+    ('true', 'norm, softmax', '-')
+    """
+    if value is None or value == ():
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {number:g}" for key, number in value.items())
+    if isinstance(value, int | float):
+        if unit in ("time", "bytes"):
+            return format_duration(value) if unit == "time" else format_gibibytes(value)
+        return format_quantity(value, _RATES[unit]) if unit in _RATES else f"{value:g}"
+    return str(value)

@@ -14,8 +14,7 @@ from paleo.predict import predict
 from paleo.specs.catalog import entry_names
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.specs.schema_tables import field_table
-from paleo.specs.software import SoftwareProfile, load_software
+from paleo.specs.software import SoftwareProfile, field_table, load_software
 from paleo.specs.system import load_system
 from paleo.tables.run_tables import profile_at_release
 from paleo.units import MICROSECOND
