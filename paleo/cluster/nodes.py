@@ -187,22 +187,6 @@ class NodePool:
             self.free_gpus[node] += gpus
 
 
-def gpus_per_node(system: System) -> int:
-    """Return the number of GPUs in one machine of a system.
-
-    Parameters
-    ----------
-    system : System
-        Machine: its devices, nodes and links.
-
-    Returns
-    -------
-    int
-        Number of GPUs.
-    """
-    return max(system.devices_per_host or system.devices_per_node, 1)
-
-
 def nodes_per_rack(system: System) -> int | None:
     """Return the number of nodes below one leaf switch of a system.
 
@@ -257,42 +241,35 @@ class SchedulingPolicy:
 SCHEDULING_POLICIES: Registry[SchedulingPolicy] = Registry("policy")
 
 
-def _remaining_time_key(cluster: Any, job: int) -> PriorityKey:
-    return (cluster.remaining_time(job), job)
-
-
-def _attained_service_key(cluster: Any, job: int) -> PriorityKey:
-    return (cluster.service_level(job), not cluster.is_running(job), job)
-
-
-def _priority_key(cluster: Any, job: int) -> PriorityKey:
-    return (-cluster.jobs[job].priority, job)
-
-
-def _fair_share_key(cluster: Any, job: int) -> PriorityKey:
-    return (cluster.team_gpu_time(cluster.jobs[job].team), job)
-
-
 for _name, _policy in {
     "fifo": SchedulingPolicy("first in, first out", "queueing theory"),
     "backfill": SchedulingPolicy(
         "FIFO with EASY backfill", "Lifka, The ANL/IBM SP scheduling system, 1995", backfills=True
     ),
     "srtf": SchedulingPolicy(
-        "shortest remaining time first", "Schrage, Operations Research 16 (1968)", _remaining_time_key, preempts=True
+        "shortest remaining time first",
+        "Schrage, Operations Research 16 (1968)",
+        lambda cluster, job: (cluster.remaining_time(job), job),
+        preempts=True,
     ),
     "las": SchedulingPolicy(
         "least attained service",
         "Gu et al., Tiresias, NSDI 2019, section 3",
-        _attained_service_key,
+        lambda cluster, job: (cluster.service_level(job), job not in cluster.running, job),
         preempts=True,
         has_time_quanta=True,
     ),
     "priority": SchedulingPolicy(
-        "priority with preemption", "Burns et al., Borg, Omega, and Kubernetes, 2016", _priority_key, True
+        "priority with preemption",
+        "Burns et al., Borg, Omega, and Kubernetes, 2016",
+        lambda cluster, job: (-cluster.jobs[job].priority, job),
+        preempts=True,
     ),
     "fair": SchedulingPolicy(
-        "fair share by team", "Ghodsi et al., NSDI 2011, for one resource", _fair_share_key, backfills=True
+        "fair share by team",
+        "Ghodsi et al., NSDI 2011, for one resource",
+        lambda cluster, job: (cluster.team_gpu_time(cluster.jobs[job].team), job),
+        backfills=True,
     ),
     "elastic": SchedulingPolicy(
         "elastic by marginal speed-up", "Peng et al., Optimus, EuroSys 2018, section 4.1", resizes_jobs=True

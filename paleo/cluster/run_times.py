@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paleo.cluster.nodes import gpus_per_node, nodes_per_rack
+from paleo.cluster.nodes import nodes_per_rack
 from paleo.cluster.simulation import ClusterJob
 from paleo.errors import CapacityError, PlanError, SpecError, suggest_names
 from paleo.predict import predict
@@ -24,6 +24,7 @@ from paleo.serving.service import evaluate_service
 from paleo.serving.steady_state import RequestLengths
 from paleo.specs.loading import validate_mapping
 from paleo.specs.model import ModelSpec, load_model
+from paleo.specs.prices import devices_per_machine
 from paleo.specs.run import Run
 from paleo.studies.cost import TrainingAmount, parse_training_amount
 from paleo.studies.defaults import LARGE_RUN_GPUS, with_common_software, with_fixed_global_batch, with_same_software
@@ -144,7 +145,7 @@ def predict_job_run_times(spec: JobSpec, systems: Sequence[System], most: Sequen
                 except (PlanError, CapacityError) as error:
                     reasons.append(f"{with_noun(gpus, 'GPU')} of {system.name}: {error}")
                     continue
-                if _is_enough(spec, table, gpus_per_node(system)):
+                if _is_enough(spec, table, devices_per_machine(system)):
                     break
         except SpecError as error:
             raise SpecError(f"job {spec.name!r:.60}: {error}") from None
@@ -342,10 +343,8 @@ def _rl_predictor(spec: JobSpec, network: ModelSpec, system: System) -> RunTimeP
     if algorithm not in EXTRA_PASSES_AND_CRITIC:
         raise SpecError(f"rl.algorithm: {algorithm!r:.40}: {suggest_names(algorithm, EXTRA_PASSES_AND_CRITIC)}")
     output = _positive("output", options.get("output", 1000))
-    rollouts, steps = (
-        int(_positive("rollouts", options.get("rollouts", 512))),
-        int(_positive("steps", options.get("steps", 0))),
-    )
+    usual = {"rollouts": 512, "steps": 0}
+    rollouts, steps = (int(_positive(name, options.get(name, number))) for name, number in usual.items())
     task = Rollouts(
         rollouts, int(_positive("batch", options.get("batch", rollouts))),
         _positive("input", options.get("input", 200)), output,

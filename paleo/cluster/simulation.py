@@ -222,21 +222,6 @@ class ClusterSimulation:
 
     # quantities that policies use
 
-    def is_running(self, job: int) -> bool:
-        """Return True if a job is running now.
-
-        Parameters
-        ----------
-        job : int
-            Number of the job.
-
-        Returns
-        -------
-        bool
-            True if it runs.
-        """
-        return job in self.running
-
     def remaining_time(self, job: int) -> float:
         """Return the time until a job ends if it continues, or starts, now.
 

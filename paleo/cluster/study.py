@@ -19,10 +19,11 @@ import numpy.typing as npt
 from pydantic import Field
 
 from paleo.cluster.jobs import read_jobs
-from paleo.cluster.nodes import SCHEDULING_POLICIES, NodePool, gpus_per_node, nodes_per_rack
+from paleo.cluster.nodes import SCHEDULING_POLICIES, NodePool, nodes_per_rack
 from paleo.cluster.simulation import ClusterJob, ClusterRun, simulate_cluster
 from paleo.errors import SpecError, suggest_names
 from paleo.specs.loading import NonEmptyText, read_yaml
+from paleo.specs.prices import devices_per_machine
 from paleo.specs.system import load_system
 from paleo.studies.cost import INTERVAL_DEVIATIONS, Tariff, rent_rate
 from paleo.studies.sweep import SweepStudy, build_sweep_study
@@ -101,7 +102,7 @@ class JobsOnCluster:
             One pool a kind.
         """
         return [
-            NodePool(count, gpus_per_node(system), nodes_per_rack(system) or 1 << 30, self.placement == "spread")
+            NodePool(count, devices_per_machine(system), nodes_per_rack(system) or 1 << 30, self.placement == "spread")
             for system, count in zip(self.systems, nodes, strict=True)
         ]
 
@@ -136,7 +137,7 @@ class JobsOnCluster:
         bool
             True if all fit.
         """
-        sizes = [count * gpus_per_node(system) for count, system in zip(nodes, self.systems, strict=True)]
+        sizes = [count * devices_per_machine(system) for count, system in zip(nodes, self.systems, strict=True)]
         gangs = (zip(job.preferred_gpus, sizes, strict=True) for job in self.jobs)
         return all(any(0 < gpus <= size for gpus, size in gang) for gang in gangs)
 
@@ -153,11 +154,8 @@ class JobsOnCluster:
         float, optional
             Rent [USD/s]; None if one of them has no price.
         """
-        rates = [
-            rent_rate(system, count * gpus_per_node(system), self.tariff)[0]
-            for system, count in zip(self.systems, nodes, strict=True)
-            if count
-        ]
+        ordered = [(system, count) for system, count in zip(self.systems, nodes, strict=True) if count]
+        rates = [rent_rate(system, count * devices_per_machine(system), self.tariff)[0] for system, count in ordered]
         return None if any(rate is None for rate in rates) else float(sum(rate or 0.0 for rate in rates))
 
 
@@ -228,11 +226,9 @@ class FleetStudy:
         """GPU-hours without progress, by reason; ``idle`` are those in which no job waits."""
         result = self.result
         unused = {name: value / HOUR for name, value in result.unused_gpu_seconds.items()}
-        stops = {
-            "preemption": float(result.pause_gpu_seconds.sum()) / HOUR,
-            "failures": float(result.failure_gpu_seconds.sum()) / HOUR,
-        }
-        return {"waiting": unused["waiting"], "fragmentation": unused["fragmentation"], **stops, "idle": unused["idle"]}
+        idle, pauses, failures = unused.pop("idle"), result.pause_gpu_seconds, result.failure_gpu_seconds
+        stops = {"preemption": float(pauses.sum()) / HOUR, "failures": float(failures.sum()) / HOUR}
+        return {**unused, **stops, "idle": idle}
 
     @property
     def verdict(self) -> str:
@@ -345,10 +341,8 @@ def predict_fleet(
     if placement not in PLACEMENTS:
         raise SpecError(f"--placement {placement!r:.40}: {suggest_names(placement, PLACEMENTS)}")
     counts = [MAX_NODES] * len(systems) if nodes is None else list(nodes)
-    most = [
-        min(count * gpus_per_node(system), system.max_devices or count * gpus_per_node(system))
-        for count, system in zip(counts, systems, strict=True)
-    ]
+    sizes = [(count * devices_per_machine(system), system) for count, system in zip(counts, systems, strict=True)]
+    most = [min(size, system.max_devices or size) for size, system in sizes]
     jobs = tuple(predict_job_run_times(spec, systems, most) for spec in specs)
     return JobsOnCluster(jobs, tuple(systems), policy, placement, tariff or Tariff())
 
@@ -536,7 +530,7 @@ def _fewest_nodes(
 
 def _nodes_without_waiting(fleet: JobsOnCluster) -> int:
     """Return a number of nodes of the last kind so large that no job ever waits."""
-    size = gpus_per_node(fleet.systems[-1])
+    size = devices_per_machine(fleet.systems[-1])
     needed = sum(-(-max(job.preferred_gpus) // size) for job in fleet.jobs)
     owned = MAX_NODES if fleet.systems[-1].max_devices is None else fleet.systems[-1].max_devices // size
     return max(min(needed, owned), 1)
@@ -583,8 +577,10 @@ def parse_node_counts(nodes: int | str | Sequence[int], systems: Sequence[System
     if len(known) != len(systems):
         raise SpecError(f"--nodes {str(nodes)[:60]!r}: {with_noun(len(systems), 'system')}; expected a number for each")
     for count, system in zip(known, systems, strict=True):
-        if system.max_devices is not None and count * gpus_per_node(system) > system.max_devices:
-            raise SpecError(f"--nodes {count}: system {system.name} has {system.max_devices // gpus_per_node(system)}")
+        if system.max_devices is not None and count * devices_per_machine(system) > system.max_devices:
+            raise SpecError(
+                f"--nodes {count}: system {system.name} has {system.max_devices // devices_per_machine(system)}"
+            )
     return known
 
 

@@ -132,12 +132,11 @@ def _pairwise_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
     A unit of m ranks sends m S (P-m)/P through its own ports.
     """
     ranks = group_rank_count(group)
-    return Traffic.from_levels(
-        *(
-            LevelTraffic((fan_out - 1.0) * inside, inside * payload * (ranks - inside) / ranks * level_is_used(fan_out))
-            for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
-        )
-    )
+    levels = [
+        LevelTraffic((fan_out - 1.0) * inside, inside * payload * (ranks - inside) / ranks * level_is_used(fan_out))
+        for fan_out, inside in zip(group, ranks_per_member(group), strict=True)
+    ]
+    return Traffic.from_levels(*levels)
 
 
 def _bruck_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:

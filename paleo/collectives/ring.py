@@ -128,12 +128,11 @@ def _torus_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
 
     The bound is the bisection: half of all messages cross the middle of that dimension.
     """
-    return Traffic.from_levels(
-        *(
-            LevelTraffic(np.floor(extent / 2.0), inside * payload * extent / 4.0 * level_is_used(extent))
-            for extent, inside in zip(group, ranks_per_member(group), strict=True)
-        )
-    )
+    levels = [
+        LevelTraffic(np.floor(extent / 2.0), inside * payload * extent / 4.0 * level_is_used(extent))
+        for extent, inside in zip(group, ranks_per_member(group), strict=True)
+    ]
+    return Traffic.from_levels(*levels)
 
 
 _RING_OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")

@@ -6,7 +6,7 @@ import ast
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +80,19 @@ def parse_header_comment(text: str) -> dict[str, Any]:
     return {}
 
 
+def _parsed(parse: Callable[[str], Any], text: str, no_text: str, no_mapping: str) -> dict[str, Any]:
+    """Return the settings in a text by dotted key; LaunchError with one of the messages if it holds no mapping."""
+    from yaml import YAMLError
+
+    try:
+        data = parse(text)
+    except (YAMLError, ValueError, RecursionError) as error:
+        raise LaunchError(f"{no_text} ({str(error).splitlines()[0]:.100})") from None
+    if not isinstance(data, Mapping):
+        raise LaunchError(no_mapping)
+    return flatten_keys(data)
+
+
 @dataclass(frozen=True, slots=True)
 class YamlFile:
     """YAML file with nested keys."""
@@ -95,13 +108,7 @@ class YamlFile:
         """Return the settings in a YAML text, by dotted key, with OmegaConf variables (``${a.b}``) replaced."""
         import yaml
 
-        try:
-            data = yaml.safe_load(text)
-        except (yaml.YAMLError, RecursionError, ValueError) as error:
-            raise LaunchError(f"{where}: is not YAML ({str(error).splitlines()[0]:.100})") from None
-        if not isinstance(data, Mapping):
-            raise LaunchError(f"{where}: expected keys with values")
-        settings = flatten_keys(data)
+        settings = _parsed(yaml.safe_load, text, f"{where}: is not YAML", f"{where}: expected keys with values")
         return {key: _interpolated(value, settings) for key, value in settings.items()}
 
 
@@ -125,13 +132,7 @@ class JsonFile:
 
     def settings_from_text(self, text: str, where: str) -> dict[str, Any]:
         """Return the settings in a JSON text, by dotted key."""
-        try:
-            data = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise LaunchError(f"{where}: is not JSON ({error!s:.100})") from None
-        if not isinstance(data, Mapping):
-            raise LaunchError(f"{where}: expected one JSON mapping")
-        return flatten_keys(data)
+        return _parsed(json.loads, text, f"{where}: is not JSON", f"{where}: expected one JSON mapping")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +152,7 @@ class TomlFile:
         """Return the settings in a JSON or TOML text, by dotted key."""
         import tomllib
 
-        try:
-            return flatten_keys(tomllib.loads(text))
-        except (ValueError, RecursionError) as error:
-            raise LaunchError(f"{where}: is not TOML ({error!s:.100})") from None
+        return _parsed(tomllib.loads, text, f"{where}: is not TOML", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,14 +263,10 @@ def _expanded(text: str, variables: Mapping[str, str], depth: int = 0) -> str:
         name = match[1] or match[3]
         if name is not None:
             return variables.get(name) or match[2] or ""
-        return _arithmetic(_bare(_expanded(match[4], variables, depth + 1), variables))
+        text = _expanded(match[4], variables, depth + 1)  # arithmetic, in which names need no dollar sign
+        return _arithmetic(re.sub(r"[A-Za-z_]\w*", lambda word: variables.get(word[0], "0"), text))
 
     return _expanded(_VARIABLE.sub(value, text), variables, depth + 1) if _VARIABLE.search(text) else text
-
-
-def _bare(text: str, variables: Mapping[str, str]) -> str:
-    """Replace variable names without a dollar sign in a shell arithmetic expression by their values."""
-    return re.sub(r"[A-Za-z_]\w*", lambda match: variables.get(match[0], "0"), text)
 
 
 def _arithmetic(text: str) -> str:

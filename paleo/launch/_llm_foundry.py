@@ -71,10 +71,8 @@ def _read_batch(settings: Settings, known: Settings) -> dict[str, Any]:
     total, key = integer_setting(settings, "global_train_batch_size", 0), "device_train_microbatch_size"
     if settings.get(key, "auto") == "auto":
         return {"global_batch": total}
-    return {
-        "global_batch": total,
-        "microbatch": min(integer_setting(settings, key), total // max(1, data_parallel_ranks(known)) or total),
-    }
+    most = total // max(1, data_parallel_ranks(known)) or total
+    return {"global_batch": total, "microbatch": min(integer_setting(settings, key), most)}
 
 
 _LLM_FOUNDRY = (

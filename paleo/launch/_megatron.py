@@ -336,11 +336,9 @@ def _offload(plan: JobPlan) -> dict[str, Any]:
 
 
 def _read_offload(settings: Settings, known: Settings) -> dict[str, Any]:
-    layers = settings.get("--cpu-offloading-num-layers")
-    return {
-        "offload": ("optimizer",) if settings.get("--optimizer-cpu-offload") else (),
-        "offload_layers": None if layers is None else to_integer(layers, "--cpu-offloading-num-layers"),
-    }
+    offload, layers = settings.get("--optimizer-cpu-offload"), settings.get("--cpu-offloading-num-layers")
+    number = None if layers is None else to_integer(layers, "--cpu-offloading-num-layers")
+    return {"offload": ("optimizer",) if offload else (), "offload_layers": number}
 
 
 def _dispatch(plan: JobPlan) -> dict[str, Any]:

@@ -230,10 +230,8 @@ def _read_fsdp(settings: Settings, known: Settings) -> dict[str, Any]:
     gpus = integer_setting(settings, "num_processes")
     if str(settings.get("distributed_type", "")).upper() != "FSDP":
         return {"gpus": gpus, "zero": 0}
-    replicas, shard, tp, cp = (
-        to_integer(settings.get(f"{_MESH}{name}_size", 1) or 1, f"{_MESH}{name}_size")
-        for name in ("dp_replicate", "dp_shard", "tp", "cp")
-    )
+    axes = prefix_words(_MESH, "dp_replicate_size dp_shard_size tp_size cp_size").split()
+    replicas, shard, tp, cp = (to_integer(settings.get(key) or 1, key) for key in axes)
     strategy = str(settings.get(f"{_FSDP}sharding_strategy", "FULL_SHARD")).upper()
     zero = {"SHARD_GRAD_OP": 2, "2": 2, "NO_SHARD": 0, "3": 0}.get(strategy, 3)
     reshard = settings.get(f"{_FSDP}reshard_after_forward")

@@ -212,9 +212,11 @@ def launcher_of_software(software: str, file: str = "") -> SettingsTranslator:
         if launcher.framework != framework:
             raise LaunchError(f"--launch {name}: is for software of {launcher.framework}, the plan is of {software}")
         return launcher
-    known = [launcher for _, launcher in LAUNCHERS.items() if launcher.framework == _settings_framework(framework)]
+    sought = "megatron-core" if framework == "primus" else framework  # Primus has the settings of Megatron-Core
+    known = [launcher for _, launcher in LAUNCHERS.items() if launcher.framework == sought]
     if not known:
-        raise LaunchError(f"software {software}: no launch settings are known; {suggest_names(software, _softwares())}")
+        nearest = suggest_names(software, sorted({launcher.software for _, launcher in LAUNCHERS.items()}))
+        raise LaunchError(f"software {software}: no launch settings are known; {nearest}")
     if not file:
         return min(known, key=lambda each: (not isinstance(each.format, ShellScriptFile), each.name != framework))
     chosen = [launcher for launcher in known if file.lower().endswith(launcher.suffixes)]
@@ -222,15 +224,6 @@ def launcher_of_software(software: str, file: str = "") -> SettingsTranslator:
         endings = ", ".join(sorted({suffix for launcher in known for suffix in launcher.suffixes}))
         raise LaunchError(f"--launch {file}: files of {framework} end in {endings}")
     return min(chosen, key=lambda launcher: (launcher.name != framework, launcher.name != "accelerate"))
-
-
-def _settings_framework(framework: str | None) -> str | None:
-    """Return the framework whose settings express a plan: Megatron-Core for Primus, otherwise the framework itself."""
-    return "megatron-core" if framework == "primus" else framework
-
-
-def _softwares() -> list[str]:
-    return sorted({launcher.software for _, launcher in LAUNCHERS.items()})
 
 
 def check_launch_file_name(file: str, software: str | None) -> None:

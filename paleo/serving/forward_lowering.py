@@ -148,11 +148,8 @@ class TokenScaledKernel:
         TokenScaledKernel
             One GEMM with the columns of both weights.
         """
-        return replace(
-            self,
-            kernel_at_few_tokens=_wider(self.kernel_at_few_tokens, other.kernel_at_few_tokens),
-            kernel_at_many_tokens=_wider(self.kernel_at_many_tokens, other.kernel_at_many_tokens),
-        )
+        few = _wider(self.kernel_at_few_tokens, other.kernel_at_few_tokens)
+        return TokenScaledKernel(few, _wider(self.kernel_at_many_tokens, other.kernel_at_many_tokens), self.count)
 
     def with_sixteen_bit_arithmetic(self) -> TokenScaledKernel:
         """Return the GEMM with 16-bit weights and arithmetic, as for layers that engines leave unquantised.
@@ -164,11 +161,8 @@ class TokenScaledKernel:
         """
         if self.kernel_at_few_tokens.operation != "narrow":
             return self
-        return replace(
-            self,
-            kernel_at_few_tokens=replace(self.kernel_at_few_tokens, operation="gemm"),
-            kernel_at_many_tokens=replace(self.kernel_at_many_tokens, operation="gemm"),
-        )
+        few, many = self.kernel_at_few_tokens, self.kernel_at_many_tokens
+        return TokenScaledKernel(replace(few, operation="gemm"), replace(many, operation="gemm"), self.count)
 
 
 def _wider(first: Kernel, second: Kernel) -> Kernel:

@@ -183,11 +183,9 @@ def serving_memory(
         left = engine.memory_share * total - weights - activations - engine.reserve
     else:
         left = engine.memory_share * (total - weights - activations - engine.reserve)
-    groups = tuple(
-        KVCacheGroup(each.count * each.cache_elements_per_token * formats.cache_bytes / sharding.pp, each.window)
-        for each in work.attention
-        if each.causal
-    )
+    width, causal = formats.cache_bytes, [each for each in work.attention if each.causal]
+    sizes = [each.count * each.cache_elements_per_token * width / sharding.pp for each in causal]
+    groups = tuple(KVCacheGroup(size, each.window) for size, each in zip(sizes, causal, strict=True))
     return ServingMemory(
         weights,
         activations,

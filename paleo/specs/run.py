@@ -461,12 +461,11 @@ def field_paths() -> tuple[str, ...]:
     tuple of str
         Paths in the order of declaration.
     """
-    groups = {name: _group(name) for name in Run.model_fields}
-    return tuple(
-        path
-        for name, group in groups.items()
-        for path in ([name] if group is None else [f"{name}.{field}" for field in group.model_fields])
-    )
+    paths: list[str] = []
+    for name in Run.model_fields:
+        group = _group(name)
+        paths += [name] if group is None else [f"{name}.{field}" for field in group.model_fields]
+    return tuple(paths)
 
 
 def field_path(name: str) -> str:
