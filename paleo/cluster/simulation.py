@@ -160,8 +160,7 @@ class ClusterSimulation:
 
     def __init__(
         self, jobs: Sequence[ClusterJob], pools: Sequence[NodePool], policy: SchedulingPolicy, *,
-        factors: Sequence[float] | None = None, quantum: float = FIRST_SERVICE_LEVEL_GPU_SECONDS,
-        growth: float = SERVICE_LEVEL_GROWTH,
+        factors: Sequence[float] | None, quantum: float, growth: float,
     ) -> None:  # fmt: skip
         self.jobs, self.pools, self.policy = jobs, pools, policy
         self.run_time_factors, self.quantum, self.growth = factors, quantum, growth

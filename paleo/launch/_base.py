@@ -239,13 +239,11 @@ def group_translation(
     return GroupTranslation(tuple(keys.split()), tuple(fields.split()), write, read)
 
 
-def boolean_translation(
-    keys: str, field: str, on: Any, off: Any, *, absent: bool = False, written: bool = True
-) -> GroupTranslation:
+def boolean_translation(keys: str, field: str, on: Any, off: Any, *, written: bool = True) -> GroupTranslation:
     """Return the translation of a key that is true for one value of a field (``on``) and false for another (``off``).
 
-    The first of ``keys`` is written, further ones are only read. ``absent`` is the meaning of a file without the key.
-    ``written`` says whether a key that is false is written.
+    The first of ``keys`` is written, further ones are only read. A file without the key means false. ``written`` says
+    whether a key that is false is written.
     """
     names = tuple(keys.split())
 
@@ -256,8 +254,7 @@ def boolean_translation(
         return {names[0]: value == on} if written or value == on else {}
 
     def read(settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
-        word = first_given_value(settings, names)
-        return {field: on if (absent if word is None else is_true(word)) else off}
+        return {field: on if is_true(first_given_value(settings, names)) else off}
 
     return GroupTranslation(names, (field,), write, read)
 

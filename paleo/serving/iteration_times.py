@@ -283,7 +283,7 @@ class IterationTables:
         ndarray, shape (...)
             Time [s].
         """
-        return _extended(tokens, TOKEN_GRID, self.layer_times)
+        return _extended(tokens, self.layer_times)
 
     def sampling_time(self, sequences: Numbers) -> Array:
         """Return the time of the output head and of sampling in an iteration.
@@ -298,9 +298,7 @@ class IterationTables:
         ndarray, shape (...)
             Time [s].
         """
-        return np.where(
-            np.asarray(sequences) > 0, _extended(np.maximum(sequences, 1.0), TOKEN_GRID, self.head_times), 0.0
-        )
+        return np.where(np.asarray(sequences) > 0, _extended(np.maximum(sequences, 1.0), self.head_times), 0.0)
 
     def decode_attention_time(self, sequences: Numbers, cached: Numbers, *, joint: bool = False) -> Array:
         """Return the attention time of one decode token per sequence, over all layers.
@@ -383,10 +381,10 @@ class IterationTables:
         return np.asarray(np.where(captured, seconds, np.maximum(seconds, self.launch_time)))
 
 
-def _extended(points: Numbers, grid: Array, values: Array) -> Array:
-    """Interpolate a table linearly; beyond the grid values grow in proportion, before the grid they are constant."""
-    inside = np.interp(points, grid, values)
-    return np.asarray(np.where(points > grid[-1], values[-1] * points / grid[-1], inside))
+def _extended(tokens: Numbers, values: Array) -> Array:
+    """Interpolate a table over `TOKEN_GRID`; above the grid values grow in proportion, below it they are constant."""
+    inside, most = np.interp(tokens, TOKEN_GRID, values), TOKEN_GRID[-1]
+    return np.asarray(np.where(tokens > most, values[-1] * tokens / most, inside))
 
 
 def interpolate_bilinearly(x: Array, y: Array, xs: Array, ys: Array, table: Array) -> Array:

@@ -725,7 +725,7 @@ def states_over_request_rates(plan: ServingPlan, load: ServingLoad, points: int 
     return plan.layout.replicas * rates, plan.layout.state_at_rate(load, plan.batching, rates)
 
 
-def replica_requests(plan: ServingPlan, load: ServingLoad, count: int | None = None, seed: int = 1) -> Requests:
+def replica_requests(plan: ServingPlan, load: ServingLoad, count: int | None = None) -> Requests:
     """Return the requests that one replica of a serving plan gets in a simulation: part of a trace, or random ones.
 
     Parameters
@@ -736,8 +736,6 @@ def replica_requests(plan: ServingPlan, load: ServingLoad, count: int | None = N
         Arrival process and lengths of requests, or a trace.
     count : int, optional
         Number of requests to draw.
-    seed : int, optional
-        Seed of the random numbers.
 
     Returns
     -------
@@ -762,13 +760,10 @@ def replica_requests(plan: ServingPlan, load: ServingLoad, count: int | None = N
         input_variation=lengths.input_variation,
         output_variation=lengths.output_variation,
         hit=lengths.prefix_hit_share,
-        seed=seed,
     )
 
 
-def simulated_replica(
-    plan: ServingPlan, load: ServingLoad, count: int | None = None, seed: int = 1
-) -> SimulationResult:
+def simulated_replica(plan: ServingPlan, load: ServingLoad, count: int | None = None) -> SimulationResult:
     """Simulate one replica of a serving plan under its load.
 
     Parameters
@@ -779,8 +774,6 @@ def simulated_replica(
         Arrival process and lengths of requests, or a trace.
     count : int, optional
         Number of requests to draw.
-    seed : int, optional
-        Seed of the random numbers.
 
     Returns
     -------
@@ -794,7 +787,7 @@ def simulated_replica(
     """
     candidate = plan.layout
     stages = candidate.sharding.pp
-    requests = replica_requests(plan, load, count, seed)
+    requests = replica_requests(plan, load, count)
     length = float((requests.prompt_tokens + requests.answer_tokens).mean())
     users = None if load.arrival_kind != "closed" else max(round(load.users / candidate.replicas / stages), 1)
     return simulate_requests(

@@ -90,15 +90,13 @@ class Rollouts:
         tokens = self.mean_prompt_tokens + self.mean_answer_tokens
         return SEQUENCE_PADDING_TOKENS * max(math.ceil(tokens / SEQUENCE_PADDING_TOKENS), 1)
 
-    def sampled_answer_lengths(self, count: int, seed: int = 1) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def sampled_answer_lengths(self, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """Draw answer lengths from a log-normal distribution that is cut at the largest length and keeps the mean.
 
         Parameters
         ----------
         count : int
             Number of answers.
-        seed : int, optional
-            Seed of the random numbers.
 
         Returns
         -------
@@ -107,11 +105,11 @@ class Rollouts:
         """
         mean = self.mean_answer_tokens
         for _ in range(8):
-            drawn = sample_lengths(mean, self.variation, count, np.random.default_rng(seed))
+            drawn = sample_lengths(mean, self.variation, count, np.random.default_rng(1))
             lengths = np.minimum(drawn, self.max_answer_tokens)
             mean *= self.mean_answer_tokens / max(float(lengths.mean()), 1.0)
             mean = min(mean, 50.0 * self.max_answer_tokens)
-        return np.asarray(np.random.default_rng(seed).permutation(lengths))
+        return np.asarray(np.random.default_rng(1).permutation(lengths))
 
 
 @dataclass(frozen=True, slots=True)

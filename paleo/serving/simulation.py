@@ -245,8 +245,7 @@ class ReplicaSimulation:
 
     def __init__(
         self, phases: IterationTables, batching: BatchingLimits, requests: Requests, *, capacity: float,
-        reservation: float = 1.0,
-        users: int | None = None, think: float = 0.0,
+        reservation: float, users: int | None, think: float,
     ) -> None:  # fmt: skip
         self.batching, self.requests, self.capacity = batching, requests, capacity
         self.reservation, self.users, self.think = reservation, users, think
@@ -260,8 +259,7 @@ class ReplicaSimulation:
         self.arrival = requests.arrival.tolist()
         self.first, self.finish = [float("nan")] * len(requests), [float("nan")] * len(requests)
         self.state = _State()
-        self.ends = self.promised = 0.0
-        self.front = 0.0
+        self.ends = self.promised = self.front = 0.0
         # Return when each request enters the queue, after the server, which takes them one by one.
         self.entered: list[float] = []
         first = len(self.arrival) if self.users is None else min(self.users, len(self.arrival))
@@ -300,8 +298,7 @@ class ReplicaSimulation:
 
     def _reserved_answer_tokens(self, request: int, back: int = 0) -> float:
         """Return the answer tokens for which the KV cache must have space when a request is admitted."""
-        missing = self.output[request] - self.generated[request] + back
-        return max(self.reservation * missing, 1.0)
+        return max(self.reservation * (self.output[request] - self.generated[request] + back), 1.0)
 
     def _has_place(self, request: int) -> bool:
         state = self.state
@@ -318,8 +315,7 @@ class ReplicaSimulation:
 
     def _with_prompts(self) -> None:
         """Simulate an iteration with prefill chunks, and with decoding sequences if the engine mixes both."""
-        state, batching = self.state, self.batching
-        mixed = batching.mixes_prefill
+        state, mixed = self.state, self.batching.mixes_prefill
         self._overflow()
         budget = max(self.budget - (len(state.running) if mixed else 0), 1)
         prefilled, attention, finished = 0.0, 0.0, []
@@ -418,8 +414,7 @@ class ReplicaSimulation:
         if not number:
             raise SpecError("a request does not fit into an empty cache")
         turns = min(int(state.running.next_event_time) - state.turn, MAX_ITERATIONS_PER_EVENT)
-        room = int((self.capacity - state.cache + state.shared) // number)
-        turns = max(min(turns, room), 1)
+        turns = max(min(turns, int((self.capacity - state.cache + state.shared) // number)), 1)
         middle = state.cache / number + turns / 2.0
         seconds = self._with_host(self.prices.iteration(number, middle, 0.0, 0.0, 0), number)
         if state.arrived < len(self.entered) and len(state.running) < self.places:
