@@ -22,11 +22,26 @@ from paleo.compression.base import (
     wire_bytes,
 )
 
+
+class _Method:
+    """Methods whose compressed gradients ranks decode before they sum them, in place of an all-reduce, without state.
+
+    A method of another kind says so.
+    """
+
+    __slots__ = ()
+    sums_without_decoding = False
+    replaces_zero3_collectives = False
+
+    def state_bytes(self, gradient: SummedGradient) -> Array:
+        return np.zeros(np.shape(gradient.bytes))
+
+
 # Factors in place of matrices: PowerSGD's low-rank ones, and the exact factors of fully connected layers
 
 
 @dataclass(frozen=True, slots=True)
-class PowerSGD:
+class PowerSGD(_Method):
     """PowerSGD: low-rank factors of each gradient matrix, by one step of power iteration.
 
     P = M Q is summed over the ranks and orthogonalised, then Q = Mᵀ P is summed. For a matrix (a, b) and rank r this
@@ -38,7 +53,6 @@ class PowerSGD:
     reference = "Vogels, Karimireddy and Jaggi, PowerSGD, NeurIPS 2019"
     sums_without_decoding = True
     is_unbiased = False
-    replaces_zero3_collectives = False
 
     @property
     def summary(self) -> str:
@@ -73,7 +87,7 @@ class PowerSGD:
 
 
 @dataclass(frozen=True, slots=True)
-class SufficientFactors:
+class SufficientFactors(_Method):
     """Sufficient factor broadcasting: a fully connected layer's activations and output gradients replace its gradient.
 
     With B samples a rank, ranks gather B (a + b) values each and multiply them. The method is used where this sends
@@ -82,9 +96,7 @@ class SufficientFactors:
 
     reference = "Xie et al., Distributed machine learning via sufficient factor broadcasting, 2015; Poseidon, ATC 2017"
     summary = "activations and output gradients of fully connected layers are gathered instead of their gradient"
-    sums_without_decoding = False
     is_unbiased = True
-    replaces_zero3_collectives = False
 
     def collectives(self, gradient: SummedGradient) -> tuple[CompressedCollective, ...]:
         pays, width = self._pays(gradient), gradient.element_bytes
@@ -102,9 +114,6 @@ class SufficientFactors:
         moved = self._gathered_values(gradient) * gradient.element_bytes, elements * gradient.element_bytes
         read, written, flops = (np.where(self._pays(gradient), each, 0.0) for each in (*moved, flops))
         return CodingWork.broadcast(read, written, flops=flops)
-
-    def state_bytes(self, gradient: SummedGradient) -> Array:
-        return np.zeros(np.shape(gradient.bytes))
 
     def _pays(self, gradient: SummedGradient) -> npt.NDArray[np.bool_]:
         """Return True where the gathered factors take fewer bytes than the all-reduced gradient."""
@@ -137,7 +146,7 @@ _SCALE_BYTES = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class NarrowFormatCast:
+class NarrowFormatCast(_Method):
     """Gradients cast to a narrower number format of ``bytes_per_element``, in which the all-reduce sums.
 
     With ``has_block_scales`` each block of 256 elements has an fp32 scale.
@@ -149,7 +158,6 @@ class NarrowFormatCast:
     reference = "Micikevicius et al., Mixed precision training, ICLR 2018"
     sums_without_decoding = True
     is_unbiased = True
-    replaces_zero3_collectives = False
 
     @property
     def summary(self) -> str:
@@ -168,9 +176,6 @@ class NarrowFormatCast:
     def decoding_work(self, gradient: SummedGradient) -> CodingWork:
         return CodingWork.broadcast(gradient.elements * self.bytes_per_element, gradient.bytes)
 
-    def state_bytes(self, gradient: SummedGradient) -> Array:
-        return np.zeros(np.shape(gradient.elements))
-
 
 def _register(name: str, bytes_per_element: float, *, scaled: bool) -> None:
     @COMPRESSIONS.register(name)
@@ -186,7 +191,7 @@ _register("int8", 1.0, scaled=True)
 
 
 @dataclass(frozen=True, slots=True)
-class QuantisedGradients:
+class QuantisedGradients(_Method):
     """Gradients quantised to ``bits`` per element, all tensors in one flat buffer (1-bit Adam, QSGD, TernGrad).
 
     ``dense_warm_up_fraction`` is the fraction of training, at its start, that sends uncompressed gradients. With
@@ -199,8 +204,6 @@ class QuantisedGradients:
     has_error_feedback: bool
     reference: str
     dense_warm_up_fraction: float = 0.0
-    sums_without_decoding = False
-    replaces_zero3_collectives = False
 
     @property
     def summary(self) -> str:
@@ -286,7 +289,7 @@ _WEIGHT_BYTES, _GRADIENT_BYTES, _COPY_BYTES = 1.0, 0.5, 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class _ZeroPlusPlus:
+class _ZeroPlusPlus(_Method):
     """ZeRO++: quantised collectives of ZeRO-3, for one pass over all parameters.
 
     The collectives are the forward all-gather, the backward all-gather within a node, and two all-to-alls of gradients.
@@ -294,7 +297,6 @@ class _ZeroPlusPlus:
 
     summary = "8-bit gathers, 16-bit copies inside a node, 4-bit scatters of sharded training"
     reference = "Wang et al., ZeRO++, 2023"
-    sums_without_decoding = False
     is_unbiased = False
     replaces_zero3_collectives = True
 
@@ -372,7 +374,7 @@ def recursive_doubling_bytes(density: Numeric, ranks: Numeric) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sparse:
+class _Sparse(_Method):
     """Sparse gradients (top-k): each rank sends the fraction ``density`` of elements with the largest magnitude.
 
     The rest is added to the next gradient (error feedback). With ``momentum`` the optimizer's momentum is kept per rank
@@ -383,9 +385,7 @@ class _Sparse:
     density: float
     momentum: bool
     reference: str
-    sums_without_decoding = False
     is_unbiased = False
-    replaces_zero3_collectives = False
 
     @property
     def summary(self) -> str:
@@ -441,7 +441,7 @@ class _Sparse:
 
 
 @dataclass(frozen=True, slots=True)
-class GlobalTopK:
+class GlobalTopK(_Method):
     """Sparse gradients with the largest entries over all ranks (gTop-k).
 
     In each of log₂ P rounds two selections of k entries are merged into one of k, so a rank sends 2 k log₂ P pairs in
@@ -450,9 +450,7 @@ class GlobalTopK:
 
     density: float
     reference = "Shi et al., gTop-k, ICDCS 2019"
-    sums_without_decoding = False
     is_unbiased = False
-    replaces_zero3_collectives = False
 
     @property
     def summary(self) -> str:

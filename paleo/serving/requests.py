@@ -7,7 +7,7 @@ import io
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import IO, Literal
@@ -74,13 +74,9 @@ class Requests:
         Requests
             Requests of the first replica.
         """
-        return Requests(
-            self.arrival[::replicas],
-            self.prompt_tokens[::replicas],
-            self.answer_tokens[::replicas],
-            self.prefix_hit_share,
-            self.shares_prefix,
-        )
+        columns = (self.arrival, self.prompt_tokens, self.answer_tokens)
+        arrival, prompts, answers = (each[::replicas] for each in columns)
+        return replace(self, arrival=arrival, prompt_tokens=prompts, answer_tokens=answers)
 
 
 def sample_lengths(mean: float, variation: float, count: int, random: np.random.Generator) -> Array:
