@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +53,10 @@ class LevelTraffic:
     wire_bytes: Numeric = 0.0
     reduced_bytes: Numeric = 0.0
     senders_per_member: Numeric | None = None
+
+    def __add__(self, other: LevelTraffic) -> LevelTraffic:  # the senders of a sum are not told apart
+        steps, sent = self.steps + other.steps, self.wire_bytes + other.wire_bytes
+        return LevelTraffic(steps, sent, self.reduced_bytes + other.reduced_bytes)
 
     def __mul__(self, times: Numeric) -> LevelTraffic:
         counts = (self.steps * times, self.wire_bytes * times, self.reduced_bytes * times)
@@ -101,34 +106,23 @@ class Traffic:
     @property
     def levels(self) -> tuple[LevelTraffic, ...]:
         """Traffic over each interconnect level, summed over all phases, inner level (NVLink) first."""
-        return tuple(self._level(index) for index in range(max((len(phase) for phase in self.phases), default=0)))
-
-    def _level(self, index: int) -> LevelTraffic:
-        crossing = [phase[index] for phase in self.phases if index < len(phase)]
-        return LevelTraffic(
-            steps=_total([level.steps for level in crossing]),
-            wire_bytes=_total([level.wire_bytes for level in crossing]),
-            reduced_bytes=_total([level.reduced_bytes for level in crossing]),
-        )
+        columns = zip_longest(*self.phases, fillvalue=LevelTraffic())
+        return tuple(sum(column, start=LevelTraffic()) for column in columns)
 
     @property
     def steps(self) -> Numeric:
         """Number of consecutive messages, over all phases and levels [1]."""
-        return _total([level.steps for level in self.levels])
+        return sum((level.steps for level in self.levels), start=0.0)
 
     @property
     def wire_bytes(self) -> Numeric:
         """Bytes that the busiest member (GPU, node or rack) of each level sends, summed over all levels [byte]."""
-        return _total([level.wire_bytes for level in self.levels])
+        return sum((level.wire_bytes for level in self.levels), start=0.0)
 
     @property
     def reduced_bytes(self) -> Numeric:
         """Received bytes that one rank adds to its own data, over all phases and levels [byte]."""
-        return _total([level.reduced_bytes for level in self.levels])
-
-
-def _total(values: Sequence[Numeric]) -> Numeric:
-    return sum(values, start=0.0)
+        return sum((level.reduced_bytes for level in self.levels), start=0.0)
 
 
 #: Every operation that some algorithm serves.

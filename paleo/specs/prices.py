@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from statistics import median
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from paleo.errors import SpecError, suggest_names
 from paleo.specs.catalog import entry_files, entry_names, load_entry
@@ -19,10 +19,6 @@ from paleo.specs.device import Price
 from paleo.specs.loading import NonEmptyText, PositiveCount, Spec
 from paleo.specs.system import Reliability, System, load_system
 from paleo.units import DAY, HOUR, KILO, Dollars, PricePerSecond
-
-if TYPE_CHECKING:
-    from paleo.specs.system import System
-
 
 #: Terms for which a machine can be rented.
 RentalTerm = Literal["on-demand", "1-year", "3-year", "spot"]
