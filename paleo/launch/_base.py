@@ -100,14 +100,9 @@ class JobPlan:
     hub_id: str = field(default="", compare=False)
 
     @property
-    def ranks_per_replica(self) -> int:
-        """Number of devices that hold one model replica: tp x cp x pp."""
-        return self.tp * self.cp * self.pp
-
-    @property
     def dp(self) -> int:
         """Number of data-parallel ranks; 0 if the devices are not known."""
-        return self.gpus // self.ranks_per_replica
+        return self.gpus // (self.tp * self.cp * self.pp)
 
     @property
     def microbatches(self) -> int:
@@ -188,17 +183,13 @@ class FieldTranslation:
         word = settings[key]
         if self.value_spellings is None:
             return {self.field: _as_field_type(word, self.field, self.key)}
-        spellings = [*((word, value) for value, word in self.value_spellings.items()), *self.older_spellings]
-        match = [value for spelling, value in spellings if _same(spelling, word)]
+        spellings = [*((each, value) for value, each in self.value_spellings.items()), *self.older_spellings]
+        same = str(word).lower()  # case and quotes do not matter
+        match = [value for spelling, value in spellings if spelling == word or str(spelling).lower() == same]
         if not match:
             nearest = suggest_names(str(word), map(str, self.value_spellings.values()))
             raise LaunchError(f"{self.key}: {word!r:.60} is not known; {nearest}")
         return {self.field: match[0]}
-
-
-def _same(spelling: object, word: object) -> bool:
-    """Return True if two values of a setting are equal, regardless of case and quotes."""
-    return spelling == word or str(spelling).lower() == str(word).lower()
 
 
 _KINDS: dict[str, type] = {entry.name: type(entry.default) for entry in fields(JobPlan) if entry.default is not None}

@@ -553,7 +553,8 @@ def read_launch_files(paths: Sequence[str | Path], gpus: int | None = None) -> L
     if isinstance(network, str) and not launcher.states_model_name:
         stated["model"] = network
     plan = launcher.plan_of_settings(settings, **stated)
-    software = headers.get("software") or _software_by_flags(settings) or launcher.software
+    by_flags = (profile for profile, flags in _FLAGS_OF.items() if not settings.keys().isdisjoint(flags))
+    software = headers.get("software") or next(by_flags, launcher.software)
     named = network if network is not None else plan.model or None
     return LaunchFileJob(named, plan, software, launcher.name, tuple(launcher.unread_keys(settings)))
 
@@ -602,13 +603,8 @@ def _with_deepspeed_files(paths: Sequence[str | Path]) -> list[Path]:
     return neighbours
 
 
-def _software_by_flags(settings: Mapping[str, Any]) -> str:
-    """Return the profile of the Megatron release or fork that alone has one of the flags; empty if there is none."""
-    profiles = (profile for profile, flags in _FLAGS_OF.items() if any(flag in settings for flag in flags))
-    return next(profiles, "")
-
-
-#: Flags that only Megatron-DeepSpeed has, and flags that Megatron-LM removed in 3.0 (arguments.py of 2.7 and 3.0).
+#: Profiles of Megatron's forks and former releases, and the flags that they alone have: Megatron-DeepSpeed's, and those
+#: that Megatron-LM removed in 3.0 (arguments.py of 2.7 and 3.0).
 _FLAGS_OF = {
     "megatron-deepspeed": ("--deepspeed", "--zero-stage"),
     "megatron-2021": ("--checkpoint-activations", "--DDP-impl"),
@@ -642,7 +638,8 @@ def _recognised(settings: Mapping[str, Any], texts: Mapping[str, str]) -> Settin
     possible: dict[str, tuple[float, int]] = {}
     for name, launcher in LAUNCHERS.items():
         marks = launcher.recognising_keys
-        if not plain.isdisjoint(marks) and _ends(launcher, suffixes):
+        has_flags = isinstance(launcher.format, ShellScriptFile) and suffixes.isdisjoint(_FORMATS)
+        if not plain.isdisjoint(marks) and (has_flags or not suffixes.isdisjoint(launcher.suffixes)):
             possible[name] = sum(mark in plain for mark in marks) / len(marks), len(marks)
     for name in ("deepspeed", "accelerate"):  # training arguments together with either are part of it
         if name in possible:
@@ -651,11 +648,6 @@ def _recognised(settings: Mapping[str, Any], texts: Mapping[str, str]) -> Settin
         kinds = ", ".join(LAUNCHERS)
         raise LaunchError(f"{', '.join(texts)}: no key belongs to a known framework ({kinds})")
     return LAUNCHERS[max(possible, key=lambda name: possible[name])]
-
-
-def _ends(launcher: SettingsTranslator, suffixes: set[str]) -> bool:
-    flags = isinstance(launcher.format, ShellScriptFile) and suffixes.isdisjoint(_FORMATS)
-    return flags or bool(suffixes & set(launcher.suffixes))
 
 
 def _world(settings: Mapping[str, Any]) -> int:

@@ -420,11 +420,13 @@ def _verdict(service: Service, plan: ServingPlan) -> str:
     within = f" within {limits} at {at}" if limits else ""
     formats, published = plan.layout.formats, service.model.released
     weights = f"{formats.text} (as released)" if formats.text == published != DEFAULT_WEIGHT_FORMAT else formats.text
+    cause = str(service.limited_by)
+    article = "" if cause.startswith(("the ", "demand", "collectives", "products", "prompts")) else "the "
     subject = f"{service.gpus} x {service.system.device.name}"
     verb = "serves" if service.gpus == 1 else "serve"
     return (
         f"{subject} {verb} {plan.requests_per_s:.3g} requests/s ({plan.tokens_per_s:,.0f} output tokens/s) of "
-        f"{service.model.title} in {weights}{within}{cost}; limited by {_article(str(service.limited_by))}. "
+        f"{service.model.title} in {weights}{within}{cost}; limited by {article}{cause}. "
         f"Plan: {plan.strategy} under {service.engine.title} {service.engine.release}.{_conditions(service)}"
     )
 
@@ -441,10 +443,6 @@ def _conditions(service: Service) -> str:
         split = service.disaggregation
         texts.append(f"Divided into {split.text}: {split.requests_per_s:.3g} requests/s.")
     return " " + " ".join([*texts, service.engine_comparison]).strip()
-
-
-def _article(cause: str) -> str:
-    return cause if cause.startswith(("the ", "demand", "collectives", "products", "prompts")) else f"the {cause}"
 
 
 def best_engine(services: Sequence[Service]) -> Service:

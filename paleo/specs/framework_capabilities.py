@@ -280,7 +280,8 @@ class FrameworkAbilities(Spec):
         ]
         refusals = []
         for name, noun, listed in lists if "pp" in self.axes.values else lists[:-1]:
-            when = ("pp > 1 and " if name == "schedule" else "") + _outside(name, listed.values)
+            when = f"{name} not in ({''.join(f'{value!r}, ' for value in listed.values)})"
+            when = f"pp > 1 and {when}" if name == "schedule" else when
             refusals.append(self._refusal(when, _supported_values(noun, listed.values), listed))
         kept = [part for part in _OFFLOADED if part not in self.offload.values]
         return refusals + [
@@ -304,10 +305,6 @@ _AXIS_NOUNS = {
     "pp": "pipeline parallelism (pp)",
     "vp": "virtual pipeline stages (vp)",
 }
-
-
-def _outside(name: str, values: tuple[Any, ...]) -> str:
-    return f"{name} not in ({''.join(f'{value!r}, ' for value in values)})"
 
 
 def _supported_values(noun: str, values: tuple[Any, ...]) -> str:

@@ -15,7 +15,7 @@ from paleo.predict import predict
 from paleo.specs.prices import occupied_machines
 from paleo.studies.cost import JOULES_PER_KWH, Tariff, parse_training_amount, rent_rate, training_energy
 from paleo.studies.defaults import with_common_software, with_fixed_global_batch, with_same_software
-from paleo.studies.goodput import LongRunOptions, interruption_of
+from paleo.studies.goodput import Interruption, LongRunOptions, interruption_of
 from paleo.studies.target import forward_pass_time
 from paleo.tuning.base import (
     TUNING_METHODS,
@@ -200,28 +200,26 @@ def estimate_trial(
     PlanError
         If a size of the network does not fit or does not suit the GPUs.
     """
-    predictions, parts = [], []
+    predictions: list[Prediction] = []
+    pauses: list[Interruption] = []
     for size in tuning.varied_network_sizes:
         settings = run.model_copy(update={"model": {**run.model, **size}})
         step = predict(model, system, with_same_software(model, system, settings).run)
         if not step.memory.fits:
             raise PlanError(f"a trial{_words(size)} does not fit on {with_noun(run.gpus, 'GPU')} of {system.name}")
         predictions.append(step)
-        parts.append((step, interruption_of(step, long_run)))
+        pauses.append(interruption_of(step, long_run))
+    times, samples = [step.step_time / step.plan.global_batch for step in predictions], tuning.evaluation_samples
+    passes = [samples / step.plan.global_batch * forward_pass_time(step) if samples else 0.0 for step in predictions]
     costs = TrialTimes(
-        seconds_per_sample=[step.step_time / step.plan.global_batch / pause.goodput for step, pause in parts],
-        launch_time=parts[0][1].launch_time,
-        restore=[pause.restore for _, pause in parts],
-        save=[pause.save for _, pause in parts],
-        evaluation=[_evaluation(step, tuning.evaluation_samples) for step, _ in parts],
+        seconds_per_sample=[seconds / pause.goodput for seconds, pause in zip(times, pauses, strict=True)],
+        launch_time=pauses[0].launch_time,
+        restore=[pause.restore for pause in pauses],
+        save=[pause.save for pause in pauses],
+        evaluation=passes,
         resumes_from_checkpoint=tuning.resumes_from_checkpoint,
     )
     return TrialEstimate(run.gpus, tuple(predictions), costs)
-
-
-def _evaluation(step: Prediction, samples: float) -> float:
-    """Return the time of one evaluation of a trial [s]: forward passes over ``samples`` samples."""
-    return samples / step.plan.global_batch * forward_pass_time(step) if samples else 0.0
 
 
 def _words(size: Mapping[str, Any]) -> str:
