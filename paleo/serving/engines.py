@@ -23,107 +23,157 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class BatchLimit(Spec):
-    """Largest number of tokens and sequences per iteration of a serving engine, on devices with a minimum memory."""
+    """Largest number of tokens and sequences per iteration of a serving engine, on devices with a minimum memory.
 
-    memory: Bytes = Field(0.0, description="least memory of the device")
-    exceptions: tuple[NonEmptyText, ...] = Field(
-        (), alias="except", description="beginnings of names of devices left out"
-    )
-    tokens: PositiveCount = Field(description="tokens of an iteration")
-    offline_tokens: PositiveCount | None = Field(None, description="the same where no server is in front")
-    sequences: PositiveCount = Field(description="sequences of an iteration")
+    Parameters
+    ----------
+    memory
+        least memory of the device
+    exceptions
+        beginnings of names of devices left out
+    tokens
+        tokens of an iteration
+    offline_tokens
+        the same where no server is in front
+    sequences
+        sequences of an iteration
+    """
+
+    memory: Bytes = 0.0
+    exceptions: tuple[NonEmptyText, ...] = Field((), alias="except")
+    tokens: PositiveCount
+    offline_tokens: PositiveCount | None = None
+    sequences: PositiveCount
 
 
 class ServingEngine(Spec):
-    """Behaviour of one serving engine (vLLM, SGLang, TensorRT-LLM) at one release."""
+    """Behaviour of one serving engine (vLLM, SGLang, TensorRT-LLM) at one release.
+
+    Parameters
+    ----------
+    since
+        the first release that it describes
+    batching
+        whether chunks of prompts join the iterations of decode, or run alone before these
+    limits
+        the first that fits the device holds
+    shared_limits
+        whether ranks that each hold sequences of their own share these limits among them
+    reservation
+        what must be free to admit a request: all its tokens, its prompt, or the prompt and a share of its
+        answer; with less than all, the newest request is stopped where memory runs out, and computed again
+    reserved_share
+        that share of the answer
+    memory_share
+        share of the memory that weights, activations and cache may take
+    share_of
+        whether that is a share of all memory, or of what weights and activations leave
+    reserve
+        contexts, libraries' workspaces and captured graphs
+    page
+        tokens of a page of the cache
+    prefix_cache
+        whether prompts that begin alike share their pages
+    host
+        seconds of the host between two iterations that the device waits for
+    host_per_sequence
+        seconds of the host that each sequence of an iteration adds to those
+    drafting_host
+        seconds of the host that an iteration waits for beside those, where it drafts and verifies
+    request
+        seconds of the server for each request before it is queued, one by one; those of one instant are handled
+        in turns and queued together
+    delay
+        seconds that a request takes in the server beside those in which it takes no other: between processes,
+        to and from the network
+    streamed
+        seconds of the server for each token that is sent, one by one
+    beam
+        seconds that a search adds for each token of a beam: scores and choice
+    all_reduce
+        shortest sum over peers by its own kernel; 0: by the library alone
+    all_reduce_most
+        bytes of a sum from which on it is left to the library
+    attention
+        attention kernels by architecture, where they are not the usual ones
+    latent
+        library of latent attention and of products whose weights have scales per block
+    joint_attention
+        whether one call computes attention of prompts and of decode in a mixed iteration
+    converts
+        whether a kernel of its own brings activations to the narrow format of the weights
+    experts
+        kernels of experts by architecture; CUTLASS's grouped products elsewhere
+    packed_experts
+        the same where their weights only are narrow, multiplied in sixteen bits
+    issue
+        seconds of the host to launch one kernel of an iteration that no captured graph holds: one with prompts,
+        or of more sequences than a graph has; 0: unknown
+    largest_graph
+        most sequences of a captured graph of decode
+    wide_graph
+        the same with tp of 4 or more; 0: no other
+    offline_graph
+        the same where no server is in front; 0: no other
+    drafted
+        places for which a head of one layer drafts in an iteration, one after the other (EAGLE, MTP)
+    acceptance
+        probability that a drafted token is accepted where all before it were
+    branches
+        tokens that it drafts for each place: a tree where more than one
+    verified
+        tokens of a sequence that an iteration verifies, its last one among them; 0: those of a chain
+    draft_vocabulary
+        tokens that the head chooses from; 0: all that the network has
+    drafted_sequences
+        most sequences of an iteration with such a head
+    suggested
+        values that sources of rows suggest of a fact, by its name and theirs
+    overlapped_scheduler
+        whether it schedules an iteration while another runs
+    """
 
     name: NonEmptyText = ""
     title: NonEmptyText
     release: NonEmptyText
-    since: NonEmptyText = Field("0", description="the first release that it describes")
-    batching: Literal["mixed", "prefill first"] = Field(
-        description="whether chunks of prompts join the iterations of decode, or run alone before these"
-    )
-    limits: tuple[BatchLimit, ...] = Field(min_length=1, description="the first that fits the device holds")
-    shared_limits: StrictBool = Field(
-        False, description="whether ranks that each hold sequences of their own share these limits among them"
-    )
-    reservation: Literal["whole", "input", "share"] = Field(
-        description="what must be free to admit a request: all its tokens, its prompt, or the prompt and a share of "
-        "its answer; with less than all, the newest request is stopped where memory runs out, and computed again"
-    )
-    reserved_share: Share = Field(1.0, description="that share of the answer")
-    memory_share: Share = Field(description="share of the memory that weights, activations and cache may take")
-    share_of: Literal["total", "free"] = Field(
-        "total", description="whether that is a share of all memory, or of what weights and activations leave"
-    )
-    reserve: Bytes = Field(description="contexts, libraries' workspaces and captured graphs")
-    page: PositiveCount = Field(description="tokens of a page of the cache")
-    prefix_cache: StrictBool = Field(description="whether prompts that begin alike share their pages")
-    host: Seconds = Field(description="seconds of the host between two iterations that the device waits for")
-    host_per_sequence: Seconds = Field(
-        0.0, description="seconds of the host that each sequence of an iteration adds to those"
-    )
-    drafting_host: Seconds = Field(
-        0.0, description="seconds of the host that an iteration waits for beside those, where it drafts and verifies"
-    )
-    request: Seconds = Field(
-        description="seconds of the server for each request before it is queued, one by one; those of one instant are "
-        "handled in turns and queued together"
-    )
-    delay: Seconds = Field(
-        0.0, description="seconds that a request takes in the server beside those in which it takes no other: between "
-        "processes, to and from the network"
-    )  # fmt: skip
-    streamed: Seconds = Field(0.0, description="seconds of the server for each token that is sent, one by one")
-    beam: Seconds = Field(0.0, description="seconds that a search adds for each token of a beam: scores and choice")
-    all_reduce: Seconds = Field(0.0, description="shortest sum over peers by its own kernel; 0: by the library alone")
-    all_reduce_most: Bytes = Field(8.0 * MEBIBYTE, description="bytes of a sum from which on it is left to the library")
-    attention: dict[NonEmptyText, NonEmptyText] = Field(
-        default_factory=dict, description="attention kernels by architecture, where they are not the usual ones"
-    )
-    latent: Literal["vllm", "sglang", "trtllm"] = Field(
-        "trtllm", description="library of latent attention and of products whose weights have scales per block"
-    )
-    joint_attention: StrictBool = Field(
-        False, description="whether one call computes attention of prompts and of decode in a mixed iteration"
-    )
-    converts: StrictBool = Field(
-        False, description="whether a kernel of its own brings activations to the narrow format of the weights"
-    )
-    experts: dict[NonEmptyText, NonEmptyText] = Field(
-        default_factory=dict, description="kernels of experts by architecture; CUTLASS's grouped products elsewhere"
-    )
-    packed_experts: dict[NonEmptyText, NonEmptyText] = Field(
-        default_factory=dict, description="the same where their weights only are narrow, multiplied in sixteen bits"
-    )
-    issue: Seconds = Field(
-        0.0, description="seconds of the host to launch one kernel of an iteration that no captured graph holds: one "
-        "with prompts, or of more sequences than a graph has; 0: unknown"
-    )  # fmt: skip
-    largest_graph: Annotated[int, Field(ge=0)] = Field(description="most sequences of a captured graph of decode")
-    wide_graph: Annotated[int, Field(ge=0)] = Field(0, description="the same with tp of 4 or more; 0: no other")
-    offline_graph: Annotated[int, Field(ge=0)] = Field(
-        0, description="the same where no server is in front; 0: no other"
-    )
-    drafted: Annotated[int, Field(ge=0, le=64)] = Field(
-        0, description="places for which a head of one layer drafts in an iteration, one after the other (EAGLE, MTP)"
-    )
-    acceptance: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.6, description="probability that a drafted token is accepted where all before it were"
-    )
-    branches: PositiveCount = Field(1, description="tokens that it drafts for each place: a tree where more than one")
-    verified: Annotated[int, Field(ge=0)] = Field(
-        0, description="tokens of a sequence that an iteration verifies, its last one among them; 0: those of a chain"
-    )
-    draft_vocabulary: Annotated[float, Field(ge=0)] = Field(
-        0.0, description="tokens that the head chooses from; 0: all that the network has"
-    )
-    drafted_sequences: PositiveCount | None = Field(None, description="most sequences of an iteration with such a head")
-    suggested: dict[NonEmptyText, dict[NonEmptyText, Seconds]] = Field(
-        default_factory=dict, description="values that sources of rows suggest of a fact, by its name and theirs"
-    )
-    overlapped_scheduler: StrictBool = Field(True, description="whether it schedules an iteration while another runs")
+    since: NonEmptyText = "0"
+    batching: Literal["mixed", "prefill first"]
+    limits: tuple[BatchLimit, ...] = Field(min_length=1)
+    shared_limits: StrictBool = False
+    reservation: Literal["whole", "input", "share"]
+    reserved_share: Share = 1.0
+    memory_share: Share
+    share_of: Literal["total", "free"] = "total"
+    reserve: Bytes
+    page: PositiveCount
+    prefix_cache: StrictBool
+    host: Seconds
+    host_per_sequence: Seconds = 0.0
+    drafting_host: Seconds = 0.0
+    request: Seconds
+    delay: Seconds = 0.0
+    streamed: Seconds = 0.0
+    beam: Seconds = 0.0
+    all_reduce: Seconds = 0.0
+    all_reduce_most: Bytes = 8.0 * MEBIBYTE
+    attention: dict[NonEmptyText, NonEmptyText] = Field(default_factory=dict)
+    latent: Literal["vllm", "sglang", "trtllm"] = "trtllm"
+    joint_attention: StrictBool = False
+    converts: StrictBool = False
+    experts: dict[NonEmptyText, NonEmptyText] = Field(default_factory=dict)
+    packed_experts: dict[NonEmptyText, NonEmptyText] = Field(default_factory=dict)
+    issue: Seconds = 0.0
+    largest_graph: Annotated[int, Field(ge=0)]
+    wide_graph: Annotated[int, Field(ge=0)] = 0
+    offline_graph: Annotated[int, Field(ge=0)] = 0
+    drafted: Annotated[int, Field(ge=0, le=64)] = 0
+    acceptance: Annotated[float, Field(ge=0, lt=1)] = 0.6
+    branches: PositiveCount = 1
+    verified: Annotated[int, Field(ge=0)] = 0
+    draft_vocabulary: Annotated[float, Field(ge=0)] = 0.0
+    drafted_sequences: PositiveCount | None = None
+    suggested: dict[NonEmptyText, dict[NonEmptyText, Seconds]] = Field(default_factory=dict)
+    overlapped_scheduler: StrictBool = True
     source: NonEmptyText
     notes: NonEmptyText | None = None
 
