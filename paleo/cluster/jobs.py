@@ -189,9 +189,8 @@ def _trace_jobs(path: Path) -> Iterator[JobSpec]:
     except (UnicodeDecodeError, csv.Error) as error:
         raise SpecError(f"{path}: is no table of text ({str(error)[:100]}); expected CSV in UTF-8") from None
     if not rows:
-        raise SpecError(
-            f"{path}: has no jobs; expected a header with arrival (or submit_time), gpus, duration, and rows"
-        )
+        header = "a header with arrival (or submit_time), gpus, duration"
+        raise SpecError(f"{path}: has no jobs; expected {header}, and rows")
     if len(rows) > MAX_JOBS:
         raise SpecError(f"{path}: {len(rows):,} jobs; expected {MAX_JOBS:,} or fewer")
     named = {str(name).strip().lower(): name for name in rows[0] if name}

@@ -577,10 +577,9 @@ def parse_node_counts(nodes: int | str | Sequence[int], systems: Sequence[System
     if len(known) != len(systems):
         raise SpecError(f"--nodes {str(nodes)[:60]!r}: {with_noun(len(systems), 'system')}; expected a number for each")
     for count, system in zip(known, systems, strict=True):
-        if system.max_devices is not None and count * devices_per_machine(system) > system.max_devices:
-            raise SpecError(
-                f"--nodes {count}: system {system.name} has {system.max_devices // devices_per_machine(system)}"
-            )
+        most = MAX_NODES if system.max_devices is None else system.max_devices // devices_per_machine(system)
+        if count > most:
+            raise SpecError(f"--nodes {count}: system {system.name} has {most}")
     return known
 
 

@@ -99,9 +99,8 @@ def _level_all_to_all(payload: Array, group: tuple[Array, ...]) -> Traffic:
     destination. Messages are fewer (f - 1 per level) and larger, and every byte moves once per level.
     """
     members = zip(group, ranks_per_member(group), strict=True)
-    return sequential_phases(
-        [LevelTraffic(n - 1.0, inside * remote_buffer_fraction(n) * payload) for n, inside in members]
-    )
+    levels = [LevelTraffic(n - 1.0, inside * remote_buffer_fraction(n) * payload) for n, inside in members]
+    return sequential_phases(levels)
 
 
 def _along_all_dimensions(payload: Array, group: tuple[Array, ...], *, times: float, reduced: float) -> Traffic:

@@ -104,10 +104,8 @@ register_algorithm(
 
 def _binomial_tree(payload: Array, group: tuple[Array, ...], *, reduced: float) -> Traffic:
     """Return the traffic of one pass up a binomial tree: log2 f rounds at each level, each with the whole payload."""
-    rounds_of_levels = map(recursive_doubling_rounds, group)
-    return sequential_phases(
-        [LevelTraffic(rounds, rounds * payload, reduced * rounds * payload) for rounds in rounds_of_levels]
-    )
+    rounds = map(recursive_doubling_rounds, group)
+    return sequential_phases([LevelTraffic(n, n * payload, reduced * n * payload) for n in rounds])
 
 
 def _tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:
@@ -168,9 +166,8 @@ def double_tree_broadcast(payload: Array, group: tuple[Array, ...]) -> Traffic:
     Traffic
         Steps and bytes sent on each level.
     """
-    return Traffic.from_levels(
-        *(LevelTraffic(recursive_doubling_rounds(fan_out), payload * level_is_used(fan_out)) for fan_out in group)
-    )
+    levels = (LevelTraffic(recursive_doubling_rounds(n), payload * level_is_used(n)) for n in group)
+    return Traffic.from_levels(*levels)
 
 
 def _chain_tree_all_reduce(payload: Array, group: tuple[Array, ...]) -> Traffic:

@@ -262,9 +262,8 @@ class LoweredForward:
     @property
     def mixture_layer_count(self) -> float:
         """Number of mixture-of-experts layers."""
-        return sum(
-            {each.name.rpartition(".expert")[0]: each.count for each in self.layers if each.is_expert_gemm}.values()
-        )
+        experts = [each for each in self.layers if each.is_expert_gemm]
+        return sum({each.name.rpartition(".expert")[0]: each.count for each in experts}.values())
 
 
 def lower_forward(model: ModelSpec, system: System, sharding: Sharding, dtype: str) -> tuple[LoweredForward, Backend]:
@@ -420,9 +419,8 @@ def _attending(program: Program) -> Iterator[AttentionLayers]:
 
 def _group(shape: Mapping[str, float], latent: float) -> AttentionLayers:
     window = shape["attended"] if shape["attended"] < shape["kv_len"] else 0.0
-    return AttentionLayers(
-        shape["q_heads"], shape["kv_heads"], shape["head_dim"], window, 0.0, latent, causal=shape["causal"] > 0
-    )
+    heads = shape["q_heads"], shape["kv_heads"], shape["head_dim"]
+    return AttentionLayers(*heads, window, 0.0, latent, causal=shape["causal"] > 0)
 
 
 def _states(model: ModelSpec, system: System, tp: int, dtype: str, software: SoftwareProfile) -> float:

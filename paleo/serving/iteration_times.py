@@ -676,9 +676,8 @@ class _TableBuilder:
         families = self._families
         if not default_precision(families.dtype).quantises_operands:
             return np.zeros(len(kernels))
-        narrow, wide = (
-            self.parameters(GemmParameters, f"gemm.{name}").launch_time for name in (families.dtype, "tensor")
-        )
+        names = families.dtype, "tensor"
+        narrow, wide = (self.parameters(GemmParameters, f"gemm.{name}").launch_time for name in names)
         launch, bandwidth = max(narrow - wide, 0.0), 0.9 * self.device.memory.bandwidth
         rows = np.array([_converted(kernel) for kernel in kernels])
         apart = self.engine.has_quantisation_kernel or self.block_scales or families.dtype == "fp4"

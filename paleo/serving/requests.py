@@ -216,9 +216,8 @@ def _rows(path: Path, lines: IO[str]) -> Iterator[tuple[float, float, float]]:
     for part, known in TRACE_COLUMN_ALIASES.items():
         name = next((lowered[each] for each in known if each in lowered), None)
         if name is None:
-            raise SpecError(
-                f"trace {path}: no column of the {part}, such as {known[0]}; {suggest_names(known[0], list(header))}"
-            )
+            nearest = suggest_names(known[0], list(header))
+            raise SpecError(f"trace {path}: no column of the {part}, such as {known[0]}; {nearest}")
         names[part] = name
     unit = MILLISECOND if names["input"].strip().lower() == "input_length" else 1.0
     for number, row in enumerate(rows, start=first):

@@ -509,6 +509,5 @@ def batched_service(
         Batches that fit, with throughput and cost.
     """
     tokens = length or float(model.params.get("seq", 0.0))
-    return BatchedService(
-        model, system, gpus, formats, fitting_batches(model, system, formats, length=tokens), limit, tokens, usd_per_s
-    )
+    batches = fitting_batches(model, system, formats, length=tokens)
+    return BatchedService(model, system, gpus, formats, batches, limit, tokens, usd_per_s)

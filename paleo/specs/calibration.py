@@ -345,9 +345,8 @@ def parameters_from_mapping(kind: type[Parameters], values: Mapping[str, float],
     ranges = {field.name: field.metadata for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for name, value in values.items():
         if name not in ranges:
-            raise SpecError(
-                f"{where}: unknown parameter {name!r} of {kind.__name__}; {suggest_names(name, list(ranges))}"
-            )
+            nearest = suggest_names(name, list(ranges))
+            raise SpecError(f"{where}: unknown parameter {name!r} of {kind.__name__}; {nearest}")
         _check_range(name, value, ranges[name], where)
     return kind(**{name: float(value) for name, value in values.items()})
 

@@ -134,9 +134,8 @@ def _check(node: ast.expr) -> None:
             return
         case ast.Name(id=name):
             if name not in CONDITION_QUANTITIES:
-                raise SpecError(
-                    f"unknown quantity {name!r} in a condition; {suggest_names(name, CONDITION_QUANTITIES)}"
-                )
+                nearest = suggest_names(name, CONDITION_QUANTITIES)
+                raise SpecError(f"unknown quantity {name!r} in a condition; {nearest}")
             return
         case ast.Tuple(elts=parts) | ast.BoolOp(values=parts):
             children = parts
@@ -284,9 +283,8 @@ class FrameworkAbilities(Spec):
             when = f"pp > 1 and {when}" if name == "schedule" else when
             refusals.append(self._refusal(when, _supported_values(noun, listed.values), listed))
         kept = [part for part in _OFFLOADED if part not in self.offload.values]
-        return refusals + [
-            self._refusal(f"offload_{part} == 1", f"no offload of {part}", self.offload) for part in kept
-        ]
+        refusals += [self._refusal(f"offload_{part} == 1", f"no offload of {part}", self.offload) for part in kept]
+        return refusals
 
     def _refusal(self, when: str, says: str, listed: SupportedValues) -> FrameworkRestriction:
         fact = f"{says}; {listed.fact}" if listed.fact else says

@@ -583,9 +583,8 @@ def _refuse_not_finite(value: object, where: str | Path, path: tuple[str | int, 
     ):
         raise SpecError(_capped(f"{where}: {_dotted(path)}: {value!r} is not a finite value"))
     elif isinstance(value, float) and value != 0 and not _LEAST <= abs(value) <= _MOST:
-        raise SpecError(
-            _capped(f"{where}: {_dotted(path)}: {_shown(value)}: expected 0, or {_LEAST:.0e} to {_MOST:.0e}")
-        )
+        expected = f"expected 0, or {_LEAST:.0e} to {_MOST:.0e}"
+        raise SpecError(_capped(f"{where}: {_dotted(path)}: {_shown(value)}: {expected}"))
 
 
 def _explained(model: type[BaseModel], data: object, error: Any) -> str:

@@ -117,9 +117,8 @@ class TuningSettings:
         """
         seed, rungs = self.seed if seed is None else seed, self.rungs
         scores = sampled_trial_scores(self.trials, len(rungs), correlation, seed)
-        return TuningProblem(
-            self.trials, self.eta, rungs, scores, self.population, len(self.varied_network_sizes), seed
-        )
+        sizes = len(self.varied_network_sizes)
+        return TuningProblem(self.trials, self.eta, rungs, scores, self.population, sizes, seed)
 
 
 @dataclass(frozen=True, slots=True)
