@@ -88,9 +88,12 @@ if TYPE_CHECKING:
 ProgressCallback = Callable[[str], object]
 #: What `--only` asks for.
 LEDGER_OPTION = "ledger"
-#: Kinds of tables of steps of networks, and the one whose steps tell what sustained arithmetic costs.
+#: Kinds of tables of training steps, whose predictions state the parts of their intervals, and the one whose steps tell
+#: what sustained arithmetic costs.
 TRANSFORMER_TABLE = "llm_iterations"
-STEP_TABLES = (TRANSFORMER_TABLE, "cnn_iterations", "other_iterations", "serving", "mlperf/inference")
+STEP_TABLES = (TRANSFORMER_TABLE, "cnn_iterations", "other_iterations")
+#: Kinds of tables whose sources stand in the ledger: runs of engines, too, to which nothing is fitted here.
+LEDGER_TABLES = (*STEP_TABLES, "serving", "inference")
 #: Columns of the ledger; errors, biases and coverages as fractions.
 SOURCE_ERROR_COLUMNS = (
     "table", "source", "rows", "mean_error", "bias", "left_out_error", "left_out_bias", "coverage",
@@ -414,7 +417,8 @@ def _fit_folders(paths: Sequence[str], output_dir: str | None, today: str | None
     report_console().print(_table(headings, lines, "kernels by source, with what the other sources give"))
     unfitted = [Path(file).name for file in tables if not any(file in files for files, _ in stages)]
     sys.stderr.write(f"not fitted: {', '.join(unfitted)}\n" if unfitted else "")
-    return _write_source_errors(steps, str(Path(output_dir) / "ledger.csv")) if dense else 0
+    listed_sources = [file for file in tables if names[file] in LEDGER_TABLES]
+    return _write_source_errors(listed_sources, str(Path(output_dir) / "ledger.csv")) if dense else 0
 
 
 def clear_catalog_caches() -> None:
