@@ -431,8 +431,8 @@ class Fit(Generic[Parameters]):
         Released parameters are fitted although by default they are not.
     max_training_rows : int
         Largest number of rows that a search uses.
-    search_count : int
-        Number of searches: the first from `start_values`, the others from random points nearby.
+    random_starts : int
+        Number of further searches from random points near `start_values`.
     prior_precision : float
         Inverse width, in log units, of a normal prior around `start_values`. The prior counts as one row per parameter
         and decides parameters that the rows do not determine.
@@ -458,7 +458,7 @@ class Fit(Generic[Parameters]):
     fixed_parameters: Sequence[str] = ()
     released_parameters: Sequence[str] = ()
     max_training_rows: int = 1000
-    search_count: int = 2
+    random_starts: int = 1
     prior_precision: float = 0.5
     overestimate_weight: float = 1.0
     row_weight_exponent: float = 0.15
@@ -530,9 +530,7 @@ class Fit(Generic[Parameters]):
 
         generator, least_squares = np.random.default_rng(self.seed), scipy_optimizer("least_squares")
         points = [packing.centre, *(packing.to_log_vector(alternative) for alternative in self.alternative_starts)]
-        points += [
-            packing.centre + generator.normal(0.0, 0.3, len(packing.centre)) for _ in range(self.search_count - 1)
-        ]
+        points += [packing.centre + generator.normal(0.0, 0.3, len(packing.centre)) for _ in range(self.random_starts)]
         runs = [
             least_squares(
                 errors, packing.move_inside_bounds(point), bounds=(packing.low, packing.high), loss="soft_l1",

@@ -365,7 +365,7 @@ def kernel_fit(job: KernelFitJob, fitted: FittedParameters) -> Fit[Any]:
     return Fit(
         job.table_kind, job.rows, plan.start_values, alternative_starts=plan.alternative_starts,
         parameters_per_stack=plan.parameters_per_stack, fixed_parameters=plan.fixed_parameters,
-        max_training_rows=plan.max_training_rows, search_count=plan.search_count, prior_precision=plan.prior_precision,
+        max_training_rows=plan.max_training_rows, random_starts=plan.random_starts, prior_precision=plan.prior_precision,
         overestimate_weight=plan.overestimate_weight,
         uses_held_out_rows=len(together) >= MIN_ROWS_TO_HOLD_OUT and all((together == part).any() for part in range(3)),
     )  # fmt: skip
@@ -619,7 +619,7 @@ def fit_board_power(files: Sequence[str], only: Sequence[str], date: str) -> lis
     for name in only or devices:
         device_rows = frame[frame["device"] == name].reset_index(drop=True)
         rows = MeasuredRows(device_rows, runs, BOARD_POWER_METHOD, PowerTable().measured_values(device_rows))
-        result = Fit(watts, [rows], PowerParameters(), search_count=1, row_weight_exponent=0.0).run()
+        result = Fit(watts, [rows], PowerParameters(), random_starts=0, row_weight_exponent=0.0).run()
         fitted.append(
             FittedEntry(name, _calibration_entry(POWER_FAMILY, BOARD_POWER_METHOD, label, device_rows, result, date))
         )

@@ -431,7 +431,7 @@ def _fit_determined(job: LinkJob, moving: list[str], left: dict[str, str]) -> tu
         parameters = Fit(
             _time_predictor(moving), job.training_rows, parameters,
             fixed_parameters=[name for name in LINK_PARAMETERS if name not in moving],
-            max_training_rows=TRAINING_ROWS, search_count=1, prior_precision=0.0, row_weight_exponent=0.0,
+            max_training_rows=TRAINING_ROWS, random_starts=0, prior_precision=0.0, row_weight_exponent=0.0,
             max_evaluations=EVALUATIONS,
             uses_held_out_rows=False,
         ).run().parameters[WHOLE_STEP_STACK]  # fmt: skip

@@ -165,7 +165,7 @@ class SoftwareJob:
         return Fit(
             kind, self.rows, SoftwareParameters.from_profile(self.profile, self.rows[0].group_name),
             fixed_parameters=fixed, parameters_per_stack=per_stack,
-            max_training_rows=MAX_TRAINING_ROWS, search_count=1, row_weight_exponent=0.0, max_evaluations=15,
+            max_training_rows=MAX_TRAINING_ROWS, random_starts=0, row_weight_exponent=0.0, max_evaluations=15,
         )  # fmt: skip
 
     @property
@@ -458,7 +458,7 @@ def fit_waiting_exponent(rows: Sequence[MeasuredRows]) -> FitResult[WaitingParam
         _MOE_TIME_PREDICTOR,
         rows,
         start,
-        search_count=1,
+        random_starts=0,
         row_weight_exponent=0.0,
         max_evaluations=15,
         uses_held_out_rows=False,

@@ -49,7 +49,7 @@ class FitSettings:
     """Settings of the fit of one family's parameters (of one timing formula) to rows of a kernel table.
 
     ``start_values`` holds the start values (a dataclass of parameters). Searches also begin at each of
-    ``alternative_starts`` and at ``search_count`` - 1 random points near the start values. Parameters named in
+    ``alternative_starts`` and at ``random_starts`` random points near the start values. Parameters named in
     ``fixed_parameters`` keep their start value, because the rows do not determine them. Those named in
     ``parameters_per_stack`` get one value per stack (way of timing); all others are shared by the stacks that are
     fitted together. At most ``max_training_rows`` rows are used. ``prior_precision`` is the inverse width, in log
@@ -62,7 +62,7 @@ class FitSettings:
     parameters_per_stack: tuple[str, ...] = ()
     fixed_parameters: tuple[str, ...] = ()
     max_training_rows: int = 1000
-    search_count: int = 2
+    random_starts: int = 1
     prior_precision: float = 0.5
     overestimate_weight: float = 1.0
 

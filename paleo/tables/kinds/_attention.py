@@ -170,7 +170,7 @@ class SparseAttentionTable(KernelTable[DeviceDatasheet]):
             launch_norm_order=4.0,
         )
         return FitSettings(
-            start, alternative_starts=(*fallback, host), fixed_parameters=absent[part], search_count=1,
+            start, alternative_starts=(*fallback, host), fixed_parameters=absent[part], random_starts=0,
             prior_precision=0.2, max_training_rows=500,
             overestimate_weight=(
                 OVERESTIMATE_WEIGHT_WITH_COMPILATION if family == "sparse.msa.module.context.trtllm" else 1.0

@@ -132,7 +132,7 @@ class CollectiveTable(KernelTable[System]):
             )
             names = [field.name for field in fields(plain)]
             fixed = tuple(name for name in names if name != SINGLE_FITTED_PARAMETER[stack])
-            return FitSettings(plain, fixed_parameters=fixed, search_count=1, prior_precision=0.0)
+            return FitSettings(plain, fixed_parameters=fixed, random_starts=0, prior_precision=0.0)
         start, fixed = self.start_and_fixed_parameters(family, stack, figures)
         if isinstance(start, NcclParameters) and intra_node_link_kind(figures) == "pcie-staged":
             fixed = tuple(name for name in fixed if name != "launch_skew_time")
@@ -418,7 +418,7 @@ class ExpertExchangeTable(KernelTable[DeviceDatasheet]):
             TokenExchangeParameters(),
             parameters_per_stack=("launch_time",),
             fixed_parameters=(*nodes, *unseen),
-            search_count=2,
+            random_starts=1,
             prior_precision=0.2,
         )
 

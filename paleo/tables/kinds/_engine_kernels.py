@@ -104,7 +104,7 @@ class EngineKernelTable(KernelTable[DeviceDatasheet]):
             start,
             parameters_per_stack=("launch_time", "pass_bandwidth_share"),
             fixed_parameters=(*self.undetermined_parameters, *unseen),
-            search_count=2,
+            random_starts=1,
         )
 
 
@@ -310,7 +310,7 @@ class LatentAttentionTable(EngineKernelTable):
             alternative_starts=starts,
             parameters_per_stack=("launch_time", "pass_bandwidth_share"),
             fixed_parameters=fixed,
-            search_count=1,
+            random_starts=0,
             prior_precision=0.2,
         )
 

@@ -217,7 +217,7 @@ class GemmTable(KernelTable[DeviceDatasheet]):
         if teacher is None or known is None:
             fixed = (*alike, "energy_per_flop") if (figures.architecture, family) in UNTHROTTLED_FAMILIES else alike
             return FitSettings(
-                first, tuple(other_starts), ("launch_time",), fixed, search_count=1 if other_starts else 2
+                first, tuple(other_starts), ("launch_time",), fixed, random_starts=0 if other_starts else 1
             )
         start = dataclasses.replace(
             known, launch_time=teacher.launch_time, energy_per_flop=first.energy_per_flop,
@@ -229,7 +229,7 @@ class GemmTable(KernelTable[DeviceDatasheet]):
         alternatives = tuple(dataclasses.replace(start, min_tile_area=1.01 * tile) for tile in tiles)
         fixed = ("energy_per_flop", *alike, *teacher.fixed_parameters)
         return FitSettings(
-            start, alternatives, ("launch_time",), fixed, search_count=1, prior_precision=teacher.prior_precision
+            start, alternatives, ("launch_time",), fixed, random_starts=0, prior_precision=teacher.prior_precision
         )
 
     @apply_per_row

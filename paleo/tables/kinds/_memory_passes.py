@@ -287,7 +287,7 @@ class ScanTable(KernelTable[DeviceDatasheet]):
             scans.ScanParameters(),
             parameters_per_stack=("launch_time", "block_start_cycles"),
             fixed_parameters=absent,
-            search_count=3,
+            random_starts=2,
             prior_precision=0.2,
         )
 
