@@ -365,7 +365,8 @@ def kernel_fit(job: KernelFitJob, fitted: FittedParameters) -> Fit[Any]:
     return Fit(
         job.table_kind, job.rows, plan.start_values, alternative_starts=plan.alternative_starts,
         parameters_per_stack=plan.parameters_per_stack, fixed_parameters=plan.fixed_parameters,
-        max_training_rows=plan.max_training_rows, random_starts=plan.random_starts, prior_precision=plan.prior_precision,
+        max_training_rows=plan.max_training_rows, random_starts=plan.random_starts,
+        prior_precision=plan.prior_precision,
         overestimate_weight=plan.overestimate_weight,
         uses_held_out_rows=len(together) >= MIN_ROWS_TO_HOLD_OUT and all((together == part).any() for part in range(3)),
     )  # fmt: skip
