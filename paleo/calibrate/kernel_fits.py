@@ -38,7 +38,14 @@ from paleo.specs.calibration import Calibration, CalibrationEntry, HeldOutErrors
 from paleo.specs.loading import parse_yaml, validate_mapping
 from paleo.tables.base import ResidualErrors, residual_errors
 from paleo.tables.cells import number_column, read_table, text_column
-from paleo.tables.kernels import KERNEL_TABLES, FittedParameters, KernelTable, group_rows_for_prediction, measured_time
+from paleo.tables.kernels import (
+    KERNEL_TABLES,
+    FitTarget,
+    FittedParameters,
+    KernelTable,
+    group_rows_for_prediction,
+    measured_time,
+)
 from paleo.tables.kinds._machines import PowerTable, measured_step_time, predict_board_power
 from paleo.tables.run_tables import CELL_ERRORS, Row, RunTable, find_table_kind, row_dicts
 from paleo.tables.validation import measured_and_predicted_values, table_kind_of_file, usable_rows_of_table
@@ -357,7 +364,8 @@ def kernel_fit(job: KernelFitJob, fitted: FittedParameters) -> Fit[Any]:
     Fit
         The fit, not run yet.
     """
-    plan = job.table_kind.fit_settings(job.hardware, job.family, job.timing_method, job.rows[0].datasheet, fitted)
+    target = FitTarget(job.hardware, job.family, job.timing_method, job.rows[0].datasheet, fitted)
+    plan = job.table_kind.fit_settings(target)
     # parts of the rows in a split; held out only if all three would have rows
     together = np.concatenate(
         [split_by_configuration(rows.frame, job.table_kind.configuration_columns) for rows in job.rows]

@@ -33,6 +33,7 @@ from paleo.pricing.kernels import DeviceDatasheet
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
 from paleo.step.backend import build_backend
+from paleo.tables.kernels import FitTarget
 from paleo.tables.kinds._attention import AttentionTable
 
 #: One multiprocessor at 1 GHz with 1024 FLOP per clock and 1 TB/s: times are cycles in nanoseconds.
@@ -332,16 +333,15 @@ def test_the_kind_prices_with_the_parameters_of_the_phase():
     rows = table(phase="generation", q_len=1, kv_len=4096)
     assert kind.predict_times(rows, A100, DecodeParameters()).item() > DecodeParameters().launch_time
     for family, parameters in kind.parameters_by_family.items():
-        plan = kind.fit_settings("a100", family, "graph", A100, {})
+        plan = kind.fit_settings(FitTarget("a100", family, "graph", A100))
         assert isinstance(plan.start_values, parameters)
         assert set(plan.fixed_parameters) <= set(parameters.__dataclass_fields__)
 
 
 def test_prefill_takes_from_decode_what_its_rows_do_not_tell():
     decode = DecodeParameters(l2_survival_share=0.77, l2_bytes_per_cycle=12.0)
-    plan = AttentionTable().fit_settings(
-        "a100", "attention.fa2.prefill", "graph", A100, {("a100", "attention.fa2.decode", "graph"): decode}
-    )
+    known = {("a100", "attention.fa2.decode", "graph"): decode}
+    plan = AttentionTable().fit_settings(FitTarget("a100", "attention.fa2.prefill", "graph", A100, known))
     assert (plan.start_values.l2_survival_share, plan.start_values.l2_bytes_per_cycle) == (0.77, 12.0)
     assert {"l2_survival_share", "l2_bytes_per_cycle"} & {
         *plan.fixed_parameters

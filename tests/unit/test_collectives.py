@@ -57,7 +57,7 @@ from paleo.pricing.moe_token_exchange import CustomAllReduceParameters, custom_a
 from paleo.specs.catalog import entry_names
 from paleo.specs.system import System, load_system
 from paleo.studies.collective import compare_algorithms
-from paleo.tables.kernels import KERNEL_TABLES
+from paleo.tables.kernels import KERNEL_TABLES, FitTarget
 from paleo.tables.run_tables import find_table_kind
 
 L, G, S = 7e-6, 1 / 12.5e9, 244e6
@@ -681,8 +681,9 @@ def test_rows_find_their_family_and_stack(changes: dict[str, object], family: st
     assert find_table_kind(frame.columns).name == kind.name
     assert kind.unsupported_reasons(frame).tolist() == [""]
     assert (kind.kernel_family(frame).item(), kind.timing_method(frame).item()) == (family, stack)
-    start, fixed = kind.start_and_fixed_parameters(family, stack, H100)  # type: ignore[attr-defined]
-    assert kind.predict_times(frame, H100, start)[0] > 0 and all(hasattr(start, name) for name in fixed)
+    plan = kind.fit_settings(FitTarget(H100.name, family, stack, H100))
+    start = plan.start_values
+    assert kind.predict_times(frame, H100, start)[0] > 0 and all(hasattr(start, name) for name in plan.fixed_parameters)
 
 
 @pytest.mark.parametrize(
