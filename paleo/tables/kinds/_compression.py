@@ -32,6 +32,7 @@ from paleo.tables.run_tables import (
     RowPrediction,
     has_value,
     integer_cell,
+    positive_cell,
     row_dicts,
     with_row_device,
 )
@@ -201,9 +202,8 @@ class CompressionTable(NonStepTimeTable):
             value = cluster.gpus * compute / seconds
         else:
             value = seconds / _seconds({**row, "compressor": "none"}, cluster, compute)
-        return RowPrediction(
-            value, value / 1.4, value * 1.4, value, str(row["device"]), "stated links and a predicted step"
-        )
+        names = (str(row["device"]), "stated links and a predicted step")
+        return RowPrediction.within_factor(value, 1.4, value, *names)
 
     def _compute(self, row: Row) -> float:
         """Predict the step time of a measured network on one GPU, without gradient exchange [s]."""
@@ -236,11 +236,8 @@ def _computed(row: Row) -> dict[tuple[str, ...], float]:
     if has_value(row, "step_s") and row["gpus"] == row["gpus_per_node"]:
         return {_run_key(row): float(row["step_s"]) - _seconds(row, _Cluster.from_row(row), 0.0)}
     if has_value(row, "samples_per_s") and not has_value(row, "step_s"):
-        step = (
-            integer_cell(row, "gpus")
-            * integer_cell(row, "batch_per_gpu", DEFAULT_BATCH_PER_GPU)
-            / _positive(row, "samples_per_s")
-        )
+        batch = integer_cell(row, "gpus") * integer_cell(row, "batch_per_gpu", DEFAULT_BATCH_PER_GPU)
+        step = batch / positive_cell(row, "samples_per_s")
         exposed = _seconds(row, _Cluster.from_row(row), step) - step
         return {_run_key(row): max(step - exposed, 0.0) or step}
     return {}
@@ -252,14 +249,15 @@ def _matrices(row: Row) -> float:
         return 1.0
     run = Run(gpus=1, batch=1, forward_only=True)
     graph = predict(load_model(str(row["model_slug"])), load_system(str(row["device"])), run).graph
-    reads = [
-        (tensor.name, node.repeat)
-        for node in graph.nodes
-        for operation in node.operations
-        for tensor in operation.read_tensors
-        if tensor.role == "parameter" and len(tensor.dims) > 1
-    ]
-    return float(sum(repeat for _, repeat in reads))
+    return float(
+        sum(
+            node.repeat
+            for node in graph.nodes
+            for operation in node.operations
+            for tensor in operation.read_tensors
+            if tensor.role == "parameter" and len(tensor.dims) > 1
+        )
+    )
 
 
 def _seconds(row: Row, cluster: _Cluster, compute: float) -> float:
@@ -282,7 +280,7 @@ def _seconds(row: Row, cluster: _Cluster, compute: float) -> float:
         Step time [s].
     """
     gradient = SummedGradient(
-        elements=_positive(row, "parameters"), tensors=1.0,
+        elements=positive_cell(row, "parameters"), tensors=1.0,
         matrices=_matrices(row) if str(row["compressor"]).startswith("dgc") else 1.0,
         ranks=cluster.gpus, element_bytes=2.0 if _dtype(row) == "fp16" else 4.0, ranks_per_node=cluster.gpus_per_node,
     )  # fmt: skip
@@ -310,7 +308,7 @@ def _sharded(row: Row) -> RowPrediction:
     """
     method = None if str(row["compressor"]) == "none" else str(row["compressor"])
     tokens, model = integer_cell(row, "tokens_per_gpu"), load_model("gpt2")
-    parameters = _positive(row, "parameters")
+    parameters = positive_cell(row, "parameters")
     run = Run(
         gpus=integer_cell(row, "gpus"), batch=1, microbatch=1, dtype=_dtype(row), strategy="zero=3", recompute="full",
         software="deepspeed-zero3", exchange={"compress": method}, model=_gpt_sizes(parameters, tokens),
@@ -322,7 +320,7 @@ def _sharded(row: Row) -> RowPrediction:
             f"gpus_per_node {node_size}: no system of the catalog; known are {', '.join(map(str, SYSTEM_BY_NODE_GPUS))}"
         )
     system = with_row_device(load_system(SYSTEM_BY_NODE_GPUS[node_size]), row)
-    fabric, stated = system.levels[-1], _positive(row, "link_bytes_per_s")
+    fabric, stated = system.levels[-1], positive_cell(row, "link_bytes_per_s")
     ports = max(1, round(stated / fabric.link.bandwidth))
     link = fabric.link.model_copy(update={"bandwidth": stated / ports})
     levels = (*system.levels[:-1], fabric.model_copy(update={"ports": ports, "link": link}))
@@ -343,17 +341,6 @@ def megatron_deepspeed_flops(parameters: float, tokens: int) -> float:
     stack = _gpt_sizes(parameters, tokens)
     scores, output = tokens / (6.0 * stack["hidden"]), GPT2_VOCABULARY_SIZE / (16.0 * stack["layers"] * stack["hidden"])
     return FLOPS_PER_PARAMETER_TOKEN * parameters * tokens * (1.0 + scores + output)
-
-
-def _positive(row: Row, key: str) -> float:
-    """Read a cell of a table row as a number above zero; raise SpecError for other cells."""
-    try:
-        value = float(row[key])
-    except (TypeError, ValueError):
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise SpecError(f"{key} {row[key]!r} is not a number above zero")
-    return value
 
 
 def _gpt_sizes(parameters: float, tokens: int) -> dict[str, int]:

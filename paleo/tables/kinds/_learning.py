@@ -96,14 +96,12 @@ class StalenessTable(NonStepTimeTable):
             raise SpecError(
                 f"staleness {staleness:g} lies outside of the range of its law (0 to {law.max_staleness:g})"
             )
-        if float(row["final_accuracy"]) < law.chance_accuracy + LEAST_LEARNED_SHARE * (
-            law.accuracy_without_staleness - law.chance_accuracy
-        ):
+        learnable = law.accuracy_without_staleness - law.chance_accuracy
+        if float(row["final_accuracy"]) < law.chance_accuracy + LEAST_LEARNED_SHARE * learnable:
             raise SpecError(f"the run never learned: its accuracy is that of guessing ({law.chance_accuracy:.0%})")
         accuracy, spread = float(law.accuracy(staleness)), INTERVAL_DEVIATIONS * law.residual
-        return RowPrediction(
-            accuracy, accuracy - spread, accuracy + spread, 1.0, str(row["device"]), "linear in staleness"
-        )
+        names = (str(row["device"]), "linear in staleness")
+        return RowPrediction(accuracy, accuracy - spread, accuracy + spread, 1.0, *names)
 
 
 RUN_TABLES.register("staleness_accuracy")(StalenessTable())
@@ -141,13 +139,9 @@ class ConvergenceTable(NonStepTimeTable):
         law = task.law
         if isinstance(law, ReferencePointsLaw) and batch in [point for point, _ in law.points]:
             law = refit_without_batch(law, batch)
-        samples, spread = (
-            float(law.samples(batch)),
-            math.exp(INTERVAL_DEVIATIONS * float(law.log_standard_deviation(batch, float(row["n"])))),
-        )
-        return RowPrediction(
-            samples, samples / spread, samples * spread, 1.0, str(row["benchmark"]), "other points of the task"
-        )
+        spread = math.exp(INTERVAL_DEVIATIONS * float(law.log_standard_deviation(batch, float(row["n"]))))
+        names = (str(row["benchmark"]), "other points of the task")
+        return RowPrediction.within_factor(float(law.samples(batch)), spread, 1.0, *names)
 
 
 RUN_TABLES.register("convergence")(ConvergenceTable())

@@ -113,10 +113,8 @@ class PairNetwork:
         leaving, entering = (np.bincount(end[shared], minlength=ranks) for end in (out, into))
         flows = np.maximum(np.maximum(leaving[out], entering[into]), 1)
         flow_rates = np.where(shared, np.minimum(rates / flows, CLOUD_FLOW_RATE), rates)
-        outside = out != into
-        return np.asarray(
-            np.where(source == target, 0.0, size / (flow_rates * np.where(outside, TCP_PAYLOAD_FRACTION, 1.0)))
-        )
+        payload_rates = flow_rates * np.where(out != into, TCP_PAYLOAD_FRACTION, 1.0)
+        return np.asarray(np.where(source == target, 0.0, size / payload_rates))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +153,8 @@ class _Pipelines:
         pipelines = grid.shape[1] // self.tensor_parallel_ranks
         if pipelines == 1:
             return 0.0
-        ring = np.sort(
-            grid.reshape(self.stages, pipelines, self.tensor_parallel_ranks).swapaxes(1, 2).reshape(-1, pipelines),
-            axis=1,
-        )
+        ranks = grid.reshape(self.stages, pipelines, self.tensor_parallel_ranks)
+        ring = np.sort(ranks.swapaxes(1, 2).reshape(-1, pipelines), axis=1)
         sent = 2.0 * (pipelines - 1) / pipelines * self.gradient_bytes
         return float(network.transfer_times(ring.ravel(), np.roll(ring, -1, axis=1).ravel(), sent).max())
 
@@ -241,10 +237,8 @@ class PlacementTable(NonStepTimeTable):
         compute, ideal = self._stages[key]
         work = _pipelines(row, compute)
         seconds = STEP_TIME_BY_ORDER[order](network, work, (stages, tensor * pipelines))
-        origin = "a predicted stage and stated links"
-        return RowPrediction(
-            seconds, seconds / 1.3, seconds * 1.3, ideal * work.microbatches, str(row["device"]), origin
-        )
+        names = (str(row["device"]), "a predicted stage and stated links")
+        return RowPrediction.within_factor(seconds, 1.3, ideal * work.microbatches, *names)
 
 
 def _pipelines(row: Row, compute: float) -> _Pipelines:
@@ -286,17 +280,12 @@ def _of_layers(row: Row, layers: int, software: SoftwareProfile | None) -> Predi
     """Predict one microbatch through ``layers`` layers on the ranks of one stage, without fused attention."""
     tensor, megatron, length = integer_cell(row, "tp"), _is_megatron(row), integer_cell(row, "seq_len")
     run = Run(
-        gpus=tensor,
-        batch=integer_cell(row, "micro_batch"),
-        strategy=f"tp={tensor}",
-        dtype=str(row["dtype"]),
-        optimizer="adam",
-        recompute="full",
-        software="megatron-2021" if megatron else "pytorch-eager",
+        gpus=tensor, batch=integer_cell(row, "micro_batch"), strategy=f"tp={tensor}", dtype=str(row["dtype"]),
+        optimizer="adam", recompute="full", software="megatron-2021" if megatron else "pytorch-eager",
         kernels={"attention": None if megatron else "stepwise"},
         model={
             "layers": layers, "hidden": integer_cell(row, "hidden"), "heads": GPT3_HEAD_COUNT, "seq": length,
-            "positions": length
+            "positions": length,
         },
     )  # fmt: skip
     return predict(load_model("gpt2"), load_system(NODE_SYSTEM_NAME), run, software)
@@ -336,9 +325,8 @@ class RailTable(NonStepTimeTable):
             raise SpecError(f"system {system.name} has no network between nodes")
         calibrated = collective_parameters(system, "collective.fabric")
         nic, size = outer[0].member_bandwidth / system.devices_per_node, float(integer_cell(row, "message_bytes"))
-        seconds = _message_time(
-            calibrated.parameters, peers, integer_cell(row, "ranks") / system.devices_per_node, size / nic
-        )
+        nodes = integer_cell(row, "ranks") / system.devices_per_node
+        seconds = _message_time(calibrated.parameters, peers, nodes, size / nic)
         (low, high), rate = calibrated.interval_factors(seconds), size / seconds
         origin = f"{calibrated.origin} ({calibrated.source_name})"
         return RowPrediction(rate, rate / high, rate / low, nic, system.name, origin)
