@@ -39,6 +39,7 @@ from paleo.tables.cells import (
 from paleo.units import MICROSECOND
 
 Datasheet = TypeVar("Datasheet")
+Parameters = TypeVar("Parameters")
 #: Bounds of what is measured, in whatever unit a column has: attoseconds are none, nor is the age of the universe.
 MIN_MEASURED_VALUE, MAX_MEASURED_VALUE = 2.0**-60, 2.0**90
 #: Sizes above this one are slips.
@@ -441,6 +442,28 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
             self.parameters_by_family[group.family], subject=subject, architecture=architecture, family=group.family,
             memory_kind=memory_kind, stacks=(group.timing_method,), user_calibration=calibration,
         )  # fmt: skip
+
+
+def shipped_parameters(kind: type[Parameters], family: str, figures: DeviceDatasheet) -> Parameters:
+    """Look up the calibrated parameters of another family that a formula needs, measured or inherited.
+
+    Parameters
+    ----------
+    kind : type
+        Dataclass of the parameters.
+    family : str
+        Key of the family, such as ``gemm.tensor``.
+    figures : DeviceDatasheet
+        Datasheet values of the device.
+
+    Returns
+    -------
+    object of ``kind``
+        Its parameters.
+    """
+    return find_parameters(
+        kind, subject=figures.name, architecture=figures.architecture, memory_kind=figures.memory_kind, family=family
+    ).parameters
 
 
 KERNEL_TABLES: Registry[KernelTable[Any]] = Registry("table kind", "paleo.tables.kinds")

@@ -27,7 +27,7 @@ from paleo.pricing.sparse_attention import (
     SparseWork,
     sparse_attention_time,
 )
-from paleo.tables.base import parse_column_names
+from paleo.tables.base import column_set, parse_column_names
 from paleo.tables.cells import (
     Array,
     map_text_columns,
@@ -119,9 +119,7 @@ class SparseAttentionTable(KernelTable[DeviceDatasheet]):
     """
 
     name = "sparse_attention"
-    identifying_columns = frozenset(
-        parse_column_names("kind part phase num_heads batch_size q_len past_len kv_dtype time_us")
-    )
+    identifying_columns = column_set("kind part phase num_heads batch_size q_len past_len kv_dtype time_us")
     optional_columns = "device library version kernel_source model weight_dtype"
     configuration_columns = parse_column_names("kind part phase model num_heads batch_size q_len past_len")
     size_columns = ("num_heads", "batch_size", "q_len")

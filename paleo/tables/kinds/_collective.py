@@ -37,7 +37,7 @@ from paleo.pricing.moe_token_exchange import (
     token_exchange_links,
 )
 from paleo.specs.system import System, load_system
-from paleo.tables.base import parse_column_names
+from paleo.tables.base import column_set, parse_column_names
 from paleo.tables.cells import (
     Array,
     mapped_column,
@@ -77,9 +77,7 @@ class CollectiveTable(KernelTable[System]):
     """
 
     name = "collective"
-    identifying_columns = frozenset(
-        parse_column_names("source system library op dtype ranks ranks_per_node bytes time_us")
-    )
+    identifying_columns = column_set("source system library op dtype ranks ranks_per_node bytes time_us")
     optional_columns = "algo compute"
     configuration_columns = ("op", "ranks", "ranks_per_node", "bytes")
     size_columns = ("ranks", "ranks_per_node", "bytes")

@@ -22,7 +22,7 @@ from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import SoftwareProfile, load_software
 from paleo.specs.system import System, load_system
-from paleo.tables.base import parse_column_names
+from paleo.tables.base import column_set, parse_column_names
 from paleo.tables.cells import Array, number_or_nan, text_column
 from paleo.tables.kinds._consistency import BACKWARD_STEP_FRACTION, HOST_MEMORY_RING_RATE, TCP_PROCESS_BANDWIDTH_LIMIT
 from paleo.tables.run_tables import (
@@ -145,9 +145,7 @@ class CompressionTable(NonStepTimeTable):
     """
 
     name = "compression"
-    identifying_columns = frozenset(
-        {"compressor", "gpus", "gpus_per_node", "link_bytes_per_s", "speedup_over_1", "tflops_per_gpu"}
-    )
+    identifying_columns = column_set("compressor gpus gpus_per_node link_bytes_per_s speedup_over_1 tflops_per_gpu")
     optional_columns = (
         "batch_per_gpu device dtype model model_slug nodes notes parameters samples_per_s sharding software source "
         "step_s system_text time_over_dense tokens_per_gpu transport"

@@ -25,7 +25,7 @@ from paleo.pricing.convolution import (
 from paleo.pricing.kernels import DeviceDatasheet, device_datasheet
 from paleo.pricing.power import INT8_PRODUCTS_PER_FP32
 from paleo.specs.device import find_device
-from paleo.tables.base import parse_column_names
+from paleo.tables.base import column_set, parse_column_names
 from paleo.tables.cells import Array, mapped_column, number_column, number_columns, text_column, word_mask
 from paleo.tables.kernels import (
     KERNEL_TABLES,
@@ -224,9 +224,7 @@ class CnnLayersTable(KernelTable[DeviceDatasheet]):
     """
 
     name = "cnn_layers"
-    identifying_columns = frozenset(
-        {"source", "device", "layer_type", "input_shape", "output_shape", "kernel", "forward_ms", "backward_ms"}
-    )
+    identifying_columns = column_set("source device layer_type input_shape output_shape kernel forward_ms backward_ms")
     optional_columns = "compute cudnn dtype framework groups pad stride software"
     configuration_columns = ("input_shape", "output_shape", "kernel", "layer_type")
     parameters_by_family: ClassVar[Mapping[str, type[Any]]] = {"conv.vector": ConvolutionParameters}

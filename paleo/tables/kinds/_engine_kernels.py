@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,6 @@ from paleo.pricing.attention import (
     attention_prefill_time,
     default_attention_kernel,
 )
-from paleo.pricing.calibration_lookup import find_parameters
 from paleo.pricing.engine_gemm import (
     DECODE_BLOCK_ROWS,
     LATENT_DIM,
@@ -40,6 +39,7 @@ from paleo.pricing.families import (
 )
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.pricing.kernels import DeviceDatasheet
+from paleo.tables.base import column_set
 from paleo.tables.cells import (
     Array,
     map_text_columns,
@@ -51,7 +51,15 @@ from paleo.tables.cells import (
     true_cells,
     word_mask,
 )
-from paleo.tables.kernels import KERNEL_TABLES, FitSettings, FitTarget, KernelTable, apply_per_row, unsupported_reason
+from paleo.tables.kernels import (
+    KERNEL_TABLES,
+    FitSettings,
+    FitTarget,
+    KernelTable,
+    apply_per_row,
+    shipped_parameters,
+    unsupported_reason,
+)
 from paleo.units import MICROSECOND
 
 #: Bytes of an element of the experts' weights and activations, scales included.
@@ -241,9 +249,7 @@ class LatentAttentionTable(EngineKernelTable):
     """Table of multi-head latent attention (MLA) kernels, for prompts (context) and single tokens (generation)."""
 
     name = "mla"
-    identifying_columns = frozenset(
-        {"phase", "kv_dtype", "num_heads", "batch_size", "q_len", "kv_len", "kernel_source", "time_us"}
-    )
+    identifying_columns = column_set("phase kv_dtype num_heads batch_size q_len kv_len kernel_source time_us")
     optional_columns = "device library version kernel_source dtype"
     configuration_columns = ("num_heads", "batch_size", "q_len", "kv_len")
     size_columns = configuration_columns
@@ -348,7 +354,6 @@ for kind in (QuantisedGemmTable(), ExpertKernelTable(), LatentAttentionTable()):
     KERNEL_TABLES.register(kind.name)(kind)
 
 
-Parameters = TypeVar("Parameters")
 #: Operation of a row -> its family; that of attention is followed by the kernel.
 FAMILY_OF_OPERATION = {"matmul": "products", "group_matmul": "experts", "sdp_fwd": "attention", "sdp_bwd": "attention"}
 #: Parameters that the rows of a family do not tell.
@@ -367,9 +372,7 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
     """Table of kernels of a training step (GEMM, grouped GEMM of experts, attention), one timed call per row."""
 
     name = "training_kernels"
-    identifying_columns = frozenset(
-        {"op", "m", "k", "n", "layout", "groups", "group_m", "stage", "head_num", "time_us", "device"}
-    )
+    identifying_columns = column_set("op m k n layout groups group_m stage head_num time_us device")
     optional_columns = (
         "dtype accumulate out_dtype group_n group_k batch seq_len kv_head_num qk_head_dim v_head_dim main_grad_dtype"
     )
@@ -440,7 +443,7 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
         """Predict the time [s] of training kernels that share device and family."""
         if frame.empty:
             return np.zeros(0)
-        op, products = str(frame["op"].iloc[0]), _shipped(GemmParameters, "gemm.tensor", figures)
+        op, products = str(frame["op"].iloc[0]), shipped_parameters(GemmParameters, "gemm.tensor", figures)
         if FAMILY_OF_OPERATION[op] == "attention":
             return _attention(frame, figures, parameters, products.training_energy_ratio)
         rows, columns, length, count = _product(frame)
@@ -456,15 +459,9 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
         return looped_expert_gemm_time(experts=count, launch=launch, sustained=1.0, **shared)
 
 
-def _shipped(kind: type[Parameters], family: str, figures: DeviceDatasheet) -> Parameters:
-    return find_parameters(
-        kind, subject=figures.name, architecture=figures.architecture, memory_kind=figures.memory_kind, family=family
-    ).parameters
-
-
 def _attention(frame: pd.DataFrame, figures: DeviceDatasheet, p: TrainingKernelParameters, activity: float) -> Array:
     kernel = default_attention_kernel(figures.architecture, figures.memory_kind)
-    engine = _shipped(PrefillParameters, f"attention.{kernel}.prefill", figures)
+    engine = shipped_parameters(PrefillParameters, f"attention.{kernel}.prefill", figures)
     tokens = number_column(frame, "seq_len", DEFAULT_ATTENTION_TOKENS)
     shape: dict[str, Any] = {
         "batch": number_column(frame, "batch", 1.0), "query_heads": number_column(frame, "head_num"),

@@ -12,13 +12,12 @@ import numpy as np
 import pandas as pd
 
 from paleo.errors import SpecError
-from paleo.pricing.calibration_lookup import find_parameters
 from paleo.pricing.gemm import GemmParameters, gemm_time, quantisation_time, unaligned_gemm_time
 from paleo.pricing.kernels import DeviceDatasheet, arithmetic_unit
 from paleo.pricing.power import INT8_PRODUCTS_PER_FP32, energy_per_flop, l2_surviving_share
 from paleo.pricing.rnn import GATES_BY_CELL, RnnDirection, RnnParameters, rnn_time
 from paleo.specs.device import find_device
-from paleo.tables.base import parse_column_names
+from paleo.tables.base import column_set
 from paleo.tables.cells import (
     Array,
     map_text_columns,
@@ -37,6 +36,7 @@ from paleo.tables.kernels import (
     arithmetic_units_of_rows,
     first_reasons,
     map_device_dtype_unit,
+    shipped_parameters,
     timing_methods,
     unit_family,
     unsupported_reason,
@@ -73,10 +73,8 @@ SGEMM_TILE_AREAS = (64 * 64.0, 64 * 128.0, 128 * 128.0)
 UNTHROTTLED_FAMILIES = {("Pascal", "gemm.simt"), ("Ampere", "gemm.tensor")}
 #: What rows cannot tell apart: under replayed graphs, blocks under way from their first reads; beside the launches of
 #: eager code, either from how blocks spread and parts of sums meet.
-UNDETERMINED_TENSOR_CORE_PARAMETERS, UNDETERMINED_VECTOR_UNIT_PARAMETERS = (
-    ("dram_latency_cycles",),
-    ("block_start_cycles", "time_per_split", "cycles_per_summed_element"),
-)
+UNDETERMINED_TENSOR_CORE_PARAMETERS = ("dram_latency_cycles",)
+UNDETERMINED_VECTOR_UNIT_PARAMETERS = ("block_start_cycles", "time_per_split", "cycles_per_summed_element")
 #: Cycles for two bytes of a sum from which a fit sets out as well: L40S takes 12.7 us longer for 3,072 elements more of
 #: a single tile's, 10.4 cycles each at 2.52 GHz. From below, where a block computes for longer, no slope leads there.
 SPLIT_K_START_CYCLES = 10.4
@@ -316,9 +314,7 @@ class RnnTable(KernelTable[DeviceDatasheet]):
     """Table of recurrent layers (vanilla, LSTM, GRU) over ``timesteps`` steps, one timed call per row."""
 
     name = "rnn"
-    identifying_columns = frozenset(
-        parse_column_names("source device dtype cell hidden batch timesteps direction time_us")
-    )
+    identifying_columns = column_set("source device dtype cell hidden batch timesteps direction time_us")
     optional_columns = "compute library timing"
     configuration_columns = ("cell", "hidden", "batch", "timesteps", "direction")
     size_columns = ("hidden", "batch", "timesteps")
@@ -389,22 +385,12 @@ class RnnTable(KernelTable[DeviceDatasheet]):
         Kernels are the standard ones, not persistent kernels.
         """
         hidden, batch, steps = number_columns(frame, self.size_columns)
+        products = shipped_parameters(GemmParameters, "gemm.tensor" if figures.tensor_cores else "gemm.simt", figures)
         return rnn_time(
             gate_count=_gates(frame), hidden=hidden, batch=batch, timesteps=steps, direction=_ways(frame),
             element_bytes=element_bytes(frame), library=cudnn_versions(text_column(frame, "library")),
-            device=figures, parameters=parameters, products=_products(figures),
+            device=figures, parameters=parameters, products=products,
         )  # fmt: skip
-
-
-def _products(figures: DeviceDatasheet) -> GemmParameters:
-    """Look up the calibrated GEMM parameters of a device, measured or inherited."""
-    return find_parameters(
-        GemmParameters,
-        subject=figures.name,
-        architecture=figures.architecture,
-        memory_kind=figures.memory_kind,
-        family="gemm.tensor" if figures.tensor_cores else "gemm.simt",
-    ).parameters
 
 
 def _gates(frame: pd.DataFrame) -> Array:

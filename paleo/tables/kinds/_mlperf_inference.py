@@ -17,6 +17,7 @@ from paleo.serving.single_pass import best_batch, fitting_batches
 from paleo.serving.steady_state import RequestLengths
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
+from paleo.tables.base import column_set
 from paleo.tables.kinds._serving import system_of_device
 from paleo.tables.run_tables import RUN_TABLES, Row, RowPrediction, RunTable, has_value, number_cell
 
@@ -324,9 +325,7 @@ class ReinforcementStepTable(RunTable):
     """
 
     name = "rl_steps"
-    identifying_columns = frozenset(
-        {"algorithm", "policy", "generation_layout", "training_layout", "generation_batch", "step_s"}
-    )
+    identifying_columns = column_set("algorithm policy generation_layout training_layout generation_batch step_s")
     optional_columns: ClassVar[str] = (
         "system model precision n_gpus max_sequence mean_sequence training_batch tokens_per_s_per_gpu"
     )

@@ -27,7 +27,7 @@ from paleo.pricing.links.alpha_beta import partly_overlapped_time
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.system import System, load_system
-from paleo.tables.base import parse_column_names
+from paleo.tables.base import column_set
 from paleo.tables.cells import Array, read_table
 from paleo.tables.run_tables import (
     RUN_TABLES,
@@ -302,9 +302,7 @@ class RailTable(NonStepTimeTable):
     """Table of messages between nodes of a rail network, one per row; the measured value is a GPU's rate [byte/s]."""
 
     name = "rails"
-    identifying_columns = frozenset(
-        parse_column_names("system ranks ranks_per_node peers message_bytes bytes_per_s_per_gpu")
-    )
+    identifying_columns = column_set("system ranks ranks_per_node peers message_bytes bytes_per_s_per_gpu")
     optional_columns = "device op"
     configuration_columns = ("peers", "message_bytes", "op")
     measured_column = "bytes_per_s_per_gpu"

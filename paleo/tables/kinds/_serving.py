@@ -25,6 +25,7 @@ from paleo.serving.steady_state import RequestLengths
 from paleo.specs.catalog import DEFAULT_WEIGHT_FORMAT, systems_with_device
 from paleo.specs.model import load_model
 from paleo.specs.system import System, load_system
+from paleo.tables.base import column_set
 from paleo.tables.cells import Array, number_or_nan
 from paleo.tables.run_tables import (
     RUN_TABLES,
@@ -240,15 +241,11 @@ def predict_serving(row: Row, trace: Requests | None = None) -> ServingPredictio
 
 
 def _requests(lengths: RequestLengths, count: int, rate: float) -> Requests:
+    prompt, answer, hit = (float(np.asarray(x)) for x in (lengths.input, lengths.output, lengths.prefix_hit_share))
     requests = sample_requests(
-        count,
-        input_tokens=float(np.asarray(lengths.input)),
-        output_tokens=float(np.asarray(lengths.output)),
-        rate=rate,
-        input_variation=lengths.input_variation,
-        hit=float(np.asarray(lengths.prefix_hit_share)),
-        shared=bool(np.asarray(lengths.prefix_hit_share) > 0),
-    )
+        count, input_tokens=prompt, output_tokens=answer, rate=rate, input_variation=lengths.input_variation, hit=hit,
+        shared=hit > 0,
+    )  # fmt: skip
     return _conversations(requests) if lengths.output_variation else requests
 
 
@@ -333,9 +330,7 @@ class ServingTable(RunTable):
     """
 
     name = "serving"
-    identifying_columns = frozenset(
-        {"engine", "load", "input_tokens", "output_tokens", "requests", "output_tokens_per_s"}
-    )
+    identifying_columns = column_set("engine load input_tokens output_tokens requests output_tokens_per_s")
     optional_columns: ClassVar[str] = (
         "engine_version model device tp pp ep n_gpus dtype dp_attention concurrency request_rate ttft_mean_s"
         " tpot_mean_s ttft_p99_s tpot_p99_s latency_mean_s latency_p90_s latency_p99_s command requests_per_s"

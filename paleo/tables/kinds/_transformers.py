@@ -24,7 +24,7 @@ from paleo.specs.model import ModelSpec, build_model_spec, load_model
 from paleo.specs.run import Run, replace_fields
 from paleo.specs.software import SoftwareProfile, load_software
 from paleo.specs.system import System, load_system
-from paleo.tables.base import parse_column_names
+from paleo.tables.base import column_set, parse_column_names
 from paleo.tables.run_tables import (
     RUN_TABLES,
     TABLE_NAME_ALIASES,
@@ -452,9 +452,7 @@ class TransformerStepTable(RunTable):
     """Table of measured training steps of transformers, one run per row; the measured value is the step time."""
 
     name = "llm_iterations"
-    identifying_columns = frozenset(
-        parse_column_names("layers hidden heads seq_len device n_gpus tp pp dp iteration_ms")
-    )
+    identifying_columns = column_set("layers hidden heads seq_len device n_gpus tp pp dp iteration_ms")
     optional_columns = (
         "attention cp cp_comm cross_entropy cuda_graph dtype dtype_reported ep expert_dispatch expert_overlap "
         "expert_tp ffn_hidden framework gated_mlp global_batch kv_heads head_dim micro_batch model n_experts notes "
@@ -675,9 +673,7 @@ class MemoryTable(RunTable):
     """
 
     name = "memory"
-    identifying_columns = frozenset(
-        {"model", "device", "n_gpus", "seq_len", "micro_batch", "global_batch", "memory_gb_per_gpu"}
-    )
+    identifying_columns = column_set("model device n_gpus seq_len micro_batch global_batch memory_gb_per_gpu")
     optional_columns = (
         "attention cp cross_entropy dp dtype dtype_reported ep ffn_hidden gated_mlp heads hidden kv_heads layers "
         "n_experts notes pp recompute sequence_parallel shard_group sharding software source system top_k tp vocab vp "
