@@ -511,8 +511,9 @@ def _fit_links(request: _Request) -> int:
             except SpecError as error:
                 refused.append(str(error))
                 continue
-            better = [fit for result in results if result.reduces_error for fit in result.fitted_entries]
-            request.write_calibrations(better, places)
+            better = [(fit.job.system.name, fit.entries) for fit in results if fit.reduces_error]
+            written = [FittedEntry(system, entry) for system, entries in better for entry in entries]
+            request.write_calibrations(written, places)
     if refused and not results:
         raise SpecError(" / ".join(refused))
     sys.stderr.write("".join(f"{line}\n" for line in refused))

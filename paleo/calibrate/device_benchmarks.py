@@ -482,23 +482,6 @@ class DeviceBenchmarkRunner:
             flush = self._flush if point.row.get("cache") == "cold" else None
             eager = point.row.get("launch") == "eager"
             timing = self.clock.time_eager(calls[0]) if eager else self.clock.time_calls(calls, flush)
-        return self.table_row(point, timing)
-
-    def table_row(self, point: BenchmarkPoint, timing: KernelTiming) -> dict[str, Any]:
-        """Build the table row of a benchmark from its measured time.
-
-        Parameters
-        ----------
-        point : BenchmarkPoint
-            Kernel that was timed.
-        timing : KernelTiming
-            Measured time and timing method.
-
-        Returns
-        -------
-        dict of str to object
-            Columns of the measured table with their values; time in column ``time_us`` [us].
-        """
         times = {"time_us": round(timing.seconds / MICROSECOND, 4), "timing": timing.timing_method}
         clock = _sustained_clock(self.torch, self.device) if self.on_cuda else ""
         names = {"source": SOURCE_NAME, "device": self.name, "library": self.library}

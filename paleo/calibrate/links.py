@@ -32,7 +32,7 @@ from paleo.calibrate.fit import (
     sample_rows,
     split_by_configuration,
 )
-from paleo.calibrate.kernel_fits import FittedEntry, round_to_digits, rounded_residual, sources_text
+from paleo.calibrate.kernel_fits import round_to_digits, rounded_residual, sources_text
 from paleo.errors import PaleoError, SpecError, suggest_names
 from paleo.pricing.communication import COLLECTIVE_CALIBRATION_FAMILIES, collective_parameters
 from paleo.specs.calibration import Calibration, CalibrationEntry
@@ -210,11 +210,6 @@ class LinkFit:
     def reduces_error(self) -> bool:
         """True if the link fit has reduced the mean error on held-out steps."""
         return self.errors_after.mape < self.errors_before.mape
-
-    @property
-    def fitted_entries(self) -> list[FittedEntry]:
-        """Fitted calibration entries, each with the system whose calibration file will hold the entry."""
-        return [FittedEntry(self.job.system.name, entry) for entry in self.entries]
 
 
 def requests_link_fit(file: str | Path, only: Sequence[str]) -> bool:

@@ -282,25 +282,6 @@ def row_schema(kind: str, header: Iterable[str], names: Iterable[str]) -> dict[s
     }
 
 
-def unread_columns(columns: Iterable[str], names: Iterable[str]) -> list[str]:
-    """List the columns of a measured table that its kind does not read, except descriptive columns (source, notes, …).
-
-    Parameters
-    ----------
-    columns : iterable of str
-        Header of the table.
-    names : iterable of str
-        Columns that the table's kind reads.
-
-    Returns
-    -------
-    list of str
-        Columns that are neither in ``names`` nor in `DESCRIPTIVE_COLUMNS`.
-    """
-    known = {*names, *DESCRIPTIVE_COLUMNS}
-    return [str(column) for column in columns if str(column) not in known]
-
-
 def best_matching_kind(
     columns: Iterable[str], headers: Mapping[str, frozenset[str]], read: Mapping[str, frozenset[str]]
 ) -> str:

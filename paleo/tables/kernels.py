@@ -35,6 +35,7 @@ from paleo.tables.cells import (
     map_text_columns,
     number_column,
     text_column,
+    word_mask,
 )
 from paleo.units import MICROSECOND
 
@@ -270,6 +271,8 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
     def arithmetic_unit(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return the arithmetic unit (tensor or vector cores) on which each timed kernel ran.
 
+        Rows name the unit in column ``compute``; DeepBench's fp16 rows that name none ran on vector cores.
+
         Parameters
         ----------
         frame : DataFrame
@@ -280,7 +283,9 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         Series[str]
             One word per row (``tensor``, ``vector``, …); '' for the usual unit of the row's number format.
         """
-        return text_column(frame, "compute")
+        compute = text_column(frame, "compute")
+        half = (compute == "") & word_mask(frame, "source", "deepbench") & word_mask(frame, "dtype", "fp16")
+        return compute.where(~half, "vector")
 
     @abstractmethod
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
@@ -582,26 +587,6 @@ def map_device_dtype_unit(
     """
     words = map_text_columns(frame.assign(compute=compute), ("device", "dtype", "compute"), function)
     return pd.Series(words, index=frame.index, dtype=object)
-
-
-def arithmetic_units_of_rows(frame: pd.DataFrame) -> pd.Series[str]:
-    """Return the arithmetic unit (tensor or vector cores) on which each row of a kernel table ran.
-
-    Rows name the unit in column ``compute``; DeepBench's fp16 rows that name none ran on vector cores.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        The table, with columns ``compute``, ``source`` and ``dtype``.
-
-    Returns
-    -------
-    Series[str]
-        One word per row: ``tensor``, ``vector``, …; '' for the usual unit.
-    """
-    compute = text_column(frame, "compute")
-    half = (compute == "") & (text_column(frame, "source") == "deepbench") & (text_column(frame, "dtype") == "fp16")
-    return compute.where(~half, "vector")
 
 
 def unit_family(prefix: str, device: str, dtype: str, compute: str) -> str:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 #: What reading a malformed cell, or computing with an absurd one, raises.
 CELL_ERRORS = (KeyError, ValueError, OverflowError, ZeroDivisionError)
 Row = Mapping[str, Any]
+Result = TypeVar("Result")
 #: What a report says of a run that ran out of memory.
 OUT_OF_MEMORY_REASON = "ran out of memory; predicted: {}"
 #: Names in measured tables and the entries of the catalog that they mean.
@@ -605,7 +606,7 @@ class RunTable(MeasuredTable):
         known: dict[tuple[str, ...], RowPrediction | str] = {}
         for index, row in enumerate(frame.to_dict("records")):
             if not measured[index] > 0:
-                yield self._why_unmeasured(row)
+                yield _result_or_reason(self.missing_measurement_reason, row)
                 continue
             key = tuple(str(row.get(name)) for name in (*self.identifying_columns, *self.configuration_columns))
             if key not in known:
@@ -628,17 +629,17 @@ class RunTable(MeasuredTable):
         return software_profile_name(row)
 
     def _step_or_reason(self, row: Mapping[Any, Any]) -> RowPrediction | str:
-        try:
-            step = self.predict_row(row)
-        except (PaleoError, *CELL_ERRORS) as error:
-            return _reason(error, row)
-        return step if np.isfinite(step.value) and step.value > 0 else "the prediction is no finite time"
+        step = _result_or_reason(self.predict_row, row)
+        sound = isinstance(step, str) or (np.isfinite(step.value) and step.value > 0)
+        return step if sound else "the prediction is no finite time"
 
-    def _why_unmeasured(self, row: Mapping[Any, Any]) -> str:
-        try:
-            return self.missing_measurement_reason(row)
-        except (PaleoError, *CELL_ERRORS) as error:
-            return _reason(error, row)
+
+def _result_or_reason(method: Callable[[Row], Result], row: Mapping[Any, Any]) -> Result | str:
+    """Call a method with a table row, or explain why the row's cells do not allow it."""
+    try:
+        return method(row)
+    except (PaleoError, *CELL_ERRORS) as error:
+        return _reason(error, row)
 
 
 class NonStepTimeTable(RunTable):

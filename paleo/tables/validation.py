@@ -15,6 +15,7 @@ import pandas as pd
 
 from paleo.errors import PaleoError, SpecError
 from paleo.tables.base import (
+    DESCRIPTIVE_COLUMNS,
     MeasuredTable,
     Predictions,
     ResidualErrors,
@@ -22,7 +23,6 @@ from paleo.tables.base import (
     TextArray,
     residual_errors,
     scaling_efficiency_points,
-    unread_columns,
     unusable_cell_reasons,
     with_numeric_columns,
 )
@@ -104,8 +104,9 @@ class FileReport:
 
     @property
     def ignored_columns(self) -> list[str]:
-        """Columns of the file that the kind of table does not read."""
-        return unread_columns(self.frame.columns, self.table.columns)
+        """Columns of the file that the kind of table does not read, except descriptive columns (source, notes, …)."""
+        known = {*self.table.columns, *DESCRIPTIVE_COLUMNS}
+        return [str(column) for column in self.frame.columns if str(column) not in known]
 
     @property
     def predicted_row_mask(self) -> Flags:

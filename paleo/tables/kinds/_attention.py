@@ -419,7 +419,9 @@ class AttentionTable(KernelTable[DeviceDatasheet]):
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         b, hq, hk, nq, nk, d = number_columns(frame, self.size_columns)
         seen = np.where(true_cells(frame, "causal"), nk - (nq - 1) / 2, nk)
-        return 4 * b * hq * nq * seen * d, _element_bytes(frame) * b * d * (2 * hq * nq + 2 * hk * nk)
+        return 4 * b * hq * nq * seen * d, mapped_column(frame, "dtype", DTYPE_BYTES) * b * d * (
+            2 * hq * nq + 2 * hk * nk
+        )
 
     def predict_times(
         self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: PrefillParameters | DecodeParameters
@@ -428,7 +430,7 @@ class AttentionTable(KernelTable[DeviceDatasheet]):
         shared: dict[str, Any] = {
             "batch": b, "query_heads": hq, "kv_heads": hk, "kv_length": nk, "head_dim": d, "device": figures,
             "kernel_name": _kernel(frame).iloc[0] if len(frame) else "fa2", "parameters": parameters,
-            "window": number_column(frame, "window", 0.0), "element_bytes": _element_bytes(frame),
+            "window": number_column(frame, "window", 0.0), "element_bytes": mapped_column(frame, "dtype", DTYPE_BYTES),
         }  # fmt: skip
         if isinstance(parameters, DecodeParameters):
             return attention_decode_time(**shared)
@@ -456,10 +458,6 @@ def _phase(frame: pd.DataFrame) -> pd.Series[str]:
     phase, single = text_column(frame, "phase"), number_column(frame, "q_len") == 1
     decode = (phase == "generation") | ((phase == "context") & single)
     return pd.Series(np.select([decode, phase == "encoder"], ["decode", "encoder"], "prefill"), index=frame.index)
-
-
-def _element_bytes(frame: pd.DataFrame) -> Array:
-    return mapped_column(frame, "dtype", DTYPE_BYTES)
 
 
 KERNEL_TABLES.register("attention")(AttentionTable())

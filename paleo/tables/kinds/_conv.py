@@ -30,7 +30,6 @@ from paleo.tables.cells import Array, mapped_column, number_column, number_colum
 from paleo.tables.kernels import (
     KERNEL_TABLES,
     KernelTable,
-    arithmetic_units_of_rows,
     first_reasons,
     map_device_dtype_unit,
     timing_methods,
@@ -113,13 +112,6 @@ class ConvolutionTable(KernelTable[DeviceDatasheet]):
         ``conv.vector``.
         """
         return map_device_dtype_unit(frame, self.arithmetic_unit(frame), _family)
-
-    def arithmetic_unit(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return the arithmetic unit (tensor or vector) on which each timed convolution ran.
-
-        DeepBench's fp16 rows that name no unit ran on vector units.
-        """
-        return arithmetic_units_of_rows(frame)
 
     def start_values(self, family: str, figures: DeviceDatasheet) -> Sequence[ConvolutionParameters]:
         """Return start values for a fit of convolution parameters: defaults, with the device's energy per FLOP."""

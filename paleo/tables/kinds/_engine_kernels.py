@@ -151,7 +151,7 @@ class QuantisedGemmTable(EngineKernelTable):
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count (FLOP, bytes) of low-precision GEMMs: 2 m n k FLOP, and each operand moved once."""
         m, n, k = number_columns(frame, self.configuration_columns)
-        element = _element_bytes(frame)
+        element = mapped_column(frame, "dtype", EXPERT_BYTES, 2.0)
         return 2.0 * m * n * k, (m + n) * k * element + 2.0 * m * n
 
     def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: EngineGemmParameters) -> Array:
@@ -216,9 +216,9 @@ class ExpertKernelTable(EngineKernelTable):
         FLOP are those of the rank's tokens. Expert weights are read once; tokens are read and written.
         """
         tokens, hidden, inner, top_k, experts, tp, ep = number_columns(frame, self.configuration_columns)
-        weights = (2.0 + _gated(frame)) * hidden * inner / tp
+        weights = (2.0 + number_column(frame, "gated", 1.0)) * hidden * inner / tp
         rows = tokens * top_k / ep
-        weights_read = np.minimum(experts / ep, rows) * weights * _element_bytes(frame)
+        weights_read = np.minimum(experts / ep, rows) * weights * mapped_column(frame, "dtype", EXPERT_BYTES, 2.0)
         return 2.0 * rows * weights, weights_read + 4.0 * rows * hidden
 
     def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: EngineGemmParameters) -> Array:
@@ -236,10 +236,11 @@ class ExpertKernelTable(EngineKernelTable):
             map_text_columns(frame, ("library", "version", "device"), fact, np.float64) for fact in _RELEASE_FACTS
         )
         seconds = expert_ffn_time(
-            tokens=tokens, hidden=hidden, inner=inner, top_k=top_k, experts=experts, tp=tp, ep=ep, gated=_gated(frame),
-            exponent=np.where(few, 0.0, exponent), element_bytes=element, device=figures, parameters=parameters,
-            tiles=expert_gemm_tiles(family, tokens, local, _untuned(frame, inner / tp)), visitors_only=visitors,
-            unfiltered=unfiltered, padded="cutedsl" in family, triton="triton" in family,
+            tokens=tokens, hidden=hidden, inner=inner, top_k=top_k, experts=experts, tp=tp, ep=ep,
+            gated=number_column(frame, "gated", 1.0), exponent=np.where(few, 0.0, exponent), element_bytes=element,
+            device=figures, parameters=parameters, visitors_only=visitors, unfiltered=unfiltered,
+            tiles=expert_gemm_tiles(family, tokens, local, _untuned(frame, inner / tp)),
+            padded="cutedsl" in family, triton="triton" in family,
         )  # fmt: skip
         outside = ("trtllm" not in family) * routed * (logits > _ROUTED)
         return np.asarray(calls * seconds + outside * (_ROUTER_CALL + _ROUTER_LOGIT * tokens * logits))
@@ -339,15 +340,6 @@ def _untuned(frame: pd.DataFrame, width: Array) -> Array:
     old_vllm = word_mask(frame, "library", "vllm") & word_mask(frame, "version", _UNTUNED_VLLM)
     single = word_mask(frame, "library", "sglang") | old_vllm
     return np.asarray(single & ~(tuned & (width < _TUNED_WIDTH)), np.float64)
-
-
-def _gated(frame: pd.DataFrame) -> Array:
-    """Return 1.0 for MoE rows whose experts have a gate projection (assumed if not stated), shape (rows,)."""
-    return number_column(frame, "gated", 1.0)
-
-
-def _element_bytes(frame: pd.DataFrame) -> Array:
-    return mapped_column(frame, "dtype", EXPERT_BYTES, 2.0)
 
 
 for kind in (QuantisedGemmTable(), ExpertKernelTable(), LatentAttentionTable()):

@@ -33,7 +33,6 @@ from paleo.tables.kernels import (
     FitTarget,
     KernelTable,
     apply_per_row,
-    arithmetic_units_of_rows,
     first_reasons,
     map_device_dtype_unit,
     shipped_parameters,
@@ -217,14 +216,6 @@ class GemmTable(KernelTable[DeviceDatasheet]):
             start, alternatives, ("launch_time",), fixed, random_starts=0, prior_precision=teacher.prior_precision
         )
 
-    @apply_per_row
-    def arithmetic_unit(self, dtype: str, compute: str, source: str) -> str:
-        """Return the arithmetic unit (tensor or vector) on which a timed GEMM ran.
-
-        DeepBench's fp16 rows that name no unit ran on vector units.
-        """
-        return _unit(dtype, compute, source)
-
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count (FLOP, bytes) of timed GEMMs: 2 m n k batch FLOP, and each operand moved once."""
         m, n, k, batch = number_columns(frame, self.configuration_columns)
@@ -352,13 +343,6 @@ class RnnTable(KernelTable[DeviceDatasheet]):
         """
         return map_device_dtype_unit(frame, self.arithmetic_unit(frame), partial(unit_family, "rnn"))
 
-    def arithmetic_unit(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return the arithmetic unit (tensor or vector) on which each timed recurrent layer ran.
-
-        DeepBench's fp16 rows that name no unit ran on vector units.
-        """
-        return arithmetic_units_of_rows(frame)
-
     def start_values(self, family: str, figures: DeviceDatasheet) -> Sequence[RnnParameters]:
         """Return start values for a fit of recurrent-layer parameters.
 
@@ -372,7 +356,7 @@ class RnnTable(KernelTable[DeviceDatasheet]):
         Weights are read every step (once for the filter gradient), states are moved once.
         """
         hidden, batch, steps = number_columns(frame, self.size_columns)
-        gate_count, element, direction = _gates(frame), element_bytes(frame), _ways(frame)
+        gate_count, element, direction = mapped_column(frame, "cell", GATES_BY_CELL), element_bytes(frame), _ways(frame)
         products = gate_count * hidden**2
         gradients = np.where(direction == RnnDirection.BACKWARD, 2.0, 1.0)
         reads = np.where(direction == RnnDirection.FILTER, 1.0, steps)
@@ -387,14 +371,11 @@ class RnnTable(KernelTable[DeviceDatasheet]):
         hidden, batch, steps = number_columns(frame, self.size_columns)
         products = shipped_parameters(GemmParameters, "gemm.tensor" if figures.tensor_cores else "gemm.simt", figures)
         return rnn_time(
-            gate_count=_gates(frame), hidden=hidden, batch=batch, timesteps=steps, direction=_ways(frame),
+            gate_count=mapped_column(frame, "cell", GATES_BY_CELL),
+            hidden=hidden, batch=batch, timesteps=steps, direction=_ways(frame),
             element_bytes=element_bytes(frame), library=cudnn_versions(text_column(frame, "library")),
             device=figures, parameters=parameters, products=products,
         )  # fmt: skip
-
-
-def _gates(frame: pd.DataFrame) -> Array:
-    return mapped_column(frame, "cell", GATES_BY_CELL)
 
 
 def _ways(frame: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.int64]]:

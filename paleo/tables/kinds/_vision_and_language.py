@@ -92,9 +92,9 @@ class LanguageStepTable(NetworkStepTable):
             return super().missing_measurement_reason(row)
         if _catalog_name(row) is None:
             return f"iteration_ms is empty, and model {row['model']!r} is not in the catalog"
-        wrong = (key for key in ("throughput", "global_batch") if has_value(row, key) and not _is_number(row[key]))
-        if (column := next(wrong, None)) is not None:
-            return f"{column} {str(row[column])[:40]!r} is not a number"
+        for column in ("throughput", "global_batch"):
+            if has_value(row, column) and not np.isfinite(pd.to_numeric(str(row[column]), errors="coerce")):
+                return f"{column} {str(row[column])[:40]!r} is not a number"
         return "iteration_ms is empty: nothing to compare with"
 
     def _run(self, row: Row, model: ModelSpec) -> Run:
@@ -113,10 +113,6 @@ class LanguageStepTable(NetworkStepTable):
             software=APEX_PROFILE if example and software == "pytorch-eager" else software,
             model=_sizes(row),
         )
-
-
-def _is_number(cell: object) -> bool:
-    return bool(np.isfinite(pd.to_numeric(str(cell), errors="coerce")))
 
 
 def _tokens(row: Row, length: float) -> float:
