@@ -21,7 +21,7 @@ from paleo.specs.device import load_device
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import SoftwareProfile, load_software
-from paleo.specs.system import System, load_system
+from paleo.specs.system import load_system
 from paleo.tables.base import column_set, parse_column_names
 from paleo.tables.cells import Array, number_or_nan, text_column
 from paleo.tables.kinds._consistency import BACKWARD_STEP_FRACTION, HOST_MEMORY_RING_RATE, TCP_PROCESS_BANDWIDTH_LIMIT
@@ -178,10 +178,6 @@ class CompressionTable(NonStepTimeTable):
         self._alone = known
         return super().predict(frame)
 
-    def system_of_row(self, row: Row) -> System:
-        """Load a system that consists of one GPU, of the model that ran the measured training."""
-        return load_system(str(row["device"]))
-
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict what one run with compressed gradients measured.
 
@@ -205,19 +201,16 @@ class CompressionTable(NonStepTimeTable):
 
     def _compute(self, row: Row) -> float:
         """Predict the step time of a measured network on one GPU, without gradient exchange [s]."""
-        named = (
-            (str(row["model_slug"]), {})
-            if has_value(row, "model_slug")
-            else CATALOG_NETWORK_OF_NAME.get(str(row["model"]))
-        )
-        if named is None:
-            raise SpecError(f"model {row['model']!r} is not in the catalog")
-        name, sizes = named
+        name, sizes = str(row.get("model_slug")), dict[str, int]()
+        if not has_value(row, "model_slug"):
+            if str(row["model"]) not in CATALOG_NETWORK_OF_NAME:
+                raise SpecError(f"model {row['model']!r} is not in the catalog")
+            name, sizes = CATALOG_NETWORK_OF_NAME[str(row["model"])]
         batch = integer_cell(row, "batch_per_gpu", DEFAULT_BATCH_PER_GPU)
         if name.startswith("bert"):
             sizes = {"seq": 384 if batch == 3 else 128}
         run = Run(gpus=1, batch=batch, dtype=_dtype(row), software=DEFAULT_PROFILE, model=sizes)
-        return predict(load_model(name), self.system_of_row(row), run).step_time
+        return predict(load_model(name), load_system(str(row["device"])), run).step_time
 
 
 def _run_key(row: Row) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from paleo.specs.device import find_device, load_link
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import PARAMETER_SERVER_CALL_TIME, SoftwareProfile
-from paleo.specs.system import System, load_system
+from paleo.specs.system import load_system
 from paleo.tables.cells import Array, number_or_nan, text_column, word_mask
 from paleo.tables.run_tables import (
     RUN_TABLES,
@@ -103,10 +103,6 @@ class ConsistencyTable(NonStepTimeTable):
         self._alone = dict(zip(zip(models[known], devices[known], strict=True), steps[known].tolist(), strict=True))
         return super().predict(frame)
 
-    def system_of_row(self, row: Row) -> System:
-        """Load a system that consists of one worker's device."""
-        return load_system(find_device(str(row["device"])).name)
-
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the step time of a run under its consistency model [s]; if asynchronous, time between updates."""
         if has_value(row, "worker_devices"):
@@ -154,7 +150,8 @@ class ConsistencyTable(NonStepTimeTable):
         if not has_value(row, "model_slug"):
             raise SpecError("neither the step of one worker is stated nor a network of the catalog")
         run = Run(gpus=1, batch=integer_cell(row, "batch_per_gpu"), dtype=str(row["dtype"]), software="pytorch-eager")
-        return predict(load_model(str(row["model_slug"])), self.system_of_row(row), run).step_time
+        system = load_system(find_device(str(row["device"])).name)
+        return predict(load_model(str(row["model_slug"])), system, run).step_time
 
 
 def _row_prediction(seconds: float, ideal: float, subject: str) -> RowPrediction:

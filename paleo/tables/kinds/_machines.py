@@ -17,7 +17,7 @@ from paleo.predict import Prediction, predict
 from paleo.specs.model import load_model
 from paleo.specs.prices import DEFAULT_RELIABILITY
 from paleo.specs.run import Run
-from paleo.specs.system import System, load_system
+from paleo.specs.system import load_system
 from paleo.step.waiting import expected_normal_maximum, expected_slowest_rank_time, normal_quantile
 from paleo.studies.cost import Power, device_power, power_interval_factors, power_parameters
 from paleo.studies.goodput import (
@@ -266,10 +266,6 @@ class PowerTable(NonStepTimeTable):
     )
     measured_column = "average_power_w"
 
-    def system_of_row(self, row: Row) -> System:
-        """Load a system that consists of the measured device alone."""
-        return load_system(str(row["device"]))
-
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the mean power of a GPU board in a measured training run under its power limit [W]."""
         prediction = self.predict_without_power_limit(row, software)
@@ -281,7 +277,7 @@ class PowerTable(NonStepTimeTable):
     def predict_without_power_limit(self, row: Row, software: SoftwareProfile | None) -> Prediction:
         """Predict the training step of a measured power run without a power limit, at the device's design power."""
         network = network_of_power_run(row)
-        system, stated = self.system_of_row(row), str(row.get("optimizer", "")).strip().lower()
+        system, stated = load_system(str(row["device"])), str(row.get("optimizer", "")).strip().lower()
         fp32 = re.search(r"\bfp32\b", str(row.get("notes", "")))
         run = Run(
             gpus=integer_cell(row, "n_gpus", 1),

@@ -314,13 +314,9 @@ class MlperfTrainingTable(RunTable):
     measured_unit_in_si = MINUTE
     used_for_fitting = False
 
-    def system_of_row(self, row: Row) -> System:
-        """Build the system of an MLPerf submission, by `submission_system`."""
-        return submission_system(row)
-
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the time to target of an MLPerf submission [s]; the baseline is all samples' model FLOP at peak."""
-        point = submission_time_to_target(row, self.applicable_calibration(self.system_of_row(row)))
+        point = submission_time_to_target(row, self.applicable_calibration(submission_system(row)))
         ideal = peak_flops_step_time(point.prediction) * point.samples / point.global_batch
         names = (point.prediction.system.device.name, point.task.name)
         return RowPrediction(point.time_to_target, *point.interval, ideal, *names)
@@ -345,7 +341,7 @@ class MlperfTrainingTable(RunTable):
 
     def _point(self, row: Row) -> TargetTime | None:
         try:
-            return submission_time_to_target(row, self.applicable_calibration(self.system_of_row(row)))
+            return submission_time_to_target(row, self.applicable_calibration(submission_system(row)))
         except PaleoError:
             return None
 

@@ -26,7 +26,7 @@ from paleo.pricing.communication import collective_parameters
 from paleo.pricing.links.alpha_beta import partly_overlapped_time
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.specs.system import System, load_system
+from paleo.specs.system import load_system
 from paleo.tables.base import column_set
 from paleo.tables.cells import Array, read_table
 from paleo.tables.run_tables import (
@@ -217,10 +217,6 @@ class PlacementTable(NonStepTimeTable):
         self._stages: dict[tuple[object, ...], tuple[float, float]] = {}
         return super().predict(frame)
 
-    def system_of_row(self, row: Row) -> System:
-        """Load a system that consists of one rank's device."""
-        return load_system(str(row["device"]))
-
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the step time of a pipeline-parallel run under its rank placement (column ``order``) [s]."""
         network, order = self._networks.get(str(row["network"])), str(row["order"])
@@ -307,13 +303,9 @@ class RailTable(NonStepTimeTable):
     configuration_columns = ("peers", "message_bytes", "op")
     measured_column = "bytes_per_s_per_gpu"
 
-    def system_of_row(self, row: Row) -> System:
-        """Load the system that a row of measured messages names."""
-        return load_system(str(row["system"]))
-
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the rate at which one GPU sends messages to another node of a rail network [byte/s]."""
-        system, peers = self.system_of_row(row), str(row["peers"])
+        system, peers = load_system(str(row["system"])), str(row["peers"])
         if peers not in PEER_PATTERNS:
             raise SpecError(f"peers: {peers!r} is none of these; {suggest_names(peers, PEER_PATTERNS)}")
         if integer_cell(row, "ranks_per_node") != system.devices_per_node:

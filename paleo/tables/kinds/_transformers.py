@@ -685,10 +685,6 @@ class MemoryTable(RunTable):
     measured_unit_in_si = GIBIBYTE
     used_for_fitting = False
 
-    def system_of_row(self, row: Row) -> System:
-        """Build the system on which a measured run ran, by `system_of_transformer_run`."""
-        return system_of_transformer_run(row)
-
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the measured GPU memory of a training run [byte], counted as the reporting tool counts.
 
