@@ -317,7 +317,7 @@ def peak_flops_step_time(prediction: Prediction) -> float:
         Step time at 100 % MFU [s].
     """
     peak = prediction.system.device.peak_flops_per_s(prediction.plan.dtype)
-    return prediction.flops / (peak * prediction.plan.gpus)
+    return prediction.model_flops_per_step / (peak * prediction.plan.gpus)
 
 
 class RunTable(MeasuredTable):

@@ -164,7 +164,7 @@ def step_figures(case: Case) -> Figures:
         **parts,
         "interval_low": step.interval[0],
         "interval_high": step.interval[1],
-        "flops": step.flops,
+        "flops": step.model_flops_per_step,
         **{f"memory_{name}": value for name, value in memory.items()},
     }
 
