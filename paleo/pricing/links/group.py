@@ -593,8 +593,8 @@ class NcclParameters:
     simple_fence_time: float = parameter("4 us", "0.1..100 us", "what Simple's fences add to a hop")
     simple_fraction: float = parameter("0.78", "0.05..1", "share of the link of Simple")
     time_per_chunk: float = parameter("1.5 us", "1 ns..1000 us", "cost of one more chunk in the pipeline")
-    own_share_copy_ratio: float = parameter(
-        "0.38", "0.02..3", "copy of a rank's own share, in link times (half for all_reduce)"
+    local_copy_time_ratio: float = parameter(
+        "0.38", "0.02..3", "copy of a rank's own share to its output, in link times (half for all_reduce)"
     )
     byte_addition_ratio: float = parameter("0.1", "0.002..2", "adding a byte over moving it (int8), in link times")
     switch_fraction: float = parameter("0.63", "0.2..1", "share of the link with NVLink SHARP")
@@ -672,7 +672,7 @@ def intra_node_collective_time(
     sums = p.byte_addition_ratio * np.asarray(traffic.reduced_bytes) * adds_bytes / links.levels[0].bandwidth
     low = p.launch_time * busy + partly_overlapped_time(steps * step * busy, wire / p.ll_fraction + sums)
     middle = p.launch_time * full + steps * step * full + wire / p.ll128_fraction + sums
-    moved = wire / p.simple_fraction + _copy_time(operation, payload_bytes, links, p.own_share_copy_ratio)
+    moved = wire / p.simple_fraction + _copy_time(operation, payload_bytes, links, p.local_copy_time_ratio)
     moved = moved + sums / np.maximum(links.ranks - 1.0, 1.0)
     simple = (
         p.launch_time * full
