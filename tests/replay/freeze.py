@@ -176,7 +176,7 @@ def plan_figures(case: Case) -> Figures:
     plans = [
         [
             f"{plan.strategy} microbatch={plan.microbatch} recompute={plan.recompute} {plan.schedule}"
-            + (" overlapped" if plan.overlapped else ""),
+            + (" overlapped" if plan.overlaps_gradient_exchange else ""),
             plan.step_time,
             plan.memory,
         ]
