@@ -328,7 +328,7 @@ def _work(frame: pd.DataFrame) -> SparseWork:
         score_bytes=((part == "indexer_logits") | (selecting & ~dense)) * scores,
         entries_per_search=entries,
         searching_queries=(selecting & ~dense) * tokens * np.clip((past + queries - top_k * ratio) / queries, 0.0, 1.0),
-        scored_entries=scoring * entries,
+        indexer_scored_keys_per_query=scoring * entries,
         attention_flops=attending * 2.0 * tokens * np.where(dense, heads, kernel.computed_heads) * seen * products,
         reads_8_bit_cache=kernel.reads_8_bit_cache,
         key_bytes=attending * np.where(dense, batch * (past + queries), tokens * seen) * width * element,
