@@ -27,7 +27,7 @@ from paleo.importers.transformers_configuration import (
     ModelMapping,
     UnsupportedHeadError,
     configured_weight_format,
-    indexer_key_count,
+    indexer_top_k,
     read_config,
 )
 from paleo.layers.imported_layers import OpaqueOperation
@@ -61,11 +61,7 @@ def model_file_of_config(path: str | Path, *, seq: int | None = None) -> ModelMa
     config = read_config(path)
     kind = config.get("model_type")
     by_hand = isinstance(kind, str) and kind in FAMILIES
-    if (
-        str(kind) not in INDEXER_FAMILIES
-        and (chosen := indexer_key_count(config))
-        and (by_hand or not _in_library(kind))
-    ):
+    if str(kind) not in INDEXER_FAMILIES and (chosen := indexer_top_k(config)) and (by_hand or not _in_library(kind)):
         raise SpecError(
             f"{chosen[0]}: sparse attention over keys that an indexer chooses is not modelled; without it, under the "
             "model_type of a family with dense attention (deepseek_v3), the rest can be imported"
