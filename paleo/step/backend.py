@@ -29,7 +29,11 @@ from paleo.pricing.kernels import KernelPredictor, kernel_predictor
 from paleo.pricing.links.topology import has_explicit_topology, parse_node_placement
 from paleo.schedules.base import SCHEDULES, Numeric
 from paleo.specs.software import SoftwareProfile, load_software
-from paleo.step.gradient_exchange import compression_calls_per_element, compression_kernels, parse_gradient_compression
+from paleo.step.gradient_exchange import (
+    compression_kernels,
+    framework_calls_per_gradient_element,
+    parse_gradient_compression,
+)
 from paleo.step.memory import Offload, gradient_clipping_kernels, host_link_rate, parse_offload
 from paleo.step.section_times import HOST_PACED_EXPONENT
 from paleo.step.waiting import InputPipeline, default_input_options, input_pipeline, input_sample_bytes
@@ -304,7 +308,7 @@ class Backend:
         method = self.compression
         if method is None:
             return np.zeros_like(counts)
-        calls = compression_calls_per_element(method, gradient) * self.software.gradients.compression_call
+        calls = framework_calls_per_gradient_element(method, gradient) * self.software.gradients.compression_call
         return self._passes(counts, 0.0, lambda count, _: compression_kernels(method, gradient, count)) + calls * counts
 
     @property
