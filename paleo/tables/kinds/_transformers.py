@@ -699,7 +699,7 @@ def _usual_recipe(row: Row) -> MoeRecipe:
     return MoeRecipe("hybridep", True, "full_iteration") if captured else MoeRecipe("hybridep")
 
 
-def reported_memory_bytes(row: Row, memory: MemoryFootprint) -> float:
+def memory_bytes_for_reporting_tool(row: Row, memory: MemoryFootprint) -> float:
     """Select the memory [byte] that a measured number counts, by the row's column ``what``.
 
     It is used memory for nvidia-smi, reserved memory for torch's max_memory_reserved, else allocated memory.
@@ -754,7 +754,10 @@ class MemoryTable(RunTable):
         """
         prediction = self._prediction(row, software)
         memory, device = reported_footprint(row, prediction), prediction.system.device.name
-        size, states = reported_memory_bytes(row, memory), memory.parameters + memory.gradients + memory.optimizer
+        size, states = (
+            memory_bytes_for_reporting_tool(row, memory),
+            memory.parameters + memory.gradients + memory.optimizer,
+        )
         return RowPrediction(size, 0.8 * size, 1.25 * size, states, device, prediction.run.software)
 
     def secondary_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
