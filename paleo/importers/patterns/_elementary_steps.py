@@ -41,7 +41,7 @@ class MatchedSubgraph:
         self.calls, self.substitute, self.output = set(calls), substitute, output
 
 
-def replace_groups(trace: Trace, groups: Sequence[MatchedSubgraph]) -> None:
+def replace_matched_subgraphs(trace: Trace, groups: Sequence[MatchedSubgraph]) -> None:
     """Replace each group of calls in a trace, in place, by the single call that stands for the group.
 
     A group that overlaps an earlier one, or of which only some weights are trained, is skipped.
@@ -313,7 +313,7 @@ def collapse_modules(trace: Trace) -> None:
             substitute = _substitute(kind, scope, scope.input_tensor, scope.output_tensor, calls)
             if substitute is not None:
                 groups.append(MatchedSubgraph(calls, substitute, scope.output_tensor))
-    replace_groups(trace, groups)
+    replace_matched_subgraphs(trace, groups)
 
 
 def _substitute(
