@@ -52,7 +52,7 @@ Flags = npt.NDArray[np.bool_]
 #: The column that names a configuration.
 _CONFIGURATION_COLUMN = ("configuration",)
 #: What ``--only`` calls the links of every system of a table.
-ALL_LINKS_OPTION = "fabric"
+FIT_ONLY_ALL_LINKS = "fabric"
 #: The stack of entries that were fitted to whole steps.
 WHOLE_STEP_STACK = "step"
 #: A row speaks for a number if making that this much worse moves its step by at least so much, relatively.
@@ -232,7 +232,7 @@ def requests_link_fit(file: str | Path, only: Sequence[str]) -> bool:
     Returns
     -------
     bool
-        True for a table of steps if ``only`` names systems or `ALL_LINKS_OPTION`.
+        True for a table of steps if ``only`` names systems or `FIT_ONLY_ALL_LINKS`.
 
     Raises
     ------
@@ -243,7 +243,7 @@ def requests_link_fit(file: str | Path, only: Sequence[str]) -> bool:
     table = find_table_kind(frame.columns)
     if not isinstance(table, RunTable):
         return False
-    links = [name for name in only if name == ALL_LINKS_OPTION or name in entry_names("systems") or is_path(name)]
+    links = [name for name in only if name == FIT_ONLY_ALL_LINKS or name in entry_names("systems") or is_path(name)]
     if links and len(links) < len(only):
         other = next(name for name in only if name not in links)
         raise SpecError(f"--only {links[0]} and {other}: links and software are fitted one after the other")
@@ -258,7 +258,7 @@ def link_jobs(files: Sequence[str | Path], only: Sequence[str], free: Sequence[s
     files : sequence of str or Path
         Measured tables.
     only : sequence of str
-        Names of systems, or `ALL_LINKS_OPTION` for all systems of the tables.
+        Names of systems, or `FIT_ONLY_ALL_LINKS` for all systems of the tables.
     free : sequence of str, default ()
         Names of the link parameters to fit; all of `LINK_PARAMETERS` if empty.
 
@@ -277,7 +277,7 @@ def link_jobs(files: Sequence[str | Path], only: Sequence[str], free: Sequence[s
             raise SpecError(
                 f"--free {name}: no such number of a system's links; {suggest_names(name, LINK_PARAMETERS)}"
             )
-    names = [] if ALL_LINKS_OPTION in only else [load_system(name).name for name in only]
+    names = [] if FIT_ONLY_ALL_LINKS in only else [load_system(name).name for name in only]
     by_system: dict[str, list[_PredictedRows]] = {}
     for file in files:
         for name, rows in _rows_by_system(Path(file), names).items():

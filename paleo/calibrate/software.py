@@ -356,8 +356,8 @@ def _with_unit(group: Spec, name: str, value: Any) -> Any:
     return texts if isinstance(value, list) else texts[0]
 
 
-#: What `--only` asks for.
-WAITING_OPTION = "waiting"
+#: What the command-line option ``--only`` of `paleo calibrate` calls this.
+FIT_ONLY_HOST_WAITS = "waiting"
 #: Inverses of the powers at which each step is predicted; between them its logarithm is interpolated. Where device and
 #: host take alike that is exact.
 _INVERSE_EXPONENTS = np.linspace(1.0 / (2.0 * HOST_PACED_EXPONENT), 1.0, 8)
@@ -411,10 +411,10 @@ def moe_waiting_steps(files: Sequence[str], report: ProgressCallback = str) -> l
     """
     groups: list[MeasuredRows] = []
     for file in files:
-        table, frame = read_step_table(file, f"--only {WAITING_OPTION} fits hosts to", report)
+        table, frame = read_step_table(file, f"--only {FIT_ONLY_HOST_WAITS} fits hosts to", report)
         if not table.used_for_fitting:
             raise SpecError(
-                f"{file}: a table of kind {table.name} has no steps that --only {WAITING_OPTION} fits hosts to"
+                f"{file}: a table of kind {table.name} has no steps that --only {FIT_ONLY_HOST_WAITS} fits hosts to"
             )
         names = pd.Series(
             [profile_at_release(row, table.software_profile(row)) for row in row_dicts(frame)], index=frame.index
