@@ -559,7 +559,7 @@ def parse_training_amount(
     )
 
 
-def default_training_amount(model: ModelSpec) -> TrainingAmount:
+def default_samples_to_train(model: ModelSpec) -> TrainingAmount:
     """Return the amount of training if the user gives none: one epoch, or a million samples without a data set.
 
     Parameters
