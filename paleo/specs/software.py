@@ -294,10 +294,10 @@ class Gradients(Spec):
     added
         whether autograd adds each gradient to the sum of earlier microbatches in a pass of two reads and a write
         (AccumulateGrad, without a call of the framework)
-    accumulator
+    main_gradient_bytes
         bytes for each parameter of a separate accumulation buffer besides 16-bit gradients; a pass adds to it after
         every backward pass, and it is what is exchanged
-    accumulator_cast
+    casts_gradients_before_accumulation
         whether that pass reads a copy of the gradient in its own format, which another pass makes
     tied
         gradients of a table that is both an embedding and the output layer. sum: added as they are; slices: kept as
@@ -338,8 +338,8 @@ class Gradients(Spec):
     flat: StrictBool = False
     accumulated: StrictBool = False
     added: StrictBool = False
-    accumulator: NonNegativeFactor = 0.0
-    accumulator_cast: StrictBool = False
+    main_gradient_bytes: NonNegativeFactor = Field(0.0, alias="accumulator")
+    casts_gradients_before_accumulation: StrictBool = Field(False, alias="accumulator_cast")
     tied: Literal["sum", "slices"] = "sum"
     clip: Literal["none", "norm", "scaled"] = "none"
     bucket: Bytes = 25 * MEBIBYTE

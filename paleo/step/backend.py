@@ -693,13 +693,12 @@ def build_backend(
         token_exchange_library=software.parallelism.expert_dispatch,
     )  # fmt: skip
     formats = MIXED_PRECISION[software.formats.mixed](default_precision(dtype))
-    accumulator, accesses = software.gradients.accumulator if formats.master_bytes else 0.0, software.gradients.accesses
     accumulated = software.gradients.accumulated and not formats.casts_weights_each_pass
     formats = replace(
         formats,
-        main_gradient_bytes=accumulator,
-        casts_gradients_before_accumulation=software.gradients.accumulator_cast,
-        extra_gradient_accesses=accesses,
+        main_gradient_bytes=software.gradients.main_gradient_bytes if formats.master_bytes else 0.0,
+        casts_gradients_before_accumulation=software.gradients.casts_gradients_before_accumulation,
+        extra_gradient_accesses=software.gradients.accesses,
         uses_flat_gradient_buffer=software.gradients.flat,
         fuses_gradient_accumulation=accumulated,
         accumulates_gradients_by_autograd=software.gradients.added,

@@ -472,10 +472,9 @@ def test_a_diary_dates_the_state_of_its_software() -> None:
     assert (early, late) == ("megatron-deepspeed@2022-02-27", "megatron-deepspeed")
     assert profile_at_release(rows | {"url_or_path": "another.md#L1"}, "megatron-deepspeed") == late
     sums = [load_software(name).gradients for name in (early, late)]
-    assert [(each.accumulator, each.accumulator_cast, each.flat_copies) for each in sums] == [
-        (0, True, (0, 6)),
-        (4, True, (2, 0)),
-    ]
+    assert [
+        (each.main_gradient_bytes, each.casts_gradients_before_accumulation, each.flat_copies) for each in sums
+    ] == [(0, True, (0, 6)), (4, True, (2, 0))]
 
 
 def test_what_an_allocator_reserved_is_compared_where_notes_state_it() -> None:
