@@ -670,7 +670,7 @@ def _print_calibrations(written: Mapping[str, Calibration], places: Mapping[str,
             errors = [getattr(residual, name, None) for name in ("median_ape", "mape", "bias", "total_error")]
             shares = ["-" if error is None else format(error, form) for error, form in zip(errors, forms, strict=True)]
             lines.append((entry.family, entry.stack, str(entry.rows_fitted), str(entry.rows_held_out), *shares))
-        report_console().print(_table(headings, lines, f"{calibration.subject} -> {places[subject]}"))
+        report_console().print(_table(headings, lines, f"{calibration.device_or_system} -> {places[subject]}"))
 
 
 @contextmanager

@@ -406,7 +406,7 @@ def _changes(changes: Mapping[str, object]) -> str:
 
 def _calibration_facts(calibration: Calibration) -> list[NamedFact]:
     """Return one line for each fitted entry of a calibration: what was fitted, to how many rows, and its test error."""
-    rows = [("subject", calibration.subject)]
+    rows = [("subject", calibration.device_or_system)]
     for entry in calibration.entries:
         error = "not tested" if entry.residual is None else f"MAPE {100 * entry.residual.mape:.1f} % on rows held out"
         rows.append((f"{entry.family}, {entry.stack}", f"{entry.rows_fitted or 0} rows fitted, {error}; {entry.date}"))

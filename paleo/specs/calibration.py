@@ -108,10 +108,13 @@ class CalibrationEntry(Spec):
 
 
 class Calibration(Spec):
-    """Calibration of one device or system: fitted parameters of all its kernel families."""
+    """Calibration of one device or system: fitted parameters of all its kernel families.
+
+    ``device_or_system`` (``subject`` in files) is the catalog name of what was measured.
+    """
 
     name: NonEmptyText
-    subject: NonEmptyText
+    device_or_system: NonEmptyText = Field(alias="subject")
     entries: tuple[CalibrationEntry, ...]
 
 

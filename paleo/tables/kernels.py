@@ -435,7 +435,9 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
             Parameters of the family, with the calibration entry that they come from.
         """
         subject, architecture, memory_kind = self.calibration_keys(figures)
-        calibration = self.calibration if self.calibration is not None and self.calibration.subject == subject else None
+        calibration = (
+            self.calibration if self.calibration is not None and self.calibration.device_or_system == subject else None
+        )
         return find_parameters(
             self.parameters_by_family[group.family], subject=subject, architecture=architecture,
             memory_kind=memory_kind,

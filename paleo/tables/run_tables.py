@@ -362,7 +362,7 @@ class RunTable(MeasuredTable):
             None.
         """
         subjects = (system.name, system.device.name, INTERVAL_CALIBRATION)
-        applies = self.calibration is not None and self.calibration.subject in subjects
+        applies = self.calibration is not None and self.calibration.device_or_system in subjects
         return self.calibration if applies else None
 
     def system_of_row(self, row: Row) -> System:
