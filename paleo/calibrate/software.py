@@ -346,7 +346,7 @@ def software_profile_yaml(profile: SoftwareProfile) -> str:
 
 def _with_unit(group: Spec, name: str, value: Any) -> Any:
     """Convert a field's SI value to the text with unit that the YAML file of a software profile holds."""
-    field = type(group).model_fields[name]
+    field = next(each for key, each in type(group).model_fields.items() if name in (key, each.alias))
     optional = (each for choice in get_args(field.annotation) for each in getattr(choice, "__metadata__", ()))
     quantities = (each for each in (*field.metadata, *optional) if isinstance(each, Quantity))
     unit = next((UNIT_OF_DIMENSION[quantity.dimension] for quantity in quantities), None)

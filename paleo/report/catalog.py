@@ -428,13 +428,13 @@ def software_settings(entry: object) -> list[SoftwareSettingRow]:
     """
     if not isinstance(entry, SoftwareProfile):
         return []
-    rows = [row for row in field_table(SoftwareProfile) if "." in row.field]
-    return [(row.field, _value(entry, row), row.default, row.meaning) for row in rows]
+    rows, groups = [row for row in field_table(SoftwareProfile) if "." in row.field], entry.model_dump(by_alias=True)
+    return [(row.field, _value(groups, row), row.default, row.meaning) for row in rows]
 
 
-def _value(software: SoftwareProfile, row: FieldRow) -> str:
+def _value(groups: Mapping[str, Any], row: FieldRow) -> str:
     group, _, name = row.field.partition(".")
-    return format_value(getattr(getattr(software, group), name), row.unit)
+    return format_value(groups[group][name], row.unit)
 
 
 def _registered(entry: object) -> list[NamedFact]:
