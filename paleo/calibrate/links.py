@@ -69,8 +69,8 @@ DERIVATIVE_LOG_STEP, BOUND_LOG_TOLERANCE = 0.05, 0.02
 class LinkParameters:
     """Fitted parameters of a system's links (`LINK_PARAMETERS`): shares of the bandwidth [-] and latencies [s].
 
-    ``inside`` is for rings inside a node, ``exchange`` for pairwise exchanges inside a node, ``between`` for traffic
-    between nodes.
+    ``inside_share`` is for rings inside a node, ``exchange_share`` for pairwise exchanges inside a node,
+    ``between_share`` for traffic between nodes.
     """
 
     inside_share: float = bounded_parameter(1.0, 0.05, 1.0)

@@ -465,7 +465,7 @@ def unmatched_recompute_module_warnings(modules: Iterable[str], graph: Graph) ->
     Parameters
     ----------
     modules : iterable of str
-        Names as in `Run.recompute_modules`.
+        Names as in `RecomputeOptions.modules`.
     graph : Graph
         Network as a graph of layers.
 

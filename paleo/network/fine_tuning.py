@@ -86,7 +86,7 @@ def fine_tuning_of_run(run: Run) -> FineTuning | None:
     Raises
     ------
     PlanError
-        If `lora` is not ``RANK`` or ``RANK:TARGETS``, or the run cannot have adapters.
+        If `lora` is not of the form "RANK" or "RANK:TARGETS", or the run cannot have adapters.
 
     Examples
     --------
@@ -444,7 +444,7 @@ def _split_by_frozen_layers(graph: Graph, patterns: Sequence[str]) -> tuple[Grap
 
 
 def _names(node: Node, iteration: int) -> tuple[str, ...]:
-    """List the names of a layer in one iteration of its outermost folded block: ``block.mlp1`` and ``block.3.mlp1``."""
+    """List the names of a layer in one iteration of its outermost folded block: "block.mlp1" and "block.3.mlp1"."""
     if not node.loops:
         return (node.name,)
     loop = node.loops[0][0]

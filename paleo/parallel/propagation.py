@@ -108,8 +108,8 @@ def statistics_all_reduces(node: Node, split: SplitAxes, shards: Mapping[str, fl
 def _exchanged_statistics(operation: MemoryPass) -> Tensor:
     """Return a tensor with the size of the row statistics (such as mean and variance) that ranks all-reduce.
 
-    A norm exchanges its saved statistics. Other operations exchange ``row_statistics`` numbers for each row of the
-    input.
+    A norm exchanges its saved statistics. Other operations exchange ``statistics_per_row`` numbers for each row of
+    the input.
     """
     kept = [tensor for tensor in operation.saved if tensor.role == "statistic" and operation.kind.is_norm]
     row = kept[0] if kept else operation.inputs[0].without_dims(*operation.reduced_dims, name="row", role="statistic")

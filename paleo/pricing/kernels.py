@@ -464,7 +464,7 @@ class _ConstantRates:
     """Kernel times by the roofline, at constant shares of the datasheet's peaks.
 
     If ``constant_efficiencies.combine`` is "sum", the times follow the original Paleo (Qi et al., ICLR 2017).
-    Arithmetic and traffic then add up, kinds that are ``free_in_original_paleo`` cost nothing, and the optimizer update
+    Arithmetic and traffic then add up, kinds with ``is_free_in_original_paleo`` cost nothing, and the optimizer update
     runs at the datasheet's rates. The original's GB of 2^30 bytes is not used (its memory times are 7 % shorter).
     """
 

@@ -144,9 +144,9 @@ def slowdown_share(busy: Numbers, sustained: Numbers, ramp: float = HALF_THROTTL
 def relative_flop_energy(dtype: str) -> float:
     """Return the energy per FLOP of tensor cores in a number format, relative to the calibrated 16-bit products.
 
-    The energy is proportional to the bytes of operands. In fp8 ``training_energy_per_flop`` relative to that in 16 bits
-    is 0.53 on H100, 0.5 on L40S, 0.44 on B200. TF32 moves four bytes. Formats below 16 bits have separate families, so
-    their factor is 1.
+    The energy is proportional to the bytes of operands. In fp8 `GemmParameters.training_energy_per_flop` relative to
+    that in 16 bits is 0.53 on H100, 0.5 on L40S, 0.44 on B200. TF32 moves four bytes. Formats below 16 bits have
+    separate families, so their factor is 1.
 
     Parameters
     ----------
@@ -236,7 +236,7 @@ class PowerParameters:
 
     Fitted to mean watts of training steps under power limits (Zeus: You, Chung, Chowdhury, NSDI 2023). A kernel adds
     ``busy_power_share`` whatever it does: clock trees, schedulers and register files at full clock, leakage of a warm
-    chip. ``training_energy_per_flop`` of a device's products is the limit less the idle power, divided by their
+    chip. `GemmParameters.training_energy_per_flop` of a device is the limit less the idle power, divided by its
     sustained rate, so that ``busy_power_share`` is included. ``arithmetic_energy_share`` is the share of that energy
     which is proportional to FLOP; the watts at that rate then equal the limit.
 

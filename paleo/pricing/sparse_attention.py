@@ -12,7 +12,7 @@ The time covers a layer or one of its parts.
     device      = projections + scores + selection + attention + passes + pairs + starts
     time        = (launches^order + device^order)^(1/order)
 
-where ``roofline`` is `paleo.pricing.engine_gemm.roofline_with_overlap_loss`.
+where roofline is `paleo.pricing.engine_gemm.roofline_with_overlap_loss`.
 
 A kernel that gathers keys computes whole tiles of heads (64 or 128), so a rank with fewer heads is no faster. Some
 kernels multiply all slots of a selection, those without a key too. Attention over all keys has keys and values for each

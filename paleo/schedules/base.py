@@ -552,8 +552,9 @@ class Schedule:
 
         Notes
         -----
-        Software may also pair passes in the steady state of a schedule without `pairs_passes`. Then the forward passes
-        that fill the first stage run unpaired, including the one that produces the input of the first backward pass.
+        Software may also pair passes in the steady state of a schedule without ``pairs_forward_with_backward``. Then
+        the forward passes that fill the first stage run unpaired, including the one that produces the input of the
+        first backward pass.
         """
         return (
             _unpaired_passes(self, stages, chunks)

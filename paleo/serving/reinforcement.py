@@ -417,7 +417,7 @@ def reinforcement_step(
     rollouts : Rollouts
         Sequences that a step generates and trains on.
     algorithm : str
-        A key of ``ALGORITHMS``.
+        A key of `EXTRA_PASSES_AND_CRITIC`.
     staleness : int
         Number of steps that the engine may be ahead; 0: both share one set of GPUs, one after the other.
 

@@ -449,7 +449,7 @@ def section_times(
     gradients = backward + weights
     slower = issued(gradients, in_backward.exposed, (sums.backward + sums.weight_gradients) @ host + backward_calls)
     share = np.divide(slower, gradients, out=np.ones_like(gradients), where=gradients > 0)
-    # Sum kernel times by their limit and by run, as in `SectionTimes.limits`.
+    # Sum kernel times by their limit and by run, as in `SectionTimes.times_by_limit`.
     work = kernels.device_time - kernels.launch_time
     by_limit = (work * kernels.compute_bound, work * ~kernels.compute_bound, kernels.launch_time)
     runs = (sums.forward + sums.backward + sums.weight_gradients, sums.recomputed, sums.selectively_recomputed)

@@ -181,7 +181,7 @@ def links_with_default_latency(links: GroupLinks, system: System) -> GroupLinks:
     Returns
     -------
     GroupLinks
-        Links with a limited ``calibrated_latency`` between nodes.
+        Links with a limited ``latency_in_calibrated_hops`` between nodes.
     """
     inner, least = links.intra_node_level_count, TCP_LATENCY if _by_sockets(system) else INFINIBAND_LATENCY
     outer = (
