@@ -281,9 +281,9 @@ class SectionSumMatrices:
     ----------
     forward, backward, weight_gradients : ndarray
         Kernels of the passes.
-    forward_core, backward_core : ndarray
+    forward_attention_core, backward_attention_core : ndarray
         Kernels of the core of attention.
-    forward_products, backward_products : ndarray
+    forward_weight_gemms, backward_weight_gemms : ndarray
         GEMMs with weights.
     forward_shared_experts, backward_shared_experts : ndarray
         Kernels of shared experts.
@@ -304,10 +304,10 @@ class SectionSumMatrices:
     forward: Array
     backward: Array
     weight_gradients: Array
-    forward_core: Array
-    backward_core: Array
-    forward_products: Array
-    backward_products: Array
+    forward_attention_core: Array
+    backward_attention_core: Array
+    forward_weight_gemms: Array
+    backward_weight_gemms: Array
     forward_shared_experts: Array
     backward_shared_experts: Array
     recomputed: Array
@@ -352,10 +352,10 @@ class SectionSumMatrices:
             forward=of_kernels(lambda k: k.kernel.phase == "forward"),
             backward=of_kernels(lambda k: k.kernel.phase == "backward"),
             weight_gradients=of_kernels(lambda k: k.kernel.phase == "backward_weight"),
-            forward_core=of_kernels(lambda k: k.in_attention_core and k.kernel.phase == "forward"),
-            backward_core=of_kernels(lambda k: k.in_attention_core and k.kernel.phase == "backward"),
-            forward_products=of_kernels(lambda k: _is_product(k) and k.kernel.phase == "forward"),
-            backward_products=of_kernels(lambda k: _is_product(k) and _in_backward(k)),
+            forward_attention_core=of_kernels(lambda k: k.in_attention_core and k.kernel.phase == "forward"),
+            backward_attention_core=of_kernels(lambda k: k.in_attention_core and k.kernel.phase == "backward"),
+            forward_weight_gemms=of_kernels(lambda k: _is_product(k) and k.kernel.phase == "forward"),
+            backward_weight_gemms=of_kernels(lambda k: _is_product(k) and _in_backward(k)),
             forward_shared_experts=of_kernels(lambda k: k.in_shared_experts and k.kernel.phase == "forward"),
             backward_shared_experts=of_kernels(lambda k: k.in_shared_experts and _in_backward(k)),
             recomputed=of_kernels(lambda k: k.full_recompute_runs * (k.kernel.phase == "forward")),
@@ -508,14 +508,14 @@ def _overlapped(sums: SectionSumMatrices, device: Array, transfers: Array) -> tu
     forward, backward = sums.forward @ device, (sums.backward + sums.weight_gradients) @ device
     both = (forward + backward) / 2.0
     core, products, shared = (
-        sums.forward_core @ device,
-        sums.forward_products @ device,
+        sums.forward_attention_core @ device,
+        sums.forward_weight_gemms @ device,
         sums.forward_shared_experts @ device,
     )
     of_forward = _Computation(forward, core, products, shared, both)
     core, products, shared = (
-        sums.backward_core @ device,
-        sums.backward_products @ device,
+        sums.backward_attention_core @ device,
+        sums.backward_weight_gemms @ device,
         sums.backward_shared_experts @ device,
     )
     of_backward = _Computation(backward, core, products, shared, both)
