@@ -290,13 +290,13 @@ class _LogVector(Generic[Parameters]):
 
     def __init__(self, fit: Fit[Parameters], stacks: Sequence[str]) -> None:
         start, fields = fit.start_values, {field.name: field for field in dataclasses.fields(fit.start_values)}  # type: ignore[arg-type]
-        for name in (*fit.parameters_per_stack, *fit.fixed_parameters, *fit.released_parameters):
+        for name in (*fit.parameters_per_stack, *fit.fixed_parameters, *fit.additionally_fitted_parameters):
             if name not in fields:
                 raise SpecError(f"unknown parameter {name!r} of {type(start).__name__}; {suggest_names(name, fields)}")
         released = {
             name
             for name, field in fields.items()
-            if field.metadata.get("fitted", True) or name in fit.released_parameters
+            if field.metadata.get("fitted", True) or name in fit.additionally_fitted_parameters
         }
         moving = [name for name in fields if name in released and name not in fit.fixed_parameters]
         self.start, self.stacks = start, list(stacks)
@@ -426,9 +426,9 @@ class Fit(Generic[Parameters]):
         Parameters at which the search starts; their fields state the bounds (`paleo.specs.calibration.parameter`).
     alternative_starts : sequence of dataclass
         Further starts of searches, for nearly discrete parameters (tile sizes).
-    parameters_per_stack, fixed_parameters, released_parameters : sequence of str
+    parameters_per_stack, fixed_parameters, additionally_fitted_parameters : sequence of str
         Names of parameters with one value per stack (launch costs), and of parameters that stay at `start_values`.
-        Released parameters are fitted although by default they are not.
+        Those of the third kind are fitted although by default they are not.
     max_training_rows : int
         Largest number of rows that a search uses.
     search_count : int
@@ -456,7 +456,7 @@ class Fit(Generic[Parameters]):
     alternative_starts: Sequence[Parameters] = ()
     parameters_per_stack: Sequence[str] = ()
     fixed_parameters: Sequence[str] = ()
-    released_parameters: Sequence[str] = ()
+    additionally_fitted_parameters: Sequence[str] = ()
     max_training_rows: int = 1000
     search_count: int = 2
     prior_precision: float = 0.5
