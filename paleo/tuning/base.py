@@ -190,7 +190,7 @@ class TuningMethod(ABC):
         """
         return None
 
-    def synchronous_stages(self) -> list[SynchronousStage] | None:
+    def stages_between_barriers(self) -> list[SynchronousStage] | None:
         """Return the stages between barriers of a synchronous tuning method; None if the method is asynchronous.
 
         The wall time of a search has a closed form from the stages (`synchronous_search_time`).

@@ -266,7 +266,7 @@ class TuningSearch:
             Wall time [s], in closed form for synchronous methods, otherwise simulated.
         """
         stages = (
-            self.tuning.method_class(self.tuning.tuning_problem()).synchronous_stages()
+            self.tuning.method_class(self.tuning.tuning_problem()).stages_between_barriers()
             if len(self.tuning.varied_network_sizes) == 1
             else None
         )
