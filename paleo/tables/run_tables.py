@@ -685,7 +685,7 @@ def system_of_run(row: Row) -> System:
     usual = USUAL_SYSTEM_OF_DEVICE.get(device, "pcie3-8gpu") if gpus > 1 else device
     system = with_row_device(load_system(str(row["system"]) if has_value(row, "system") else usual), row)
     nodes = integer_cell(row, "nodes", 1)
-    return with_row_network(with_devices_per_node(system, -(-gpus // nodes)), row) if nodes > 1 else system
+    return with_ethernet_of_run(with_devices_per_node(system, -(-gpus // nodes)), row) if nodes > 1 else system
 
 
 def with_devices_per_node(system: System, devices: int) -> System:
@@ -714,7 +714,7 @@ def with_devices_per_node(system: System, devices: int) -> System:
     return system.model_copy(update={"levels": (*inside, *cut, *beyond), "devices_per_node": devices})
 
 
-def with_row_network(system: System, row: Row) -> System:
+def with_ethernet_of_run(system: System, row: Row) -> System:
     """Replace the network between a system's nodes by the Ethernet of a measured run, with one port per node.
 
     Parameters
