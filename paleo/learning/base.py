@@ -482,12 +482,12 @@ class PenalisedLossLaw(ParametricLossLaw):
         y = (
             np.zeros_like(x)
             if learning_rate is None
-            else self.learning_rate_doublings(parameters, tokens, learning_rate)
+            else self.log2_learning_rate_ratio(parameters, tokens, learning_rate)
         )
         off = self.low_rate_penalty * np.minimum(y, 0.0) ** 2 + self.high_rate_penalty * np.maximum(y, 0.0) ** 2
         return np.asarray(self.batch_penalty * x**2 + self.batch_rate_coupling * x * y + off)
 
-    def learning_rate_doublings(self, parameters: Numbers, tokens: Numbers, learning_rate: Numbers) -> Array:
+    def log2_learning_rate_ratio(self, parameters: Numbers, tokens: Numbers, learning_rate: Numbers) -> Array:
         """Return the base-2 logarithm of a learning rate over the best learning rate.
 
         Parameters

@@ -33,7 +33,7 @@ def predicted_final_loss(row: Row) -> tuple[float, float, str]:
     if not (has_value(row, "batch_tokens") and has_value(row, "learning_rate")):
         return float(CHINCHILLA.loss(size, tokens)), CHINCHILLA.residual, "chinchilla"
     rate = float(row["learning_rate"])
-    off = float(STEP_LAW.learning_rate_doublings(size, tokens, rate))
+    off = float(STEP_LAW.log2_learning_rate_ratio(size, tokens, rate))
     low, high = STEP_LAW.fitted_rate_doublings
     if not low <= off <= high:
         raise SpecError(
