@@ -33,7 +33,7 @@ from paleo.parallel.placement import (
     SplitAxes,
     TensorLayout,
     joined_axis_name,
-    layer_share_key,
+    layer_shard_key,
 )
 
 if TYPE_CHECKING:
@@ -439,7 +439,7 @@ def _propagated(graph: Graph, placement: Placement, mesh: Mesh, nodes: Sequence[
     batch_axes, placed, joins = _batch_axes("batch", mesh), list[LocalLayer](), list[int]()
     for node in nodes:
         split = _active_split(node, placement.split_axes_of(node), mesh)
-        share = layer_share_key(graph, node, split, layouts, mesh, batch_axes)
+        share = layer_shard_key(graph, node, split, layouts, mesh, batch_axes)
         key = share, placement.context_parallel_method, placement.expert_load_imbalance
         if len(_partial_terms(node, layouts)) > 1:
             joins.append(len(placed))
