@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from paleo.operations.tensor import BYTES_PER_NUMBER, default_precision
 from paleo.pricing.kernels import DeviceDatasheet, as_float_arrays
-from paleo.specs.calibration import parameter, whole_step_constants
+from paleo.specs.calibration import constants_fitted_to_steps, parameter
 from paleo.units import MILLISECOND, TERA
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def relative_training_energy(
     energy = training_activity * relative_flop_energy(dtype)
     if default_precision(dtype).operand_bytes < BYTES_PER_NUMBER["bf16"] or not device.memory_kind.startswith("HBM"):
         return energy
-    return energy * whole_step_constants(
+    return energy * constants_fitted_to_steps(
         SustainedEnergyParameters, SUSTAINED_ENERGY_FAMILY, calibration
     ).for_architecture(device.architecture)
 

@@ -388,7 +388,7 @@ def _check_range(name: str, value: float, metadata: Mapping[str, Any], where: st
 STEP_CALIBRATION_NAME = "steps"
 
 
-def whole_step_constants(
+def constants_fitted_to_steps(
     kind: type[Parameters], family: str, user_calibration: Calibration | None = None
 ) -> Parameters:
     """Return the constants of a model of whole training steps, from the first calibration that has them.

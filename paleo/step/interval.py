@@ -18,8 +18,8 @@ from paleo.specs.calibration import (
     STEP_CALIBRATION_NAME,
     Calibration,
     catalog_calibration,
+    constants_fitted_to_steps,
     parameter,
-    whole_step_constants,
 )
 from paleo.units import MICROSECOND
 
@@ -107,7 +107,7 @@ def interval_parameters(user_calibration: Calibration | None = None) -> Interval
     IntervalParameters
         Half-widths, in log units.
     """
-    return whole_step_constants(IntervalParameters, INTERVAL_FAMILY, user_calibration)
+    return constants_fitted_to_steps(IntervalParameters, INTERVAL_FAMILY, user_calibration)
 
 
 @dataclass(frozen=True, slots=True)
