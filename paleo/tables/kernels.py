@@ -530,7 +530,7 @@ def apply_per_row(method: Callable[..., str]) -> Callable[[Any, pd.DataFrame], p
     return of_table
 
 
-def map_device_dtype_unit(
+def map_device_dtype_and_arithmetic_unit(
     frame: pd.DataFrame, compute: pd.Series[str], function: Callable[[str, str, str], str]
 ) -> pd.Series[str]:
     """Apply a function of device, dtype and arithmetic unit to each table row (to choose a kernel family).
