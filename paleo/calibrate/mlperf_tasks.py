@@ -458,7 +458,7 @@ def _with_ratios(
 
 
 def fit_sample_ratio(rows: list[SubmissionRow], rounds: list[str], towards: str) -> SubmissionSamples | None:
-    """Fit the ratio of submissions' samples to target to the reference law of their task.
+    """Fit how many samples to target submissions need, relative to the law of MLPerf's reference runs of their task.
 
     Parameters
     ----------
@@ -472,7 +472,7 @@ def fit_sample_ratio(rows: list[SubmissionRow], rounds: list[str], towards: str)
     Returns
     -------
     SubmissionSamples, optional
-        Median and rms of log(samples / law); None with too few rows.
+        Weighted median of samples / law, and rms of its logarithm about that; None with too few rows.
     """
     fitted = [row for row in rows if row.samples > 0]
     if len(fitted) < MIN_SUBMISSIONS_TO_FIT:

@@ -1,6 +1,7 @@
 """Run times of jobs on each kind of nodes.
 
-The run time of a training follows from its predicted step; searches, services and reinforcement learning have studies.
+The run time of a training follows from its predicted step, that of a hyperparameter search, a service or reinforcement
+learning from the study of it (`paleo.tuning.study`, `paleo.serving.service`, `paleo.studies.reinforcement`).
 """
 
 from __future__ import annotations

@@ -88,8 +88,10 @@ class ServingEngine(Spec):
     joint_attention: StrictBool = Field(
         False, description="whether one call computes attention of prompts and of decode in a mixed iteration"
     )
-    converts: StrictBool = Field(
-        False, description="whether a kernel of its own brings activations to the narrow format of the weights"
+    has_quantisation_kernel: StrictBool = Field(
+        False,
+        alias="converts",
+        description="whether a kernel of its own brings activations to the narrow format of the weights",
     )
     experts: dict[NonEmptyText, NonEmptyText] = Field(
         default_factory=dict, description="kernels of experts by architecture; CUTLASS's grouped products elsewhere"
@@ -227,8 +229,8 @@ class ServingEngine(Spec):
             all_reduce_latency=self.all_reduce, attention_kernels=tuple(self.attention.items()),
             expert_kernels=tuple(self.experts.items()), weight_only_expert_kernels=tuple(self.packed_experts.items()),
             mla_library=self.latent, joint_attention=self.joint_attention,
-            has_quantisation_kernel=self.converts, drafted_tokens=self.drafted, acceptance=self.acceptance,
-            branches=self.branches,
+            has_quantisation_kernel=self.has_quantisation_kernel, drafted_tokens=self.drafted,
+            acceptance=self.acceptance, branches=self.branches,
             verified_tokens=self.verified, draft_vocabulary=self.draft_vocabulary,
             all_reduce_max_bytes=self.all_reduce_most,
             kernel_launch_time=self.issue, largest_graph=self.largest_graph, wide_graph=self.wide_graph,

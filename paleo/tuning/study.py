@@ -343,7 +343,8 @@ class DeadlineMargin:
 class Regret:
     """Regret of a hyperparameter search: share (0 to 1) of all trials that are better than the returned one.
 
-    ``median`` and 90 % ``interval`` are over random scores of the given rank ``correlation``.
+    ``median`` and 90 % ``interval`` are over random draws of the trials' scores, in which ``correlation`` is the rank
+    correlation of scores between rungs.
     """
 
     correlation: float
