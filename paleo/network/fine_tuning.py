@@ -226,7 +226,7 @@ class _PackedProduct(Contraction):
 
 @GRAPH_TRANSFORMS.register("fine-tuning")
 def with_fine_tuning(graph: Graph, run: Run) -> Graph:
-    """Return a network in which weights that a run does not train are frozen and LoRA adapters stand beside linear layers.
+    """Return a network in which weights that a run does not train are frozen, with LoRA adapters beside linear layers.
 
     Gradients go back as far as the first trained weight; earlier layers have no backward pass. Iterations of a folded
     block that differ in what is frozen become separate blocks.
