@@ -334,7 +334,7 @@ def sole_group_links(system: System, *, ranks: int, ranks_per_node: int) -> Grou
     """
     inside = min(ranks, nvlink_domain_ranks(system, ranks_per_node))
     spans, nodes = list(system.group_levels(1, inside)), -(-ranks // inside)
-    outer = [index for index, span in enumerate(spans) if system.is_network_between_nodes(span.level)]
+    outer = [index for index, span in enumerate(spans) if system.is_inter_node_level(span.level)]
     if nodes > 1 and not outer:
         raise PlanError(f"system {system.name} has no network between nodes, and {ranks} ranks need {nodes} nodes")
     if nodes > 1:
@@ -417,7 +417,7 @@ def _links_of_spans(system: System, spans: Sequence[GroupLevel]) -> GroupLinks:
     """
     if not spans:
         raise PlanError(f"system {system.name} has no links, so its devices cannot talk to one another")
-    fabric = [system.is_network_between_nodes(span.level) for span in spans]
+    fabric = [system.is_inter_node_level(span.level) for span in spans]
     inner = [span.level for span, outside in zip(spans, fabric, strict=True) if not outside and span.fan_out > 1]
     levels = tuple(_level(system, span, outside) for span, outside in zip(spans, fabric, strict=True))
     if fabric[0]:  # a node of one device has an idle inner level
@@ -474,7 +474,7 @@ def intra_node_link_kind(system: System) -> str:
     ... for name in ("dgx-h100", "deepbench-8gpu-dual-root", "deepbench-10gpu-pascal")]
     ['nvlink', 'pcie', 'pcie-switch']
     """
-    inner = [level for level in system.levels if not system.is_network_between_nodes(level)]
+    inner = [level for level in system.levels if not system.is_inter_node_level(level)]
     if not inner:
         return "none"
     if inner[0].link.kind in _LIKE_NVLINK:
