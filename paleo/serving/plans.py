@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 #: Shares of a replica's capacity at which it is priced, most sequences and tokens of an iteration that are tried.
-LOAD_SHARES = np.concatenate([np.linspace(0.02, 0.9, 23), np.array([0.93, 0.95, 0.97, 0.98])])
+LOAD_SHARES_OF_CAPACITY = np.concatenate([np.linspace(0.02, 0.9, 23), np.array([0.93, 0.95, 0.97, 0.98])])
 SEQUENCE_LIMITS = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
 TOKEN_LIMITS = (512, 2048, 4096)
 #: Requests of the simulation of a plan, of one that tests its limits, at least so many for each sequence of its batch,
@@ -425,7 +425,7 @@ def _highest_rate_plan(candidate: ReplicaLayout, load: ServingLoad, limits: Late
         wide,
         load.lengths,
         places,
-        capacity[..., None] * LOAD_SHARES,
+        capacity[..., None] * LOAD_SHARES_OF_CAPACITY,
         arrivals=load.squared_arrival_variation,
     )
     rates = np.where(limits.largest_latency_to_limit_ratio(state) <= 1.0, state.requests_per_s, 0.0)
