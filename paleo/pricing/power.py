@@ -365,7 +365,7 @@ _PROCESS: Mapping[str, tuple[str, str]] = {
 #: Architectures whose parts with HBM have an L2 of two partitions, each of which caches for its half of the device
 #: (NVIDIA A100 whitepaper, 2020), and shares of the nominal size in which data then survive; others keep nearly all.
 _SPLIT_L2 = frozenset({"Ampere", "Hopper", "Blackwell", "Blackwell Ultra"})
-SPLIT_L2_SHARE, WHOLE_L2_SHARE = 0.45, 0.9
+SPLIT_L2_SURVIVAL_SHARE, WHOLE_L2_SURVIVAL_SHARE = 0.45, 0.9
 
 
 def energy_per_flop(figures: DeviceDatasheet) -> EnergyPerFlop:
@@ -408,4 +408,4 @@ def l2_surviving_share(figures: DeviceDatasheet) -> float:
         Share, 0 to 1.
     """
     split = figures.architecture in _SPLIT_L2 and figures.memory_kind.startswith("HBM")
-    return SPLIT_L2_SHARE if split else WHOLE_L2_SHARE
+    return SPLIT_L2_SURVIVAL_SHARE if split else WHOLE_L2_SURVIVAL_SHARE
