@@ -231,7 +231,7 @@ class LayerTimes:
 HOST_PACED_EXPONENT = 4.0
 #: Share of the multiprocessors that the exchange of tokens leaves to computation: its kernels occupy 24 of 132
 #: (DeepSeek-V3 technical report, 2024, section 3.2.2: 20; DeepEP's default: 24 on Hopper).
-DISPATCH_COMPUTE_SHARE = 1.0 - 24.0 / 132.0
+COMPUTE_SHARE_DURING_DISPATCH = 1.0 - 24.0 / 132.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -541,7 +541,7 @@ def _divide_exposed(
         collectives.microbatch,
     )
     travelling = [matrix @ transfers for matrix in covered_by]
-    shares = (1.0, 1.0, 1.0 - 1.0 / pieces, DISPATCH_COMPUTE_SHARE, DISPATCH_COMPUTE_SHARE)
+    shares = (1.0, 1.0, 1.0 - 1.0 / pieces, COMPUTE_SHARE_DURING_DISPATCH, COMPUTE_SHARE_DURING_DISPATCH)
     hidden = [
         np.minimum(seconds, covering) * share
         for seconds, covering, share in zip(travelling, beside, shares, strict=True)
