@@ -262,7 +262,7 @@ class Backend:
             True after every backward pass, False once a step.
         """
         habit = self.software.parallelism
-        in_pipelines = habit.gradient_scatters == "pass" and habit.pipeline_gathers == "pass"
+        in_pipelines = habit.gradient_scatters == "pass" and habit.parameter_gathers_in_pipelines == "pass"
         each_pass = in_pipelines or (stages == 1 and habit.gradient_scatters != "step")
         return zero == 3 or (zero == 2 and each_pass)
 
@@ -615,8 +615,8 @@ class Backend:
         """Activation checkpointing: which modules are recomputed, by the run, else by the software."""
         habit = self.software.recomputation
         if not self.run.recompute.modules:
-            return ActivationCheckpointing(habit.stops_early, habit.selective)
-        return ActivationCheckpointing(habit.stops_early, "attention", self.run.recompute.modules)
+            return ActivationCheckpointing(habit.stops_recompute_early, habit.selective)
+        return ActivationCheckpointing(habit.stops_recompute_early, "attention", self.run.recompute.modules)
 
     @property
     def _beside_dispatch(self) -> DispatchOverlap | None:

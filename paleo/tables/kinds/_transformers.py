@@ -264,7 +264,7 @@ def strategy_of_run(row: Row, software: SoftwareProfile) -> str:
     stages = integer_cell(row, "pp", 1)
     zero = ZERO_STAGE_OF_WORD[sharding] if has_value(row, "sharding") else software.parallelism.zero
     zero = zero if integer_cell(row, "dp", 1) * integer_cell(row, "cp", 1) > 1 else 0
-    if zero == 3 and stages > 1 and software.parallelism.pipeline_gathers == "step":
+    if zero == 3 and stages > 1 and software.parallelism.parameter_gathers_in_pipelines == "step":
         zero = 1
     if zero:
         parts.append(f"zero={zero}")
@@ -295,7 +295,7 @@ def pipeline_chunks_per_stage(row: Row, software: SoftwareProfile) -> int:
     47 to 42 % down to 12 microbatches on 6 stages. One chunk per stage would leave 29 % idle there.
     """
     stages, layers = integer_cell(row, "pp", 1), integer_cell(row, "layers", 0)
-    if stages == 1 or has_value(row, "vp") or not software.parallelism.interleaves:
+    if stages == 1 or has_value(row, "vp") or not software.parallelism.uses_interleaved_schedule:
         return integer_cell(row, "vp", 1) if stages > 1 else 1
     microbatches = integer_cell(row, "global_batch", 0) // (
         integer_cell(row, "dp", 1) * integer_cell(row, "micro_batch", 1)
