@@ -15,7 +15,7 @@ from typing import Any
 
 from paleo.errors import SpecError, suggest_names
 from paleo.importers._transformers_models import is_transformers_family, trace_library_model
-from paleo.importers.model_file import RECOGNISED, UNRECOGNISED, validated_yaml
+from paleo.importers.model_file import ALL_CALLS_RECOGNISED_TEXT, CALLS_NOT_RECOGNISED_TEXT, validated_yaml
 from paleo.importers.onnx import MAX_DIM_SIZE
 from paleo.importers.onnx import model_file_of_onnx as onnx_mapping
 from paleo.importers.torch import InputSpec, build_module, load_module, model_file_of_module, parse_input
@@ -135,7 +135,7 @@ class ImportedModel:
         The text is empty if the network was read without tracing.
         """
         first, _, others = str(self.model.notes or "").partition(". ")
-        return others if first.startswith((RECOGNISED, UNRECOGNISED)) else ""
+        return others if first.startswith((ALL_CALLS_RECOGNISED_TEXT, CALLS_NOT_RECOGNISED_TEXT)) else ""
 
     @property
     def flops(self) -> float:
