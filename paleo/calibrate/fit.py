@@ -38,7 +38,7 @@ CONFIGURATION_COLUMNS = (
 #: Log error at which the loss turns from square to linear; also the standard error of one row under the prior.
 LOSS_SCALE = 0.1
 #: Share of configurations to fit, and to set the interval on; the rest is held out for the report.
-FIT_SHARE, INTERVAL_SHARE = 0.5, 0.25
+FITTED_CONFIGURATION_SHARE, INTERVAL_CONFIGURATION_SHARE = 0.5, 0.25
 #: Share of a range that a start keeps from its ends; log step of a numerical derivative.
 BOUND_MARGIN = 1 / 1000
 #: Rows from which a source weighs as much as another and is left out by itself.
@@ -236,7 +236,9 @@ def split_by_configuration(
         raise SpecError(f"column {missing[0]!r} is missing; {suggest_names(missing[0], map(str, frame.columns))}")
     words = join_cells(frame, configuration) + f"|{seed}"
     fraction = (pd.util.hash_array(words.to_numpy(dtype=object)) % 9973) / 9973
-    return np.digitize(fraction, [FIT_SHARE, FIT_SHARE + INTERVAL_SHARE]).astype(np.int64)
+    return np.digitize(
+        fraction, [FITTED_CONFIGURATION_SHARE, FITTED_CONFIGURATION_SHARE + INTERVAL_CONFIGURATION_SHARE]
+    ).astype(np.int64)
 
 
 def join_cells(frame: pd.DataFrame, columns: Sequence[str]) -> pd.Series[str]:

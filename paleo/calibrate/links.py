@@ -58,7 +58,7 @@ WHOLE_STEP_STACK = "step"
 #: A row speaks for a number if making that this much worse moves its step by at least so much, relatively.
 WORSENING_FACTOR, MIN_STEP_TIME_CHANGE = 4.0, 0.005
 #: Rows that a search sees, and how often it may ask for all of them.
-TRAINING_ROWS, EVALUATIONS = 60, 12
+MAX_TRAINING_ROWS, MAX_FULL_EVALUATIONS = 60, 12
 #: One sigma of a number's logarithm above which the rows leave it open; no step repeats better than `MIN_ROW_SPREAD`.
 MAX_LOG_STANDARD_DEVIATION, MIN_ROW_SPREAD = 0.25, 0.01
 #: Log step of the derivatives behind that sigma, and how near to a bound a search has run into it.
@@ -185,7 +185,7 @@ class LinkJob:
         """Sample of the measured steps to which link parameters are fitted, one group per table."""
         return sample_rows(
             [part.select(split_by_configuration(part.frame, _CONFIGURATION_COLUMN) == 0) for part in self.rows],
-            TRAINING_ROWS,
+            MAX_TRAINING_ROWS,
             0,
         )
 
@@ -431,8 +431,8 @@ def _fit_determined(job: LinkJob, moving: list[str], left: dict[str, str]) -> tu
         parameters = Fit(
             _time_predictor(moving), job.training_rows, parameters,
             fixed_parameters=[name for name in LINK_PARAMETERS if name not in moving],
-            max_training_rows=TRAINING_ROWS, search_count=1, prior_precision=0.0, row_weight_exponent=0.0,
-            max_evaluations=EVALUATIONS,
+            max_training_rows=MAX_TRAINING_ROWS, search_count=1, prior_precision=0.0, row_weight_exponent=0.0,
+            max_evaluations=MAX_FULL_EVALUATIONS,
             uses_held_out_rows=False,
         ).run().parameters[WHOLE_STEP_STACK]  # fmt: skip
         sigma = log_sigmas(job, parameters, moving)
@@ -531,7 +531,7 @@ def _link_fit(
         fitted = int((~job.held_out_mask & np.any([job.dependent_rows[name] for name in numbers], axis=0)).sum())
         update = {
             "parameters": {name: round_to_digits(value) for name, value in entry.parameters.items()},
-            "source": job.source, "date": date, "rows_fitted": min(fitted, TRAINING_ROWS), "rows_held_out": after.rows,
+            "source": job.source, "date": date, "rows_fitted": min(fitted, MAX_TRAINING_ROWS), "rows_held_out": after.rows,
             "uncertainty": {LINK_PARAMETERS[name].field_name: round_to_digits(sigma[name], 2) for name in numbers},
             "residual": rounded_residual(after) if after.rows else None,
             "notes": _notes(job, parameters, numbers, before),

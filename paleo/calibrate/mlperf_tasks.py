@@ -526,7 +526,7 @@ def fit_evaluation(rows: list[SubmissionRow], code: TrainingCode, rounds: list[s
     weights = _weights(fitted, rounds, towards)
     # Return work and fixed seconds in that mixture of both that scatters least about the measured values.
     usual, best = float(np.median(passes)), (float("inf"), 1.0, 0.0)
-    for share in FORWARD_SHARES:
+    for share in TRIED_FORWARD_PASS_SHARES:
         mixture = share * passes / usual + (1.0 - share)
         scale = _weighted_median(seconds / mixture, weights)
         logs = np.abs(np.log(seconds[seconds > 0] / mixture[seconds > 0] / max(scale, MIN_EVALUATION_SCALE)))
@@ -537,7 +537,7 @@ def fit_evaluation(rows: list[SubmissionRow], code: TrainingCode, rounds: list[s
 
 
 #: Shares of passes in the seconds of an evaluation that are tried, and seconds that are none.
-FORWARD_SHARES, MIN_EVALUATION_SCALE = (0.0, 0.25, 0.5, 0.75, 1.0), 1e-12
+TRIED_FORWARD_PASS_SHARES, MIN_EVALUATION_SCALE = (0.0, 0.25, 0.5, 0.75, 1.0), 1e-12
 
 
 def _weighted_median(values: Array, weights: Array) -> float:
