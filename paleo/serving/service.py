@@ -251,7 +251,7 @@ PERCENTILES = (50, 90, 99)
 #: Factors within which 84 % of the measured throughputs of published runs lie (docs/howto/serve.md).
 THROUGHPUT_INTERVAL_FACTORS = (0.7, 1.35)
 #: What no answer about a service has in it.
-UNMODELLED = (
+UNMODELLED_EFFECTS = (
     "adapters and guided decoding",
     "the network between clients and the service",
     "experts that are more or less busy than a power law of exponent 0.5 makes them",
