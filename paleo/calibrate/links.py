@@ -531,7 +531,8 @@ def _link_fit(
         fitted = int((~job.held_out_mask & np.any([job.dependent_rows[name] for name in numbers], axis=0)).sum())
         update = {
             "parameters": {name: round_to_digits(value) for name, value in entry.parameters.items()},
-            "source": job.source, "date": date, "rows_fitted": min(fitted, MAX_TRAINING_ROWS), "rows_held_out": after.rows,
+            "source": job.source, "date": date,
+            "rows_fitted": min(fitted, MAX_TRAINING_ROWS), "rows_held_out": after.rows,
             "uncertainty": {LINK_PARAMETERS[name].field_name: round_to_digits(sigma[name], 2) for name in numbers},
             "residual": rounded_residual(after) if after.rows else None,
             "notes": _notes(job, parameters, numbers, before),

@@ -408,7 +408,8 @@ def _notes(network: ImportedNetwork) -> str:
     opaque = sorted({entry.options["of"] for entry in network.entries if entry.kind == "opaque"})
     if not opaque:
         return f"{ALL_CALLS_RECOGNISED_TEXT}."
-    return f"{CALLS_NOT_RECOGNISED_TEXT}, priced as passes over memory: {', '.join(opaque[:20])}{', …' if len(opaque) > 20 else ''}."
+    listed = ", ".join(opaque[:20]) + (", …" if len(opaque) > 20 else "")
+    return f"{CALLS_NOT_RECOGNISED_TEXT}, priced as passes over memory: {listed}."
 
 
 class _Writer:
