@@ -234,14 +234,14 @@ def split_by_configuration(
     missing = [name for name in configuration if name not in frame.columns]
     if missing:
         raise SpecError(f"column {missing[0]!r} is missing; {suggest_names(missing[0], map(str, frame.columns))}")
-    words = join_cells(frame, configuration) + f"|{seed}"
+    words = join_cells_to_keys(frame, configuration) + f"|{seed}"
     fraction = (pd.util.hash_array(words.to_numpy(dtype=object)) % 9973) / 9973
     return np.digitize(
         fraction, [FITTED_CONFIGURATION_SHARE, FITTED_CONFIGURATION_SHARE + INTERVAL_CONFIGURATION_SHARE]
     ).astype(np.int64)
 
 
-def join_cells(frame: pd.DataFrame, columns: Sequence[str]) -> pd.Series[str]:
+def join_cells_to_keys(frame: pd.DataFrame, columns: Sequence[str]) -> pd.Series[str]:
     """Join the cells of some columns into one text per row, to identify configurations; all empty cells count as equal.
 
     Parameters

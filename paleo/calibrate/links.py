@@ -27,7 +27,7 @@ from paleo.calibrate.fit import (
     StepTimePredictor,
     bounded_parameter,
     count_rows,
-    join_cells,
+    join_cells_to_keys,
     log_errors,
     sample_rows,
     split_by_configuration,
@@ -346,7 +346,7 @@ def configuration_labels(frame: pd.DataFrame) -> pd.Series[str]:
         One label per row.
     """
     columns = [name for name in CONFIGURATION_COLUMNS if name in frame.columns]
-    return join_cells(frame, columns)
+    return join_cells_to_keys(frame, columns)
 
 
 def _job(groups: Sequence[_PredictedRows], names: Sequence[str]) -> LinkJob:
