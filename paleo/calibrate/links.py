@@ -435,7 +435,7 @@ def _fit_determined(job: LinkJob, moving: list[str], left: dict[str, str]) -> tu
             max_evaluations=MAX_FULL_EVALUATIONS,
             uses_held_out_rows=False,
         ).run().parameters[WHOLE_STEP_STACK]  # fmt: skip
-        sigma = log_sigmas(job, parameters, moving)
+        sigma = link_log_standard_deviations(job, parameters, moving)
         open_numbers = [
             name
             for name in sigma
@@ -450,7 +450,7 @@ def _fit_determined(job: LinkJob, moving: list[str], left: dict[str, str]) -> tu
     return parameters, {}
 
 
-def log_sigmas(job: LinkJob, parameters: LinkParameters, moving: Sequence[str]) -> dict[str, float]:
+def link_log_standard_deviations(job: LinkJob, parameters: LinkParameters, moving: Sequence[str]) -> dict[str, float]:
     """Compute the standard deviation of the logarithm of each fitted link parameter.
 
     The formula is sqrt(diag(s² (JᵀJ)⁻¹)), with the Jacobian J of log errors and the spread s of the rows, at least
