@@ -636,7 +636,7 @@ def usual_system_of_device(device: str) -> str:
     return next(systems, device)
 
 
-def with_row_device(system: System, row: Row) -> System:
+def with_measured_device_variant(system: System, row: Row) -> System:
     """Replace a system's device by the exact variant of a measured run (16 GB or 32 GB cards in the same server).
 
     Parameters
@@ -683,7 +683,7 @@ def system_of_run(row: Row) -> System:
     """
     device, gpus = str(row["device"]), integer_cell(row, "n_gpus", 1)
     usual = USUAL_SYSTEM_OF_DEVICE.get(device, "pcie3-8gpu") if gpus > 1 else device
-    system = with_row_device(load_system(str(row["system"]) if has_value(row, "system") else usual), row)
+    system = with_measured_device_variant(load_system(str(row["system"]) if has_value(row, "system") else usual), row)
     nodes = integer_cell(row, "nodes", 1)
     return with_ethernet_of_run(with_devices_per_node(system, -(-gpus // nodes)), row) if nodes > 1 else system
 

@@ -38,7 +38,7 @@ from paleo.tables.run_tables import (
     row_prediction,
     software_profile_name,
     usual_system_of_device,
-    with_row_device,
+    with_measured_device_variant,
 )
 from paleo.units import GIBIBYTE
 
@@ -218,7 +218,7 @@ def system_of_transformer_run(row: Row) -> System:
     offloading, else the device alone.
     """
     if has_value(row, "system"):
-        return with_row_device(load_system(str(row["system"])), row)
+        return with_measured_device_variant(load_system(str(row["system"])), row)
     device, needs_host = str(row["device"]), offloaded_parts(row) != "none"
     whole_system = integer_cell(row, "n_gpus", 1) > 1 or needs_host
     return load_system(usual_system_of_device(device) if whole_system else device)
