@@ -73,7 +73,7 @@ def is_convergence_table(columns: Iterable[str]) -> bool:
     return set(columns) >= CONVERGENCE_TABLE_COLUMNS
 
 
-def reference_points_of(task: TrainingTask, table: pd.DataFrame) -> pd.DataFrame:
+def reference_convergence_points(task: TrainingTask, table: pd.DataFrame) -> pd.DataFrame:
     """Select the MLPerf reference convergence points of a task: for each global batch, the point of the latest round.
 
     Rounds before the first one that has reference points use the points of that first round.
@@ -182,7 +182,7 @@ def _write_laws(table: pd.DataFrame, folder: Path) -> list[Path]:
     """Fit the law of samples to target of each task with enough points; write and return the task files."""
     written = []
     for name, source in entry_files("tasks").items():
-        points = reference_points_of(load_task(name), table)
+        points = reference_convergence_points(load_task(name), table)
         if len(points) > 1:
             path = folder / f"{name}.yaml"
             path.write_text(
