@@ -234,7 +234,7 @@ def parse_positive_number(text: str, unit: float = 1.0) -> float | None:
     return value if 0 < value < float("inf") else None
 
 
-def given_values(**values: float | None) -> dict[str, object]:
+def without_missing_values(**values: float | None) -> dict[str, object]:
     """Collect the values that a log line gives, as a dict: all keyword arguments that are not None.
 
     Parameters
