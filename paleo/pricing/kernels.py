@@ -289,7 +289,8 @@ def built_to_allowed_tensor_rate(device: Device, dtype: str, peak_flops_per_s: f
     Examples
     --------
     >>> from paleo.specs.device import load_device
-    >>> [built_to_allowed_tensor_rate(card, "bf16", card.peak["bf16"]) for card in map(load_device, ("l40s", "rtx-4090"))]
+    >>> cards = [load_device("l40s"), load_device("rtx-4090")]
+    >>> [built_to_allowed_tensor_rate(card, "bf16", card.peak["bf16"]) for card in cards]
     [1.0, 2.0]
     """
     capability = device.multiprocessor.compute_capability if device.multiprocessor else None
