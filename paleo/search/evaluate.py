@@ -657,7 +657,7 @@ def _select(
 def overlap_needs_paired_passes(backend: Backend) -> bool:
     """Return True if expert exchange overlaps with computation only under schedules that pair two microbatches' passes.
 
-    Layers then have different times under such schedules (`Schedule.pairs_passes`).
+    Layers then have different times under such schedules (`Schedule.pairs_forward_with_backward`).
 
     Parameters
     ----------
