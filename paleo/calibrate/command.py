@@ -61,8 +61,8 @@ from paleo.calibrate.mlperf_tasks import (
     is_mlperf_task_table,
 )
 from paleo.calibrate.software import (
+    FIT_ONLY_HOST_WAITS,
     MIN_STEPS,
-    WAITING_OPTION,
     SoftwareJob,
     cross_validated_waiting_fit,
     fit_software,
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
 
 ProgressCallback = Callable[[str], object]
 #: What `--only` asks for.
-LEDGER_OPTION = "ledger"
+REPORT_ONLY_SOURCE_ERRORS = "ledger"
 #: Kinds of tables of training steps, whose predictions state the parts of their intervals, and the one whose steps tell
 #: what sustained arithmetic costs.
 TRANSFORMER_TABLE = "llm_iterations"
@@ -335,8 +335,10 @@ def fit_tables(
         raise SpecError("-o and --output-dir exclude each other: one file, or one file a device in a folder")
     if any(is_folder(file) for file in files):
         return _fit_folders(files, output_dir, today, [*only, *free, *hold_out])
-    if hold_out and WAITING_OPTION not in only:
-        raise SpecError(f"--hold-out {hold_out[0]}: keeps sources back from --only {WAITING_OPTION}, from no other fit")
+    if hold_out and FIT_ONLY_HOST_WAITS not in only:
+        raise SpecError(
+            f"--hold-out {hold_out[0]}: keeps sources back from --only {FIT_ONLY_HOST_WAITS}, from no other fit"
+        )
     date = today or datetime.date.today().isoformat()
     request = _Request(files, output, output_dir, only, free, hold_out, date)
     for option, fit in _SPECIAL_FITS.items():
@@ -388,8 +390,8 @@ def _fit_folders(paths: Sequence[str], output_dir: str | None, today: str | None
     stages = (
         (kernels, ()),
         ([file for file in tables if names[file] == PowerTable.name], ()),
-        (dense, (sustained_energy.ARITHMETIC_OPTION,)),
-        (steps, (interval_constants.INTERVALS_OPTION,)),
+        (dense, (sustained_energy.FIT_ONLY_ARITHMETIC_ENERGY,)),
+        (steps, (interval_constants.FIT_ONLY_PREDICTION_INTERVALS,)),
     )
     for files, only in stages:
         if files:
@@ -619,10 +621,10 @@ def _errors_text(residual: FittedResidual | HeldOutErrors) -> str:
 
 #: Fits that option ``--only`` names by themselves.
 _SPECIAL_FITS: Mapping[str, Callable[[_Request], int]] = {
-    interval_constants.INTERVALS_OPTION: _fit_intervals,
-    sustained_energy.ARITHMETIC_OPTION: _fit_arithmetic,
-    WAITING_OPTION: _fit_waiting,
-    LEDGER_OPTION: lambda request: _write_source_errors(request.files, request.output),
+    interval_constants.FIT_ONLY_PREDICTION_INTERVALS: _fit_intervals,
+    sustained_energy.FIT_ONLY_ARITHMETIC_ENERGY: _fit_arithmetic,
+    FIT_ONLY_HOST_WAITS: _fit_waiting,
+    REPORT_ONLY_SOURCE_ERRORS: lambda request: _write_source_errors(request.files, request.output),
 }
 #: Headings of columns of words; others hold figures.
 TEXT_HEADINGS = frozenset({"number", "source", "benchmark", "family", "stack", "subject", "table", ""})
@@ -649,7 +651,7 @@ def _print_calibrations(written: Mapping[str, Calibration], places: Mapping[str,
             errors = [getattr(residual, name, None) for name in ("median_ape", "mape", "bias", "total_error")]
             shares = ["-" if error is None else format(error, form) for error, form in zip(errors, forms, strict=True)]
             lines.append((entry.family, entry.stack, str(entry.rows_fitted), str(entry.rows_held_out), *shares))
-        report_console().print(_table(headings, lines, f"{calibration.subject} -> {places[subject]}"))
+        report_console().print(_table(headings, lines, f"{calibration.device_or_system} -> {places[subject]}"))
 
 
 @contextmanager

@@ -571,7 +571,7 @@ def calibration_yaml(calibration: Calibration) -> str:
         YAML text with a comment on its origin.
     """
     entries = [entry.model_dump(exclude_defaults=True, mode="json") for entry in calibration.entries]
-    data = {"subject": calibration.subject, "entries": entries}
+    data = {"subject": calibration.device_or_system, "entries": entries}
     return YAML_COMMENT + str(yaml.safe_dump(data, sort_keys=False, width=118, allow_unicode=True))
 
 

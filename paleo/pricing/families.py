@@ -482,7 +482,7 @@ def _convolved(
         channels_last=not predictor.keeps_channels_first,
         algorithms=algorithms,
         available=convolution.FIRST_AUTOTUNED_RELEASE
-        if software.convolutions.searches
+        if software.convolutions.benchmarks_algorithms
         else convolution.FIRST_CHOSEN_RELEASE,
         device=device,
         parameters=parameters,

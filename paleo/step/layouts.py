@@ -820,7 +820,7 @@ class Layouts:
         zero = 1 if zero == 2 and not self.backend.scatters_every_pass(zero, stages) else zero
         deferred = zero >= 2 and not overlapped
         unreduced = deferred or (
-            zero == 1 and stages > 1 and self.backend.software.parallelism.pipeline_gathers == "step"
+            zero == 1 and stages > 1 and self.backend.software.parallelism.parameter_gathers_in_pipelines == "step"
         )
         key = "states", zero, deferred, unreduced
         return self.cache.get_or_compute(key, lambda: self._states(kinds, zero, deferred, unreduced))

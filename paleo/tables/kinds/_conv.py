@@ -31,7 +31,7 @@ from paleo.tables.kernels import (
     KERNEL_TABLES,
     KernelTable,
     first_reasons,
-    map_device_dtype_unit,
+    map_device_dtype_and_arithmetic_unit,
     timing_methods,
     unit_family,
     unsupported_reason,
@@ -80,7 +80,7 @@ class ConvolutionTable(KernelTable[DeviceDatasheet]):
         fp16 data gradient without tensor cores is not modelled either.
         """
         dtypes = frozenset(ELEMENT_BYTES)
-        unsupported = map_device_dtype_unit(
+        unsupported = map_device_dtype_and_arithmetic_unit(
             frame, self.arithmetic_unit(frame), lambda *columns: unsupported_reason(*columns, dtypes)
         )
         direction = text_column(frame, "direction")
@@ -111,7 +111,7 @@ class ConvolutionTable(KernelTable[DeviceDatasheet]):
         It is ``conv.int8`` for integers, ``conv.tensor`` on tensor cores, ``conv.half`` for fp16 without them, else
         ``conv.vector``.
         """
-        return map_device_dtype_unit(frame, self.arithmetic_unit(frame), _family)
+        return map_device_dtype_and_arithmetic_unit(frame, self.arithmetic_unit(frame), _family)
 
     def start_values(self, family: str, figures: DeviceDatasheet) -> Sequence[ConvolutionParameters]:
         """Return start values for a fit of convolution parameters: defaults, with the device's energy per FLOP."""

@@ -34,7 +34,7 @@ from paleo.tables.kernels import (
     KernelTable,
     apply_per_row,
     first_reasons,
-    map_device_dtype_unit,
+    map_device_dtype_and_arithmetic_unit,
     shipped_parameters,
     timing_methods,
     unit_family,
@@ -320,7 +320,7 @@ class RnnTable(KernelTable[DeviceDatasheet]):
         Reasons are an unknown dtype, cell or direction, no peak on the device, or an extent below 1.
         """
         dtypes = frozenset(ELEMENT_BYTES)
-        unsupported = map_device_dtype_unit(
+        unsupported = map_device_dtype_and_arithmetic_unit(
             frame, self.arithmetic_unit(frame), lambda *columns: unsupported_reason(*columns, dtypes)
         )
         small = np.any([~(sizes >= 1) for sizes in number_columns(frame, self.size_columns)], axis=0)
@@ -341,7 +341,7 @@ class RnnTable(KernelTable[DeviceDatasheet]):
 
         It is ``rnn.tensor`` on tensor cores, ``rnn.half`` for 16-bit formats without them, else ``rnn.vector``.
         """
-        return map_device_dtype_unit(frame, self.arithmetic_unit(frame), partial(unit_family, "rnn"))
+        return map_device_dtype_and_arithmetic_unit(frame, self.arithmetic_unit(frame), partial(unit_family, "rnn"))
 
     def start_values(self, family: str, figures: DeviceDatasheet) -> Sequence[RnnParameters]:
         """Return start values for a fit of recurrent-layer parameters.
