@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from paleo.pricing.gemm import wave_count
 from paleo.specs.calibration import parameter
 
 if TYPE_CHECKING:
@@ -112,8 +113,7 @@ def engine_gemm_time(
         for parts in splits:
             blocks = count * np.ceil(rows / height) * np.ceil(columns / width) * parts
             blocks = blocks.sum(axis=0) if groups else blocks
-            occupied = blocks / device.multiprocessors
-            waves = 0.5 * np.ceil(occupied) + 0.5 * np.maximum(occupied, 1.0)
+            waves = wave_count(blocks, device.multiprocessors, 0.5)
             reads = 1.0 + parameters.balanced_tile_width * (1.0 / height + 1.0 / width)
             flop = 2.0 * np.maximum(height, MIN_MMA_ROWS) * width * length / parts
             loop = flop * reads / (parameters.efficiency * device.flops_per_clock)
@@ -263,27 +263,16 @@ def latent_attention_time(
     block_rows = np.where(single, token_rows, PREFILL_BLOCK_ROWS)
     of_prompts = batch * heads * np.ceil(queries / PREFILL_BLOCK_ROWS)
     tiles = np.where(single, batch * np.ceil(heads * queries / token_rows), of_prompts)
-    splits = np.clip(
-        device.multiprocessors / tiles, 1.0, np.minimum(np.maximum(keys / MIN_KEYS_PER_SPLIT, 1.0), p.max_splits)
-    )
-    splits = np.where(single, splits, 1.0)
+    most = np.minimum(np.maximum(keys / MIN_KEYS_PER_SPLIT, 1.0), p.max_splits)
+    splits = np.where(single, np.clip(device.multiprocessors / tiles, 1.0, most), 1.0)
     seen = np.where(single, keys, keys - queries / 2.0) / splits
-    occupied = tiles * splits / device.multiprocessors
-    waves = 0.5 * np.ceil(occupied) + 0.5 * np.maximum(occupied, 1.0)
+    waves = wave_count(tiles * splits, device.multiprocessors, 0.5)
     flop = 2.0 * block_rows * np.where(single, CACHED_LATENT_DIM + LATENT_DIM, QUERY_HEAD_DIM + VALUE_HEAD_DIM) * seen
     compute = waves * (flop / (p.efficiency * device.flops_per_clock) + p.block_overhead_cycles) / device.clock_hz
-    read = (
-        np.where(single, CACHED_LATENT_DIM * cache_bytes, 2.0 * heads * (QUERY_HEAD_DIM + VALUE_HEAD_DIM))
-        * batch
-        * keys
-    )
+    of_key = np.where(single, CACHED_LATENT_DIM * cache_bytes, 2.0 * heads * (QUERY_HEAD_DIM + VALUE_HEAD_DIM))
+    read = of_key * batch * keys
     body = roofline_with_overlap_loss(compute, read / (p.bandwidth_efficiency * device.memory_bandwidth))
     each = np.where(single, CACHED_LATENT_DIM + LATENT_DIM, QUERY_HEAD_DIM + 2.0 * VALUE_HEAD_DIM)
     passed = 2.0 * rows * each + batch * queries * CACHED_LATENT_DIM * (2.0 + cache_bytes)
-    busy = (
-        p.launch_time
-        + body
-        + passed / (p.pass_bandwidth_share * device.memory_bandwidth)
-        + seen * p.cycles_per_key / device.clock_hz
-    )
-    return time_with_host_launch(busy, p.host_time)
+    busy = p.launch_time + body + passed / (p.pass_bandwidth_share * device.memory_bandwidth)
+    return time_with_host_launch(busy + seen * p.cycles_per_key / device.clock_hz, p.host_time)

@@ -11,6 +11,7 @@ All sizes broadcast; bytes are compulsory reads plus writes, times are in second
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -194,8 +195,7 @@ def smooth_maximum(first: Sizes, second: Sizes, order: float) -> Array:
     return np.asarray(high * (1.0 + (low / high) ** order) ** (1.0 / order))
 
 
-@dataclass(frozen=True, slots=True)
-class RowTraffic:
+class RowTraffic(NamedTuple):
     """Memory traffic of a row-wise kernel (softmax, norm) beyond its first read (`memory_kernel_time` takes it)."""
 
     elements: Array

@@ -353,7 +353,7 @@ def test_flash_attention_2_on_hopper_runs_as_published(formula: str, products: i
     """FLOP/s of causal attention, head dimension 128, 16k tokens on H100 SXM: Shah et al., FlashAttention-3 (2024),
     figures 5 and 6, read off their text."""
     run = Run(gpus=1, software="torchtitan", dtype="bf16")
-    families = build_backend(load_system("h100-sxm5-80gb"), run, "bf16").predictor.device_predictor
+    families = build_backend(load_system("h100-sxm5-80gb"), run, "bf16").predictor
     price = attention_prefill_time if formula == "forward" else attention_backward_time
     seconds = price(
         batch=1, query_heads=16, kv_heads=16, query_length=2**14, kv_length=2**14, head_dim=128, causal=True,
