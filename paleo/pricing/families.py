@@ -491,11 +491,12 @@ def attention_times(predictor: KernelFamilyPredictor, group: str, kernels: Seque
     if training.origin != "default":
         parameters = training_attention_parameters(parameters, training.parameters)
     device, sizes = predictor.datasheet(dtype), partial(kernel_shape_values, kernels)
+    shapes: dict[str, Any] = {name: sizes(key) for name, key in _ATTENTION_SIZES.items()}
     products = predictor.parameters_of(GemmParameters, _gemm(device)).parameters
     by_order = software.attention.mask == "causal"
     formula = attention_prefill_time if group.endswith("forward") else attention_backward_time
     times = formula(
-        **{name: sizes(key) for name, key in _ATTENTION_SIZES.items()},
+        **shapes,
         causal=(sizes("causal") > 0) & by_order,
         window=np.where((sizes("attended") < sizes("kv_len")) & by_order, sizes("attended"), 0.0),
         kernel_name=kernel_name,

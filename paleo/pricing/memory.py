@@ -146,7 +146,7 @@ def resident_blocks(threads: Sizes) -> Array:
     return np.asarray(np.minimum(BLOCKS_PER_MULTIPROCESSOR, np.floor(THREADS_PER_MULTIPROCESSOR / np.asarray(threads))))
 
 
-def cache_miss_rate(footprint: Sizes, capacity: float) -> Array:
+def cache_miss_rate(footprint: Sizes, capacity: float, steepness: float = CACHE_MISS_STEEPNESS) -> Array:
     """Compute the cache miss rate (0 to 1) of repeated reads of a footprint.
 
     Parameters
@@ -155,11 +155,13 @@ def cache_miss_rate(footprint: Sizes, capacity: float) -> Array:
         Bytes that are read again.
     capacity : float
         Bytes of the cache.
+    steepness : float, default CACHE_MISS_STEEPNESS
+        Exponent p of the step at the capacity.
 
     Returns
     -------
     ndarray
-        1 / (1 + (capacity / footprint)^4), 0 for an empty footprint.
+        1 / (1 + (capacity / footprint)^p), 0 for an empty footprint.
 
     Examples
     --------
@@ -168,7 +170,7 @@ def cache_miss_rate(footprint: Sizes, capacity: float) -> Array:
     """
     (live,) = as_float_arrays(footprint)
     inverse = capacity / np.maximum(live, capacity * np.finfo(np.float32).eps)
-    return np.asarray(1.0 / (1.0 + inverse**CACHE_MISS_STEEPNESS))
+    return np.asarray(1.0 / (1.0 + inverse**steepness))
 
 
 def smooth_maximum(first: Sizes, second: Sizes, order: float) -> Array:
@@ -192,7 +194,8 @@ def smooth_maximum(first: Sizes, second: Sizes, order: float) -> Array:
     (5.0, 4.000001)
     """
     high, low = np.maximum(first, second), np.minimum(first, second)
-    return np.asarray(high * (1.0 + (low / high) ** order) ** (1.0 / order))
+    ratio = np.divide(low, high, out=np.zeros(np.broadcast(low, high).shape), where=high > 0)
+    return np.asarray(high * (1.0 + ratio**order) ** (1.0 / order))
 
 
 class RowTraffic(NamedTuple):
