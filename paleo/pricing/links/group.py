@@ -228,12 +228,8 @@ class GroupLinks:
             True if the algorithm can run.
         """
         switches = self.switch_reduces or not algorithm.reduces_in_network
-        suits_topology = not (operation in algorithm.non_neighbour_operations and "torus" in self.topologies)
-        return (
-            switches
-            and suits_topology
-            and (algorithm.required_topology is None or algorithm.required_topology in self.topologies)
-        )
+        over_torus = operation in algorithm.non_neighbour_operations and "torus" in self.topologies
+        return switches and not over_torus and algorithm.required_topology in (None, *self.topologies)
 
     def datasheet_wire_time(self, traffic: Traffic, levels: slice = slice(None)) -> Array:
         """Compute the transfer time of a collective at the datasheet bandwidth, by the slowest level of each phase.
@@ -338,9 +334,8 @@ def sole_group_links(system: System, *, ranks: int, ranks_per_node: int) -> Grou
     if nodes > 1 and not outer:
         raise PlanError(f"system {system.name} has no network between nodes, and {ranks} ranks need {nodes} nodes")
     if nodes > 1:
-        spans[outer[0]] = replace(
-            spans[outer[0]], fan_out=nodes, ranks_per_unit=inside, groups_per_unit=1, max_fan_out=0
-        )
+        outermost = {"fan_out": nodes, "ranks_per_unit": inside, "groups_per_unit": 1, "max_fan_out": 0}
+        spans[outer[0]] = replace(spans[outer[0]], **outermost)
     return _links_of_spans(system, spans)
 
 
@@ -390,9 +385,7 @@ def stack_group_links(groups: Sequence[GroupLinks], index: npt.NDArray[np.intp])
 
 def _stacked(levels: Sequence[LinkLevel]) -> LinkLevel:
     """Stack one interconnect level of several groups into one level with a row per group."""
-    columns: dict[str, Any] = {
-        name: np.asarray([getattr(level, name) for level in levels], dtype=np.float64) for name in _STACKED
-    }
+    columns: Any = {name: np.asarray([getattr(level, name) for level in levels], np.float64) for name in _STACKED}
     return replace(levels[0], **columns)
 
 
@@ -441,16 +434,9 @@ def _level(system: System, span: GroupLevel, outside: bool) -> LinkLevel:
 
     If the latency of a link is unknown, calibrated hop times are assumed to include it.
     """
-    link, (usable, of_a_rank) = span.level.link, _usable_ports(system, span, outside)
-    return LinkLevel(
-        float(span.fan_out),
-        link.bandwidth,
-        usable,
-        of_a_rank,
-        span.level.ports / span.groups_per_unit,
-        link.latency or 0.0,
-        0.0 if link.latency is None else link.stated_latency,
-    )
+    link, ports = span.level.link, (*_usable_ports(system, span, outside), span.level.ports / span.groups_per_unit)
+    latencies = (0.0, 0.0) if link.latency is None else (link.latency, link.stated_latency)
+    return LinkLevel(float(span.fan_out), link.bandwidth, *ports, *latencies)
 
 
 def intra_node_link_kind(system: System) -> str:
@@ -506,11 +492,8 @@ def _usable_ports(system: System, span: GroupLevel, outside: bool) -> tuple[floa
     """
     share = span.level.ports / span.groups_per_unit
     if not outside:
-        usable = (
-            min(share, 1.0)
-            if span.level.link.kind in ("pcie", "qpi")
-            else min(share, _direct_links(span, span.fan_out))
-        )
+        shared = span.level.link.kind in ("pcie", "qpi")
+        usable = min(share, 1.0 if shared else _direct_links(span, span.fan_out))
         of_a_rank = max(1.0, usable / (span.ranks_per_unit * span.groups_per_unit))
         return usable, min(of_a_rank, _direct_links(span, 2))
     of_a_rank = max(1.0, span.level.ports / system.devices_per_node)
@@ -621,14 +604,14 @@ _LL_LARGEST = 0.5
 
 
 def intra_node_collective_time(
-    *,
     operation: str,
     payload_bytes: Numeric,
     traffic: Traffic,
     links: GroupLinks,
     parameters: NcclParameters,
-    low_latency: bool | BoolArray = True,
-    adds_bytes: bool | BoolArray = False,
+    *,
+    low_latency: bool | BoolArray,
+    adds_bytes: bool | BoolArray,
 ) -> Array:
     """Compute the time of the traffic of rings or trees inside one node.
 
@@ -651,9 +634,9 @@ def intra_node_collective_time(
         Levels of the network that the group spans.
     parameters : NcclParameters
         Calibrated parameters of the collective library on these links.
-    low_latency : array-like of bool, default True
+    low_latency : array-like of bool
         True if the library has LL (NCCL 2.1 and later).
-    adds_bytes : array-like of bool, default False
+    adds_bytes : array-like of bool
         True if the summed elements are bytes.
 
     Returns
@@ -661,11 +644,8 @@ def intra_node_collective_time(
     ndarray
         Time [s].
     """
-    p, step = parameters, links.hop_time(parameters.ll_hop_time)
-    steps, wire = (
-        np.asarray(traffic.steps),
-        links.datasheet_wire_time(traffic) * _staging_factor(links, p.staging_share_exponent),
-    )
+    p, step, steps = parameters, links.hop_time(parameters.ll_hop_time), np.asarray(traffic.steps)
+    wire = links.datasheet_wire_time(traffic) * _staging_factor(links, p.staging_share_exponent)
     chosen = np.where(low_latency, tuner_protocol(steps=steps, wire_time=wire, links=links), SIMPLE)
     full = 1.0 + p.busy_channel_latency_ratio
     busy = 1.0 + p.busy_channel_latency_ratio * _channel_share(payload_bytes, links)
@@ -674,20 +654,13 @@ def intra_node_collective_time(
     middle = p.launch_time * full + steps * step * full + wire / p.ll128_fraction + sums
     moved = wire / p.simple_fraction + _copy_time(operation, payload_bytes, links, p.own_share_copy_ratio)
     moved = moved + sums / np.maximum(links.ranks - 1.0, 1.0)
-    simple = (
-        p.launch_time * full
-        + p.simple_launch_time
-        + partly_overlapped_time(steps * (step * full + p.simple_fence_time), moved)
-    )
-    simple = simple + pipeline_fill_time(moved, p.time_per_chunk)
-    return _for_several_ranks(
-        np.where(chosen == LL, low, np.where(chosen == LL128, middle, simple)), links, p.launch_skew_time
-    )
+    hops = partly_overlapped_time(steps * (step * full + p.simple_fence_time), moved)
+    simple = p.launch_time * full + p.simple_launch_time + hops + pipeline_fill_time(moved, p.time_per_chunk)
+    seconds = np.where(chosen == LL, low, np.where(chosen == LL128, middle, simple))
+    return _for_several_ranks(seconds, links, p.launch_skew_time)
 
 
-def in_switch_collective_time(
-    *, operation: str, traffic: Traffic, links: GroupLinks, parameters: NcclParameters
-) -> Array:
+def in_switch_collective_time(operation: str, traffic: Traffic, links: GroupLinks, parameters: NcclParameters) -> Array:
     """Compute the time of traffic that the switches of one node add and multicast (NVLink SHARP).
 
     The time consists of the launch, hops until the pipeline is full, and the wire. S (1 + 1/P) bytes of an all_reduce
@@ -709,10 +682,8 @@ def in_switch_collective_time(
     ndarray
         Time [s].
     """
-    p = parameters
-    start = (p.launch_time + (_SWITCH_HOPS + links.ranks) * links.hop_time(p.ll_hop_time)) * (
-        1.0 + p.busy_channel_latency_ratio
-    )
+    p, full = parameters, 1.0 + parameters.busy_channel_latency_ratio
+    start = (p.launch_time + (_SWITCH_HOPS + links.ranks) * links.hop_time(p.ll_hop_time)) * full
     wire = links.datasheet_wire_time(traffic) / p.switch_fraction
     if operation == "all_reduce":
         bus = 2.0 * (links.ranks - 1.0) / (links.ranks + 1.0) * traffic.levels[0].wire_bytes
@@ -771,7 +742,7 @@ class ExchangeParameters:
 
 
 def intra_node_exchange_time(
-    *, payload_bytes: Numeric, traffic: Traffic, links: GroupLinks, parameters: ExchangeParameters
+    payload_bytes: Numeric, traffic: Traffic, links: GroupLinks, parameters: ExchangeParameters
 ) -> Array:
     """Compute the time of the traffic of an all_to_all or send_recv inside one node.
 
