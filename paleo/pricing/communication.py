@@ -704,8 +704,8 @@ def collective_parameters(
 
 def _parameters_of_system(system: str) -> SourcedParameters[FabricParameters]:
     """Return the calibrated NCCL parameters between the nodes of a measured system, by the system's name."""
-    where = {"subject": system, "architecture": "", "family": "collective.fabric"}
-    return find_parameters(FabricParameters, **where, stacks=_NCCL_TIMING_METHODS)
+    family, stacks = "collective.fabric", _NCCL_TIMING_METHODS
+    return find_parameters(FabricParameters, subject=system, architecture="", family=family, stacks=stacks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -928,8 +928,9 @@ class Fabric:
         if not self._policies and self.constant_efficiencies is not None:
             self._policies.append(AlphaBetaModel(self.constant_efficiencies))
         elif not self._policies:
-            families = (family.parameters for family in self.calibrated_parameters().values())
-            self._policies.append(Nccl(*families, switch_can_add=self.dtype not in SWITCH_UNSUPPORTED_DTYPES))
+            inside, exchange, between = (family.parameters for family in self.calibrated_parameters().values())
+            can_add = self.dtype not in SWITCH_UNSUPPORTED_DTYPES
+            self._policies.append(Nccl(inside, exchange, between, switch_can_add=can_add))
         return self._policies[0]
 
     def calibrated_parameters(self) -> dict[str, SourcedParameters[Any]]:

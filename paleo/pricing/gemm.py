@@ -274,10 +274,8 @@ def _busy_time(
             traffic = blocks * length * operands + written
             fourth = _fourth_power(compute * stall + rounds * edge) + _fourth_power(traffic) + dram4
             spread = p.block_start_cycles / clock * np.minimum(blocks / device.multiprocessors, 1.0)
-            expected, busy = (
-                _fourth_root(fourth) + spread,
-                _fourth_root(fourth + _fourth_power(length * waiting)) + spread,
-            )
+            expected = _fourth_root(fourth) + spread
+            busy = _fourth_root(fourth + _fourth_power(length * waiting)) + spread
             joining = 0.0 if index == 0 else np.where(split > 1, p.split_time + parts * split, 0.0)
             reference = expected + joining if reference is None else reference
             weight = kernel_choice_odds(expected + joining, reference) * (1.0 if index == 0 else split > 1)
@@ -367,11 +365,8 @@ def unaligned_batched_gemm_time(m: Array, n: Array, k: Array, batch: Array, devi
     ... for k in (104, 108)]
     [0.0, 0.002973]
     """
-    odd = (
-        (np.minimum(n, k) % ALIGNED_ELEMENTS > 0)
-        & (batch > 1.0)
-        & (device.architecture in ALIGNMENT_BOUND_ARCHITECTURES)
-    )
+    bound = device.architecture in ALIGNMENT_BOUND_ARCHITECTURES
+    odd = (np.minimum(n, k) % ALIGNED_ELEMENTS > 0) & (batch > 1.0) & bound
     return np.asarray(np.where(odd, 2.0 * m * n * k * batch / (UNALIGNED_RATE_SHARE * device.peak_flops_per_s), 0.0))
 
 
@@ -430,18 +425,14 @@ def _chunk_time(columns: tuple[Array, ...], device: DeviceDatasheet, p: GemmPara
     busy, share = _busy_time((m, n, k, batch), element, result, dram, stall, wide, device, p)
     if p.scattered_read_efficiency < 1.0 and not device.tensor_cores:
         transposed = np.maximum(2.0 * contiguous - 1.0, 0.0) * cache_miss_rate(right, capacity)
-        scattered = transposed * transposed_operand_read_time(
-            m, n, k, batch, element, p.scattered_read_efficiency, device
-        )
+        read = transposed_operand_read_time(m, n, k, batch, element, p.scattered_read_efficiency, device)
+        scattered = transposed * read
         busy = _fourth_root(_fourth_power(busy) + _fourth_power(scattered))
     busy = busy + latency
-    flops = 2.0 * m * n * k * batch
-    slowed = power_slowdown(
-        busy=busy, flops=flops, dram=dram, energy=p.energy_per_flop, activity=activity, device=device
-    )
-    return np.asarray(
-        p.launch_time + busy * (1.0 + share * (slowed - 1.0) * slowdown_share(busy, heated, p.half_throttle_time))
-    )
+    flops, energy = 2.0 * m * n * k * batch, p.energy_per_flop
+    slowed = power_slowdown(busy=busy, flops=flops, dram=dram, energy=energy, activity=activity, device=device)
+    slowdown = share * (slowed - 1.0) * slowdown_share(busy, heated, p.half_throttle_time)
+    return np.asarray(p.launch_time + busy * (1.0 + slowdown))
 
 
 def gemm_time(

@@ -21,8 +21,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.convolution import CURRENT_CUDNN_RELEASE, L2_BANDWIDTH_RATIO, lossy_overlap_time, wave_count
-from paleo.pricing.gemm import GemmParameters, gemm_time
+from paleo.pricing.convolution import (
+    CURRENT_CUDNN_RELEASE,
+    L2_BANDWIDTH_RATIO,
+    WAVE_ROUNDING,
+    cached_share,
+    lossy_overlap_time,
+)
+from paleo.pricing.gemm import GemmParameters, gemm_time, wave_count
 from paleo.specs.calibration import parameter
 
 if TYPE_CHECKING:
@@ -142,15 +148,14 @@ def _product_time(
     hide its latency; this limits small batches. A sum is split only into at most ``most_blocks`` blocks.
     """
     best = np.full(np.broadcast_shapes(m.shape, n.shape, k.shape), np.inf)
+    rate = p.gemm_efficiency * device.flops_per_clock
     for a, b in tiles:
         flops = 2.0 * a * b * (1.0 + (p.balanced_tile_width * (1.0 / a + 1.0 / b)) ** 2)
         blocks = np.ceil(m / a) * np.ceil(n / b)
         for parts in splits:
             depth = np.ceil(k / (8.0 * parts)) * 8.0
-            arithmetic = wave_count(blocks * parts, device.multiprocessors) * flops
-            cycles = lossy_overlap_time(
-                arithmetic / (p.gemm_efficiency * device.flops_per_clock), np.asarray(p.cycles_per_summed_element)
-            )
+            arithmetic = wave_count(blocks * parts, device.multiprocessors, WAVE_ROUNDING) * flops / rate
+            cycles = lossy_overlap_time(arithmetic, np.asarray(p.cycles_per_summed_element))
             total = depth * cycles + (p.split_cycles if parts > 1 else 0.0)
             best = np.where((parts == 1) | (blocks * parts <= most_blocks), np.minimum(best, total), best)
     return best / device.clock_hz
@@ -209,7 +214,6 @@ def _plain_product_time(
     m: Array,
     n: Array,
     k: Array,
-    *,
     element_bytes: Array,
     along_sum: float,
     device: DeviceDatasheet,
@@ -240,33 +244,6 @@ def _plain_product_time(
         device=device, parameters=products,
     )  # fmt: skip
     return seconds - products.launch_time
-
-
-def weight_miss_rate(*, footprint: Number, l2_bytes: float, share: float) -> Array:
-    """Compute the L2 miss rate (0 to 1) of recurrent weights that the previous time step read.
-
-    The rate is 1 - 1 / (1 + (footprint / (share L2))^4).
-
-    Parameters
-    ----------
-    footprint : array-like
-        Bytes of the weights.
-    l2_bytes : float
-        Bytes of the L2.
-    share : float
-        Share of the L2 that keeps weights from step to step.
-
-    Returns
-    -------
-    ndarray
-        Miss rate: 0 if the weights fit into L2, 1 if they are much larger.
-
-    Examples
-    --------
-    >>> float(weight_miss_rate(footprint=4e6, l2_bytes=4e6, share=1.0))
-    0.5
-    """
-    return np.asarray(1.0 - 1.0 / (1.0 + (np.asarray(footprint) / (share * l2_bytes)) ** 4))
 
 
 def rnn_timestep_time(
@@ -314,20 +291,17 @@ def rnn_timestep_time(
     weights = gated * hidden * element_bytes
     bandwidth = p.bandwidth_fraction * device.memory_bandwidth
     states = _POINTWISE_ELEMENTS * gated * batch * element_bytes
-    miss = weight_miss_rate(footprint=weights + states, l2_bytes=device.l2_bytes, share=p.l2_survival_share)
+    miss = 1.0 - cached_share(weights + states, p.l2_survival_share * device.l2_bytes)
     stream = weights * miss / bandwidth
     product = np.hypot(_product_time(m, batch, k, _STEP_TILES, _STEP_SPLITS, device, p), stream)
     if device.architecture == _COLUMN_ARCHITECTURE:
         half = (element_bytes <= 2.0) & ~np.asarray(device.tensor_cores)
         early = early_cudnn_recurrent_gemm_time(
-            m, batch, k, stream, half=half, backward=backward, device=device, parameters=parameters
+            m, batch, k, stream, half=half, backward=backward, device=device, parameters=p
         )
         product = np.where(np.asarray(library) < _PLAIN_RELEASE, early, product)
     if products is not None:
-        along_sum = 0.5 if backward else 1.0
-        plain = _plain_product_time(
-            batch, m, k, element_bytes=element_bytes, along_sum=along_sum, device=device, products=products
-        )
+        plain = _plain_product_time(batch, m, k, element_bytes, 0.5 if backward else 1.0, device, products)
         product = np.where(np.asarray(library) < _PLAIN_RELEASE, product, plain)
     return np.asarray(product + states * miss / bandwidth)
 
@@ -416,10 +390,7 @@ def rnn_weight_gradient_time(
     early = lossy_overlap_time(arithmetic * p.weight_gradient_factor, memory)
     if products is None:
         return early
-    plain = _plain_product_time(
-        hidden, gate_count * hidden, depth,
-        element_bytes=element_bytes, along_sum=0.0, device=device, products=products,
-    )  # fmt: skip
+    plain = _plain_product_time(hidden, gate_count * hidden, depth, element_bytes, 0.0, device, products)
     plain = plain + gate_count * hidden**2 * element_bytes / (p.bandwidth_fraction * device.memory_bandwidth)
     return np.asarray(np.where(np.asarray(library) < _PLAIN_RELEASE, early, plain * p.weight_gradient_factor))
 

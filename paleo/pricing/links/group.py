@@ -334,8 +334,8 @@ def sole_group_links(system: System, *, ranks: int, ranks_per_node: int) -> Grou
     if nodes > 1 and not outer:
         raise PlanError(f"system {system.name} has no network between nodes, and {ranks} ranks need {nodes} nodes")
     if nodes > 1:
-        outermost = {"fan_out": nodes, "ranks_per_unit": inside, "groups_per_unit": 1, "max_fan_out": 0}
-        spans[outer[0]] = replace(spans[outer[0]], **outermost)
+        first = outer[0]
+        spans[first] = replace(spans[first], fan_out=nodes, ranks_per_unit=inside, groups_per_unit=1, max_fan_out=0)
     return _links_of_spans(system, spans)
 
 

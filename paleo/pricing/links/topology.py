@@ -676,9 +676,7 @@ def _in_order(nodes: int, machine: int, leaf: int, placement: NodePlacement, str
     members, groups = min(float(nodes), max(1.0, together / stride)), min(stride, together)
     leaves = float(min(nodes, switches))
     crossings = leaves * (leaves > 1)
-    return _Job(
-        nodes, machine, leaf, leaves, members, crossings, rings_leaving_leaf=groups, concurrent_exchanges=groups
-    )
+    return _Job(nodes, machine, leaf, leaves, members, crossings, groups, concurrent_exchanges=groups)
 
 
 def _at_random(nodes: int, machine: int, leaf: int, stride: float) -> _Job:
@@ -706,16 +704,14 @@ def _of_tree(system: System, level: InterconnectLevel, job: _Job, random: bool) 
     Groups that send at the same time share the uplinks, which are divided by their number.
     """
     size = job.nodes, job.nodes_on_fullest_leaf
-    crosses, o = job.leaves > 1, level.oversubscription
-    exchange = float(all_to_all_nic_share(*size, job.leaf_nodes, o * job.concurrent_exchanges)) if crosses else 1.0
-    unsorted = ring = min(1.0, job.leaf_nodes / (o * job.rings_leaving_leaf)) if crosses else 1.0
+    crosses, leaf, o = job.leaves > 1, job.leaf_nodes, level.oversubscription
+    exchange = float(all_to_all_nic_share(*size, leaf, o * job.concurrent_exchanges)) if crosses else 1.0
+    unsorted = ring = min(1.0, leaf / (o * job.rings_leaving_leaf)) if crosses else 1.0
     if random:
-        unsorted = float(
-            _unsorted_ring_share(job.nodes, job.machine_nodes, job.leaf_nodes, job.nodes_on_fullest_leaf, o)
-        )
+        unsorted = float(_unsorted_ring_share(job.nodes, job.machine_nodes, leaf, job.nodes_on_fullest_leaf, o))
     if level.routing != "rail":
         return NetworkShare(job.leaves, job.crossings, ring, exchange, unsorted)
-    direct = float(rail_all_to_all_nic_share(*size, level.ports, job.leaf_nodes, o * job.concurrent_exchanges))
+    direct = float(rail_all_to_all_nic_share(*size, level.ports, leaf, o * job.concurrent_exchanges))
     forwarded = intra_node_link_kind(system) == "nvlink"
     return NetworkShare(job.leaves, job.crossings, ring, exchange if forwarded else direct, unsorted, direct)
 
@@ -766,7 +762,8 @@ def _beside_second_job(level: InterconnectLevel, job: _Job, pattern: str, neighb
     left = job.leaf_nodes - job.concurrent_exchanges * job.nodes_on_fullest_leaf
     free = min(left, max(1.0, neighbour.nodes / job.leaves))
     other = _Job(neighbour.nodes, job.machine_nodes, job.leaf_nodes, job.leaves, min(free, neighbour.nodes), 0.0)
-    is_dragonfly, capacity = level.topology == "dragonfly", np.asarray(job.leaf_nodes / level.oversubscription)
+    is_dragonfly = level.topology == "dragonfly"
+    capacity: Numeric = job.leaf_nodes / level.oversubscription
     if is_dragonfly:
         capacity = dragonfly_network(level, job.machine_nodes, job.leaf_nodes).group_pair_bandwidth
     ports, demand = job.ports(pattern, dragonfly=is_dragonfly)
