@@ -92,7 +92,7 @@ class ConvolutionShape:
     def is_plain(self) -> Mask:
         """True for stride 1 without dilation."""
         steps = (self.stride_h, self.stride_w, self.dilation_h, self.dilation_w)
-        return np.all(np.equal(steps, 1.0), axis=0)
+        return np.asarray(np.equal(steps, 1.0).all(axis=0))
 
     @property
     def flops(self) -> Array:
