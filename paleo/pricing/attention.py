@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError, suggest_names
-from paleo.pricing.gemm import wave_count
+from paleo.pricing.engine_gemm import wave_count
 from paleo.pricing.kernels import DeviceDatasheet, as_float_arrays
 from paleo.pricing.memory import cache_miss_rate, smooth_maximum
 from paleo.pricing.power import power_slowdown, slowdown_share

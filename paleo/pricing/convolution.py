@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.gemm import wave_count
+from paleo.pricing.engine_gemm import wave_count
 from paleo.specs.calibration import parameter
 from paleo.units import TERA
 

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.gemm import wave_count
 from paleo.specs.calibration import parameter
 
 if TYPE_CHECKING:
@@ -72,6 +71,32 @@ class EngineGemmParameters:
     time_per_element: float = parameter(
         "0.002 ns", "0.00002..0.2 ns", "the same as a time, in Triton's kernels of experts"
     )
+
+
+def wave_count(blocks: Array, multiprocessors: float, rounding: float) -> Array:
+    """Count the waves in which thread blocks run on the multiprocessors; at least one.
+
+    Parameters
+    ----------
+    blocks : ndarray
+        Thread blocks.
+    multiprocessors : float
+        Multiprocessors of the device.
+    rounding : float
+        1 counts a partial wave as a whole one, 0 as a fraction.
+
+    Returns
+    -------
+    ndarray
+        Number of waves.
+
+    Examples
+    --------
+    >>> wave_count(np.array([50.0, 150.0]), 100.0, 1.0), wave_count(np.array([150.0]), 100.0, 0.0)
+    (array([1., 2.]), array([1.5]))
+    """
+    rounds = blocks / multiprocessors
+    return np.asarray(rounding * np.ceil(rounds) + (1.0 - rounding) * np.maximum(rounds, 1.0))
 
 
 def engine_gemm_time(

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from paleo.pricing.engine_gemm import wave_count
 from paleo.pricing.power import HALF_THROTTLE_TIME, power_slowdown, slowdown_share
 from paleo.specs.calibration import parameter
 
@@ -168,32 +169,6 @@ def cache_miss_rate(footprint: Array, capacity: float) -> Array:
     array([0.  , 0.16, 0.5 , 0.82])
     """
     return np.asarray(1.0 - 1.0 / (1.0 + _fourth_power(_fourth_power(np.minimum(footprint / capacity, _BEYOND)))))
-
-
-def wave_count(blocks: Array, multiprocessors: float, rounding: float) -> Array:
-    """Count the waves in which thread blocks run on the multiprocessors; at least one.
-
-    Parameters
-    ----------
-    blocks : ndarray
-        Thread blocks.
-    multiprocessors : float
-        Multiprocessors of the device.
-    rounding : float
-        1 counts a partial wave as a whole one, 0 as a fraction.
-
-    Returns
-    -------
-    ndarray
-        Number of waves.
-
-    Examples
-    --------
-    >>> wave_count(np.array([50.0, 150.0]), 100.0, 1.0), wave_count(np.array([150.0]), 100.0, 0.0)
-    (array([1., 2.]), array([1.5]))
-    """
-    rounds = blocks / multiprocessors
-    return np.asarray(rounding * np.ceil(rounds) + (1.0 - rounding) * np.maximum(rounds, 1.0))
 
 
 def _split_counts(blocks: Array, k: Array, batch: Array, device: DeviceDatasheet) -> tuple[Array | float, ...]:

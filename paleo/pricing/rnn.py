@@ -28,7 +28,8 @@ from paleo.pricing.convolution import (
     cached_share,
     lossy_overlap_time,
 )
-from paleo.pricing.gemm import GemmParameters, gemm_time, wave_count
+from paleo.pricing.engine_gemm import wave_count
+from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.specs.calibration import parameter
 
 if TYPE_CHECKING:

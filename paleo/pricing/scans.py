@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.engine_gemm import roofline_with_overlap_loss, time_with_host_launch
-from paleo.pricing.gemm import wave_count
+from paleo.pricing.engine_gemm import roofline_with_overlap_loss, time_with_host_launch, wave_count
 from paleo.pricing.kernels import KERNEL_FAMILIES, kernel_shape_values
 from paleo.specs.calibration import parameter
 
