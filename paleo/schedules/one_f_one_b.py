@@ -46,9 +46,8 @@ def _gpipe_order(stage: int, stages: int, microbatches: int, chunks: int) -> lis
 def _gpipe_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
     """Return GPipe's makespan: ΣF + (m − 1) max F + Σ(B + W) + (m − 1) max (B + W) [s], exact for unequal stages."""
     back, more = passes.backward + passes.weight_gradients, np.asarray(microbatches) - 1.0
-    return np.asarray(
-        passes.forward.sum(axis=0) + back.sum(axis=0) + more * (passes.forward.max(axis=0) + back.max(axis=0))
-    )
+    slowest = passes.forward.max(axis=0) + back.max(axis=0)
+    return np.asarray(passes.forward.sum(axis=0) + back.sum(axis=0) + more * slowest)
 
 
 def _gpipe_alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
@@ -188,7 +187,7 @@ def _interleaved_remaining(stage: Numeric, stages: int, chunk: int, chunks: int)
     return float(chunk * stages), float(chunk * stages)
 
 
-register_schedule(
+for schedule in (
     Schedule(
         "gpipe",
         "Huang et al., GPipe, NeurIPS 2019",
@@ -196,9 +195,7 @@ register_schedule(
         ClosedForms(
             _gpipe_span, _gpipe_alive, passes_after_last_gradient=no_passes_after_gradient, exact_for_stages="any"
         ),
-    )
-)
-register_schedule(
+    ),
     Schedule(
         "1f1b",
         "Narayanan et al., PipeDream-Flush, ICML 2021",
@@ -209,9 +206,7 @@ register_schedule(
             passes_after_last_gradient=no_passes_after_gradient,
             exact_for_stages="any",
         ),
-    )
-)
-register_schedule(
+    ),
     Schedule(
         "interleaved",
         "Narayanan et al., SC 2021",
@@ -224,8 +219,9 @@ register_schedule(
         ),
         chunks_per_stage=None,
         needs_microbatch_multiple=True,
-    )
-)
+    ),
+):
+    register_schedule(schedule)
 
 
 def _h1_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[SchedulePass]:
@@ -374,16 +370,14 @@ def _v_remaining(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[
 
 
 _PAPER = "Qi et al., Zero bubble pipeline parallelism, ICLR 2024"
-register_schedule(
+for schedule in (
     Schedule(
         "zb-h1",
         _PAPER,
         _h1_order,
         ClosedForms(_h1_span, _h1_alive, _h1_ends, no_passes_after_gradient, min_microbatches_per_stage=1.0),
         splits_backward=True,
-    )
-)
-register_schedule(
+    ),
     Schedule(
         "zb-v",
         "Qi et al., Zero bubble pipeline parallelism, ICLR 2024 (section 6)",
@@ -393,5 +387,6 @@ register_schedule(
         splits_backward=True,
         min_microbatches_per_stage=2,
         chunk_paths=v_shaped_chunk_paths,
-    )
-)
+    ),
+):
+    register_schedule(schedule)
