@@ -24,7 +24,7 @@ import numpy.typing as npt
 from paleo.errors import SpecError, suggest_names
 from paleo.pricing.engine_gemm import wave_count
 from paleo.pricing.kernels import DeviceDatasheet, as_float_arrays
-from paleo.pricing.memory import cache_miss_rate, smooth_maximum
+from paleo.pricing.memory import THREADS_PER_MULTIPROCESSOR, cache_miss_rate, smooth_maximum
 from paleo.pricing.power import power_slowdown, slowdown_share
 from paleo.specs.calibration import parameter
 from paleo.units import MICROSECOND
@@ -412,9 +412,8 @@ def _fewest_full(n: Array, b: Array, splits: Array, slots: float) -> Array:
     return np.maximum(chosen, 1.0)
 
 
-#: Resident threads of one multiprocessor on every datacentre GPU since Pascal but Turing (CUDA C++ guide, table of
-#: compute capabilities), and the most threads that the cache-write kernel gives to a token.
-THREADS_PER_MULTIPROCESSOR, CACHE_WRITE_THREADS = 2048.0, 512.0
+#: Most threads that the cache-write kernel gives to a token.
+CACHE_WRITE_THREADS = 512.0
 #: Seconds until keys that miss L2 stream at the full rate: 4.4 us on H100, 4.8 on A100, 5.7 on H200, 2.8 on B200 (rows
 #: of decode in attention.csv, each fitted alone), 4 in PyTorch's own kernels on another H100 (tests/measured/rows).
 DRAM_STREAM_START_TIME = 4.0 * MICROSECOND

@@ -367,9 +367,7 @@ def _widened(entry: CalibrationEntry, factor: float) -> CalibrationEntry:
     return entry.model_copy(update={"interval": bins})
 
 
-@cache
-def _shipped(subject: str) -> Calibration | None:
-    return catalog_calibration(subject)
+_shipped = cache(catalog_calibration)
 
 
 def _sourced(kind: type[Parameters], entry: CalibrationEntry, origin: str, subject: str) -> SourcedParameters[Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -465,21 +465,14 @@ class _ConstantRates:
     device: Device
     dtype: str
     constant_efficiencies: ConstantEfficiencies
+    #: Constant rates have no calibration, family by family, so that none can be unmeasured.
+    user_calibration: ClassVar[None] = None
+    unmeasured_families: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def name(self) -> str:
         """Name of the constant efficiencies: ``ideal`` or the percentages of peak."""
         return self.constant_efficiencies.name
-
-    @property
-    def user_calibration(self) -> None:
-        """None, as constant efficiencies have no calibration."""
-        return None
-
-    @property
-    def unmeasured_families(self) -> frozenset[str]:
-        """No families: constant rates are not calibrated family by family, so that none can be unmeasured."""
-        return frozenset()
 
     def relative_algorithm_flops(self, kernels: Sequence[Kernel]) -> Array:
         """Return 1 for each kernel: no algorithm that saves FLOP (Winograd, FFT) is considered.
@@ -562,6 +555,8 @@ class KernelFamilyPredictor:
     software: SoftwareProfile
     user_calibration: Calibration | None = None
     parameter_origins: dict[str, str] = field(default_factory=dict)
+    #: The times are not based on constant efficiencies.
+    constant_efficiencies: ClassVar[None] = None
 
     @property
     def name(self) -> str:
@@ -585,11 +580,6 @@ class KernelFamilyPredictor:
             for family, origin in self.parameter_origins.items()
             if not origin.startswith(measured)
         )
-
-    @property
-    def constant_efficiencies(self) -> ConstantEfficiencies | None:
-        """None: the times are not based on constant efficiencies."""
-        return None
 
     def device_times(self, kernels: Sequence[Kernel]) -> DeviceTimes:
         """Predict the device times of kernels, in the order given, without host time.

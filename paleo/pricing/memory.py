@@ -29,7 +29,8 @@ _STREAM_ORDER = 4.0
 CACHE_MISS_STEEPNESS = 4.0
 #: Latency of an L2 hit relative to that of memory (about 250 of 500 cycles: Jia et al., 2018, arXiv:1804.06826).
 _CACHE_LATENCY = 0.5
-#: Resident threads of one multiprocessor, and its largest number of resident blocks.
+#: Resident threads of one multiprocessor on every datacentre GPU since Pascal but Turing (CUDA C++ guide, table of
+#: compute capabilities), and its largest number of resident blocks.
 THREADS_PER_MULTIPROCESSOR, BLOCKS_PER_MULTIPROCESSOR = 2048.0, 32.0
 #: Largest number of threads of one block.
 _BLOCK_THREADS = THREADS_PER_MULTIPROCESSOR / 2

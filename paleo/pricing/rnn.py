@@ -39,6 +39,8 @@ Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 Number = float | Array
 Tiles = tuple[tuple[int, int], ...]
+#: Rows and columns of a product, and the length of its sum.
+Size = tuple[Array, Array, Array]
 
 #: Gates of a cell, which is the number of h x h products in each step.
 GATES_BY_CELL: Mapping[str, int] = {"vanilla": 1, "gru": 3, "lstm": 4}
@@ -133,14 +135,11 @@ def weights_fit_registers(*, weight_bytes: Number, device: DeviceDatasheet) -> M
 
 
 def _product_time(
-    m: Array,
-    n: Array,
-    k: Array,
+    size: Size,
     tiles: Tiles,
     splits: tuple[int, ...],
     device: DeviceDatasheet,
     p: RnnParameters,
-    *,
     most_blocks: float = np.inf,
 ) -> Array:
     """Compute the arithmetic time of a recurrent GEMM (m x k)(k x n) with the best tile and split, in whole waves [s].
@@ -148,6 +147,7 @@ def _product_time(
     A multiprocessor takes at least ``cycles_per_summed_element`` per element of the sum, since a single block cannot
     hide its latency; this limits small batches. A sum is split only into at most ``most_blocks`` blocks.
     """
+    m, n, k = size
     best = np.full(np.broadcast_shapes(m.shape, n.shape, k.shape), np.inf)
     rate = p.gemm_efficiency * device.flops_per_clock
     for a, b in tiles:
@@ -204,28 +204,22 @@ def early_cudnn_recurrent_gemm_time(
     passes = np.clip(m / p.concurrent_pass_rows, 1.0, np.ceil(n / NARROW_GEMM_PASS_COLUMNS))
     narrow = np.hypot(k * p.cycles_per_summed_element / (NARROW_GEMM_SPLIT_K * device.clock_hz), stream * passes)
     slower = 1.0 if backward else np.where(half, _HALF_PRECISION_CYCLE_RATIO, 1.0)
-    medium = np.hypot(slower * _product_time(m, n, k, _MEDIUM_TILES, (1,), device, p), stream)
-    split = _product_time(m, n, k, _WIDE_TILES, _STEP_SPLITS, device, p, most_blocks=device.multiprocessors)
-    unsplit = _product_time(m, n, k, _WIDE_TILES, (1,), device, p)
+    medium = np.hypot(slower * _product_time((m, n, k), _MEDIUM_TILES, (1,), device, p), stream)
+    split = _product_time((m, n, k), _WIDE_TILES, _STEP_SPLITS, device, p, device.multiprocessors)
+    unsplit = _product_time((m, n, k), _WIDE_TILES, (1,), device, p)
     wide = np.hypot(np.where(half, unsplit, split), stream)
     return np.where(n <= NARROW_GEMM_COLUMNS, narrow, np.where(n <= _MEDIUM_COLUMNS, medium, wide))
 
 
 def _plain_product_time(
-    m: Array,
-    n: Array,
-    k: Array,
-    element_bytes: Array,
-    along_sum: float,
-    device: DeviceDatasheet,
-    products: GemmParameters,
+    size: Size, element_bytes: Array, along_sum: float, device: DeviceDatasheet, products: GemmParameters
 ) -> Array:
     """Compute the time of GEMMs without launch, with the device's calibration of plain (not recurrent) GEMMs.
 
     Parameters
     ----------
-    m, n, k : ndarray
-        Extents of the product (m x k)(k x n).
+    size : tuple of ndarray
+        Extents m, n, k of the product (m x k)(k x n).
     element_bytes : ndarray
         Bytes of a stored element.
     along_sum : float
@@ -240,6 +234,7 @@ def _plain_product_time(
     ndarray
         Time [s].
     """
+    m, n, k = size
     seconds = gemm_time(
         m=m, n=n, k=k, element_bytes=element_bytes, result_bytes=element_bytes, k_contiguous=along_sum,
         device=device, parameters=products,
@@ -294,7 +289,7 @@ def rnn_timestep_time(
     states = _POINTWISE_ELEMENTS * gated * batch * element_bytes
     miss = 1.0 - cached_share(weights + states, p.l2_survival_share * device.l2_bytes)
     stream = weights * miss / bandwidth
-    product = np.hypot(_product_time(m, batch, k, _STEP_TILES, _STEP_SPLITS, device, p), stream)
+    product = np.hypot(_product_time((m, batch, k), _STEP_TILES, _STEP_SPLITS, device, p), stream)
     if device.architecture == _COLUMN_ARCHITECTURE:
         half = (element_bytes <= 2.0) & ~np.asarray(device.tensor_cores)
         early = early_cudnn_recurrent_gemm_time(
@@ -302,7 +297,7 @@ def rnn_timestep_time(
         )
         product = np.where(np.asarray(library) < _PLAIN_RELEASE, early, product)
     if products is not None:
-        plain = _plain_product_time(batch, m, k, element_bytes, 0.5 if backward else 1.0, device, products)
+        plain = _plain_product_time((batch, m, k), element_bytes, 0.5 if backward else 1.0, device, products)
         product = np.where(np.asarray(library) < _PLAIN_RELEASE, product, plain)
     return np.asarray(product + states * miss / bandwidth)
 
@@ -385,13 +380,13 @@ def rnn_weight_gradient_time(
         Time [s].
     """
     p, depth = parameters, batch * timesteps
-    arithmetic = _product_time(gate_count * hidden, hidden, depth, _FILTER_TILES, _FILTER_SPLITS, device, p)
+    arithmetic = _product_time((gate_count * hidden, hidden, depth), _FILTER_TILES, _FILTER_SPLITS, device, p)
     elements = gate_count * hidden**2 + (gate_count + 1.0) * hidden * depth
     memory = elements * element_bytes / (p.bandwidth_fraction * device.memory_bandwidth)
     early = lossy_overlap_time(arithmetic * p.weight_gradient_factor, memory)
     if products is None:
         return early
-    plain = _plain_product_time(hidden, gate_count * hidden, depth, element_bytes, 0.0, device, products)
+    plain = _plain_product_time((hidden, gate_count * hidden, depth), element_bytes, 0.0, device, products)
     plain = plain + gate_count * hidden**2 * element_bytes / (p.bandwidth_fraction * device.memory_bandwidth)
     return np.asarray(np.where(np.asarray(library) < _PLAIN_RELEASE, early, plain * p.weight_gradient_factor))
 

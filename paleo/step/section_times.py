@@ -225,6 +225,11 @@ class LayerTimes:
         return LayerTimes(*(np.take(getattr(self, name), configurations, axis=-1) for name in LayerTimes.__slots__))
 
 
+#: Fields of `SectionTimes` that a recompute policy leaves as they are in `LayerTimes`.
+UNCHANGED_FIELDS = (
+    *("forward", "weight_gradients", "forward_transfers", "hidden_transfers", "forward_paired_transfers"),
+    *("backward_paired_transfers", "output_bytes", "workspace_bytes"),
+)
 #: Exponent of `host_paced_time` where the host issues work ahead of the device.
 HOST_PACED_EXPONENT = 4.0
 #: Share of the multiprocessors that the exchange of tokens leaves to computation: its kernels occupy 24 of 132
@@ -583,24 +588,16 @@ def layer_times(costs: SectionTimes, policies: RecomputePolicies) -> LayerTimes:
     again = np.where(whole, costs.recomputed, core * costs.selectively_recomputed)
     input_bytes = np.minimum(costs.input_bytes, costs.saved_bytes) / group
     kept = np.where(whole, input_bytes, costs.saved_bytes) - core * costs.selectively_freed_bytes
+    again_transfers = np.where(whole, costs.recomputed_transfers, core * costs.selectively_recomputed_transfers)
+    once, whole_again, core_again = costs.times_by_limit.swapaxes(0, 1)
     return LayerTimes(
-        costs.forward,
-        costs.backward + again,
-        weight_gradients=costs.weight_gradients,
-        forward_transfers=costs.forward_transfers,
-        backward_transfers=costs.backward_transfers
-        + np.where(whole, costs.recomputed_transfers, core * costs.selectively_recomputed_transfers),
-        hidden_transfers=costs.hidden_transfers,
-        forward_paired_transfers=costs.forward_paired_transfers,
-        backward_paired_transfers=costs.backward_paired_transfers,
-        times_by_limit=np.asarray(
-            costs.times_by_limit[:, 0] + np.where(whole, costs.times_by_limit[:, 1], core * costs.times_by_limit[:, 2])
-        ),
+        **{name: getattr(costs, name) for name in UNCHANGED_FIELDS},
+        backward=costs.backward + again,
+        backward_transfers=costs.backward_transfers + again_transfers,
+        times_by_limit=np.asarray(once + np.where(whole, whole_again, core * core_again)),
         saved_bytes=kept,
         offloaded_bytes=np.zeros_like(kept),
         recompute_bytes=np.where(whole, costs.saved_bytes * group, 0.0),
-        output_bytes=costs.output_bytes,
-        workspace_bytes=costs.workspace_bytes,
     )
 
 

@@ -194,14 +194,6 @@ def _busiest_stage(batch: ConfigurationBatch) -> Index:
     return np.asarray(np.argmax(passes.forward + passes.backward + passes.weight_gradients, axis=0))
 
 
-@dataclass(frozen=True, slots=True)
-class _Communication:
-    """Exposed and hidden communication of the busiest pipeline stage, shape (configurations,) [s]."""
-
-    exposed: Array
-    hidden: Array
-
-
 def _parts(batch: ConfigurationBatch) -> dict[str, Array]:
     stage, count = _busiest_stage(batch), batch.microbatches
     times, computed = batch.layer_times, batch.assignment.layers_per_microbatch
@@ -217,9 +209,9 @@ def _parts(batch: ConfigurationBatch) -> dict[str, Array]:
         exposed = np.where(total > 0, np.maximum(0.0, worked - computing), 0.0)  # without any it is a rounding error
         total, bubble = np.maximum(total, exposed), np.zeros_like(worked)  # contention counts, too
     else:
-        after = _communication_after_passes(batch, stage)
-        exposed = waited + 2.0 * _of_stage(send_times(batch), stage) * count + after.exposed
-        total = exposed + after.hidden + hidden
+        after_exposed, after_hidden = _communication_after_passes(batch, stage)
+        exposed = waited + 2.0 * _of_stage(send_times(batch), stage) * count + after_exposed
+        total = exposed + after_hidden + hidden
         bubble = np.maximum(0.0, worked - computing - exposed)
     return {
         "compute": arithmetic,
@@ -253,7 +245,7 @@ def _kernel_parts(batch: ConfigurationBatch, stage: Index) -> tuple[Array, Array
     return arithmetic, moving, launch + np.maximum(0.0, kernels - arithmetic - moving - launch)
 
 
-def _communication_after_passes(batch: ConfigurationBatch, stage: Index) -> _Communication:
+def _communication_after_passes(batch: ConfigurationBatch, stage: Index) -> tuple[Array, Array]:
     """Return exposed and hidden communication of a pipeline stage besides sends and collectives inside layers.
 
     This is the gradient exchange, the gathers of updated parameters, and the collectives of sharded parameters.
@@ -267,8 +259,7 @@ def _communication_after_passes(batch: ConfigurationBatch, stage: Index) -> _Com
         waits = (passes.forward + passes.backward + passes.weight_gradients - plain) * batch.microbatches
         beside = sharded_communication_time(batch) * batch.microbatches
         after, hidden = after + waits, hidden + np.maximum(0.0, beside - waits)
-    exposed, hidden = (np.take_along_axis(each, stage[None], axis=0)[0] for each in (after, hidden))
-    return _Communication(exposed, hidden)
+    return _of_stage(after, stage), _of_stage(hidden, stage)
 
 
 # memory
