@@ -459,9 +459,7 @@ class DecodeParameters:
     combine_time: float = parameter("2 us", "0.05..20 us", "merging of split keys")
     combine_time_per_split: float = parameter("0.1 us", "0.0005..1 us", "merging, per split in a chain")
     cache_write_time: float = parameter("3 us", "0.1..20 us", "writing of one token into the paged cache")
-    time_per_sequence: float = parameter(
-        "0.01 us", "0.0001..0.1 us", "per sequence of a captured graph with unused splits"
-    )
+    time_per_sequence: float = parameter("0.01 us", "0.0001..0.1 us", "per sequence of a graph with unused splits")
 
 
 def cache_write_time(

@@ -184,14 +184,10 @@ class ConvolutionParameters:
 
     launch_time: float = parameter("8 us", "1..400 us", "time of an empty call")
     gemm_efficiency: float = parameter("0.95", "0.3..1.3", "share of peak of a large tile's inner loop")
-    balanced_tile_width: float = parameter(
-        "16 element", "2..60", "tile width where operand loads cost as much as arithmetic"
-    )
+    balanced_tile_width: float = parameter("16 element", "2..60", "tile width where loads cost as much as arithmetic")
     block_overhead_cycles: float = parameter("300 cycle", "10..20000", "prologue and epilogue of a block, not hidden")
     bandwidth_fraction: float = parameter("0.55", "0.15..1", "share of memory bandwidth of reads and writes")
-    cycles_per_summed_element: float = parameter(
-        "100 cycle", "2..600", "least cycles of a block per element of the sum: latency"
-    )
+    cycles_per_summed_element: float = parameter("100 cycle", "2..600", "least cycles per element of a block's sum")
     winograd_efficiency: float = parameter("0.86", "0.3..1.2", "share of peak of fused Winograd's reduced products")
     winograd_cycles: float = parameter("2500 cycle", "300..20000", "first and last transforms of a fused block")
     transform_bandwidth: float = parameter("0.5", "0.1..1.2", "share of bandwidth of transforms and of im2col")

@@ -52,25 +52,17 @@ class EngineGemmParameters:
     host_time: float = parameter("1 us", "0.1..1000 us", "host time of a call, which the device's time hides")
     efficiency: float = parameter("0.6", "0.05..1", "share of peak that the main loop of a full tile reaches")
     bandwidth_efficiency: float = parameter("0.75", "0.2..1.1", "share of the memory bandwidth that streams reach")
-    cycles_per_summed_element: float = parameter(
-        "2 cycle", "0.0002..200", "least cycles of a block for an element of its sum"
-    )
+    cycles_per_summed_element: float = parameter("2 cycle", "0.0002..200", "least cycles per element of a block's sum")
     epilogue_cycles: float = parameter("2000 cycle", "1..100000", "prologue and epilogue of a 128 x 128 tile")
-    balanced_tile_width: float = parameter(
-        "16 element", "1..200", "tile width at which loading operands costs as much as arithmetic"
-    )
+    balanced_tile_width: float = parameter("16 element", "1..200", "tile width where loads cost as much as arithmetic")
     pass_bandwidth_share: float = parameter(
         "0.8", "0.01..50", "share of the bandwidth of passes before and after the products"
     )
     unaligned_time_ratio: float = parameter(
         "1", "1..40", "times that arithmetic takes over sums of no multiple of 16, whose operands are read one by one"
     )
-    index_bytes_per_element: float = parameter(
-        "4", "0.01..300", "bytes of every routed element that ranks sort and read"
-    )
-    time_per_element: float = parameter(
-        "0.002 ns", "0.00002..0.2 ns", "the same as a time, in Triton's kernels of experts"
-    )
+    index_bytes_per_element: float = parameter("4", "0.01..300", "bytes per routed element that ranks sort and read")
+    time_per_element: float = parameter("0.002 ns", "0.00002..0.2 ns", "the same as a time, in Triton's expert kernels")
 
 
 def wave_count(blocks: Array, multiprocessors: float, rounding: float) -> Array:

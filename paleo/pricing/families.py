@@ -65,9 +65,7 @@ CONCURRENT_EXPERTS = 4.0
 class TrainingKernelParameters:
     """Calibrated parameters of one training kernel, scaled from an inference kernel, on one device."""
 
-    launch_time: float = parameter(
-        "5 us", "0.1..300 us", "what a call takes beside its kernel; of experts: each of them"
-    )
+    launch_time: float = parameter("5 us", "0.1..300 us", "what a call takes beside its kernel; for experts, each")
     half_throttle_time: float = parameter(
         "0.1 ms", "1 us..10 ms", "kernel time that feels half the power limit in a test run"
     )

@@ -96,33 +96,21 @@ class GemmParameters:
     casts, transposes and scales of narrow formats.
     """
 
-    launch_time: float = parameter(
-        "2.5 us", "0.5..150 us", "launch to first instruction, with the host's exposed share"
-    )
+    launch_time: float = parameter("2.5 us", "0.5..150 us", "launch to first instruction, with the host's exposed part")
     efficiency: float = parameter("0.95", "0.5..1", "share of peak that the main loop of a full tile reaches")
     bandwidth_efficiency: float = parameter("0.82", "0.4..1", "share of the DRAM bandwidth that streaming reaches")
     split_time: float = parameter("2.5 us", "0.2..60 us", "latency of a split reduction: a second kernel, semaphores")
     l2_rate: float = parameter("0.006 element/FLOP", "0.001..0.2", "L2's operand elements per FLOP of the unit")
-    l2_survival_share: float = parameter(
-        "0.5", "0.05..1.1", "share of the L2 in which data survive from launch to launch"
-    )
+    l2_survival_share: float = parameter("0.5", "0.05..1.1", "share of L2 in which data survive from launch to launch")
     wave_rounding: float = parameter("0.7", "0.02..1", "cost of a partial last wave: 1 a full one, 0 persistent")
-    energy_per_flop: float = parameter(
-        "1.2 pJ/FLOP", "0.1..60", "dynamic energy per FLOP at full clock, operands included"
-    )
+    energy_per_flop: float = parameter("1.2 pJ/FLOP", "0.1..60", "dynamic energy per FLOP at full clock, with operands")
     epilogue_cycles: float = parameter("2000 cycle", "50..20000", "prologue and epilogue of a 128 x 128 tile")
-    time_per_split: float = parameter(
-        "0.01 us", "1 ns..1 us", "time of each part of a split reduction, one after another"
-    )
-    dram_latency_cycles: float = parameter(
-        "800 cycle", "20..30000", "latency of DRAM before the first tile, where it is read"
-    )
+    time_per_split: float = parameter("0.01 us", "1 ns..1 us", "time of each part of a split reduction, in sequence")
+    dram_latency_cycles: float = parameter("800 cycle", "20..30000", "latency of DRAM before the first tile, if read")
     block_start_cycles: float = parameter("1000 cycle", "10..10000", "until thread blocks run on all multiprocessors")
     min_tile_area: float = parameter("5000 element", "500..20000", "area of the smallest tile of the library")
     page_stall_ratio: float = parameter("0.05", "0.01..5", "extra main-loop time where each row lies on its own page")
-    cycles_per_summed_element: float = parameter(
-        "0.5 cycle", "0.2..50", "least cycles of a block per two bytes of its sum"
-    )
+    cycles_per_summed_element: float = parameter("0.5 cycle", "0.2..50", "least cycles of a block per two summed bytes")
     scattered_read_efficiency: float = parameter("1", "0.02..1", "DRAM share of one-sector reads", fitted=False)
     min_narrow_tile_rows: float = parameter("1 row", "1..128", "rows from which there are narrow tiles", fitted=False)
     half_throttle_time: float = parameter(

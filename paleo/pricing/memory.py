@@ -45,13 +45,9 @@ class MemoryParameters:
     host_overlap: float = parameter("8", "1..40", "order of the smooth maximum of host and device time")
     bandwidth_fraction: float = parameter("0.88", "0.4..0.97", "achieved memory bandwidth")
     l2_bytes_per_cycle: float = parameter("30 B/cycle", "4..120", "L2 traffic of one multiprocessor")
-    l2_survival_share: float = parameter(
-        "0.6", "0.1..1.5", "share of L2 in which data survive until they are read again"
-    )
+    l2_survival_share: float = parameter("0.6", "0.1..1.5", "share of L2 in which data survive until read again")
     elements_per_cycle: float = parameter("32 1/cycle", "0.3..128", "elements that one multiprocessor can issue")
-    cycles_per_row_step: float = parameter(
-        "500 cycle", "10..50000", "one step of a row's thread block: a latency and its work"
-    )
+    cycles_per_row_step: float = parameter("500 cycle", "10..50000", "step of a row's block: a latency and its work")
 
 
 def memory_kernel_time(

@@ -92,20 +92,14 @@ class RnnParameters:
     early_step_time: float = parameter("20 us", "1..100 us", "extra time of an early step")
     queue_fill_steps: float = parameter("100 step", "10..400", "steps until the queue is full", fitted=False)
     gemm_efficiency: float = parameter("0.8", "0.2..1.3", "share of peak arithmetic of a large tile's inner loop")
-    balanced_tile_width: float = parameter(
-        "16 element", "2..80", "tile width where operand loads cost as much as arithmetic"
-    )
-    cycles_per_summed_element: float = parameter(
-        "40 cycle", "2..300", "least cycles of a block per element of the sum: latency"
-    )
+    balanced_tile_width: float = parameter("16 element", "2..80", "tile width where loads cost as much as arithmetic")
+    cycles_per_summed_element: float = parameter("40 cycle", "2..300", "least cycles per element of a block's sum")
     split_cycles: float = parameter("5000 cycle", "200..50000", "second phase that adds up the parts of a split sum")
     bandwidth_fraction: float = parameter("0.7", "0.2..1", "share of memory bandwidth when weights stream in each step")
     l2_survival_share: float = parameter("0.6", "0.1..1.5", "share of L2 that keeps weights from step to step")
     data_gradient_factor: float = parameter("1", "0.5..2.5", "time of a backward step over the same product forward")
     weight_gradient_factor: float = parameter("1", "0.5..2.5", "time of the filter gradient's product over a plain one")
-    concurrent_pass_rows: float = parameter(
-        "1200 row", "300..5000", "rows for which narrow passes over the weights run at once"
-    )
+    concurrent_pass_rows: float = parameter("1200 row", "300..5000", "rows for which narrow weight passes overlap")
     barrier_time: float = parameter("2.5 us", "0.5..20 us", "grid-wide barrier of a persistent step", fitted=False)
 
 

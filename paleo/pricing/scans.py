@@ -54,12 +54,8 @@ class ScanParameters:
     flops_per_cycle: float = parameter("1000 FLOP/cycle", "20..500000", "FLOP of chunks per cycle and multiprocessor")
     bandwidth_efficiency: float = parameter("0.7", "0.02..1.1", "share of the memory bandwidth that is reached")
     chunk_step_cycles: float = parameter("1000 cycle", "1..1000000", "of a block from one chunk, or token, to the next")
-    block_start_cycles: float = parameter(
-        "5 cycle", "0.001..10000", "start of a block of a convolution, on one multiprocessor"
-    )
-    state_passes_per_sequence: float = parameter(
-        "1", "0.01..50", "passes over the state of a sequence, whatever its tokens"
-    )
+    block_start_cycles: float = parameter("5 cycle", "0.001..10000", "start of a block of a convolution")
+    state_passes_per_sequence: float = parameter("1", "0.01..50", "passes over a sequence's state, whatever its tokens")
     state_passes_per_token: float = parameter("1", "0.001..50", "passes over the state for a chunk or token")
 
 

@@ -60,34 +60,18 @@ class IntervalParameters:
     Defaults are round start values of the fit; `interval_parameters` returns the fitted values.
     """
 
-    product_error_weight: float = parameter(
-        "0.2", "0.01..1", "part of the half-widths of products that all of a step share"
-    )
-    link_error_weight: float = parameter(
-        "0.5", "0.01..2", "part of the half-width of large collectives that a step's show"
-    )
+    product_error_weight: float = parameter("0.2", "0.01..1", "part of products' half-widths that all of a step share")
+    link_error_weight: float = parameter("0.5", "0.01..2", "part of large collectives' half-width that a step's show")
     software_half_width: float = parameter("0.07", "0.005..1", "half-width of every step")
     untested_software_half_width: float = parameter(
         "0.1", "0.005..1", "half-width of software fitted to no steps on the architecture"
     )
-    unknown_host_half_width: float = parameter(
-        "1", "0.01..7", "half-width above per share of short kernels of unknown hosts"
-    )
-    untimed_library_half_width: float = parameter(
-        "0.5", "0.01..2", "half-width of convolutions by a library that was not timed"
-    )
-    half_width_per_tenfold_nodes: float = parameter(
-        "0.04", "0.001..0.3", "half-width of each tenfold of GPUs beyond a node"
-    )
-    unmeasured_device_half_width: float = parameter(
-        "0.08", "0.005..0.5", "half-width of a device whose kernels nobody measured"
-    )
-    expert_half_width: float = parameter(
-        "0.08", "0.005..0.5", "half-width of a network that sends its tokens to experts"
-    )
-    fused_pass_half_width: float = parameter(
-        "0.3", "0.01..2", "half-width of element-wise passes that a compiler may fuse"
-    )
+    unknown_host_half_width: float = parameter("1", "0.01..7", "half-width above per share of unknown hosts' kernels")
+    untimed_library_half_width: float = parameter("0.5", "0.01..2", "half-width of convolutions by an untimed library")
+    half_width_per_tenfold_nodes: float = parameter("0.04", "0.001..0.3", "half-width of tenfold GPUs beyond a node")
+    unmeasured_device_half_width: float = parameter("0.08", "0.005..0.5", "half-width of an unmeasured device")
+    expert_half_width: float = parameter("0.08", "0.005..0.5", "half-width of a network that sends tokens to experts")
+    fused_pass_half_width: float = parameter("0.3", "0.01..2", "half-width of passes that a compiler may fuse")
     update_half_width: float = parameter("0.6", "0.01..3", "half-width of the update, for its share of the step")
     upper_to_lower_width_root: float = parameter("1.2", "0.5..2", "root of the half-width above over that below")
 

@@ -40,14 +40,10 @@ class FabricParameters:
     fabric_fraction: float = parameter("0.97", "0.05..1", "share of a NIC of rings and trees")
     exchange_fraction: float = parameter("0.9", "0.05..1", "share of a NIC of an all_to_all")
     send_fraction: float = parameter("0.82", "0.05..1", "share of a NIC of one rank that sends")
-    exchange_share_exponent: float = parameter(
-        "0.02", "0.002..0.3", "an exchange's share of the NICs falls as nodes^this"
-    )
+    exchange_share_exponent: float = parameter("0.02", "0.002..0.3", "an exchange's share of NICs falls as nodes^this")
     nic_bandwidth_exponent: float = parameter("1", "0.2..1", "node bandwidth grows with the NICs in use to this power")
     hops_per_chunk: float = parameter("0.5", "0.002..5", "cost of one more chunk in the pipeline of a tree, in hops")
-    launch_skew_time: float = parameter(
-        "1 ns", "1 ns..500 us", "wait for the last rank to launch, where that is timed too"
-    )
+    launch_skew_time: float = parameter("1 ns", "1 ns..500 us", "wait for the last rank to launch, if timed too")
     crowded_piece_bytes: float = parameter(
         "1 B", "1 B..1 kB", "largest piece whose peer costs as in a crowd", fitted=False
     )

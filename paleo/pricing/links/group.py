@@ -567,9 +567,7 @@ class NcclParameters:
 
     launch_time: float = parameter("8 us", "1..100 us", "start and end of the kernel on every rank, without steps")
     ll_hop_time: float = parameter("0.9 us", "0.1..50 us", "one hop of a ring in LL")
-    busy_channel_latency_ratio: float = parameter(
-        "0.3", "0.02..2", "latency added, relatively, once all channels have work"
-    )
+    busy_channel_latency_ratio: float = parameter("0.3", "0.02..2", "latency added, relatively, once all channels work")
     ll_fraction: float = parameter("0.27", "0.02..0.6", "share of the link that LL reaches")
     ll128_fraction: float = parameter("0.42", "0.05..1", "share of the link that LL128 reaches")
     simple_launch_time: float = parameter("9 us", "0.1..200 us", "what Simple adds to the launch")
@@ -581,12 +579,8 @@ class NcclParameters:
     )
     byte_addition_ratio: float = parameter("0.1", "0.002..2", "adding a byte over moving it (int8), in link times")
     switch_fraction: float = parameter("0.63", "0.2..1", "share of the link with NVLink SHARP")
-    staging_share_exponent: float = parameter(
-        "0.5", "0.05..2.5", "without peer-to-peer, share falls as (ranks / 2)^this"
-    )
-    launch_skew_time: float = parameter(
-        "1 ns", "1 ns..200 us", "wait for the last rank to launch, where that is timed too"
-    )
+    staging_share_exponent: float = parameter("0.5", "0.05..2.5", "without peer-to-peer, share falls as (ranks/2)^this")
+    launch_skew_time: float = parameter("1 ns", "1 ns..200 us", "wait for the last rank to launch, if timed too")
 
 
 #: Operations in which ranks exchange in pairs.
@@ -736,9 +730,7 @@ class ExchangeParameters:
     simple_fraction: float = parameter("0.8", "0.05..1", "share of the link of Simple")
     time_per_chunk: float = parameter("1.5 us", "1 ns..1000 us", "cost of one more chunk")
     channel_rate: float = parameter("11 B/cycle", "2..50", "bytes of a channel in a clock of its multiprocessor")
-    staging_share_exponent: float = parameter(
-        "0.5", "0.05..2.5", "without peer-to-peer, share falls as (ranks / 2)^this"
-    )
+    staging_share_exponent: float = parameter("0.5", "0.05..2.5", "without peer-to-peer, share falls as (ranks/2)^this")
 
 
 def intra_node_exchange_time(
