@@ -534,9 +534,8 @@ def override_placement(preset: Placement, graph: Graph, stated: PlacementEntries
     splits: dict[str, SplitAxes] = {}
     for pattern, dims in stated.items():
         computing = [node for node in graph.nodes if node.operations]
-        nodes = [
-            node for node in computing if any(fnmatchcase(name, pattern) for name in (layer_label(node), node.name))
-        ]
+        named = ((node, (layer_label(node), node.name)) for node in computing)
+        nodes = [node for node, names in named if any(fnmatchcase(name, pattern) for name in names)]
         if not nodes:
             hint = suggest_names(pattern, dict.fromkeys(map(layer_label, computing)))
             raise PlanError(f"placement: no layer of {graph.name} is called {pattern!r}; {hint}")

@@ -586,10 +586,8 @@ def plan_warnings(chosen: Plan, graph: Graph, placement: Placement) -> tuple[str
     """
     idle = redundant_mesh_axes(graph, placement, chosen.mesh)
     whole = {} if "tp" in idle else unsplit_parameter_fractions(graph, placement, chosen.mesh)
-    lines, same = (
-        _unsplit_layer_warnings(chosen, whole),
-        "splits nothing in this network: its ranks all do the same work",
-    )
+    lines = _unsplit_layer_warnings(chosen, whole)
+    same = "splits nothing in this network: its ranks all do the same work"
     lines += [f"{axis}={chosen.mesh.degree(axis)} {same}" for axis in idle]
     if chosen.idle_gpus:
         few = f"the global batch has only {chosen.global_batch} samples"

@@ -443,9 +443,8 @@ class AlphaBetaModel:
         ndarray
             Time [s].
         """
-        return collective_traffic_time(
-            algorithm.traffic(operation, payload_bytes, links.fan_outs), self.level_costs(links)
-        )
+        traffic = algorithm.traffic(operation, payload_bytes, links.fan_outs)
+        return collective_traffic_time(traffic, self.level_costs(links))
 
     def time_lower_bound(self, operation: str, payload_bytes: Numeric, links: GroupLinks, *, in_network: bool) -> Array:
         """Compute the alpha-beta lower bound of the time of a collective by any algorithm [s].
@@ -618,13 +617,10 @@ class Nccl:
         ndarray
             Time [s].
         """
-        costs = [
-            LevelCost(0.0, 1.0 / (np.asarray(level.port_bandwidth) * level.shared_unit_ports)) for level in links.levels
-        ]
-        inside = (
-            self.intra_node_exchange.launch_time if operation in PAIRWISE_OPERATIONS else self.intra_node.launch_time
-        )
-        launch = np.where(links.nodes > 1, self.inter_node.launch_time, inside) * (links.ranks > 1)
+        rates = (np.asarray(level.port_bandwidth) * level.shared_unit_ports for level in links.levels)
+        costs = [LevelCost(0.0, 1.0 / rate) for rate in rates]
+        inside = self.intra_node_exchange if operation in PAIRWISE_OPERATIONS else self.intra_node
+        launch = np.where(links.nodes > 1, self.inter_node.launch_time, inside.launch_time) * (links.ranks > 1)
         return np.asarray(launch + _time_lower_bound(operation, payload_bytes, links, costs, in_network))
 
 

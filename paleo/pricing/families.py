@@ -510,9 +510,8 @@ def attention_times(predictor: KernelFamilyPredictor, group: str, kernels: Seque
 
 def _relative_energy(predictor: KernelFamilyPredictor, products: GemmParameters, dtype: str) -> float:
     """Return the energy of tensor-core GEMMs in training relative to the benchmark that was calibrated [-]."""
-    return relative_training_energy(
-        products.training_energy_ratio, dtype, predictor.datasheet(dtype), predictor.user_calibration
-    )
+    device, ratio = predictor.datasheet(dtype), products.training_energy_ratio
+    return relative_training_energy(ratio, dtype, device, predictor.user_calibration)
 
 
 @KERNEL_FAMILIES.register("memory")
@@ -544,20 +543,19 @@ def memory_pass_times(predictor: KernelFamilyPredictor, group: str, kernels: Seq
     moved = np.array([kernel.bytes for kernel in kernels])
     if swept:
         moved = moved - [_unread_mask_bytes(kernel, predictor.software) for kernel in kernels]
-    rowwise: dict[str, Any] = {"elements": moved / width / 2.0}
+    rowwise: dict[str, Any] = {"moved_bytes": moved, "elements": moved / width / 2.0}
     if family in _ROW_PASSES:
         rows, columns = kernel_shape_values(kernels, "rows"), np.maximum(kernel_shape_values(kernels, "columns"), 1.0)
         passes = _ROW_PASSES[family](rows=rows, length=columns, element_bytes=width, device=device)
-        rowwise = {"rows": rows, **passes._asdict()}
+        rowwise |= {"rows": rows, **passes._asdict()}
     if swept:
         read = np.array([_statistics_bytes(kernel, predictor) for kernel in kernels])
-        rowwise = {"elements": rowwise["elements"], "reread_bytes": read, "reread_footprint": read}
+        rowwise = {name: rowwise[name] for name in ("moved_bytes", "elements")}
+        rowwise |= {"reread_bytes": read, "reread_footprint": read}
         if predictor.loads_norms_without_vectors:
             rowwise["elements"] = (moved + read) / width
             parameters = replace(parameters, elements_per_cycle=memory.SCALAR_ELEMENTS_PER_CLOCK)
-    times = memory.memory_kernel_time(
-        moved_bytes=moved, device=device, parameters=parameters, host_calls=0.0, **rowwise
-    )
+    times = memory.memory_kernel_time(**rowwise, device=device, parameters=parameters, host_calls=0.0)
     if swept and predictor.transposes_norms:
         times = times + memory.layout_conversion_time(moved, moved / width, device)
     return entry, times

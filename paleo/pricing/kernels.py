@@ -514,13 +514,10 @@ class _ConstantRates:
         work = work + vector / self.device.peak_flops_per_s(elementwise_dtype(self.device), plain)
         compute, memory = (np.where(update, 1.0, share) for share in (constants.compute, constants.memory))
         rates = {"peak_flops_per_s": compute, "memory_bandwidth": self.device.memory.bandwidth * memory}
-        total = kernel_time(
-            flops=work, moved_bytes=moved, **rates, launch=constants.launch_time, combine=constants.combine
-        )
+        factors = constants.launch_time, constants.low_factor, constants.high_factor
+        launch, low, high = (np.full(count, factor) for factor in factors)
+        total = kernel_time(flops=work, moved_bytes=moved, **rates, launch=launch, combine=constants.combine)
         bound = work / compute >= moved / rates["memory_bandwidth"]
-        launch, low, high = (
-            np.full(count, each) for each in (constants.launch_time, constants.low_factor, constants.high_factor)
-        )
         return KernelTimes(total, launch, np.zeros(count), bound, low, high)
 
     def _flops_and_bytes(self, kernels: Sequence[Kernel]) -> tuple[Array, Array]:

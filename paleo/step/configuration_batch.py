@@ -69,10 +69,8 @@ class LayoutConfigurations:
         LayoutConfigurations
             The selected configurations.
         """
-        times = self.layer_times.select_configurations(cases)
-        return LayoutConfigurations(
-            self.layouts, self.layout_index[cases], self.microbatches[cases], times, (self, cases)
-        )
+        index, times = self.layout_index[cases], self.layer_times.select_configurations(cases)
+        return LayoutConfigurations(self.layouts, index, self.microbatches[cases], times, (self, cases))
 
     @cached(lambda cases, section: (section,))
     def send_time(self, section: int) -> Array:
@@ -227,10 +225,8 @@ class ConfigurationBatch:
         elements, learned = (layouts.section_parameter_counts(trained)[:sections, layout] for trained in (False, True))
         scattered = self.backend.scatters_every_pass(self.zero, self.assignment.stages)
         kept = offload.activation_share(section_field_values(program, "repeat"), full_recompute_sections(program))
-        ranks = layouts.zero_shard_ranks[layout]
-        shares = OffloadShares.from_zero_stage(
-            self.zero, ranks, self.microbatches, scattered=scattered, activations=kept
-        )
+        ranks, count = layouts.zero_shard_ranks[layout], self.microbatches
+        shares = OffloadShares.from_zero_stage(self.zero, ranks, count, scattered=scattered, activations=kept)
         return with_offload_traffic(times, elements, learned, offload, self.backend.formats, shares)
 
     def expand_to_configurations(self, figures: Array) -> Array:

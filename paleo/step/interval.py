@@ -68,7 +68,7 @@ class IntervalParameters:
     )
     unknown_host_half_width: float = parameter("1", "0.01..7", "half-width above per share of unknown hosts' kernels")
     untimed_library_half_width: float = parameter("0.5", "0.01..2", "half-width of convolutions by an untimed library")
-    half_width_per_tenfold_nodes: float = parameter("0.04", "0.001..0.3", "half-width of tenfold GPUs beyond a node")
+    half_width_per_tenfold_nodes: float = parameter("0.04", "0.001..0.3", "half-width per tenfold GPUs beyond a node")
     unmeasured_device_half_width: float = parameter("0.08", "0.005..0.5", "half-width of an unmeasured device")
     expert_half_width: float = parameter("0.08", "0.005..0.5", "half-width of a network that sends tokens to experts")
     fused_pass_half_width: float = parameter("0.3", "0.01..2", "half-width of passes that a compiler may fuse")
