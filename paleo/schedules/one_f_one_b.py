@@ -275,14 +275,10 @@ def _h1_ends(span: Array, passes: PassTimes, microbatches: Numeric, chunks: int)
     return np.minimum(span, span - passes.weight_gradients[:1] - above + deferred * passes.weight_gradients)
 
 
-#: Kind of pass, and chunk.
+#: Kind of pass, and chunk; and the passes of a round of zb-v in its steady state.
 _Kind = tuple[PassKind, int]
-_F0: _Kind = ("F", 0)
-_B0: _Kind = ("B", 0)
-_W0: _Kind = ("W", 0)
-_F1: _Kind = ("F", 1)
-_B1: _Kind = ("B", 1)
-_W1: _Kind = ("W", 1)
+_V_ROUND: tuple[_Kind, ...] = (("F", 0), ("B", 0), ("W", 0), ("F", 1), ("B", 1), ("W", 1))
+_F0, _B0, _W0, _F1, _B1, _W1 = _V_ROUND
 
 
 def v_shaped_chunk_paths(stages: int, chunks: int) -> tuple[tuple[ChunkLocation, ...], ...]:
@@ -307,11 +303,10 @@ def _v_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Sc
     """Return the passes of a stage in zb-v: fill the first chunk, then both chunks, run rounds of six passes, drain."""
     below = stages - stage
     fill = [_F0] * (2 * below - 1) + [_F1, _F0] * stage + [_F1, _B1, _W1] * below
-    round_of_passes = [_F0, _B0, _W0, _F1, _B1, _W1]
     drain = [_B0, _B1] * stage + [_B0, _W0] * below + [_W1] * stage + [_W0] * stage
     count: Counter[_Kind] = Counter()
     actions = []
-    for kind, chunk in fill + round_of_passes * (microbatches - stages) + drain:
+    for kind, chunk in [*fill, *_V_ROUND * (microbatches - stages), *drain]:
         microbatch = count[kind, chunk]
         count[kind, chunk] += 1
         if microbatch < microbatches:  # in the last rounds all F of the first chunk are done
