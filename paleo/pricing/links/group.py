@@ -99,22 +99,6 @@ class LinkLevel:
             return self.bandwidth
         return np.asarray(self.port_bandwidth) * np.minimum(self.ports, self.rank_ports * np.asarray(senders))
 
-    def select_groups(self, index: npt.NDArray[np.intp]) -> LinkLevel:
-        """Return the level with only some of the stacked groups (rows of its arrays).
-
-        Parameters
-        ----------
-        index : ndarray of int
-            Rows of the groups to keep.
-
-        Returns
-        -------
-        LinkLevel
-            Level of the selected groups.
-        """
-        columns: dict[str, Any] = {name: np.asarray(getattr(self, name))[index] for name in _STACKED}
-        return replace(self, **columns)
-
 
 #: Fields of a level that differ between groups of a system.
 _STACKED = ("fan_out", "port_bandwidth", "ports", "rank_ports", "shared_unit_ports")
@@ -256,26 +240,6 @@ class GroupLinks:
             total = total + np.asarray(slowest)
         return np.asarray(total)
 
-    def select_groups(self, index: npt.NDArray[np.intp]) -> GroupLinks:
-        """Return the links with only some of the stacked groups (rows of their arrays).
-
-        Parameters
-        ----------
-        index : ndarray of int
-            Rows of the groups to keep.
-
-        Returns
-        -------
-        GroupLinks
-            Links of the selected groups.
-        """
-        return replace(
-            self,
-            levels=tuple(level.select_groups(index) for level in self.levels),
-            is_nvlink=np.asarray(self.is_nvlink)[index],
-            staged_through_host=np.asarray(self.staged_through_host)[index],
-        )
-
 
 def group_links(system: System, *, stride: int, size: int) -> GroupLinks:
     """Return the links of a communication group that shares node ports with the other groups of its kind.
@@ -375,18 +339,16 @@ def stack_group_links(groups: Sequence[GroupLinks], index: npt.NDArray[np.intp])
     GroupLinks
         Row i is ``groups[index[i]]``.
     """
-    return replace(
-        groups[0],
-        levels=tuple(_stacked(levels) for levels in zip(*(group.levels for group in groups), strict=True)),
-        is_nvlink=np.asarray([group.is_nvlink for group in groups], dtype=np.bool_),
-        staged_through_host=np.asarray([group.staged_through_host for group in groups], dtype=np.bool_),
-    ).select_groups(index)
+    nvlink = np.asarray([group.is_nvlink for group in groups], dtype=np.bool_)
+    staged = np.asarray([group.staged_through_host for group in groups], dtype=np.bool_)
+    levels = tuple(_stacked(levels, index) for levels in zip(*(group.levels for group in groups), strict=True))
+    return replace(groups[0], levels=levels, is_nvlink=nvlink[index], staged_through_host=staged[index])
 
 
-def _stacked(levels: Sequence[LinkLevel]) -> LinkLevel:
-    """Stack one interconnect level of several groups into one level with a row per group."""
-    columns: Any = {name: np.asarray([getattr(level, name) for level in levels], np.float64) for name in _STACKED}
-    return replace(levels[0], **columns)
+def _stacked(levels: Sequence[LinkLevel], index: npt.NDArray[np.intp]) -> LinkLevel:
+    """Stack one interconnect level of several groups into one level, with the group of each row."""
+    columns: Any = {name: np.array([getattr(level, name) for level in levels], np.float64) for name in _STACKED}
+    return replace(levels[0], **{name: column[index] for name, column in columns.items()})
 
 
 def _links_of_spans(system: System, spans: Sequence[GroupLevel]) -> GroupLinks:
