@@ -302,14 +302,11 @@ def algorithm_times(
     if names is not None:
         chosen = algorithms_by_name(operation, links, names)
         return {each.name: policy.algorithm_time(each, operation, payload_bytes, links) for each in chosen}
-    return {
-        each.name: np.where(
-            policy.would_run(each, operation, payload_bytes, links),
-            policy.algorithm_time(each, operation, payload_bytes, links),
-            np.inf,
-        )
-        for each in policy.candidate_algorithms(operation, links)
-    }
+    times = {}
+    for each in policy.candidate_algorithms(operation, links):
+        would_run = policy.would_run(each, operation, payload_bytes, links)
+        times[each.name] = np.where(would_run, policy.algorithm_time(each, operation, payload_bytes, links), np.inf)
+    return times
 
 
 def fastest_algorithm(

@@ -175,6 +175,8 @@ def convolution_shape(
 
 
 Tiles = tuple[tuple[int, int], ...]
+#: Releases of a library by algorithm, in each direction (forward, data, filter).
+Releases = Mapping[str, tuple[float, float, float]]
 TilesAndSplits = tuple[tuple[Tiles, tuple[int, ...]], ...]
 
 
@@ -477,9 +479,9 @@ def tiled_gemm_time(
     ndarray
         Seconds of arithmetic.
     """
-    device, p = machine.device, machine.parameters
+    device, p, clock = machine.device, machine.parameters, machine.sustained_clock
     rate = p.gemm_efficiency * machine.multiprocessor_flops_per_s
-    latency = np.asarray(p.cycles_per_summed_element / machine.sustained_clock)
+    latency = np.asarray(p.cycles_per_summed_element / clock)
     step = TENSOR_CORE_K_STEP if device.tensor_cores else 8.0
     best = np.full(np.broadcast_shapes(m.shape, n.shape, k.shape), np.inf)
     for a, b in tiles:
@@ -489,10 +491,10 @@ def tiled_gemm_time(
             depth = np.ceil(k / (parts * step)) * step
             rounds = wave_count(blocks * parts, device.multiprocessors, WAVE_ROUNDING)
             element = lossy_overlap_time(rounds * flops / rate, latency)
-            seconds = depth * element + rounds * p.block_overhead_cycles / machine.sustained_clock
+            seconds = depth * element + rounds * p.block_overhead_cycles / clock
             if parts > 1:
                 sums = 4.0 * m * n * count * (parts + 1.0) / device.memory_bandwidth
-                seconds = np.where(depth >= 4 * step, seconds + p.split_cycles / machine.sustained_clock + sums, np.inf)
+                seconds = np.where(depth >= 4 * step, seconds + p.split_cycles / clock + sums, np.inf)
             best = np.minimum(best, seconds)
     return best
 
@@ -774,7 +776,7 @@ CURRENT_CUDNN_RELEASE, NON_CUDNN_RELEASE = 9.0, np.inf
 #: cuDNN release from which an algorithm is chosen, in each direction (forward, data, filter); inf: never. Releases 5.1
 #: and 6 have the unfused Winograd kernels, but measured rows show that their heuristics do not choose them forward or
 #: for the data gradient. So 7.0 is an observation, not a release note; see SEARCHED_FROM.
-FIRST_CHOSEN_RELEASE: Mapping[str, tuple[float, float, float]] = {
+FIRST_CHOSEN_RELEASE: Releases = {
     "implicit": (1.0, 1.0, 1.0),
     "explicit": (2.0, 2.0, np.inf),
     "winograd": (5.0, 5.0, np.inf),
@@ -783,10 +785,7 @@ FIRST_CHOSEN_RELEASE: Mapping[str, tuple[float, float, float]] = {
     "direct": (1.0, 1.0, 1.0),
 }
 #: The same if a framework times all algorithms of the library and keeps the fastest: by the release notes.
-FIRST_AUTOTUNED_RELEASE: Mapping[str, tuple[float, float, float]] = {
-    **FIRST_CHOSEN_RELEASE,
-    "nonfused": (5.1, 5.1, 5.1),
-}
+FIRST_AUTOTUNED_RELEASE: Releases = {**FIRST_CHOSEN_RELEASE, "nonfused": (5.1, 5.1, 5.1)}
 #: cuDNN release 3 brought kernels for Maxwell; before it implicit products took 1.28 times as long. This is the
 #: geometric mean over the five layers of convnet-benchmarks on a Titan X (Maxwell), which are within 12 % of it.
 #: Earlier kernels were written for Kepler, on which they are assumed to be as good.
@@ -811,7 +810,7 @@ def convolution_costs(
     library: Numeric = CURRENT_CUDNN_RELEASE,
     channels_last: bool = False,
     algorithms: Collection[str] = tuple(FIRST_CHOSEN_RELEASE),
-    available: Mapping[str, tuple[float, float, float]] = FIRST_CHOSEN_RELEASE,
+    available: Releases = FIRST_CHOSEN_RELEASE,
 ) -> dict[str, ConvolutionCost]:
     """Compute the time and workspace of each algorithm that a library has for a convolution.
 

@@ -225,9 +225,8 @@ def relative_training_energy(
     energy = training_activity * relative_flop_energy(dtype)
     if default_precision(dtype).operand_bytes < BYTES_PER_NUMBER["bf16"] or not device.memory_kind.startswith("HBM"):
         return energy
-    return energy * whole_step_constants(
-        SustainedEnergyParameters, SUSTAINED_ENERGY_FAMILY, calibration
-    ).for_architecture(device.architecture)
+    constants = whole_step_constants(SustainedEnergyParameters, SUSTAINED_ENERGY_FAMILY, calibration)
+    return energy * constants.for_architecture(device.architecture)
 
 
 @dataclass(frozen=True, slots=True)
