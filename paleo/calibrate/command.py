@@ -61,8 +61,8 @@ from paleo.calibrate.mlperf_tasks import (
     is_mlperf_task_table,
 )
 from paleo.calibrate.software import (
+    FIT_ONLY_HOST_WAITS,
     MIN_STEPS,
-    WAITING_OPTION,
     SoftwareJob,
     cross_validated_waiting_fit,
     fit_software,
@@ -86,8 +86,8 @@ if TYPE_CHECKING:
     from paleo.tables.base import ResidualErrors as FittedResidual
 
 ProgressCallback = Callable[[str], object]
-#: What `--only` asks for.
-LEDGER_OPTION = "ledger"
+#: What the command-line option ``--only`` of `paleo calibrate` calls this.
+REPORT_ONLY_SOURCE_ERRORS = "ledger"
 #: Kinds of tables of steps of networks, and the one whose steps tell what sustained arithmetic costs.
 TRANSFORMER_TABLE = "llm_iterations"
 STEP_TABLES = (TRANSFORMER_TABLE, "cnn_iterations", "other_iterations", "serving", "mlperf/inference")
@@ -339,17 +339,19 @@ def fit_tables(
         raise SpecError("-o and --output-dir exclude each other: one file, or one file a device in a folder")
     if any(is_folder(file) for file in files):
         return _fit_folders(files, output_dir, today, [*only, *free, *hold_out])
-    if hold_out and WAITING_OPTION not in only:
-        raise SpecError(f"--hold-out {hold_out[0]}: keeps sources back from --only {WAITING_OPTION}, from no other fit")
+    if hold_out and FIT_ONLY_HOST_WAITS not in only:
+        raise SpecError(
+            f"--hold-out {hold_out[0]}: keeps sources back from --only {FIT_ONLY_HOST_WAITS}, from no other fit"
+        )
     date = today or datetime.date.today().isoformat()
     request = _Request(files, output, output_dir, only, free, hold_out, date)
-    if selects_special_fit(interval_constants.INTERVALS_OPTION, only, free):
+    if selects_special_fit(interval_constants.FIT_ONLY_PREDICTION_INTERVALS, only, free):
         return _fit_intervals(request)
-    if selects_special_fit(sustained_energy.ARITHMETIC_OPTION, only, free):
+    if selects_special_fit(sustained_energy.FIT_ONLY_ARITHMETIC_ENERGY, only, free):
         return _fit_arithmetic(request)
-    if selects_special_fit(WAITING_OPTION, only, free):
+    if selects_special_fit(FIT_ONLY_HOST_WAITS, only, free):
         return _fit_waiting(request)
-    if selects_special_fit(LEDGER_OPTION, only, free):
+    if selects_special_fit(REPORT_ONLY_SOURCE_ERRORS, only, free):
         return _write_source_errors(files, output)
     columns = [_column_names(file) for file in files]
     if all(is_mlperf_task_table(names) for names in columns):
@@ -397,8 +399,8 @@ def _fit_folders(paths: Sequence[str], output_dir: str | None, today: str | None
     stages = (
         (kernels, ()),
         ([file for file in tables if names[file] == PowerTable.name], ()),
-        (dense, (sustained_energy.ARITHMETIC_OPTION,)),
-        (steps, (interval_constants.INTERVALS_OPTION,)),
+        (dense, (sustained_energy.FIT_ONLY_ARITHMETIC_ENERGY,)),
+        (steps, (interval_constants.FIT_ONLY_PREDICTION_INTERVALS,)),
     )
     for files, only in stages:
         if files:
@@ -668,7 +670,7 @@ def _print_calibrations(written: Mapping[str, Calibration], places: Mapping[str,
             errors = [getattr(residual, name, None) for name in ("median_ape", "mape", "bias", "total_error")]
             shares = ["-" if error is None else format(error, form) for error, form in zip(errors, forms, strict=True)]
             lines.append((entry.family, entry.stack, str(entry.rows_fitted), str(entry.rows_held_out), *shares))
-        report_console().print(_table(headings, lines, f"{calibration.subject} -> {places[subject]}"))
+        report_console().print(_table(headings, lines, f"{calibration.device_or_system} -> {places[subject]}"))
 
 
 @contextmanager

@@ -38,7 +38,7 @@ CONFIGURATION_COLUMNS = (
 #: Log error at which the loss turns from square to linear; also the standard error of one row under the prior.
 LOSS_SCALE = 0.1
 #: Share of configurations to fit, and to set the interval on; the rest is held out for the report.
-FIT_SHARE, INTERVAL_SHARE = 0.5, 0.25
+FITTED_CONFIGURATION_SHARE, INTERVAL_CONFIGURATION_SHARE = 0.5, 0.25
 #: Share of a range that a start keeps from its ends; log step of a numerical derivative.
 BOUND_MARGIN = 1 / 1000
 #: Rows from which a source weighs as much as another and is left out by itself.
@@ -234,12 +234,14 @@ def split_by_configuration(
     missing = [name for name in configuration if name not in frame.columns]
     if missing:
         raise SpecError(f"column {missing[0]!r} is missing; {suggest_names(missing[0], map(str, frame.columns))}")
-    words = join_cells(frame, configuration) + f"|{seed}"
+    words = join_cells_to_keys(frame, configuration) + f"|{seed}"
     fraction = (pd.util.hash_array(words.to_numpy(dtype=object)) % 9973) / 9973
-    return np.digitize(fraction, [FIT_SHARE, FIT_SHARE + INTERVAL_SHARE]).astype(np.int64)
+    return np.digitize(
+        fraction, [FITTED_CONFIGURATION_SHARE, FITTED_CONFIGURATION_SHARE + INTERVAL_CONFIGURATION_SHARE]
+    ).astype(np.int64)
 
 
-def join_cells(frame: pd.DataFrame, columns: Sequence[str]) -> pd.Series[str]:
+def join_cells_to_keys(frame: pd.DataFrame, columns: Sequence[str]) -> pd.Series[str]:
     """Join the cells of some columns into one text per row, to identify configurations; all empty cells count as equal.
 
     Parameters
@@ -290,13 +292,13 @@ class _LogVector(Generic[Parameters]):
 
     def __init__(self, fit: Fit[Parameters], stacks: Sequence[str]) -> None:
         start, fields = fit.start_values, {field.name: field for field in dataclasses.fields(fit.start_values)}  # type: ignore[arg-type]
-        for name in (*fit.parameters_per_stack, *fit.fixed_parameters, *fit.released_parameters):
+        for name in (*fit.parameters_per_stack, *fit.fixed_parameters, *fit.additionally_fitted_parameters):
             if name not in fields:
                 raise SpecError(f"unknown parameter {name!r} of {type(start).__name__}; {suggest_names(name, fields)}")
         released = {
             name
             for name, field in fields.items()
-            if field.metadata.get("fitted", True) or name in fit.released_parameters
+            if field.metadata.get("fitted", True) or name in fit.additionally_fitted_parameters
         }
         moving = [name for name in fields if name in released and name not in fit.fixed_parameters]
         self.start, self.stacks = start, list(stacks)
@@ -426,9 +428,9 @@ class Fit(Generic[Parameters]):
         Parameters at which the search starts; their fields state the bounds (`paleo.specs.calibration.parameter`).
     alternative_starts : sequence of dataclass
         Further starts of searches, for nearly discrete parameters (tile sizes).
-    parameters_per_stack, fixed_parameters, released_parameters : sequence of str
+    parameters_per_stack, fixed_parameters, additionally_fitted_parameters : sequence of str
         Names of parameters with one value per stack (launch costs), and of parameters that stay at `start_values`.
-        Released parameters are fitted although by default they are not.
+        Those of the third kind are fitted although by default they are not.
     max_training_rows : int
         Largest number of rows that a search uses.
     search_count : int
@@ -456,7 +458,7 @@ class Fit(Generic[Parameters]):
     alternative_starts: Sequence[Parameters] = ()
     parameters_per_stack: Sequence[str] = ()
     fixed_parameters: Sequence[str] = ()
-    released_parameters: Sequence[str] = ()
+    additionally_fitted_parameters: Sequence[str] = ()
     max_training_rows: int = 1000
     search_count: int = 2
     prior_precision: float = 0.5

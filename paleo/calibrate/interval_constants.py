@@ -29,8 +29,8 @@ from paleo.tables.run_tables import RowPrediction
 from paleo.units import with_noun
 
 ProgressCallback = Callable[[str], object]
-#: What `--only` asks for.
-INTERVALS_OPTION = "intervals"
+#: What the command-line option ``--only`` of `paleo calibrate` calls this.
+FIT_ONLY_PREDICTION_INTERVALS = "intervals"
 #: Share of a source's rows that its intervals are to hold: the middle of `_ACCEPTED_COVERAGE`, as few sources come out
 #: in between and the rest lie inside or outside as a whole.
 _TARGET_COVERAGE = 0.885
@@ -123,7 +123,7 @@ def step_errors(files: Sequence[str], report: ProgressCallback = str) -> StepErr
 
 
 def _rows(file: str, report: ProgressCallback) -> Iterator[tuple[str, float, StepUncertainty]]:
-    table, frame = read_step_table(file, f"--only {INTERVALS_OPTION} fits intervals to", report)
+    table, frame = read_step_table(file, f"--only {FIT_ONLY_PREDICTION_INTERVALS} fits intervals to", report)
     measured, names = table.measured_values(frame), text_column(frame, "source")
     for index, step in enumerate(table.predict_rows(frame)):
         if isinstance(step, RowPrediction) and step.uncertainty is not None:

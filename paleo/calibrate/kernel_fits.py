@@ -568,7 +568,7 @@ def calibration_yaml(calibration: Calibration) -> str:
     """
     entries = [entry.model_dump(exclude_defaults=True, mode="json") for entry in calibration.entries]
     body = yaml.safe_dump(
-        {"subject": calibration.subject, "entries": entries}, sort_keys=False, width=118, allow_unicode=True
+        {"subject": calibration.device_or_system, "entries": entries}, sort_keys=False, width=118, allow_unicode=True
     )
     return YAML_COMMENT + body
 

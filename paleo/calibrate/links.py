@@ -27,7 +27,7 @@ from paleo.calibrate.fit import (
     StepTimePredictor,
     bounded_parameter,
     count_rows,
-    join_cells,
+    join_cells_to_keys,
     log_errors,
     sample_rows,
     split_by_configuration,
@@ -52,13 +52,13 @@ Flags = npt.NDArray[np.bool_]
 #: The column that names a configuration.
 _CONFIGURATION_COLUMN = ("configuration",)
 #: What ``--only`` calls the links of every system of a table.
-ALL_LINKS_OPTION = "fabric"
+FIT_ONLY_ALL_LINKS = "fabric"
 #: The stack of entries that were fitted to whole steps.
 WHOLE_STEP_STACK = "step"
 #: A row speaks for a number if making that this much worse moves its step by at least so much, relatively.
 WORSENING_FACTOR, MIN_STEP_TIME_CHANGE = 4.0, 0.005
 #: Rows that a search sees, and how often it may ask for all of them.
-TRAINING_ROWS, EVALUATIONS = 60, 12
+MAX_TRAINING_ROWS, MAX_FULL_EVALUATIONS = 60, 12
 #: One sigma of a number's logarithm above which the rows leave it open; no step repeats better than `MIN_ROW_SPREAD`.
 MAX_LOG_STANDARD_DEVIATION, MIN_ROW_SPREAD = 0.25, 0.01
 #: Log step of the derivatives behind that sigma, and how near to a bound a search has run into it.
@@ -69,8 +69,8 @@ DERIVATIVE_LOG_STEP, BOUND_LOG_TOLERANCE = 0.05, 0.02
 class LinkParameters:
     """Fitted parameters of a system's links (`LINK_PARAMETERS`): shares of the bandwidth [-] and latencies [s].
 
-    ``inside`` is for rings inside a node, ``exchange`` for pairwise exchanges inside a node, ``between`` for traffic
-    between nodes.
+    ``inside_share`` is for rings inside a node, ``exchange_share`` for pairwise exchanges inside a node,
+    ``between_share`` for traffic between nodes.
     """
 
     inside_share: float = bounded_parameter(1.0, 0.05, 1.0)
@@ -185,7 +185,7 @@ class LinkJob:
         """Sample of the measured steps to which link parameters are fitted, one group per table."""
         return sample_rows(
             [part.select(split_by_configuration(part.frame, _CONFIGURATION_COLUMN) == 0) for part in self.rows],
-            TRAINING_ROWS,
+            MAX_TRAINING_ROWS,
             0,
         )
 
@@ -232,7 +232,7 @@ def requests_link_fit(file: str | Path, only: Sequence[str]) -> bool:
     Returns
     -------
     bool
-        True for a table of steps if ``only`` names systems or `ALL_LINKS_OPTION`.
+        True for a table of steps if ``only`` names systems or `FIT_ONLY_ALL_LINKS`.
 
     Raises
     ------
@@ -243,7 +243,7 @@ def requests_link_fit(file: str | Path, only: Sequence[str]) -> bool:
     table = find_table_kind(frame.columns)
     if not isinstance(table, RunTable):
         return False
-    links = [name for name in only if name == ALL_LINKS_OPTION or name in entry_names("systems") or is_path(name)]
+    links = [name for name in only if name == FIT_ONLY_ALL_LINKS or name in entry_names("systems") or is_path(name)]
     if links and len(links) < len(only):
         other = next(name for name in only if name not in links)
         raise SpecError(f"--only {links[0]} and {other}: links and software are fitted one after the other")
@@ -258,7 +258,7 @@ def link_jobs(files: Sequence[str | Path], only: Sequence[str], free: Sequence[s
     files : sequence of str or Path
         Measured tables.
     only : sequence of str
-        Names of systems, or `ALL_LINKS_OPTION` for all systems of the tables.
+        Names of systems, or `FIT_ONLY_ALL_LINKS` for all systems of the tables.
     free : sequence of str, default ()
         Names of the link parameters to fit; all of `LINK_PARAMETERS` if empty.
 
@@ -277,7 +277,7 @@ def link_jobs(files: Sequence[str | Path], only: Sequence[str], free: Sequence[s
             raise SpecError(
                 f"--free {name}: no such number of a system's links; {suggest_names(name, LINK_PARAMETERS)}"
             )
-    names = [] if ALL_LINKS_OPTION in only else [load_system(name).name for name in only]
+    names = [] if FIT_ONLY_ALL_LINKS in only else [load_system(name).name for name in only]
     by_system: dict[str, list[_PredictedRows]] = {}
     for file in files:
         for name, rows in _rows_by_system(Path(file), names).items():
@@ -346,7 +346,7 @@ def configuration_labels(frame: pd.DataFrame) -> pd.Series[str]:
         One label per row.
     """
     columns = [name for name in CONFIGURATION_COLUMNS if name in frame.columns]
-    return join_cells(frame, columns)
+    return join_cells_to_keys(frame, columns)
 
 
 def _job(groups: Sequence[_PredictedRows], names: Sequence[str]) -> LinkJob:
@@ -431,11 +431,11 @@ def _fit_determined(job: LinkJob, moving: list[str], left: dict[str, str]) -> tu
         parameters = Fit(
             _time_predictor(moving), job.training_rows, parameters,
             fixed_parameters=[name for name in LINK_PARAMETERS if name not in moving],
-            max_training_rows=TRAINING_ROWS, search_count=1, prior_precision=0.0, row_weight_exponent=0.0,
-            max_evaluations=EVALUATIONS,
+            max_training_rows=MAX_TRAINING_ROWS, search_count=1, prior_precision=0.0, row_weight_exponent=0.0,
+            max_evaluations=MAX_FULL_EVALUATIONS,
             uses_held_out_rows=False,
         ).run().parameters[WHOLE_STEP_STACK]  # fmt: skip
-        sigma = log_sigmas(job, parameters, moving)
+        sigma = link_log_standard_deviations(job, parameters, moving)
         open_numbers = [
             name
             for name in sigma
@@ -450,7 +450,7 @@ def _fit_determined(job: LinkJob, moving: list[str], left: dict[str, str]) -> tu
     return parameters, {}
 
 
-def log_sigmas(job: LinkJob, parameters: LinkParameters, moving: Sequence[str]) -> dict[str, float]:
+def link_log_standard_deviations(job: LinkJob, parameters: LinkParameters, moving: Sequence[str]) -> dict[str, float]:
     """Compute the standard deviation of the logarithm of each fitted link parameter.
 
     The formula is sqrt(diag(s² (JᵀJ)⁻¹)), with the Jacobian J of log errors and the spread s of the rows, at least
@@ -531,7 +531,8 @@ def _link_fit(
         fitted = int((~job.held_out_mask & np.any([job.dependent_rows[name] for name in numbers], axis=0)).sum())
         update = {
             "parameters": {name: round_to_digits(value) for name, value in entry.parameters.items()},
-            "source": job.source, "date": date, "rows_fitted": min(fitted, TRAINING_ROWS), "rows_held_out": after.rows,
+            "source": job.source, "date": date,
+            "rows_fitted": min(fitted, MAX_TRAINING_ROWS), "rows_held_out": after.rows,
             "uncertainty": {LINK_PARAMETERS[name].field_name: round_to_digits(sigma[name], 2) for name in numbers},
             "residual": rounded_residual(after) if after.rows else None,
             "notes": _notes(job, parameters, numbers, before),

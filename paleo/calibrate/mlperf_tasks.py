@@ -73,7 +73,7 @@ def is_convergence_table(columns: Iterable[str]) -> bool:
     return set(columns) >= CONVERGENCE_TABLE_COLUMNS
 
 
-def reference_points_of(task: TrainingTask, table: pd.DataFrame) -> pd.DataFrame:
+def reference_convergence_points(task: TrainingTask, table: pd.DataFrame) -> pd.DataFrame:
     """Select the MLPerf reference convergence points of a task: for each global batch, the point of the latest round.
 
     Rounds before the first one that has reference points use the points of that first round.
@@ -182,7 +182,7 @@ def _write_laws(table: pd.DataFrame, folder: Path) -> list[Path]:
     """Fit the law of samples to target of each task with enough points; write and return the task files."""
     written = []
     for name, source in entry_files("tasks").items():
-        points = reference_points_of(load_task(name), table)
+        points = reference_convergence_points(load_task(name), table)
         if len(points) > 1:
             path = folder / f"{name}.yaml"
             path.write_text(
@@ -458,7 +458,7 @@ def _with_ratios(
 
 
 def fit_sample_ratio(rows: list[SubmissionRow], rounds: list[str], towards: str) -> SubmissionSamples | None:
-    """Fit the ratio of submissions' samples to target to the reference law of their task.
+    """Fit how many samples to target submissions need, relative to the law of MLPerf's reference runs of their task.
 
     Parameters
     ----------
@@ -472,7 +472,7 @@ def fit_sample_ratio(rows: list[SubmissionRow], rounds: list[str], towards: str)
     Returns
     -------
     SubmissionSamples, optional
-        Median and rms of log(samples / law); None with too few rows.
+        Weighted median of samples / law, and rms of its logarithm about that; None with too few rows.
     """
     fitted = [row for row in rows if row.samples > 0]
     if len(fitted) < MIN_SUBMISSIONS_TO_FIT:
@@ -526,7 +526,7 @@ def fit_evaluation(rows: list[SubmissionRow], code: TrainingCode, rounds: list[s
     weights = _weights(fitted, rounds, towards)
     # Return work and fixed seconds in that mixture of both that scatters least about the measured values.
     usual, best = float(np.median(passes)), (float("inf"), 1.0, 0.0)
-    for share in FORWARD_SHARES:
+    for share in TRIED_FORWARD_PASS_SHARES:
         mixture = share * passes / usual + (1.0 - share)
         scale = _weighted_median(seconds / mixture, weights)
         logs = np.abs(np.log(seconds[seconds > 0] / mixture[seconds > 0] / max(scale, MIN_EVALUATION_SCALE)))
@@ -537,7 +537,7 @@ def fit_evaluation(rows: list[SubmissionRow], code: TrainingCode, rounds: list[s
 
 
 #: Shares of passes in the seconds of an evaluation that are tried, and seconds that are none.
-FORWARD_SHARES, MIN_EVALUATION_SCALE = (0.0, 0.25, 0.5, 0.75, 1.0), 1e-12
+TRIED_FORWARD_PASS_SHARES, MIN_EVALUATION_SCALE = (0.0, 0.25, 0.5, 0.75, 1.0), 1e-12
 
 
 def _weighted_median(values: Array, weights: Array) -> float:

@@ -346,7 +346,7 @@ def software_profile_yaml(profile: SoftwareProfile) -> str:
 
 def _with_unit(group: Spec, name: str, value: Any) -> Any:
     """Convert a field's SI value to the text with unit that the YAML file of a software profile holds."""
-    field = type(group).model_fields[name]
+    field = next(each for key, each in type(group).model_fields.items() if name in (key, each.alias))
     optional = (each for choice in get_args(field.annotation) for each in getattr(choice, "__metadata__", ()))
     quantities = (each for each in (*field.metadata, *optional) if isinstance(each, Quantity))
     unit = next((UNIT_OF_DIMENSION[quantity.dimension] for quantity in quantities), None)
@@ -356,8 +356,8 @@ def _with_unit(group: Spec, name: str, value: Any) -> Any:
     return texts if isinstance(value, list) else texts[0]
 
 
-#: What `--only` asks for.
-WAITING_OPTION = "waiting"
+#: What the command-line option ``--only`` of `paleo calibrate` calls this.
+FIT_ONLY_HOST_WAITS = "waiting"
 #: Inverses of the powers at which each step is predicted; between them its logarithm is interpolated. Where device and
 #: host take alike that is exact.
 _INVERSE_EXPONENTS = np.linspace(1.0 / (2.0 * HOST_PACED_EXPONENT), 1.0, 8)
@@ -366,7 +366,7 @@ EXPONENT_TIME_COLUMNS = [f"seconds at {1.0 / inverse:.3g}" for inverse in _INVER
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingParameters:
+class HostWaitingParameters:
     """Parameter of the fit of host waiting: exponent with which CPU and GPU time of MoE steps are combined.
 
     ``exponent`` is `HostTime.waiting_power`. 1 adds the two times, as if CPU and GPU took turns; large values take
@@ -376,7 +376,7 @@ class WaitingParameters:
     exponent: float = bounded_parameter(HOST_PACED_EXPONENT, 1.0, 2.0 * HOST_PACED_EXPONENT)
 
 
-def _exponent_time_predictor(figures: Any, parameters: WaitingParameters) -> Callable[[dict[str, Any]], float]:
+def _exponent_time_predictor(figures: Any, parameters: HostWaitingParameters) -> Callable[[dict[str, Any]], float]:
     """Return a function from a row to its predicted step time [s], interpolated between stored exponents."""
     inverse = 1.0 / parameters.exponent
     return lambda row: float(
@@ -411,10 +411,10 @@ def moe_waiting_steps(files: Sequence[str], report: ProgressCallback = str) -> l
     """
     groups: list[MeasuredRows] = []
     for file in files:
-        table, frame = read_step_table(file, f"--only {WAITING_OPTION} fits hosts to", report)
+        table, frame = read_step_table(file, f"--only {FIT_ONLY_HOST_WAITS} fits hosts to", report)
         if not table.used_for_fitting:
             raise SpecError(
-                f"{file}: a table of kind {table.name} has no steps that --only {WAITING_OPTION} fits hosts to"
+                f"{file}: a table of kind {table.name} has no steps that --only {FIT_ONLY_HOST_WAITS} fits hosts to"
             )
         names = pd.Series(
             [profile_at_release(row, table.software_profile(row)) for row in row_dicts(frame)], index=frame.index
@@ -440,7 +440,7 @@ def _dependent_rows(table: RunTable, frame: pd.DataFrame, name: str) -> Measured
     return MeasuredRows(known, profile, name, table.measured_values(known)).select(depends.to_numpy(dtype=bool))
 
 
-def fit_waiting_exponent(rows: Sequence[MeasuredRows]) -> FitResult[WaitingParameters]:
+def fit_waiting_exponent(rows: Sequence[MeasuredRows]) -> FitResult[HostWaitingParameters]:
     """Fit the waiting exponent (how CPU and GPU time add up in MoE steps) to the steps of all profiles.
 
     Parameters
@@ -453,7 +453,7 @@ def fit_waiting_exponent(rows: Sequence[MeasuredRows]) -> FitResult[WaitingParam
     FitResult
         Fitted exponent; all rows are fitted, none held out.
     """
-    start = WaitingParameters(rows[0].datasheet.host.waiting_power)
+    start = HostWaitingParameters(rows[0].datasheet.host.waiting_power)
     return Fit(
         _MOE_TIME_PREDICTOR,
         rows,
@@ -481,7 +481,7 @@ def predict_with_waiting_exponent(rows: Sequence[MeasuredRows], power: float) ->
         Times [s].
     """
     return predicted_and_measured(
-        _MOE_TIME_PREDICTOR, rows, {group.group_name: WaitingParameters(power) for group in rows}
+        _MOE_TIME_PREDICTOR, rows, {group.group_name: HostWaitingParameters(power) for group in rows}
     )
 
 
@@ -543,7 +543,7 @@ def _sources_of(rows: Sequence[MeasuredRows]) -> list[str]:
     return sorted({source for group in rows for source in text_column(group.frame, "source")})
 
 
-def _fitted_exponent(result: FitResult[WaitingParameters]) -> float:
+def _fitted_exponent(result: FitResult[HostWaitingParameters]) -> float:
     return next(iter(result.parameters.values())).exponent
 
 

@@ -28,8 +28,8 @@ from paleo.tables.cells import text_column
 from paleo.tables.run_tables import Row, RowPrediction, RunTable, integer_cell, row_dicts
 from paleo.units import with_noun
 
-#: What `--only` asks for.
-ARITHMETIC_OPTION = "arithmetic"
+#: What the command-line option ``--only`` of `paleo calibrate` calls this.
+FIT_ONLY_ARITHMETIC_ENERGY = "arithmetic"
 #: Factors at which steps are predicted.
 TRIAL_ENERGY_FACTORS = (0.85, 1.05, 1.25, 1.5)
 #: Errors (log) up to which their squares count; larger ones count in proportion (Huber, 1964).
@@ -95,7 +95,7 @@ def dense_steps(files: Sequence[str], report: Callable[[str], object] = str) -> 
     """
     parts = []
     for file in files:
-        table, frame = read_step_table(file, f"--only {ARITHMETIC_OPTION} fits arithmetic to", report)
+        table, frame = read_step_table(file, f"--only {FIT_ONLY_ARITHMETIC_ENERGY} fits arithmetic to", report)
         frame = _kernel_bound_rows(table, frame)
         seconds = []
         for factor in TRIAL_ENERGY_FACTORS:

@@ -655,7 +655,7 @@ class TensorLayout:
 # keys by which equal shares of layers are found, so that each is computed once
 
 
-class LayerShareKey(NamedTuple):
+class LayerShardKey(NamedTuple):
     """Cache key for one rank's share of a layer (local shapes and collectives); equal keys mean equal shares.
 
     ``layer_id`` identifies the layer with the samples of a rank, ``split`` its split dims, and ``inputs`` the layouts
@@ -668,9 +668,9 @@ class LayerShareKey(NamedTuple):
     degrees: tuple[int, ...]
 
 
-def layer_share_key(
+def layer_shard_key(
     graph: Graph, node: Node, split: SplitAxes, layouts: Mapping[str, TensorLayout], mesh: Mesh, batch_axes: Axes
-) -> LayerShareKey:
+) -> LayerShardKey:
     """Return a cache key that is equal for layers whose shares on a rank are equal.
 
     Parameters
@@ -690,15 +690,15 @@ def layer_share_key(
 
     Returns
     -------
-    LayerShareKey
+    LayerShardKey
         Key that includes layer, split, layouts of the inputs, and degrees.
     """
     inputs = tuple([layouts[tensor.name] for tensor in node.inputs])
     axes = _inner_axes(node, split, inputs, batch_axes)
     if axes is None:
-        return LayerShareKey((node.name, graph.batch, mesh.degrees), tuple(split.items()), inputs, ())
+        return LayerShardKey((node.name, graph.batch, mesh.degrees), tuple(split.items()), inputs, ())
     number = graph.cached_result(("number", node.name, mesh.replicas), lambda: _number(graph, node, mesh.replicas))
-    return LayerShareKey(number, tuple(split.items()), inputs, tuple([mesh.degree(axis) for axis in axes]))
+    return LayerShardKey(number, tuple(split.items()), inputs, tuple([mesh.degree(axis) for axis in axes]))
 
 
 def _inner_axes(node: Node, split: SplitAxes, inputs: tuple[TensorLayout, ...], batch_axes: Axes) -> Axes | None:

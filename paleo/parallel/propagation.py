@@ -33,7 +33,7 @@ from paleo.parallel.placement import (
     SplitAxes,
     TensorLayout,
     joined_axis_name,
-    layer_share_key,
+    layer_shard_key,
 )
 
 if TYPE_CHECKING:
@@ -108,8 +108,8 @@ def statistics_all_reduces(node: Node, split: SplitAxes, shards: Mapping[str, fl
 def _exchanged_statistics(operation: MemoryPass) -> Tensor:
     """Return a tensor with the size of the row statistics (such as mean and variance) that ranks all-reduce.
 
-    A norm exchanges its saved statistics. Other operations exchange ``row_statistics`` numbers for each row of the
-    input.
+    A norm exchanges its saved statistics. Other operations exchange ``statistics_per_row`` numbers for each row of
+    the input.
     """
     kept = [tensor for tensor in operation.saved if tensor.role == "statistic" and operation.kind.is_norm]
     row = kept[0] if kept else operation.inputs[0].without_dims(*operation.reduced_dims, name="row", role="statistic")
@@ -429,7 +429,7 @@ def _propagated(graph: Graph, placement: Placement, mesh: Mesh, nodes: Sequence[
     batch_axes, placed, joins = _batch_axes("batch", mesh), list[LocalLayer](), list[int]()
     for node in nodes:
         split = _active_split(node, placement, mesh)
-        share = layer_share_key(graph, node, split, layouts, mesh, batch_axes)
+        share = layer_shard_key(graph, node, split, layouts, mesh, batch_axes)
         key = share, placement.context_parallel_method, placement.expert_load_imbalance
         if len(_partial_terms(node, layouts)) > 1:
             joins.append(len(placed))

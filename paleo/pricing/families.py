@@ -454,7 +454,9 @@ def _convolved(
         library=software.cudnn if software.algorithms is None else convolution.NON_CUDNN_RELEASE,
         channels_last=not predictor.keeps_channels_first,
         algorithms=_available_algorithms(predictor, algorithms),
-        available=convolution.FIRST_AUTOTUNED_RELEASE if software.searches else convolution.FIRST_CHOSEN_RELEASE,
+        available=convolution.FIRST_AUTOTUNED_RELEASE
+        if software.benchmarks_algorithms
+        else convolution.FIRST_CHOSEN_RELEASE,
         device=device,
         parameters=parameters,
     )

@@ -102,7 +102,7 @@ class GemmParameters:
     split_time: float = parameter("2.5 us", "0.2..60 us", "latency of a split reduction: a second kernel, semaphores")
     l2_rate: float = parameter("0.006 element/FLOP", "0.001..0.2", "L2's operand elements per FLOP of the unit")
     l2_survival_share: float = parameter("0.5", "0.05..1.1", "share of L2 in which data survive from launch to launch")
-    wave_rounding: float = parameter("0.7", "0.02..1", "cost of a partial last wave: 1 a full one, 0 persistent")
+    wave_quantisation: float = parameter("0.7", "0.02..1", "cost of a partial last wave: 1 a full one, 0 persistent")
     energy_per_flop: float = parameter("1.2 pJ/FLOP", "0.1..60", "dynamic energy per FLOP at full clock, with operands")
     epilogue_cycles: float = parameter("2000 cycle", "50..20000", "prologue and epilogue of a 128 x 128 tile")
     time_per_split: float = parameter("0.01 us", "1 ns..1 us", "time of each part of a split reduction, in sequence")
@@ -232,7 +232,7 @@ def _busy_time(
         edge, operands = p.epilogue_cycles * rows * columns / (128 * 128 * clock), (rows + columns) / l2
         for index, split in enumerate(_split_counts(tiles, k, batch, device)):
             blocks, length = tiles * split, np.ceil(k / (split * step)) * step
-            rounds = wave_count(blocks, device.multiprocessors, p.wave_rounding)
+            rounds = wave_count(blocks, device.multiprocessors, p.wave_quantisation)
             compute = rounds * length * per_k
             traffic = blocks * length * operands + written
             fourth = _fourth_power(compute * stall + rounds * edge) + _fourth_power(traffic) + dram4

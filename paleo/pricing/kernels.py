@@ -43,7 +43,7 @@ class DeviceDatasheet:
     """Datasheet values of one device for one number format, in SI units; all that a pricing formula may use.
 
     ``uncapped_rate_ratio`` is the ratio of the rate for which the unit is built to the rate that the maker allows
-    (`built_rate_ratio`).
+    (`built_to_allowed_tensor_rate`).
     """
 
     name: str
@@ -264,7 +264,7 @@ def _peak_at_boost(device: Device, peak_flops_per_s: float) -> float:
     return power * per_clock if _LOWER_CLOCK < peak_flops_per_s / (power * per_clock) < 1.0 else peak_flops_per_s
 
 
-def built_rate_ratio(device: Device, dtype: str, peak_flops_per_s: float) -> float:
+def built_to_allowed_tensor_rate(device: Device, dtype: str, peak_flops_per_s: float) -> float:
     """Return the ratio of the rate for which tensor cores are built to the rate that the maker allows.
 
     Makers halve the rate of sums in fp32 on gaming cards, and allow a quarter of all rates on H20. The paths that feed
@@ -287,7 +287,8 @@ def built_rate_ratio(device: Device, dtype: str, peak_flops_per_s: float) -> flo
     Examples
     --------
     >>> from paleo.specs.device import load_device
-    >>> [built_rate_ratio(card, "bf16", card.peak["bf16"]) for card in map(load_device, ("l40s", "rtx-4090"))]
+    >>> cards = [load_device("l40s"), load_device("rtx-4090")]
+    >>> [built_to_allowed_tensor_rate(card, "bf16", card.peak["bf16"]) for card in cards]
     [1.0, 2.0]
     """
     capability = device.multiprocessor.compute_capability if device.multiprocessor else None
@@ -368,7 +369,7 @@ def device_datasheet(device: Device, dtype: str, compute: str | None = None) -> 
         l2_bytes=device.l2 or device.multiprocessors * _CACHE_PER_MULTIPROCESSOR,
         power_watts=device.tdp or math.inf,
         tensor_cores=unit == "tensor",
-        uncapped_rate_ratio=built_rate_ratio(device, arithmetic, peak) if unit == "tensor" else 1.0,
+        uncapped_rate_ratio=built_to_allowed_tensor_rate(device, arithmetic, peak) if unit == "tensor" else 1.0,
     )
 
 
@@ -458,7 +459,7 @@ class _ConstantRates:
     """Kernel times by the roofline, at constant shares of the datasheet's peaks.
 
     If ``constant_efficiencies.combine`` is "sum", the times follow the original Paleo (Qi et al., ICLR 2017).
-    Arithmetic and traffic then add up, kinds that are ``free_in_original_paleo`` cost nothing, and the optimizer update
+    Arithmetic and traffic then add up, kinds with ``is_free_in_original_paleo`` cost nothing, and the optimizer update
     runs at the datasheet's rates. The original's GB of 2^30 bytes is not used (its memory times are 7 % shorter).
     """
 

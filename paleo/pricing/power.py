@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from paleo.operations.tensor import BYTES_PER_NUMBER, default_precision
 from paleo.pricing.kernels import DeviceDatasheet, as_float_arrays
-from paleo.specs.calibration import parameter, whole_step_constants
+from paleo.specs.calibration import constants_fitted_to_steps, parameter
 from paleo.units import MILLISECOND, TERA
 
 if TYPE_CHECKING:
@@ -144,9 +144,9 @@ def slowdown_share(busy: Numbers, sustained: Numbers, ramp: float = HALF_THROTTL
 def relative_flop_energy(dtype: str) -> float:
     """Return the energy per FLOP of tensor cores in a number format, relative to the calibrated 16-bit products.
 
-    The energy is proportional to the bytes of operands. In fp8 ``training_energy_per_flop`` relative to that in 16 bits
-    is 0.53 on H100, 0.5 on L40S, 0.44 on B200. TF32 moves four bytes. Formats below 16 bits have separate families, so
-    their factor is 1.
+    The energy is proportional to the bytes of operands. In fp8 `GemmParameters.training_energy_per_flop` relative to
+    that in 16 bits is 0.53 on H100, 0.5 on L40S, 0.44 on B200. TF32 moves four bytes. Formats below 16 bits have
+    separate families, so their factor is 1.
 
     Parameters
     ----------
@@ -225,7 +225,7 @@ def relative_training_energy(
     energy = training_activity * relative_flop_energy(dtype)
     if default_precision(dtype).operand_bytes < BYTES_PER_NUMBER["bf16"] or not device.memory_kind.startswith("HBM"):
         return energy
-    constants = whole_step_constants(SustainedEnergyParameters, SUSTAINED_ENERGY_FAMILY, calibration)
+    constants = constants_fitted_to_steps(SustainedEnergyParameters, SUSTAINED_ENERGY_FAMILY, calibration)
     return energy * constants.for_architecture(device.architecture)
 
 
@@ -235,7 +235,7 @@ class PowerParameters:
 
     Fitted to mean watts of training steps under power limits (Zeus: You, Chung, Chowdhury, NSDI 2023). A kernel adds
     ``busy_power_share`` whatever it does: clock trees, schedulers and register files at full clock, leakage of a warm
-    chip. ``training_energy_per_flop`` of a device's products is the limit less the idle power, divided by their
+    chip. `GemmParameters.training_energy_per_flop` of a device is the limit less the idle power, divided by its
     sustained rate, so that ``busy_power_share`` is included. ``arithmetic_energy_share`` is the share of that energy
     which is proportional to FLOP; the watts at that rate then equal the limit.
 
@@ -360,7 +360,7 @@ _PROCESS: Mapping[str, tuple[str, str]] = {
 #: Architectures whose parts with HBM have an L2 of two partitions, each of which caches for its half of the device
 #: (NVIDIA A100 whitepaper, 2020), and shares of the nominal size in which data then survive; others keep nearly all.
 _SPLIT_L2 = frozenset({"Ampere", "Hopper", "Blackwell", "Blackwell Ultra"})
-SPLIT_L2_SHARE, WHOLE_L2_SHARE = 0.45, 0.9
+SPLIT_L2_SURVIVAL_SHARE, WHOLE_L2_SURVIVAL_SHARE = 0.45, 0.9
 
 
 def energy_per_flop(figures: DeviceDatasheet) -> EnergyPerFlop:
@@ -403,4 +403,4 @@ def l2_surviving_share(figures: DeviceDatasheet) -> float:
         Share, 0 to 1.
     """
     split = figures.architecture in _SPLIT_L2 and figures.memory_kind.startswith("HBM")
-    return SPLIT_L2_SHARE if split else WHOLE_L2_SHARE
+    return SPLIT_L2_SURVIVAL_SHARE if split else WHOLE_L2_SURVIVAL_SHARE

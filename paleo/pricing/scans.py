@@ -1,8 +1,8 @@
 """Time of linear recurrences with a matrix as state (Mamba-2, gated delta rules), and of their short convolutions.
 
 In prefill and training the sequence is cut into chunks. Products inside all chunks run concurrently. The state is
-passed from chunk to chunk of a sequence, by one block for each head and ``LANE`` values. In decode a token reads and
-writes the whole state of its sequence.
+passed from chunk to chunk of a sequence, by one block for each head and ``STATE_BLOCK_VALUES`` values. In decode a
+token reads and writes the whole state of its sequence.
 
     chunks = launch + roofline(FLOP of chunks / (rate · multiprocessors), bytes / bandwidth) + steps of the state
     tokens = launch + roofline(state · (first + tokens · state) / bandwidth, steps of the state)

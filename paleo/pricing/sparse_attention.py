@@ -12,7 +12,7 @@ The time covers a layer or one of its parts.
     device      = projections + scores + selection + attention + passes + pairs + starts
     time        = (launches^order + device^order)^(1/order)
 
-where ``roofline`` is `paleo.pricing.engine_gemm.roofline_with_overlap_loss`.
+where roofline is `paleo.pricing.engine_gemm.roofline_with_overlap_loss`.
 
 A kernel that gathers keys computes whole tiles of heads (64 or 128), so a rank with fewer heads is no faster. Some
 kernels multiply all slots of a selection, those without a key too. Attention over all keys has keys and values for each
@@ -95,7 +95,7 @@ class SparseWork:
     score_bytes: Array
     entries_per_search: Array
     searching_queries: Array
-    scored_entries: Array
+    indexer_scored_keys_per_query: Array
     attention_flops: Array
     key_bytes: Array
     reads_8_bit_cache: npt.NDArray[np.bool_]
@@ -131,7 +131,7 @@ def sparse_attention_time(work: SparseWork, device: DeviceDatasheet, parameters:
     waves = 0.5 * np.ceil(occupied) + 0.5 * np.maximum(occupied, np.minimum(work.searching_queries, 1.0))
     parts = (
         roofline_with_overlap_loss(work.projection_flops / product_peak, work.weight_bytes / streamed),
-        roofline_with_overlap_loss(scores, work.scored_entries * p.cycles_per_key / device.clock_hz),
+        roofline_with_overlap_loss(scores, work.indexer_scored_keys_per_query * p.cycles_per_key / device.clock_hz),
         work.score_bytes / (p.selection_bandwidth_share * bandwidth)
         + waves * (p.search_start_time + work.entries_per_search * p.search_picoseconds_per_key * _PICOSECOND),
         roofline_with_overlap_loss(work.attention_flops / rate, work.key_bytes / (CACHE_BANDWIDTH_RATIO * streamed)),

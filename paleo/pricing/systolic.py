@@ -160,7 +160,9 @@ _WORK: Mapping[str, KernelWork] = {"gemm": _gemm, "conv": _convolution, "rnn": _
 
 
 def systolic_array_flops(kernels: Sequence[Kernel], device: Device) -> Array:
-    """Compute the peak FLOP of the clock cycles for which each kernel occupies a chip's systolic arrays.
+    """Compute the FLOP that a chip's systolic arrays could execute in the clock cycles that each kernel takes of them.
+
+    It is at least the FLOP of the kernel; the excess is padding to the width of the arrays.
 
     Parameters
     ----------

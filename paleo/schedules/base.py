@@ -65,7 +65,7 @@ PassGroupSizesFunction = Callable[[int, int, int, int], list[int]]
 #: Location of a piece of the network: (stage, chunk of that stage).
 ChunkLocation = tuple[int, int]
 #: (stages, chunks) -> for each replica the places of its pieces, from input to output.
-ChunkPathsFunction = Callable[[int, int], tuple[tuple[ChunkLocation, ...], ...]]
+ChunkPlacementFunction = Callable[[int, int], tuple[tuple[ChunkLocation, ...], ...]]
 
 
 def round_robin_chunk_paths(stages: int, chunks: int) -> tuple[tuple[ChunkLocation, ...], ...]:
@@ -292,7 +292,7 @@ class Schedule:
     needs_microbatch_multiple: bool = False
     min_microbatches_per_stage: int = 0
     needs_even_stages: bool = False
-    chunk_paths: ChunkPathsFunction = round_robin_chunk_paths
+    chunk_paths: ChunkPlacementFunction = round_robin_chunk_paths
     pass_group_sizes: PassGroupSizesFunction | None = None
 
     @property
@@ -546,8 +546,9 @@ class Schedule:
 
         Notes
         -----
-        Software may also pair passes in the steady state of a schedule without `pairs_passes`. Then the forward passes
-        that fill the first stage run unpaired, including the one that produces the input of the first backward pass.
+        Software may also pair passes in the steady state of a schedule without ``pairs_forward_with_backward``. Then
+        the forward passes that fill the first stage run unpaired, including the one that produces the input of the
+        first backward pass.
         """
         if self.pairs_forward_with_backward:
             return _unpaired_passes(self, stages, chunks)

@@ -29,7 +29,11 @@ from paleo.pricing.kernels import KernelPredictor, kernel_predictor
 from paleo.pricing.links.topology import has_explicit_topology, parse_node_placement
 from paleo.schedules.base import SCHEDULES, Numeric
 from paleo.specs.software import SoftwareProfile, load_software
-from paleo.step.gradient_exchange import compression_calls_per_element, compression_kernels, parse_gradient_compression
+from paleo.step.gradient_exchange import (
+    compression_kernels,
+    framework_calls_per_gradient_element,
+    parse_gradient_compression,
+)
 from paleo.step.memory import Offload, gradient_clipping_kernels, host_link_rate, parse_offload
 from paleo.step.section_times import HOST_PACED_EXPONENT
 from paleo.step.waiting import InputPipeline, default_input_options, input_pipeline, input_sample_bytes
@@ -254,7 +258,7 @@ class Backend:
             True after every backward pass, False once a step.
         """
         habit = self.software.parallelism
-        in_pipelines = habit.gradient_scatters == "pass" and habit.pipeline_gathers == "pass"
+        in_pipelines = habit.gradient_scatters == "pass" and habit.parameter_gathers_in_pipelines == "pass"
         each_pass = in_pipelines or (stages == 1 and habit.gradient_scatters != "step")
         return zero == 3 or (zero == 2 and each_pass)
 
@@ -298,7 +302,7 @@ class Backend:
         method = self.compression
         if method is None:
             return np.zeros_like(counts)
-        calls = compression_calls_per_element(method, gradient) * self.software.gradients.compression_call
+        calls = framework_calls_per_gradient_element(method, gradient) * self.software.gradients.compression_call
         return self._passes(counts, 0.0, lambda count, _: compression_kernels(method, gradient, count)) + calls * counts
 
     @property
@@ -601,8 +605,8 @@ class Backend:
         """Activation checkpointing: which modules are recomputed, by the run, else by the software."""
         habit = self.software.recomputation
         if not self.run.recompute.modules:
-            return ActivationCheckpointing(habit.stops_early, habit.selective)
-        return ActivationCheckpointing(habit.stops_early, "attention", self.run.recompute.modules)
+            return ActivationCheckpointing(habit.stops_recompute_early, habit.selective)
+        return ActivationCheckpointing(habit.stops_recompute_early, "attention", self.run.recompute.modules)
 
     @property
     def _beside_dispatch(self) -> DispatchOverlap | None:
@@ -681,8 +685,8 @@ def build_backend(
     formats, gradients = MIXED_PRECISION[software.formats.mixed](default_precision(dtype)), software.gradients
     formats = replace(
         formats,
-        main_gradient_bytes=gradients.accumulator if formats.master_bytes else 0.0,
-        casts_gradients_before_accumulation=gradients.accumulator_cast,
+        main_gradient_bytes=gradients.main_gradient_bytes if formats.master_bytes else 0.0,
+        casts_gradients_before_accumulation=gradients.casts_gradients_before_accumulation,
         extra_gradient_accesses=gradients.accesses,
         uses_flat_gradient_buffer=gradients.flat,
         fuses_gradient_accumulation=gradients.accumulated and not formats.casts_weights_each_pass,

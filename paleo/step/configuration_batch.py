@@ -178,6 +178,23 @@ class ConfigurationBatch:
             return "none"
         return "parameters" if self.shards_parameters else "gradients" if self.scatters_every_pass else "states"
 
+    def select(self, cases: IndexArray) -> ConfigurationBatch:
+        """Select some of the configurations by index.
+
+        Parameters
+        ----------
+        cases : ndarray of int
+            Positions of the configurations to keep.
+
+        Returns
+        -------
+        ConfigurationBatch
+            The selected configurations, with a cache of their own.
+        """
+        arrival = self.input_arrival_time
+        arrival = arrival[cases] if isinstance(arrival, np.ndarray) else arrival
+        return replace(self, cases=self.cases.select(cases), input_arrival_time=arrival, cache=ResultCache())
+
     def without_contention(self) -> ConfigurationBatch:
         """Return the same configurations, with collectives that do not slow down overlapping computation."""
         software = self.backend.software.with_fields({"overlap.contention": 0.0})

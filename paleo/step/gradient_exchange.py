@@ -701,7 +701,7 @@ def compression_kernels(method: Compression, gradient: SummedGradient, elements:
     return [elementwise_kernel("coding", "elementwise", "update", elements, read, written, flops=flops, calls=calls)]
 
 
-def compression_calls_per_element(method: Compression, gradient: SummedGradient) -> float:
+def framework_calls_per_gradient_element(method: Compression, gradient: SummedGradient) -> float:
     """Count the framework calls on single tensors that compression needs, per gradient element.
 
     Parameters

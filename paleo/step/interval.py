@@ -18,8 +18,8 @@ from paleo.specs.calibration import (
     STEP_CALIBRATION_NAME,
     Calibration,
     catalog_calibration,
+    constants_fitted_to_steps,
     parameter,
-    whole_step_constants,
 )
 from paleo.units import MICROSECOND
 
@@ -60,7 +60,7 @@ class IntervalParameters:
     Defaults are round start values of the fit; `interval_parameters` returns the fitted values.
     """
 
-    product_error_weight: float = parameter("0.2", "0.01..1", "part of products' half-widths that all of a step share")
+    gemm_error_weight: float = parameter("0.2", "0.01..1", "part of products' half-widths that all of a step share")
     link_error_weight: float = parameter("0.5", "0.01..2", "part of large collectives' half-width that a step's show")
     software_half_width: float = parameter("0.07", "0.005..1", "half-width of every step")
     untested_software_half_width: float = parameter(
@@ -91,7 +91,7 @@ def interval_parameters(user_calibration: Calibration | None = None) -> Interval
     IntervalParameters
         Half-widths, in log units.
     """
-    return whole_step_constants(IntervalParameters, INTERVAL_FAMILY, user_calibration)
+    return constants_fitted_to_steps(IntervalParameters, INTERVAL_FAMILY, user_calibration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class StepUncertainty:
 
     Attributes
     ----------
-    product_half_width : ndarray
+    gemm_half_width : ndarray
         Half-widths of matrix products, weighted by their shares of the kernel time. Products have a common error, as
         power limits their clock; errors of other kernels average out. If ``uses_constant_rates``, this half-width
         covers all kernels, and nothing else is added.
@@ -135,7 +135,7 @@ class StepUncertainty:
         Fitted weight of each part.
     """
 
-    product_half_width: Array
+    gemm_half_width: Array
     unmeasured_half_width: Array
     link_half_width: Array
     short_kernel_share: Numeric
@@ -166,10 +166,10 @@ class StepUncertainty:
                 Logarithms from the prediction down to the low end, and up to the high end.
         """
         if self.uses_constant_rates:
-            return self.product_half_width
+            return self.gemm_half_width
         known = known or self.fitted_constants
         squares: tuple[Numeric, ...] = (
-            (known.product_error_weight * self.product_half_width) ** 2,
+            (known.gemm_error_weight * self.gemm_half_width) ** 2,
             self.unmeasured_half_width**2,
             (known.link_error_weight * self.link_half_width) ** 2,
             known.software_half_width**2,
@@ -226,7 +226,7 @@ def step_uncertainty(
     short = min(float(shares[kernels.device_time < SHORT_KERNEL_SECONDS].sum()), MAX_SHORT_KERNEL_SHARE)
     untimed = lacks_timed_convolutions(software, device, layout.dtype)
     return StepUncertainty(
-        product_half_width=(shares * products).sum(axis=1),
+        gemm_half_width=(shares * products).sum(axis=1),
         unmeasured_half_width=(shares * unknown).sum(axis=1),
         link_half_width=exposed * _links(backend, layout.mesh),
         short_kernel_share=short * issued,

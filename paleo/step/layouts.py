@@ -800,7 +800,7 @@ class Layouts:
         """
         zero = 1 if zero == 2 and not self.backend.scatters_every_pass(zero, stages) else zero
         deferred = zero >= 2 and not overlapped
-        gathers_late = self.backend.software.parallelism.pipeline_gathers == "step"
+        gathers_late = self.backend.software.parallelism.parameter_gathers_in_pipelines == "step"
         return self._states(kinds, zero, deferred, deferred or (zero == 1 and stages > 1 and gathers_late))
 
     @cached(lambda layouts, kinds, *what: what)

@@ -234,7 +234,7 @@ UNCHANGED_FIELDS = (
 HOST_PACED_EXPONENT = 4.0
 #: Share of the multiprocessors that the exchange of tokens leaves to computation: its kernels occupy 24 of 132
 #: (DeepSeek-V3 technical report, 2024, section 3.2.2: 20; DeepEP's default: 24 on Hopper).
-DISPATCH_COMPUTE_SHARE = 1.0 - 24.0 / 132.0
+COMPUTE_SHARE_DURING_DISPATCH = 1.0 - 24.0 / 132.0
 
 
 class CollectiveSumMatrices(NamedTuple):
@@ -275,9 +275,9 @@ class SectionSumMatrices:
     ----------
     forward, backward, weight_gradients : ndarray
         Kernels of the passes.
-    forward_core, backward_core : ndarray
+    forward_attention_core, backward_attention_core : ndarray
         Kernels of the core of attention.
-    forward_products, backward_products : ndarray
+    forward_weight_gemms, backward_weight_gemms : ndarray
         GEMMs with weights.
     forward_shared_experts, backward_shared_experts : ndarray
         Kernels of shared experts.
@@ -298,10 +298,10 @@ class SectionSumMatrices:
     forward: Array
     backward: Array
     weight_gradients: Array
-    forward_core: Array
-    backward_core: Array
-    forward_products: Array
-    backward_products: Array
+    forward_attention_core: Array
+    backward_attention_core: Array
+    forward_weight_gemms: Array
+    backward_weight_gemms: Array
     forward_shared_experts: Array
     backward_shared_experts: Array
     recomputed: Array
@@ -344,10 +344,10 @@ class SectionSumMatrices:
             forward=of_kernels(lambda k: k.kernel.phase == "forward"),
             backward=of_kernels(lambda k: k.kernel.phase == "backward"),
             weight_gradients=of_kernels(lambda k: k.kernel.phase == "backward_weight"),
-            forward_core=of_kernels(lambda k: k.in_attention_core and k.kernel.phase == "forward"),
-            backward_core=of_kernels(lambda k: k.in_attention_core and k.kernel.phase == "backward"),
-            forward_products=of_kernels(lambda k: _is_product(k) and k.kernel.phase == "forward"),
-            backward_products=of_kernels(lambda k: _is_product(k) and _in_backward(k)),
+            forward_attention_core=of_kernels(lambda k: k.in_attention_core and k.kernel.phase == "forward"),
+            backward_attention_core=of_kernels(lambda k: k.in_attention_core and k.kernel.phase == "backward"),
+            forward_weight_gemms=of_kernels(lambda k: _is_product(k) and k.kernel.phase == "forward"),
+            backward_weight_gemms=of_kernels(lambda k: _is_product(k) and _in_backward(k)),
             forward_shared_experts=of_kernels(lambda k: k.in_shared_experts and k.kernel.phase == "forward"),
             backward_shared_experts=of_kernels(lambda k: k.in_shared_experts and _in_backward(k)),
             recomputed=of_kernels(lambda k: k.full_recompute_runs * (k.kernel.phase == "forward")),
@@ -437,7 +437,7 @@ def section_times(
     gradients = backward + weights
     slower = issued(gradients, in_backward.exposed, (sums.backward + sums.weight_gradients) @ host + backward_calls)
     share = np.divide(slower, gradients, out=np.ones_like(gradients), where=gradients > 0)
-    # Sum kernel times by their limit and by run, as in `SectionTimes.limits`.
+    # Sum kernel times by their limit and by run, as in `SectionTimes.times_by_limit`.
     work = kernels.device_time - kernels.launch_time
     by_limit = (work * kernels.compute_bound, work * ~kernels.compute_bound, kernels.launch_time)
     core = sums.selectively_recomputed
@@ -481,8 +481,8 @@ def _overlapped(sums: SectionSumMatrices, device: Array, transfers: Array) -> tu
     """
     forward, backward = sums.forward @ device, (sums.backward + sums.weight_gradients) @ device
     both = (forward + backward) / 2.0
-    in_forward = sums.forward_core, sums.forward_products, sums.forward_shared_experts
-    in_backward = sums.backward_core, sums.backward_products, sums.backward_shared_experts
+    in_forward = sums.forward_attention_core, sums.forward_weight_gemms, sums.forward_shared_experts
+    in_backward = sums.backward_attention_core, sums.backward_weight_gemms, sums.backward_shared_experts
     of_forward = [forward, *(matrix @ device for matrix in in_forward), both]
     of_backward = [backward, *(matrix @ device for matrix in in_backward), both]
     return (
@@ -500,7 +500,7 @@ def _divide_exposed(
     exposes its first piece. So 1 - 1/n of the shorter of the collective and its products is hidden.
     """
     travelling = [matrix @ transfers for matrix in collectives[1:]]
-    shares = (1.0, 1.0, 1.0 - 1.0 / pieces, DISPATCH_COMPUTE_SHARE, DISPATCH_COMPUTE_SHARE)
+    shares = (1.0, 1.0, 1.0 - 1.0 / pieces, COMPUTE_SHARE_DURING_DISPATCH, COMPUTE_SHARE_DURING_DISPATCH)
     pairs = zip(travelling, beside, shares, strict=True)
     hidden = [np.minimum(seconds, covering) * share for seconds, covering, share in pairs]
     uncovered = [seconds - covered for seconds, covered in zip(travelling, hidden, strict=True)]

@@ -421,9 +421,9 @@ Array = npt.NDArray[np.float64]
 class ResidualErrors:
     """Summary of the errors of predicted against measured values, all but ``rows`` as fractions (0.1 is 10 %).
 
-    ``rows`` is the number of rows compared. ``ape`` is the absolute relative error of a row: ``median_ape``, ``mape``
-    (mean) and ``p90_ape`` (90th percentile). ``bias`` is the mean of log(predicted / measured). ``total_error`` is the
-    sum of all predictions over the sum of all measurements, minus 1.
+    ``rows`` is the number of rows compared. Of the absolute relative errors of the rows, ``median_ape`` is the median,
+    ``mape`` the mean and ``p90_ape`` the 90th percentile. ``bias`` is the mean of log(predicted / measured).
+    ``total_error`` is the sum of all predictions over the sum of all measurements, minus 1.
     """
 
     rows: int

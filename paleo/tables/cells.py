@@ -18,7 +18,7 @@ from paleo.files import read_bytes
 
 Array = npt.NDArray[np.float64]
 #: Six times the largest of the tables that this was made with; unpacked.
-MOST_TABLE_BYTES = 64_000_000
+MAX_TABLE_BYTES = 64_000_000
 
 
 def read_table(path: str | Path) -> pd.DataFrame:
@@ -41,7 +41,7 @@ def read_table(path: str | Path) -> pd.DataFrame:
     SpecError
         If the file is missing, is no CSV, has no rows, two columns of one name, or rows longer than the header.
     """
-    raw = read_bytes(path, most=MOST_TABLE_BYTES, expected="a CSV or CSV.gz table")
+    raw = read_bytes(path, most=MAX_TABLE_BYTES, expected="a CSV or CSV.gz table")
     try:
         names = pd.read_csv(io.BytesIO(raw), header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0]
         # Raise SpecError for a header of one name that holds another separator.

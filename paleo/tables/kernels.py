@@ -435,7 +435,9 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
             Parameters of the family, with the calibration entry that they come from.
         """
         subject, architecture, memory_kind = self.calibration_keys(figures)
-        calibration = self.calibration if self.calibration is not None and self.calibration.subject == subject else None
+        calibration = (
+            self.calibration if self.calibration is not None and self.calibration.device_or_system == subject else None
+        )
         return find_parameters(
             self.parameters_by_family[group.family], subject=subject, architecture=architecture,
             memory_kind=memory_kind,
@@ -528,7 +530,7 @@ def apply_per_row(method: Callable[..., str]) -> Callable[[Any, pd.DataFrame], p
     return of_table
 
 
-def map_device_dtype_unit(
+def map_device_dtype_and_arithmetic_unit(
     frame: pd.DataFrame, compute: pd.Series[str], function: Callable[[str, str, str], str]
 ) -> pd.Series[str]:
     """Apply a function of device, dtype and arithmetic unit to each table row (to choose a kernel family).

@@ -317,7 +317,7 @@ def peak_flops_step_time(prediction: Prediction) -> float:
         Step time at 100 % MFU [s].
     """
     peak = prediction.system.device.peak_flops_per_s(prediction.plan.dtype)
-    return prediction.flops / (peak * prediction.plan.gpus)
+    return prediction.model_flops_per_step / (peak * prediction.plan.gpus)
 
 
 class RunTable(MeasuredTable):
@@ -362,7 +362,7 @@ class RunTable(MeasuredTable):
             None.
         """
         subjects = (system.name, system.device.name, INTERVAL_CALIBRATION)
-        applies = self.calibration is not None and self.calibration.subject in subjects
+        applies = self.calibration is not None and self.calibration.device_or_system in subjects
         return self.calibration if applies else None
 
     def system_of_row(self, row: Row) -> System:
@@ -636,7 +636,7 @@ def usual_system_of_device(device: str) -> str:
     return next(systems, device)
 
 
-def with_row_device(system: System, row: Row) -> System:
+def with_measured_device_variant(system: System, row: Row) -> System:
     """Replace a system's device by the exact variant of a measured run (16 GB or 32 GB cards in the same server).
 
     Parameters
@@ -683,9 +683,9 @@ def system_of_run(row: Row) -> System:
     """
     device, gpus = str(row["device"]), integer_cell(row, "n_gpus", 1)
     usual = USUAL_SYSTEM_OF_DEVICE.get(device, "pcie3-8gpu") if gpus > 1 else device
-    system = with_row_device(load_system(str(row["system"]) if has_value(row, "system") else usual), row)
+    system = with_measured_device_variant(load_system(str(row["system"]) if has_value(row, "system") else usual), row)
     nodes = integer_cell(row, "nodes", 1)
-    return with_row_network(with_devices_per_node(system, -(-gpus // nodes)), row) if nodes > 1 else system
+    return with_ethernet_of_run(with_devices_per_node(system, -(-gpus // nodes)), row) if nodes > 1 else system
 
 
 def with_devices_per_node(system: System, devices: int) -> System:
@@ -714,7 +714,7 @@ def with_devices_per_node(system: System, devices: int) -> System:
     return system.model_copy(update={"levels": (*inside, *cut, *beyond), "devices_per_node": devices})
 
 
-def with_row_network(system: System, row: Row) -> System:
+def with_ethernet_of_run(system: System, row: Row) -> System:
     """Replace the network between a system's nodes by the Ethernet of a measured run, with one port per node.
 
     Parameters

@@ -563,7 +563,7 @@ def test_defaults_are_near_nccl_tests_on_a_dgx_a100(
 def test_ranks_that_go_through_host_memory_share_it() -> None:
     slow, parameters = (
         load_system("l40s-pcie-8gpu"),
-        replace(NcclParameters(), own_share_copy_ratio=0.02, staging_share_exponent=1.92),
+        replace(NcclParameters(), local_copy_time_ratio=0.02, staging_share_exponent=1.92),
     )
     two, eight = (float(inside(slow, ranks, "all_gather", 2.0**34, intra_node=parameters)) for ranks in (2, 8))
     assert eight / two == pytest.approx((7 / 8) / (1 / 2) * (8 / 2) ** 1.92, rel=0.05)

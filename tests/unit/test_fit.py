@@ -75,7 +75,9 @@ def test_fixed_stays_and_free_moves() -> None:
     )
     assert (
         "pinned"
-        in Fit(LineTable(), [rows("a", 3.0)], Line(), released_parameters=("pinned",)).run().log_standard_deviations
+        in Fit(LineTable(), [rows("a", 3.0)], Line(), additionally_fitted_parameters=("pinned",))
+        .run()
+        .log_standard_deviations
     )
     with pytest.raises(SpecError, match="nearest: 'rate'"):
         Fit(LineTable(), [rows("a", 3.0)], Line(), fixed_parameters=("rat",)).run()

@@ -115,7 +115,7 @@ def measured_exchange_system(system: System) -> str | None:
 
 
 def _measured(system: System, by_kind: Mapping[str, str]) -> str | None:
-    outer = [level.link.kind for level in system.levels if system.is_network_between_nodes(level)]
+    outer = [level.link.kind for level in system.levels if system.is_inter_node_level(level)]
     return by_kind.get(outer[0]) if outer else None
 
 
@@ -157,7 +157,7 @@ def default_fabric_parameters(system: System) -> FabricParameters:
 
 
 def _by_sockets(system: System) -> bool:
-    outer = [level.link for level in system.levels if system.is_network_between_nodes(level)]
+    outer = [level.link for level in system.levels if system.is_inter_node_level(level)]
     return bool(outer) and outer[0].kind == "ethernet" and "roce" not in outer[0].name.lower()
 
 
@@ -177,7 +177,7 @@ def links_with_default_latency(links: GroupLinks, system: System) -> GroupLinks:
     Returns
     -------
     GroupLinks
-        Links with a limited ``calibrated_latency`` between nodes.
+        Links with a limited ``latency_in_calibrated_hops`` between nodes.
     """
     least, levels = TCP_LATENCY if _by_sockets(system) else INFINIBAND_LATENCY, list(links.levels)
     for index in range(links.intra_node_level_count, len(levels)):

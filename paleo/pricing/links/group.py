@@ -294,7 +294,7 @@ def sole_group_links(system: System, *, ranks: int, ranks_per_node: int) -> Grou
     """
     inside = min(ranks, nvlink_domain_ranks(system, ranks_per_node))
     spans, nodes = list(system.group_levels(1, inside)), -(-ranks // inside)
-    outer = [index for index, span in enumerate(spans) if system.is_network_between_nodes(span.level)]
+    outer = [index for index, span in enumerate(spans) if system.is_inter_node_level(span.level)]
     if nodes > 1 and not outer:
         raise PlanError(f"system {system.name} has no network between nodes, and {ranks} ranks need {nodes} nodes")
     if nodes > 1:
@@ -372,7 +372,7 @@ def _links_of_spans(system: System, spans: Sequence[GroupLevel]) -> GroupLinks:
     """
     if not spans:
         raise PlanError(f"system {system.name} has no links, so its devices cannot talk to one another")
-    fabric = [system.is_network_between_nodes(span.level) for span in spans]
+    fabric = [system.is_inter_node_level(span.level) for span in spans]
     inner = [span.level for span, outside in zip(spans, fabric, strict=True) if not outside and span.fan_out > 1]
     levels = tuple(_level(system, span, outside) for span, outside in zip(spans, fabric, strict=True))
     if fabric[0]:  # a node of one device has an idle inner level
@@ -422,7 +422,7 @@ def intra_node_link_kind(system: System) -> str:
     ... for name in ("dgx-h100", "deepbench-8gpu-dual-root", "deepbench-10gpu-pascal")]
     ['nvlink', 'pcie', 'pcie-switch']
     """
-    inner = [level for level in system.levels if not system.is_network_between_nodes(level)]
+    inner = [level for level in system.levels if not system.is_inter_node_level(level)]
     if not inner:
         return "none"
     if inner[0].link.kind in _LIKE_NVLINK:
@@ -536,8 +536,8 @@ class NcclParameters:
     simple_fence_time: float = parameter("4 us", "0.1..100 us", "what Simple's fences add to a hop")
     simple_fraction: float = parameter("0.78", "0.05..1", "share of the link of Simple")
     time_per_chunk: float = parameter("1.5 us", "1 ns..1000 us", "cost of one more chunk in the pipeline")
-    own_share_copy_ratio: float = parameter(
-        "0.38", "0.02..3", "copy of a rank's own share, in link times (half for all_reduce)"
+    local_copy_time_ratio: float = parameter(
+        "0.38", "0.02..3", "copy of a rank's own share to its output, in link times (half for all_reduce)"
     )
     byte_addition_ratio: float = parameter("0.1", "0.002..2", "adding a byte over moving it (int8), in link times")
     switch_fraction: float = parameter("0.63", "0.2..1", "share of the link with NVLink SHARP")
@@ -608,7 +608,7 @@ def intra_node_collective_time(
     sums = p.byte_addition_ratio * np.asarray(traffic.reduced_bytes) * adds_bytes / links.levels[0].bandwidth
     low = p.launch_time * busy + partly_overlapped_time(steps * step * busy, wire / p.ll_fraction + sums)
     middle = p.launch_time * full + steps * step * full + wire / p.ll128_fraction + sums
-    moved = wire / p.simple_fraction + _copy_time(operation, payload_bytes, links, p.own_share_copy_ratio)
+    moved = wire / p.simple_fraction + _copy_time(operation, payload_bytes, links, p.local_copy_time_ratio)
     moved = moved + sums / np.maximum(links.ranks - 1.0, 1.0)
     hops = partly_overlapped_time(steps * (step * full + p.simple_fence_time), moved)
     simple = p.launch_time * full + p.simple_launch_time + hops + pipeline_fill_time(moved, p.time_per_chunk)

@@ -621,7 +621,7 @@ def has_explicit_topology(system: System) -> bool:
     return any(
         level.oversubscription > 1.0 or level.routing not in (None, "rail") or level.global_links is not None
         for level in system.levels
-        if system.is_network_between_nodes(level)
+        if system.is_inter_node_level(level)
     )
 
 
@@ -644,7 +644,7 @@ def placement_nic_share(system: System, nodes: int, placement: NodePlacement, st
     NetworkShare
         Shares of the NIC bandwidth by traffic pattern, 0 to 1.
     """
-    outer = [level for level in system.levels if system.is_network_between_nodes(level)]
+    outer = [level for level in system.levels if system.is_inter_node_level(level)]
     if not outer or nodes < 2:
         return NetworkShare(1.0, 0.0, 1.0, 1.0)
     level, random = outer[0], placement.kind == "random"

@@ -20,7 +20,7 @@ from paleo.pricing.attention import (
     default_attention_kernel,
 )
 from paleo.pricing.kernels import DeviceDatasheet
-from paleo.pricing.power import WHOLE_L2_SHARE, energy_per_flop, l2_surviving_share
+from paleo.pricing.power import WHOLE_L2_SURVIVAL_SHARE, energy_per_flop, l2_surviving_share
 from paleo.pricing.sparse_attention import (
     MIN_COMPUTED_HEADS,
     SparseAttentionParameters,
@@ -328,7 +328,7 @@ def _work(frame: pd.DataFrame) -> SparseWork:
         score_bytes=((part == "indexer_logits") | (selecting & ~dense)) * scores,
         entries_per_search=entries,
         searching_queries=(selecting & ~dense) * tokens * np.clip((past + queries - top_k * ratio) / queries, 0.0, 1.0),
-        scored_entries=scoring * entries,
+        indexer_scored_keys_per_query=scoring * entries,
         attention_flops=attending * 2.0 * tokens * np.where(dense, heads, kernel.computed_heads) * seen * products,
         reads_8_bit_cache=kernel.reads_8_bit_cache,
         key_bytes=attending * np.where(dense, batch * (past + queries), tokens * seen) * width * element,
@@ -416,7 +416,9 @@ class AttentionTable(KernelTable[DeviceDatasheet]):
             )
         start = PrefillParameters(
             l2_survival_share=decode.l2_survival_share if decode else share,
-            l2_bytes_per_cycle=decode.l2_bytes_per_cycle if decode else L2_BYTES_PER_CLOCK[share == WHOLE_L2_SHARE],
+            l2_bytes_per_cycle=decode.l2_bytes_per_cycle
+            if decode
+            else L2_BYTES_PER_CLOCK[share == WHOLE_L2_SURVIVAL_SHARE],
             exp_cycles=CYCLES_PER_EXPONENTIAL.get(kernel, 1 / 16),
             energy_per_flop=ATTENTION_FLOP_ENERGY_RATIO * energy_per_flop(figures).tensor,
             backward_efficiency=BACKWARD_RATE_RATIO[kernel],

@@ -33,7 +33,7 @@ from paleo.tables.run_tables import (
     has_value,
     integer_cell,
     row_dicts,
-    with_row_device,
+    with_measured_device_variant,
 )
 from paleo.units import MEBIBYTE, TERA
 
@@ -321,7 +321,7 @@ def _sharded(row: Row) -> RowPrediction:
         raise SpecError(
             f"gpus_per_node {node_size}: no system of the catalog; known are {', '.join(map(str, SYSTEM_BY_NODE_GPUS))}"
         )
-    system = with_row_device(load_system(SYSTEM_BY_NODE_GPUS[node_size]), row)
+    system = with_measured_device_variant(load_system(SYSTEM_BY_NODE_GPUS[node_size]), row)
     fabric, stated = system.levels[-1], _positive(row, "link_bytes_per_s")
     ports = max(1, round(stated / fabric.link.bandwidth))
     link = fabric.link.model_copy(update={"bandwidth": stated / ports})

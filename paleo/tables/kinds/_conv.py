@@ -32,7 +32,7 @@ from paleo.tables.kernels import (
     KERNEL_TABLES,
     KernelTable,
     arithmetic_units_of_rows,
-    map_device_dtype_unit,
+    map_device_dtype_and_arithmetic_unit,
     timing_methods,
     unsupported_reason,
 )
@@ -82,7 +82,7 @@ class ConvolutionTable(KernelTable[DeviceDatasheet]):
         fp16 data gradient without tensor cores is not modelled either.
         """
         dtypes = frozenset(ELEMENT_BYTES)
-        out = map_device_dtype_unit(
+        out = map_device_dtype_and_arithmetic_unit(
             frame, self.arithmetic_unit(frame), lambda *columns: unsupported_reason(*columns, dtypes)
         )
         direction = text_column(frame, "direction")
@@ -115,7 +115,7 @@ class ConvolutionTable(KernelTable[DeviceDatasheet]):
         It is ``conv.int8`` for integers, ``conv.tensor`` on tensor cores, ``conv.half`` for fp16 without them, else
         ``conv.vector``.
         """
-        return map_device_dtype_unit(frame, self.arithmetic_unit(frame), _family)
+        return map_device_dtype_and_arithmetic_unit(frame, self.arithmetic_unit(frame), _family)
 
     def arithmetic_unit(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return the arithmetic unit (tensor or vector) on which each timed convolution ran.

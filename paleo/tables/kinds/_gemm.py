@@ -27,7 +27,7 @@ from paleo.tables.kernels import (
     KernelTable,
     apply_per_row,
     arithmetic_units_of_rows,
-    map_device_dtype_unit,
+    map_device_dtype_and_arithmetic_unit,
     timing_methods,
     unsupported_reason,
 )
@@ -354,7 +354,7 @@ class RnnTable(KernelTable[DeviceDatasheet]):
         Reasons are an unknown dtype, cell or direction, no peak on the device, or an extent below 1.
         """
         dtypes = frozenset(ELEMENT_BYTES)
-        out = map_device_dtype_unit(
+        out = map_device_dtype_and_arithmetic_unit(
             frame, self.arithmetic_unit(frame), lambda *columns: unsupported_reason(*columns, dtypes)
         )
         for column, known in (("cell", list(GATES_BY_CELL)), ("direction", list(RNN_DIRECTION_OF_WORD))):
@@ -373,7 +373,7 @@ class RnnTable(KernelTable[DeviceDatasheet]):
 
         It is ``rnn.tensor`` on tensor cores, ``rnn.half`` for 16-bit formats without them, else ``rnn.vector``.
         """
-        return map_device_dtype_unit(frame, self.arithmetic_unit(frame), _rnn_family)
+        return map_device_dtype_and_arithmetic_unit(frame, self.arithmetic_unit(frame), _rnn_family)
 
     def arithmetic_unit(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return the arithmetic unit (tensor or vector) on which each timed recurrent layer ran.

@@ -22,8 +22,8 @@ from paleo.step.waiting import expected_normal_maximum, expected_slowest_rank_ti
 from paleo.studies.cost import Power, device_power, power_interval_factors, power_parameters
 from paleo.studies.goodput import (
     CHECKPOINT_BYTES_PER_PARAMETER,
-    ON_DEMAND_BOOT,
-    SPOT_BOOT,
+    ON_DEMAND_BOOT_TIME,
+    SPOT_BOOT_TIME,
     CheckpointMode,
     RestartTimes,
     best_checkpoint_interval,
@@ -469,7 +469,7 @@ class BootTimeTable(NonStepTimeTable):
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the boot time of a rented machine, on demand or preemptible [s]; the baseline is one constant."""
         spot = has_value(row, "preemptible") and float(row["preemptible"]) > 0
-        boot = SPOT_BOOT if spot else ON_DEMAND_BOOT
+        boot = SPOT_BOOT_TIME if spot else ON_DEMAND_BOOT_TIME
         return RowPrediction(
             boot.seconds, boot.low, boot.high, 1.0, str(row.get("device") or "-"), "spot" if spot else "kept"
         )

@@ -43,7 +43,7 @@ from paleo.tables.run_tables import (
     row_prediction,
     system_of_run,
     with_devices_per_node,
-    with_row_device,
+    with_measured_device_variant,
 )
 from paleo.units import MILLISECOND
 
@@ -79,7 +79,7 @@ def submission_system(row: Row) -> System:
     device, gpus, nodes = str(row["device"]), integer_cell(row, "n_gpus"), integer_cell(row, "nodes", 1)
     name = str(row["system"]) if has_value(row, "system") else USUAL_SYSTEM_OF_DEVICE.get(device, "pcie4-8gpu")
     name = SUBSTITUTE_SYSTEMS.get(name, name)
-    system = with_row_device(load_system(name), row)
+    system = with_measured_device_variant(load_system(name), row)
     node_size = -(-gpus // max(nodes, 1))
     if not system.levels:
         return system

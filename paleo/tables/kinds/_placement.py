@@ -331,7 +331,7 @@ class RailTable(NonStepTimeTable):
             raise SpecError(f"peers: {peers!r} is none of these; {suggest_names(peers, PEER_PATTERNS)}")
         if integer_cell(row, "ranks_per_node") != system.devices_per_node:
             raise SpecError(f"ranks_per_node: only whole nodes of {system.devices_per_node} are modelled")
-        outer = [level for level in system.levels if system.is_network_between_nodes(level)]
+        outer = [level for level in system.levels if system.is_inter_node_level(level)]
         if not outer:
             raise SpecError(f"system {system.name} has no network between nodes")
         calibrated = collective_parameters(system, "collective.fabric")

@@ -38,7 +38,7 @@ from paleo.tables.run_tables import (
     row_prediction,
     software_profile_name,
     usual_system_of_device,
-    with_row_device,
+    with_measured_device_variant,
 )
 from paleo.units import GIBIBYTE
 
@@ -218,7 +218,7 @@ def system_of_transformer_run(row: Row) -> System:
     offloading, else the device alone.
     """
     if has_value(row, "system"):
-        return with_row_device(load_system(str(row["system"])), row)
+        return with_measured_device_variant(load_system(str(row["system"])), row)
     device, needs_host = str(row["device"]), offloaded_parts(row) != "none"
     whole_system = integer_cell(row, "n_gpus", 1) > 1 or needs_host
     return load_system(usual_system_of_device(device) if whole_system else device)
@@ -264,7 +264,7 @@ def strategy_of_run(row: Row, software: SoftwareProfile) -> str:
     stages = integer_cell(row, "pp", 1)
     zero = ZERO_STAGE_OF_WORD[sharding] if has_value(row, "sharding") else software.parallelism.zero
     zero = zero if integer_cell(row, "dp", 1) * integer_cell(row, "cp", 1) > 1 else 0
-    if zero == 3 and stages > 1 and software.parallelism.pipeline_gathers == "step":
+    if zero == 3 and stages > 1 and software.parallelism.parameter_gathers_in_pipelines == "step":
         zero = 1
     if zero:
         parts.append(f"zero={zero}")
@@ -295,7 +295,7 @@ def pipeline_chunks_per_stage(row: Row, software: SoftwareProfile) -> int:
     47 to 42 % down to 12 microbatches on 6 stages. One chunk per stage would leave 29 % idle there.
     """
     stages, layers = integer_cell(row, "pp", 1), integer_cell(row, "layers", 0)
-    if stages == 1 or has_value(row, "vp") or not software.parallelism.interleaves:
+    if stages == 1 or has_value(row, "vp") or not software.parallelism.uses_interleaved_schedule:
         return integer_cell(row, "vp", 1) if stages > 1 else 1
     microbatches = integer_cell(row, "global_batch", 0) // (
         integer_cell(row, "dp", 1) * integer_cell(row, "micro_batch", 1)
@@ -699,7 +699,7 @@ def _usual_recipe(row: Row) -> MoeRecipe:
     return MoeRecipe("hybridep", True, "full_iteration") if captured else MoeRecipe("hybridep")
 
 
-def reported_memory_bytes(row: Row, memory: MemoryFootprint) -> float:
+def memory_bytes_for_reporting_tool(row: Row, memory: MemoryFootprint) -> float:
     """Select the memory [byte] that a measured number counts, by the row's column ``what``.
 
     It is used memory for nvidia-smi, reserved memory for torch's max_memory_reserved, else allocated memory.
@@ -754,7 +754,10 @@ class MemoryTable(RunTable):
         """
         prediction = self._prediction(row, software)
         memory, device = reported_footprint(row, prediction), prediction.system.device.name
-        size, states = reported_memory_bytes(row, memory), memory.parameters + memory.gradients + memory.optimizer
+        size, states = (
+            memory_bytes_for_reporting_tool(row, memory),
+            memory.parameters + memory.gradients + memory.optimizer,
+        )
         return RowPrediction(size, 0.8 * size, 1.25 * size, states, device, prediction.run.software)
 
     def secondary_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
