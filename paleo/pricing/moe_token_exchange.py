@@ -247,16 +247,12 @@ def _ring_beyond(payload: Array, wire: Array, links: GroupLinks, p: CustomAllRed
     """Compute the time of NCCL's ring for payloads too large for custom kernels, or of NVLink SHARP if faster [s]."""
     copied = 0.5 * p.local_copy_time_ratio * payload / links.ranks / links.levels[0].bandwidth
     moved = wire / p.ring_fraction + copied
-    time = (
-        p.ring_launch_time
-        + partly_overlapped_time(2.0 * (links.ranks - 1.0) * p.ring_hop_time, moved)
-        + pipeline_fill_time(moved, p.time_per_chunk)
-    )
+    hops = partly_overlapped_time(2.0 * (links.ranks - 1.0) * p.ring_hop_time, moved)
+    time = p.ring_launch_time + hops + pipeline_fill_time(moved, p.time_per_chunk)
     if not links.switch_reduces:
         return np.asarray(time)
     traffic = COLLECTIVE_ALGORITHMS["in_switch"].traffic("all_reduce", payload, links.fan_outs)
     switch = links.datasheet_wire_time(traffic) / p.switch_fraction
-    by_switch = (
-        p.ring_launch_time + links.ranks * p.ring_hop_time + switch + pipeline_fill_time(switch, p.time_per_chunk)
-    )
+    by_switch = p.ring_launch_time + links.ranks * p.ring_hop_time + switch
+    by_switch = by_switch + pipeline_fill_time(switch, p.time_per_chunk)
     return np.where(links.ranks >= MIN_SWITCH_RANKS, np.minimum(time, by_switch), time)

@@ -225,9 +225,8 @@ def relative_training_energy(
     energy = training_activity * relative_flop_energy(dtype)
     if default_precision(dtype).operand_bytes < BYTES_PER_NUMBER["bf16"] or not device.memory_kind.startswith("HBM"):
         return energy
-    return energy * constants_fitted_to_steps(
-        SustainedEnergyParameters, SUSTAINED_ENERGY_FAMILY, calibration
-    ).for_architecture(device.architecture)
+    constants = constants_fitted_to_steps(SustainedEnergyParameters, SUSTAINED_ENERGY_FAMILY, calibration)
+    return energy * constants.for_architecture(device.architecture)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,12 +246,8 @@ class PowerParameters:
     use half of the multiprocessors or fewer. Below ``least_voltage_clock`` the voltage does not fall further.
     """
 
-    idle_power_share: float = parameter(
-        "0.15", "0.02..0.5", "share of design power, clocks up, nothing running", fitted=False
-    )
-    interface_energy_per_byte: float = parameter(
-        "60 pJ/B", "0..200", "GDDR interface's power per peak byte/s", fitted=False
-    )
+    idle_power_share: float = parameter("0.15", "0.02..0.5", "share of design power, clocks up, idle", fitted=False)
+    interface_energy_per_byte: float = parameter("60 pJ/B", "0..200", "GDDR interface, per peak byte/s", fitted=False)
     dram_energy_per_byte: float = parameter("40 pJ/B", "10..200", "energy of a byte from DRAM", fitted=False)
     busy_power_share: float = parameter("0.45", "0.02..0.8", "share of the design power that any running kernel adds")
     device_fill_time: float = parameter("15 us", "1..200 us", "time in which a kernel spreads over the device")

@@ -58,13 +58,9 @@ class SparseAttentionParameters:
         "0.3", "0.005..2", "share of peak of the kernel that reads a cache in 8 bits"
     )
     indexer_peak_share: float = parameter("0.4", "0.005..3", "share of the narrow peak of the indexer's scores")
-    selection_bandwidth_share: float = parameter(
-        "0.5", "0.00001..20", "share of the bandwidth at which scores are written"
-    )
+    selection_bandwidth_share: float = parameter("0.5", "0.00001..20", "share of bandwidth at which scores are written")
     pass_bandwidth_share: float = parameter("0.5", "0.005..50", "share of the bandwidth of passes over tokens")
-    search_picoseconds_per_key: float = parameter(
-        "100", "0.001..100000", "picoseconds of each key that a query's search passes"
-    )
+    search_picoseconds_per_key: float = parameter("100", "0.001..100000", "picoseconds per key that a search passes")
     search_start_time: float = parameter("5 us", "0.001..100 us", "start of a query's search")
     cycles_per_key: float = parameter("1 cycle", "0.0001..50", "cycles of a block of the indexer for each of its keys")
     fp8_launch_time: float = parameter("20 us", "0.01..2000 us", "launches more with weights in 8 bits")

@@ -155,12 +155,8 @@ def _attention(kernel: Kernel, width: float, cores: float) -> float:
     return float(kernel.flops * round_up_to_multiple(head, width) / head)
 
 
-_WORK: Mapping[str, Callable[[Kernel, float, float], float]] = {
-    "gemm": _gemm,
-    "conv": _convolution,
-    "rnn": _recurrence,
-    "attention": _attention,
-}
+KernelWork = Callable[["Kernel", float, float], float]
+_WORK: Mapping[str, KernelWork] = {"gemm": _gemm, "conv": _convolution, "rnn": _recurrence, "attention": _attention}
 
 
 def systolic_array_flops(kernels: Sequence[Kernel], device: Device) -> Array:

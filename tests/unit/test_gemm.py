@@ -14,6 +14,7 @@ import pytest
 from paleo.errors import SpecError
 from paleo.operations.base import Kernel
 from paleo.pricing.calibration_lookup import find_parameters
+from paleo.pricing.engine_gemm import wave_count
 from paleo.pricing.gemm import (
     GemmParameters,
     cache_miss_rate,
@@ -23,7 +24,6 @@ from paleo.pricing.gemm import (
     transposed_operand_read_time,
     unaligned_batched_gemm_time,
     unaligned_gemm_time,
-    wave_count,
 )
 from paleo.pricing.kernels import (
     DeviceDatasheet,
