@@ -23,9 +23,9 @@ from paleo.pricing.power import BOARD_POWER_METHOD, PICO, PowerParameters
 from paleo.serving.commands import engine_command_line, weights_id_or_folder
 from paleo.serving.plans import (
     LATENCY_LIMIT_NAMES,
-    LOAD_SHARES,
+    LOAD_SHARES_OF_CAPACITY,
     MAX_RATE_DISAGREEMENT,
-    TRIMMED_SHARE,
+    TRIMMED_REQUEST_SHARE,
     LatencyLimits,
     ReplicaLayout,
     ServicePlans,
@@ -122,9 +122,9 @@ def _decode_rate(layout: ReplicaLayout, load: ServingLoad, limits: LatencyLimits
     lengths = replace(load.lengths, prefix_hit_share=1.0 - 1.0 / max(load.lengths.input, 2.0))
     batching = replace(layout.batching(), time_per_request=0.0)
     full = float(layout.saturated_state(lengths, batching).requests_per_s)
-    state = layout.state_at_rate(replace(load, lengths=lengths), batching, full * LOAD_SHARES)
+    state = layout.state_at_rate(replace(load, lengths=lengths), batching, full * LOAD_SHARES_OF_CAPACITY)
     bounds = replace(limits, ttft=None)
-    kept = np.flatnonzero(bounds.largest_latency_to_limit_ratio(state) * np.ones(len(LOAD_SHARES)) <= 1.0)
+    kept = np.flatnonzero(bounds.largest_latency_to_limit_ratio(state) * np.ones(len(LOAD_SHARES_OF_CAPACITY)) <= 1.0)
     if not len(kept):
         return 0.0, float(state.tpot[0])
     return float(state.requests_per_s[kept[-1]]), float(state.tpot[kept[-1]])
@@ -221,7 +221,7 @@ PERCENTILES = (50, 90, 99)
 #: Factors within which 84 % of the measured throughputs of published runs lie (docs/howto/serve.md).
 THROUGHPUT_INTERVAL_FACTORS = (0.7, 1.35)
 #: What no answer about a service has in it.
-UNMODELLED = (
+UNMODELLED_EFFECTS = (
     "adapters and guided decoding",
     "the network between clients and the service",
     "experts that are more or less busy than a power law of exponent 0.5 makes them",
@@ -294,7 +294,7 @@ class Service:
         """
         if self.simulation is None:
             return {}
-        trimmed = 0.0 if self.load.arrival_kind in ("trace", "at once") else TRIMMED_SHARE
+        trimmed = 0.0 if self.load.arrival_kind in ("trace", "at once") else TRIMMED_REQUEST_SHARE
         known = trimmed_latencies(self.simulation, part, trimmed)
         return {"mean": float(known.mean())} | {f"p{p}": float(np.percentile(known, p)) for p in PERCENTILES}
 

@@ -59,7 +59,7 @@ class RandomSearch(TuningMethod):
         self.started += 1
         return TrialJob(self.started - 1, 0)
 
-    def synchronous_stages(self) -> list[SynchronousStage]:
+    def stages_between_barriers(self) -> list[SynchronousStage]:
         return [SynchronousStage(self.problem.trials, 0.0, self.problem.rungs[-1])]
 
 
@@ -133,7 +133,7 @@ class MedianStopping(RandomSearch):
             insort(self.averages[rung], sum(scores[: rung + 1]) / (rung + 1))
         return None
 
-    def synchronous_stages(self) -> None:  # type: ignore[override]
+    def stages_between_barriers(self) -> None:  # type: ignore[override]
         return None
 
 
@@ -346,7 +346,7 @@ class SuccessiveHalving(TuningMethod):
             best = sorted(self.running, key=lambda each: self.scores[each.trial][job.rung])[: sizes[halvings]]
             self._open([TrialJob(each.trial, rung) for each in best])
 
-    def synchronous_stages(self) -> list[SynchronousStage]:
+    def stages_between_barriers(self) -> list[SynchronousStage]:
         stages = []
         for bracket in self.brackets():
             begin, rungs = 0.0, self.problem.rungs[bracket.first_rung :]
