@@ -463,6 +463,22 @@ def time_unit(longest: float) -> tuple[float, str]:
     return next(((factor, unit) for factor, unit in ((1.0, "s"), (1e-3, "ms")) if longest >= factor), (1e-6, "us"))
 
 
+def format_dollars(value: float) -> str:
+    """Format an amount of money in USD, with three digits below 100 USD.
+
+    Parameters
+    ----------
+    value : float
+        Amount [USD].
+
+    Returns
+    -------
+    str
+        Text such as ``1,234 USD`` or ``0.034 USD``.
+    """
+    return f"{value:,.0f} USD" if value >= 100 else f"{value:,.3g} USD"
+
+
 def format_percent(share: float) -> str:
     """Format a fraction as a percentage without decimals.
 

@@ -30,7 +30,7 @@ from rich.table import Column as TableColumn
 from rich.table import Table
 from rich.text import Text
 
-from paleo.units import common_unit_time, format_duration, format_gibibytes, format_quantity
+from paleo.units import common_unit_time, format_dollars, format_duration, format_gibibytes, format_quantity
 
 Document = dict[str, Any]
 #: Characters per line where the output is no terminal: of the widest table, and of text.
@@ -139,9 +139,7 @@ def format_usd(dollars: float | None) -> str:
     >>> format_usd(1234.5), format_usd(0.034), format_usd(None)
     ('1,234 USD', '0.034 USD', '-')
     """
-    if dollars is None:
-        return EMPTY_CELL
-    return f"{dollars:,.0f} USD" if dollars >= 100 else f"{dollars:,.3g} USD"
+    return EMPTY_CELL if dollars is None else format_dollars(dollars)
 
 
 def format_energy(kilowatt_hours: float | None) -> str:

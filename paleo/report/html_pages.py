@@ -299,7 +299,7 @@ def _card(study: Purchase, objective: Objective) -> Document | None:
     winner = study.best(objective)
     if winner is None or winner.candidate.training is None:
         return None
-    trained, rivals = winner.candidate.training, study.overlapping_candidates(objective)
+    trained, rivals = winner.candidate.training, study.comparison.overlapping_candidates(objective)
     if rivals:
         certain = f"not certain: intervals overlap with {', '.join(rival.name for rival in rivals)}"
     elif any(offer is not winner and offer.candidate.fits for offer in study.offers):

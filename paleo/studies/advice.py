@@ -73,7 +73,8 @@ def _kinds(prediction: Prediction) -> Iterator[Iterator[_Change]]:
 
     The groups are microbatch, sharding, recomputation, tensor parallelism, offload and pipeline.
     """
-    yield _microbatches(prediction)
+    size = prediction.plan.microbatch
+    yield ({"microbatch": size >> halvings} for halvings in range(1, size.bit_length()))
     yield _strategies(prediction, "zero")
     training = not prediction.run.forward_only
     yield _recomputations(prediction) if training else iter(())
@@ -99,22 +100,14 @@ def _recomputations(prediction: Prediction) -> Iterator[_Change]:
     yield {"recompute": "full"}
 
 
-def _microbatches(prediction: Prediction) -> Iterator[_Change]:
-    size = prediction.plan.microbatch // 2
-    while size >= 1:
-        yield {"microbatch": size}
-        size //= 2
-
-
 def _strategies(prediction: Prediction, axis: str) -> Iterator[_Change]:
     """Yield changes of the strategy to a larger degree of one mesh axis, or to a higher ZeRO stage."""
     plan = prediction.plan
     if plan.strategy.preset != "dp":
         return
     if axis == "zero":
-        stages = range(plan.strategy.zero + 1, 4) if plan.zero_shards > 1 else range(0)
-        for stage in stages:
-            yield {"zero": stage}
+        if plan.zero_shards > 1:
+            yield from ({"zero": stage} for stage in range(plan.strategy.zero + 1, 4))
         return
     present = plan.mesh.degree(axis)
     degree, most = 2 * present, prediction.system.devices_per_node if axis == "tp" else _DEEPER * present

@@ -433,11 +433,8 @@ class CheckpointTimes:
         float
             Time [s].
         """
-        return float(
-            best_checkpoint_interval(
-                save=self.save, mtbf=mtbf / self.memory_survival_share if self.memory_survival_share else mtbf
-            )
-        )
+        mean = mtbf / self.memory_survival_share if self.memory_survival_share else mtbf
+        return float(best_checkpoint_interval(save=self.save, mtbf=mean))
 
     def storage_checkpoint_interval(self, interval: float) -> float:
         """Return the time between checkpoint copies in storage: at least the time in which one copy is written.
@@ -557,10 +554,8 @@ class LongRun:
             absence = checkpoints.repair / self.mtbf / checkpoints.replicas
             return {"checkpoints": saving, "restarts": checkpoints.restart / self.mtbf, "replicas away": absence}
         storage_interval = checkpoints.storage_checkpoint_interval(self.checkpoint_interval)
-        from_memory, from_storage = (
-            checkpoints.memory_survival_share / self.mtbf,
-            (1.0 - checkpoints.memory_survival_share) / self.mtbf,
-        )
+        survived = checkpoints.memory_survival_share
+        from_memory, from_storage = survived / self.mtbf, (1.0 - survived) / self.mtbf
         repeated = from_memory * (self.checkpoint_interval + checkpoints.save) / 2.0
         repeated += from_storage * ((storage_interval + checkpoints.save) / 2.0 + checkpoints.durable_lag)
         restarts = from_memory * checkpoints.restart_memory + from_storage * checkpoints.restart
@@ -594,21 +589,10 @@ def _long_run(
     share = float(checkpoints.goodput(chosen, mtbf))
     if not share > _NEVER:
         raise CapacityError(
-            f"never finishes: a failure every {format_duration(mtbf)}, "
-            f"{format_duration(checkpoints.restart)} to restart, "
-            f"checkpoints of {format_quantity(checkpoint_bytes, 'B')} every {format_duration(chosen)}"
+            f"never finishes: a failure every {format_duration(mtbf)}, {format_duration(checkpoints.restart)} to "
+            f"restart, checkpoints of {format_quantity(checkpoint_bytes, 'B')} every {format_duration(chosen)}"
         )
-    return LongRun(
-        work,
-        mtbf,
-        checkpoint_bytes=checkpoint_bytes,
-        checkpoints=checkpoints,
-        checkpoint_interval=chosen,
-        goodput=share,
-        failure_rate_range=rate_range,
-        failure_rate_source=source,
-        spares=spares,
-    )
+    return LongRun(work, mtbf, checkpoint_bytes, checkpoints, chosen, share, rate_range, source, spares)
 
 
 #: Goodput below which a run is said never to finish.
@@ -618,10 +602,8 @@ _NEVER = 1e-4
 def _check_room(place: str, needed: float, capacity: float | None) -> None:
     """Raise CapacityError if a checkpoint of ``needed`` bytes exceeds the ``capacity`` [byte] of ``place``."""
     if capacity is not None and needed > capacity:
-        raise CapacityError(
-            f"{place}: a checkpoint of {format_quantity(needed, 'B')} does not fit into "
-            f"{format_quantity(capacity, 'B')}"
-        )
+        sizes = f"{format_quantity(needed, 'B')} does not fit into {format_quantity(capacity, 'B')}"
+        raise CapacityError(f"{place}: a checkpoint of {sizes}")
 
 
 _Entry = TypeVar("_Entry")
@@ -704,12 +686,9 @@ def storage_by_name(name: str, rate: float | None = None) -> CheckpointStorage:
     SpecError
         If the name is unknown and has no rate.
     """
-    known = next((storage for word, storage in _STORAGES.items() if word in name.lower()), None)
-    if known is None and rate is None:
+    if rate is None or any(word in name.lower() for word in _STORAGES):
         return _by_word("storage", name, _STORAGES)
-    if known is None:
-        return CheckpointStorage(rate=float(rate or 0.0))
-    return known
+    return CheckpointStorage(rate=rate)
 
 
 def _by_word(kind: str, name: str, table: Mapping[str, _Entry]) -> _Entry:
@@ -758,17 +737,17 @@ def checkpoint_pause(
     """
     writer = _by_word("software", software, _WRITERS)
     single = writer.single and not (writer.passes > 1.0 and nodes > 1)
-    writing = 1.0 if single else processes
+    writing, passes = (1.0, writer.passes) if single else (processes, 1.0)
     if mode != "sync":
         return writer.pause + total_bytes / (writer.copy_rate * writing)
     return float(
         _save_seconds(
-            total_bytes=total_bytes * writer.passes if single else total_bytes,
+            total_bytes=total_bytes * passes,
             process_rate=writer.rate,
             processes=writing,
             node_rate=storage.node_rate,
             nodes=1.0 if single else nodes,
-            storage_rate=storage.rate * writer.passes if single else storage.rate,
+            storage_rate=storage.rate * passes,
             fixed=storage.seconds_per_save,
             tensors=tensors,
             per_tensor=storage.seconds_per_tensor,
@@ -788,8 +767,12 @@ _COPY_RATE, _PAUSE = 10.0 * GIGA, 0.2
 _REPAIR = DAY
 
 
-def _quantity(option: str, text: str, dimension: str, *, positive: bool = False) -> float:
+def _quantity(
+    option: str, text: str | None, dimension: str, default: _Entry, *, positive: bool = False
+) -> float | _Entry:
     """Convert the text of a command-line option to SI units; raise SpecError, which names the option, if it fails."""
+    if text is None:
+        return default
     try:
         return Quantity(dimension, positive).parse_text(text)
     except SpecError as error:
@@ -836,10 +819,9 @@ def _checkpoint_bytes(prediction: Prediction) -> float:
     rule, matrices = configure_optimizer(prediction.run.optimizer), 0.0
     if rule.matrix_update is not None:
         for node in prediction.graph.nodes:
-            whole = (weight_matrix(tensor, node.operations) for tensor in node.parameters.values())
-            matrices += (
-                sum(rule.matrix_update.state_count(m) - rule.state_count * m.elements for m in whole if m) * node.repeat
-            )
+            whole = [weight_matrix(tensor, node.operations) for tensor in node.parameters.values()]
+            more = sum(rule.matrix_update.state_count(m) - rule.state_count * m.elements for m in whole if m)
+            matrices += more * node.repeat
     bytes_of_parameter = formats.parameter_bytes + rule.state_bytes(formats)
     return float(prediction.graph.parameters * bytes_of_parameter + matrices * formats.state_bytes)
 
@@ -915,7 +897,7 @@ def predict_long_run(prediction: Prediction, work: float, options: LongRunOption
     """
     nodes = occupied_machines(prediction.system, prediction.plan.gpus)
     rates = _reliability(prediction, options)
-    repair = _REPAIR if options.repair is None else _quantity("repair", options.repair, "time")
+    repair = _quantity("repair", options.repair, "time", _REPAIR)
     spares = options.spares
     if spares is None:
         ready = prediction.system.price_per_node is None
@@ -958,7 +940,7 @@ def _reliability(prediction: Prediction, options: LongRunOptions) -> Reliability
         return system_reliability(prediction.system)
     # Parse failures per node and second, such as ``4/knodeday`` or ``0.004/nodeday``; raise SpecError without such a
     # unit.
-    rate = _quantity("failures", options.failures, "failures")
+    rate = _quantity("failures", options.failures, "failures", 0.0)
     return Reliability.model_construct(failures=rate, low=rate, high=rate, source="as stated")
 
 
@@ -972,46 +954,33 @@ def _checkpoints_of(
     total, plan = _checkpoint_bytes(prediction), prediction.plan
     nodes = occupied_machines(prediction.system, plan.gpus)
     rate = checkpoint_storage_bandwidth(options)
-    size = (
-        None
-        if options.storage_size is None
-        else _quantity("storage-size", options.storage_size, "bytes", positive=True)
-    )
-    _check_room("storage", total, size)
-    mode, writer = _checkpointing_named(options.checkpointing), _WRITERS["megatron"].rate
-    write = float(
-        _save_seconds(total_bytes=total, process_rate=writer, processes=plan.gpus, nodes=nodes, storage_rate=rate)
-    )
     copy = total / plan.gpus / _COPY_RATE
-    path = RestartTimes()
+    _check_room("storage", total, _quantity("storage-size", options.storage_size, "bytes", None, positive=True))
+    mode, writer = _checkpointing_named(options.checkpointing), _WRITERS["megatron"].rate
+    writing = _save_seconds(total_bytes=total, process_rate=writer, processes=plan.gpus, nodes=nodes, storage_rate=rate)
+    write, pause, path = float(writing), _PAUSE + copy, RestartTimes()
     # Compute the seconds until a node is replaced: by a spare, by a cloud machine that boots, or by the first
     # repaired one.
-    swap = RestartTimes().replace
+    replace = path.replace if prediction.system.price_per_node is None else ON_DEMAND_BOOT.seconds
     if options.spares is not None:
-        replace = mean_node_replacement_time(mean_in_repair=in_repair, spares=options.spares, repair=repair, swap=swap)
-    else:
-        replace = ON_DEMAND_BOOT.seconds if prediction.system.price_per_node is not None else swap
-    restart = path.total_time(total / rate, replace)
-    if options.restart is not None:
-        restart = _quantity("restart", options.restart, "time")
+        replace = mean_node_replacement_time(
+            mean_in_repair=in_repair, spares=options.spares, repair=repair, swap=path.replace
+        )
+    restart = _quantity("restart", options.restart, "time", path.total_time(total / rate, replace))
     if options.elastic:
         _check_replicas(prediction)
         standing = path.detect + path.warm_up if options.restart is None else restart
-        absence = replace + path.launch + copy
-        return CheckpointTimes(
-            write if mode == "sync" else _PAUSE + copy, standing, 0.0, replicas=plan.dp, repair=absence
-        )
+        save, absence = write if mode == "sync" else pause, replace + path.launch + copy
+        return CheckpointTimes(save, standing, 0.0, replicas=plan.dp, repair=absence)
     if mode == "sync":
         return CheckpointTimes(write, restart)
     if mode == "async":
-        return CheckpointTimes(_PAUSE + copy, restart, write)
+        return CheckpointTimes(pause, restart, write)
     host = prediction.system.host
     if host is not None and host.memory is not None:
         _check_room("host memory of a node", (total / nodes), host.memory)
     memory_restart = min(path.total_time(copy, 0.0), restart)
-    return CheckpointTimes(
-        _PAUSE + copy, restart, write, memory_survival_share=MEMORY_SURVIVAL_SHARE, restart_memory=memory_restart
-    )
+    return CheckpointTimes(pause, restart, write, MEMORY_SURVIVAL_SHARE, memory_restart)
 
 
 def checkpoint_storage_bandwidth(options: LongRunOptions) -> float:
@@ -1032,9 +1001,7 @@ def checkpoint_storage_bandwidth(options: LongRunOptions) -> float:
     SpecError
         If the option is not valid.
     """
-    if options.storage is None:
-        return _STORAGE_RATE
-    return _quantity("storage", options.storage, "bandwidth", positive=True)
+    return _quantity("storage", options.storage, "bandwidth", _STORAGE_RATE, positive=True)
 
 
 def _check_replicas(prediction: Prediction) -> None:
@@ -1042,9 +1009,8 @@ def _check_replicas(prediction: Prediction) -> None:
     plan = prediction.plan
     if plan.dp < 2 or plan.strategy.zero:
         raise SpecError(
-            f"--elastic: {plan.strategy_text or 'one GPU'} has no replica that others can do "
-            f"without; expected dp of 2 or "
-            "more whose states are not sharded (zero=0)"
+            f"--elastic: {plan.strategy_text or 'one GPU'} has no replica that others can do without; "
+            "expected dp of 2 or more whose states are not sharded (zero=0)"
         )
 
 
@@ -1060,12 +1026,10 @@ def _checkpoint_interval(text: str | None, step_time: float) -> float | None:
     """Convert ``30min`` or ``250steps`` to the time between checkpoints [s]; None for ``auto``, the best interval."""
     if text in (None, "auto"):
         return None
-    steps = re.match(r"\s*(\d{1,15})\s*steps?\s*\Z", str(text))
-    if steps:
+    if steps := re.match(r"\s*(\d{1,15})\s*steps?\s*\Z", str(text)):
         return float(steps.group(1)) * step_time
     try:
         return Quantity("time").parse_text(text)
     except SpecError:
-        raise SpecError(
-            f"--checkpoint {text!r:.60}: expected auto, a time as 30min or whole steps as 250steps"
-        ) from None
+        expected = "expected auto, a time as 30min or whole steps as 250steps"
+        raise SpecError(f"--checkpoint {text!r:.60}: {expected}") from None

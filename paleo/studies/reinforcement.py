@@ -154,11 +154,8 @@ def rank_reinforcement_steps(question: ReinforcementQuestion) -> tuple[list[Rein
 
     @cache
     def engines(sharding: Sharding, gpus: int) -> list[RolloutGenerator]:
-        ahead = question.staleness
-        return attempted(
-            lambda: predict_generator(model, system, gpus, rollouts, sharding, staleness=ahead),
-            f"engine of {sharding.text}",
-        )
+        ahead, name = question.staleness, f"engine of {sharding.text}"
+        return attempted(lambda: predict_generator(model, system, gpus, rollouts, sharding, staleness=ahead), name)
 
     def trained(run: Run) -> list[TrainerPrediction]:
         return attempted(lambda: predict_trainer(model, system, run), f"trainer of {run.strategy}")
@@ -169,10 +166,9 @@ def rank_reinforcement_steps(question: ReinforcementQuestion) -> tuple[list[Rein
         return [each for run in runs for each in trained(run)]
 
     def composed(searched: bool) -> list[ReinforcementStep]:
+        kind, ahead = question.algorithm, question.staleness
         return [
-            reinforcement_step(
-                system, engine, each, rollouts, algorithm=question.algorithm, staleness=question.staleness
-            )
+            reinforcement_step(system, engine, each, rollouts, algorithm=kind, staleness=ahead)
             for sharding in question.layouts or candidate_shardings(model, system, question.gpus)
             for first, second in question.gpu_splits(sharding)
             for engine in engines(sharding, first)
@@ -237,11 +233,9 @@ class ReinforcementStudy:
     @property
     def usd(self) -> float | None:
         """Rent of the whole training run with the best layout [USD]; None without a price or a layout."""
-        return (
-            None
-            if self.usd_per_s is None or not self.steps
-            else self.step_count * self.steps[0].step_time * self.usd_per_s
-        )
+        if self.usd_per_s is None or not self.steps:
+            return None
+        return self.step_count * self.steps[0].step_time * self.usd_per_s
 
     @property
     def verdict(self) -> str:
@@ -254,15 +248,12 @@ class ReinforcementStudy:
         best = self.steps[0]
         main = max(best.parts, key=best.parts.__getitem__)
         share = best.parts[main] / best.step_time
-        split = (
-            "" if question.staleness == 0 else f", {best.generator_gpus} GPUs generate and {best.trainer_gpus} train"
-        )
+        split = f", {best.generator_gpus} GPUs generate and {best.trainer_gpus} train" if question.staleness else ""
         cost = "" if self.usd is None else f", {self.usd:,.0f} USD"
         fits = "" if best.trainer_fits else " The trainer does not fit into memory."
         return (
             f"A step of {question.algorithm.upper()} on {question.model.title} takes "
-            f"{format_duration(best.step_time)} on "
-            f"{machine}{split}; {100 * share:.0f} % of it {main.replace('_', ' ')}. "
+            f"{format_duration(best.step_time)} on {machine}{split}; {100 * share:.0f} % of it {main.replace('_', ' ')}. "
             f"{self.step_count:,} steps take {self.days:.2g} days{cost}.{fits}"
         )
 

@@ -155,10 +155,8 @@ class SweepStudy(Spec):
         PaleoError
             If the run cannot be predicted, for example because a value of an axis is not valid.
         """
-        changes = tuple(
-            (key.removeprefix("system."), value) for key, value in point.items() if key.startswith("system.")
-        )
-        system = job.changed_system(str(point["system"]), changes)
+        changes = [(key.removeprefix("system."), value) for key, value in point.items() if key.startswith("system.")]
+        system = job.changed_system(str(point["system"]), tuple(changes))
         return _figures(predict(job.models[str(point["model"])], system, _run_of(self, point)))
 
 
@@ -268,9 +266,8 @@ def _tariff_of(account: _Point) -> Tariff:
         value = account.get(name)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if name in account and not (number and 0 < value <= MAX_TRAINING_AMOUNT):  # type: ignore[operator]
-            raise SpecError(
-                f"axes.{name}: {value!r:.60} must be a number above zero, and at most {MAX_TRAINING_AMOUNT:.0e}"
-            )
+            expected = f"must be a number above zero, and at most {MAX_TRAINING_AMOUNT:.0e}"
+            raise SpecError(f"axes.{name}: {value!r:.60} {expected}")
     stated = {key: account[key] for key in Tariff.model_fields if account.get(key) is not None}
     return validate_mapping(Tariff, stated, "axes")
 
@@ -290,7 +287,6 @@ def _run_of(study: SweepStudy, point: _Point) -> Run:
 _Record = dict[str, Any]
 _Columns = dict[str, Any]
 _Writer = Callable[[Iterator[_Columns]], int]
-_Format = Callable[[BinaryIO, Path, Iterator[_Columns]], int]
 
 #: Rows that are written at once.
 _BLOCK = 200_000
@@ -336,18 +332,14 @@ def _columns(study: SweepStudy, block: Sequence[tuple[_Point, _Record]], account
         columns[name] = np.repeat(_array([point[name] for point, _ in block]), many)
     for name in study.cost_axes:
         columns[name] = np.tile(_array([account[name] for account in accounts]), len(block))
-    figures = {name: _figure(name, [record.get(name) for _, record in block]) for name in (*study.columns, *_HIDDEN)}
+    figures = {}
+    for name in (*study.columns, *_HIDDEN):  # NaN where a number is missing
+        kind = object if name in _WORDS else np.float64
+        figures[name] = np.array([record.get(name) for _, record in block], dtype=kind)
     columns |= {name: np.repeat(figures[name], many) for name in study.columns}
     columns |= _paid(study, {name: figures[name][:, None] for name in figures}, accounts)
     columns["problem"] = np.repeat(_array([record["problem"] for _, record in block]), many)
     return columns
-
-
-def _figure(name: str, values: Sequence[Any]) -> np.ndarray[Any, Any]:
-    """Convert a result column to float64, with NaN for missing values; columns of text become object arrays."""
-    if name not in _WORDS:
-        return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
-    return np.array(values, dtype=object)
 
 
 def _array(values: Sequence[Any]) -> np.ndarray[Any, Any]:
@@ -355,7 +347,7 @@ def _array(values: Sequence[Any]) -> np.ndarray[Any, Any]:
     if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
         return np.array(values, dtype=np.int64)
     if all(value is None or type(value) in (int, float) for value in values) and any(v is not None for v in values):
-        return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+        return np.array(values, dtype=np.float64)
     column = np.empty(len(values), dtype=object)
     column[:] = [str(value) if isinstance(value, list | dict) else value for value in values]
     return column
@@ -388,8 +380,8 @@ def _paid(study: SweepStudy, known: Mapping[str, Any], accounts: Sequence[_Point
     host = np.array([tariff.host_power or 0.0 for tariff in tariffs])
     pue = np.array([tariff.pue for tariff in tariffs])
     energy = (numbers["watts"] + host * numbers["billed"]) * seconds * pue
-    stated = np.array([math.nan if tariff.gpu_price is None else tariff.gpu_price for tariff in tariffs])
-    electricity = np.array([math.nan if tariff.electricity is None else tariff.electricity for tariff in tariffs])
+    stated = np.array([tariff.gpu_price for tariff in tariffs], dtype=np.float64)
+    electricity = np.array([tariff.electricity for tariff in tariffs], dtype=np.float64)
     market = np.array([tariff.market for tariff in tariffs])
     rent = np.where(market, numbers["rent_per_s"], numbers["listed_rent_per_s"])
     hired = np.where(np.isnan(stated), rent, stated * numbers["billed"]) * seconds
@@ -413,22 +405,10 @@ def _table_writer(output: Path) -> _Writer:
         try:
             import pyarrow  # noqa: F401
         except ImportError:
-            raise SpecError(
-                "Parquet needs the extra parquet: pip install 'paleo-perf[parquet]'; or write .csv"
-            ) from None
+            missing = "Parquet needs the extra parquet: pip install 'paleo-perf[parquet]'; or write .csv"
+            raise SpecError(missing) from None
     write = _write_parquet if output.suffix == ".parquet" else _write_csv
-    return lambda columns: _written(output, write, columns)
-
-
-def _written(output: Path, write: _Format, columns: Iterator[_Columns]) -> int:
-    rows = 0
-
-    def counted(file: BinaryIO) -> None:
-        nonlocal rows
-        rows = write(file, output, columns)
-
-    write_atomically(output, counted)
-    return rows
+    return lambda columns: write_atomically(output, lambda file: write(file, output, columns))
 
 
 def _write_csv(raw: BinaryIO, output: Path, blocks_of: Iterator[_Columns]) -> int:
@@ -798,9 +778,8 @@ def _watched(client: Any, scheduler: str, warn: Callable[[str], object]) -> Iter
             with suppress(OSError, CancelledError, RuntimeError):  # a scheduler that has gone is another's to say
                 before, populated = populated, bool(client.scheduler_info()["workers"])
                 if before and not populated:
-                    warn(
-                        f"--scheduler {scheduler}: has no worker; waiting for one (start workers, or stop: {_GOES_ON})"
-                    )
+                    waiting = f"waiting for one (start workers, or stop: {_GOES_ON})"
+                    warn(f"--scheduler {scheduler}: has no worker; {waiting}")
             over.wait(_LOOK_S)
 
     watcher = Thread(target=watch, daemon=True)
