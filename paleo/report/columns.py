@@ -196,6 +196,7 @@ FORMATTERS_BY_UNIT: Mapping[str, Callable[[Any], str]] = {
     "ratio": lambda value: f"{value:.2f}",
     "s": format_duration,
     "B": format_gibibytes,
+    "decimal B": lambda value: format_quantity(value, "B"),
     "1/s": format_rate,
     "fraction": percent,
     "tenths": format_percent_tenths,
@@ -256,9 +257,8 @@ class AnswerColumn:
         values = [self.row_value(row) for row in rows]
         spoken = FORMATTERS_BY_UNIT[self.unit]
         if self.unit == "s":
-            spoken = functools.partial(
-                format_duration, like=common_unit_time(value for value in values if value is not None)
-            )
+            known = (value for value in values if value is not None)
+            spoken = functools.partial(format_duration, like=common_unit_time(known))
         return [EMPTY_CELL if value is None else spoken(value) for value in values]
 
 
@@ -297,11 +297,8 @@ def rows_table(title: str, columns: Iterable[AnswerColumn], rows: Sequence[Any])
     Table
         Table with one row per row of the answer.
     """
-    printed = [
-        column
-        for column in columns
-        if column.title and not (column.optional and all(column.row_value(row) is None for row in rows))
-    ]
+    titled = [column for column in columns if column.title]
+    printed = [each for each in titled if not each.optional or any(each.row_value(row) is not None for row in rows)]
     table = empty_table(title, [column.title for column in printed], left=[not column.unit for column in printed])
     for cells in zip(*(column.cells(rows) for column in printed), strict=True):
         table.add_row(*cells)
@@ -602,16 +599,12 @@ def notebook_html(output: RenderableType) -> str:
 
 def _html_table(table: Table) -> str:
     sides = [str(column.justify) for column in table.columns]
-    heads = "".join(
-        _html_cell("th", side, _plain(column.header)) for side, column in zip(sides, table.columns, strict=True)
-    )
+    names = [_plain(column.header) for column in table.columns]
+    heads = "".join(map(_html_cell, ["th"] * len(names), sides, names))
     rows = zip(*([_plain(cell) for cell in column.cells] for column in table.columns), strict=True)
     body = "".join(f"<tr>{''.join(map(_html_cell, ['td'] * len(row), sides, row))}</tr>" for row in rows)
-    title = (
-        f'<caption style="text-align:left;font-weight:bold;padding-top:.6em">{escape(_plain(table.title))}</caption>'
-        if table.title
-        else ""
-    )
+    style = "text-align:left;font-weight:bold;padding-top:.6em"
+    title = f'<caption style="{style}">{escape(_plain(table.title))}</caption>' if table.title else ""
     head = f"<thead><tr>{heads}</tr></thead>" if table.show_header else ""
     return f"<table>{title}{head}<tbody>{body}</tbody></table>"
 

@@ -86,12 +86,9 @@ def rendered_page(template: str, **context: Any) -> str:
         HTML.
     """
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_FOLDER),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
+    environment.loader = jinja2.FileSystemLoader(_FOLDER)
     for function in (with_noun, format_duration, format_gibibytes, percent, format_percent_tenths):
         environment.filters[function.__name__] = function
     environment.globals["source"] = lambda name: Markup((_FOLDER / name).read_text(encoding="utf-8"))
@@ -128,7 +125,8 @@ def purchase_page(study: Purchase, *, date: str) -> str:
     predictions = [offer.prediction for offer in predicted if offer.prediction is not None]
     goals = sorted(_GOALS, key=lambda objective: objective != request.objective)
     devices = {each.system.device.name: each for each in predictions}
-    failures = [_goodput_panel(offer, run) for offer in study.offers if (run := _goodput(offer)) is not None]
+    trained = [offer for offer in study.offers if offer.candidate.training is not None]
+    failures = [_goodput_panel(offer) for offer in trained if _training_of(offer).long_run is not None]
     return rendered_page(
         "report.html",
         title=f"Which system to train {request.model.name} on?",
@@ -153,17 +151,18 @@ def purchase_page(study: Purchase, *, date: str) -> str:
         sensitivities=[_sensitivity(offer) for offer in study.offers if offer.sensitivity],
         batches=_batch_table(study),
         calibrations="; ".join(f"{name}: {each.calibration}" for name, each in devices.items()),
-        formats="; ".join(
-            f"{name} {each.plan.dtype} at "
-            f"{format_quantity(each.system.device.peak_flops_per_s(each.plan.dtype), 'FLOP/s')}"
-            for name, each in devices.items()
-        ),
+        formats="; ".join(f"{name} {_dtype_and_peak(each)}" for name, each in devices.items()),
         goal=_GOALS[request.objective][1],
         paid=_paid(study),
         unmodelled=list(dict.fromkeys(text for each in predictions for text in each.unmodelled)),
         warnings=list(dict.fromkeys(f"{each.system.name}: {text}" for each in predictions for text in each.warnings)),
         sources=list(dict.fromkeys(_sources(study))),
     )
+
+
+def _dtype_and_peak(prediction: Prediction) -> str:
+    peak = prediction.system.device.peak_flops_per_s(prediction.plan.dtype)
+    return f"{prediction.plan.dtype} at {format_quantity(peak, 'FLOP/s')}"
 
 
 # tables
@@ -252,11 +251,8 @@ _SYSTEM_COLUMNS = (
 
 
 def _plan_words(prediction: Prediction) -> str:
-    again = (
-        ""
-        if recompute_description(prediction.run) == "none"
-        else f", {recompute_description(prediction.run)} recomputation"
-    )
+    recomputed = recompute_description(prediction.run)
+    again = "" if recomputed == "none" else f", {recomputed} recomputation"
     return f"{prediction.plan.strategy_text or 'dp'}, microbatch {prediction.plan.microbatch}{again}"
 
 
@@ -307,26 +303,21 @@ def _card(study: Purchase, objective: Objective) -> Document | None:
     else:
         certain = "no other system fits" if len(study.offers) > 1 else "no other system was asked for"
     low, high = trained.interval
-    if objective == "time":
-        interval = f"90 % interval {format_duration(low)} to {format_duration(high)}"
-    elif objective == "energy":
+    value, interval = format_duration(trained.time), f"90 % interval {format_duration(low)} to {format_duration(high)}"
+    if objective == "energy":
+        value = format_energy(trained.energy_kwh)
         interval = f"modelled; {format_energy(trained.kwh_at_design_power)} at design power"
-    else:
+    elif objective == "cost":
         ends = ((trained.cost or 0.0) * end / trained.time for end in (low, high))
-        interval = f"90 % interval {' to '.join(map(format_usd, ends))}"
-    values = {
-        "time": format_duration(trained.time),
-        "cost": format_usd(trained.cost),
-        "energy": format_energy(trained.energy_kwh),
-    }
+        value, interval = format_usd(trained.cost), f"90 % interval {' to '.join(map(format_usd, ends))}"
     head = _GOALS[objective][0]
-    return {"head": head, "name": _name(winner), "value": values[objective], "interval": interval, "certain": certain}
+    return {"head": head, "name": _name(winner), "value": value, "interval": interval, "certain": certain}
 
 
 def _cautions(study: Purchase) -> Iterator[str]:
     """Yield cautions for the reader of a purchase page: unknown prices, implausible MFU, unequal GPU counts."""
     running = [offer for offer in study.offers if offer.candidate.fits]
-    unpriced = [offer.candidate.system.name for offer in running if _cost(offer) is None]
+    unpriced = [offer.candidate.system.name for offer in running if _training_of(offer).cost is None]
     if unpriced:
         consequence = "the cheapest is that of the others" if len(unpriced) < len(running) else "none is the cheapest"
         yield f"No price is known for {', '.join(unpriced)}: {consequence}."
@@ -336,10 +327,6 @@ def _cautions(study: Purchase) -> Iterator[str]:
         yield f"GPU counts differ ({', '.join(map(str, counts))}), as asked; the global batch does not."
     candidates = [offer.candidate for offer in study.offers]
     yield from (f"{candidate.system.name}: {candidate.problem}" for candidate in candidates if candidate.problem)
-
-
-def _cost(offer: SystemOffer) -> float | None:
-    return None if offer.candidate.training is None else offer.candidate.training.cost
 
 
 def _paid(study: Purchase) -> str:
@@ -375,10 +362,8 @@ def _charts(study: Purchase) -> Iterator[tuple[str, Chart]]:
     yield "Time to solution, 90 % interval", bar_chart(times, "time to solution")
     costs = [(o, t.cost, [t.cost * end / t.time for end in t.interval]) for o, t in offers if t.cost is not None]
     if costs:
-        yield (
-            "Cost, 90 % interval",
-            bar_chart([bar(o, cost, ends, format_usd(cost)) for o, cost, ends in costs], "cost"),
-        )
+        bars = [bar(offer, cost, ends, format_usd(cost)) for offer, cost, ends in costs]
+        yield "Cost, 90 % interval", bar_chart(bars, "cost")
     metered = [(o, t.energy_kwh or 0.0, t.kwh_at_design_power) for o, t in offers if o.power is not None]
     if metered:
         rows = [bar(offer, used, [used, limit], format_energy(used)) for offer, used, limit in metered]
@@ -386,20 +371,18 @@ def _charts(study: Purchase) -> Iterator[tuple[str, Chart]]:
     steps = [(_name(offer), offer.prediction) for offer, _ in offers if offer.prediction is not None]
     parts = [(name, step_parts(step), format_duration(step.step_time)) for name, step in steps]
     yield "Step time by part", stacked_bar_chart(parts, "step time by part")
-    sizes = [
-        (name, {part: size / GIBIBYTE for part, size in step.memory.parts.items()}, format_gibibytes(step.memory.total))
-        for name, step in steps
-    ]
+    sizes = []
+    for name, step in steps:
+        gibibytes = {part: size / GIBIBYTE for part, size in step.memory.parts.items()}
+        sizes.append((name, gibibytes, format_gibibytes(step.memory.total)))
     limits = [step.memory.capacity / GIBIBYTE for _, step in steps]
     yield "Memory of the fullest GPU; dashed: capacity", stacked_bar_chart(sizes, "memory", limits)
 
 
 def _sensitivity(offer: SystemOffer) -> tuple[str, Chart, str]:
-    rows = [
-        (each.hardware_property, each.step_ratio_decreased, each.step_ratio_increased) for each in offer.sensitivity
-    ]
-    fits = offer.prediction is not None and offer.prediction.memory.fits
-    tight = [each.hardware_property for each in offer.sensitivity if fits and not each.fits_with_decrease]
+    moved, fits = offer.sensitivity, offer.candidate.fits
+    rows = [(each.hardware_property, each.step_ratio_decreased, each.step_ratio_increased) for each in moved]
+    tight = [each.hardware_property for each in moved if fits and not each.fits_with_decrease]
     hint = f"With less {', '.join(tight)} this plan would not fit." if tight else ""
     return _name(offer), deviation_bar_chart(rows, f"sensitivity of {offer.candidate.system.name}"), hint
 
@@ -408,18 +391,16 @@ def _sensitivity(offer: SystemOffer) -> tuple[str, Chart, str]:
 
 
 def _scaling(study: Purchase) -> Document | None:
-    scaled = [
-        (offer.candidate.system.name, offer.scaling_curve) for offer in study.offers if offer.scaling_curve is not None
-    ]
+    curves = ((offer.candidate.system.name, offer.scaling_curve) for offer in study.offers)
+    scaled = [(name, curve) for name, curve in curves if curve is not None]
     if not scaled:
         return None
     lines = [
         Curve(name, [_curve_point(point) for point in curve.points if point.fits], colour)
         for (name, curve), colour in zip(scaled, plots.COLOUR_CYCLE * 3, strict=False)
     ]
-    chart = curve_chart(
-        lines, title="samples per second over GPUs", x_label="GPUs", y_label="samples/s (dotted: perfect scaling)"
-    )
+    rates = "samples/s (dotted: perfect scaling)"
+    chart = curve_chart(lines, title="samples per second over GPUs", x_label="GPUs", y_label=rates)
     rows = [(name, curve, point) for name, curve in scaled for point in curve.points]
     verdicts = [(name, scaling_verdict(curve).text) for name, curve in scaled]
     return {"chart": chart, "verdicts": verdicts, "points": sortable_table(_POINT_COLUMNS, rows)}
@@ -434,18 +415,17 @@ def _of_point(get: Any) -> Any:
     return lambda row: get(row[1], row[2]) if row[2].prediction is not None and row[2].fits else None
 
 
+def _exposed_share(_: ScaleCurve, point: ScalePoint) -> float:
+    return point.exposed_exchange_time / point.step_time
+
+
 _POINT_COLUMNS = (
     AnswerColumn("", lambda row: row[0], "system"),
     AnswerColumn("", lambda row: row[2].gpus, "GPUs", "count"),
     AnswerColumn("", _of_point(lambda _, point: point.step_time), "step time", "s"),
     AnswerColumn("", _of_point(lambda _, point: point.samples_per_s), "samples/s", "1/s"),
     AnswerColumn("", _of_point(lambda curve, point: curve.efficiency(point)), "efficiency", "fraction"),
-    AnswerColumn(
-        "",
-        _of_point(lambda _, point: point.exposed_exchange_time / point.step_time),
-        "exposed communication",
-        "fraction",
-    ),
+    AnswerColumn("", _of_point(_exposed_share), "exposed communication", "fraction"),
     AnswerColumn("", lambda row: "" if row[2].fits else row[2].problem or "does not fit", "note"),
 )
 
@@ -488,11 +468,8 @@ def gradient_exchange_panels(study: Purchase, offer: SystemOffer) -> Iterator[tu
             last, base = ([point for point in each.points if point.fits][-1] for each in (offer.scaling_curve, packed))
             advice = node_placement_study(last.required_prediction)
             step = f"{format_duration(last.step_time)}, {format_duration(base.step_time)} on packed nodes"
-            yield (
-                heading,
-                _narrow(plots.plot_node_placement([packed, offer.scaling_curve]), heading),
-                f"At {last.gpus:,} GPUs a step takes {step}." + ("" if advice is None else f" {advice.advice}"),
-            )
+            words = f"At {last.gpus:,} GPUs a step takes {step}." + ("" if advice is None else f" {advice.advice}")
+            yield heading, _narrow(plots.plot_node_placement([packed, offer.scaling_curve]), heading), words
 
 
 def _narrow(figure: Figure, title: str, height: float = 280.0) -> Chart:
@@ -518,31 +495,27 @@ def _consistency_words(curve: ScaleCurve) -> str:
     limit = ""
     if last is not None and last.has_servers:
         limit = f" Parameter servers are the limit from {float(last.consistency_result.knee):.3g} workers on (knee)."
-    late = (
-        "Staleness: updates by others between a worker's read and its write, on average; a synchronous step has none."
-    )
-    return f"{late}{limit}"
+    late = "updates by others between a worker's read and its write, on average"
+    return f"Staleness: {late}; a synchronous step has none.{limit}"
 
 
 # failures
 
 
-def _goodput(offer: SystemOffer) -> LongRun | None:
-    return None if offer.candidate.training is None else offer.candidate.training.long_run
-
-
-def _goodput_panel(offer: SystemOffer, run: LongRun) -> Document:
-    heading = f"Goodput [%] of {offer.gpus} × {offer.candidate.system.name}; framed: this run"
+def _goodput_panel(offer: SystemOffer) -> Document:
+    run, name = _training_of(offer).long_run, f"{offer.gpus} × {offer.candidate.system.name}"
+    assert run is not None
+    heading, middle = f"Goodput [%] of {name}; framed: this run", len(GOODPUT_MAP_FACTORS) // 2
     chart = heat_map(
         goodput_map(run, GOODPUT_MAP_FACTORS).tolist(),
         columns=[format_duration(run.checkpoint_interval * factor, digits=2) for factor in GOODPUT_MAP_FACTORS],
         rows=[format_duration(run.mtbf * factor, digits=2) for factor in GOODPUT_MAP_FACTORS],
-        framed=(len(GOODPUT_MAP_FACTORS) // 2, len(GOODPUT_MAP_FACTORS) // 2),
+        framed=(middle, middle),
         title=heading,
         x_label="interval between checkpoints",
         y_label="time between failures",
     )
-    return {"name": f"{offer.gpus} × {offer.candidate.system.name}", "run": run, "heading": heading, "chart": chart}
+    return {"name": name, "run": run, "heading": heading, "chart": chart}
 
 
 def goodput_map(run: LongRun, factors: Sequence[float]) -> npt.NDArray[np.float64]:
@@ -630,9 +603,7 @@ def plan_search_page(model: ModelSpec, system: System, search: FoundPlans, wish:
         "bestIndex": _place(table, best),
         "bestStep": best.step_time,
         "interval": list(best.interval),
-        "columns": {
-            name: _packed(getattr(table, column).astype(kind)) for column, (name, kind) in _BROWSER_COLUMNS.items()
-        },
+        "columns": {name: _packed(getattr(table, key).astype(kind)) for key, (name, kind) in _BROWSER_COLUMNS.items()},
     }
     data = json.dumps(facts, allow_nan=False).replace("</", "<\\/")
     return rendered_page("explorer.html", title=f"Plans of {model.name} on {system.name}", data=Markup(data))
@@ -643,9 +614,8 @@ def _place(table: PlanColumns, best: Prediction) -> int:
     run = best.run
     equal = (table.gpus == run.gpus) & (table.microbatch == best.plan.microbatch)
     equal &= np.array(table.strategies)[table.strategy] == run.strategy
-    equal &= np.array(table.recompute_policies)[table.recompute_policy] == recompute_description(
-        run
-    )  # no plan of the table recomputes single layers
+    # no plan of the table recomputes single layers
+    equal &= np.array(table.recompute_policies)[table.recompute_policy] == recompute_description(run)
     if run.exchange.when is not None:
         equal &= table.overlaps_gradient_exchange == (run.exchange.when == "overlapped")
     names = np.array(table.schedules)[table.schedule]

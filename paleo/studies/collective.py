@@ -227,7 +227,7 @@ def _rows(
             bus_bandwidth=factor * rate,
             lower_bound_ratio=time / bound if bound > 0 else 1.0,
             steps=float(algorithm.traffic(operation, payload, links.fan_outs).steps),
-            chosen_by_library=name in candidates and model.would_run(candidates[name], operation, payload, links),
+            chosen_by_library=name in candidates and bool(model.would_run(candidates[name], operation, payload, links)),
             available_in_library=name in candidates,
             in_network=algorithm.reduces_in_network,
         )

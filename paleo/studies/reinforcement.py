@@ -253,8 +253,8 @@ class ReinforcementStudy:
         fits = "" if best.trainer_fits else " The trainer does not fit into memory."
         return (
             f"A step of {question.algorithm.upper()} on {question.model.title} takes "
-            f"{format_duration(best.step_time)} on {machine}{split}; {100 * share:.0f} % of it {main.replace('_', ' ')}. "
-            f"{self.step_count:,} steps take {self.days:.2g} days{cost}.{fits}"
+            f"{format_duration(best.step_time)} on {machine}{split}; {100 * share:.0f} % of it "
+            f"{main.replace('_', ' ')}. {self.step_count:,} steps take {self.days:.2g} days{cost}.{fits}"
         )
 
 

@@ -174,9 +174,13 @@ class ScaleCurve:
         return ", ".join(words + ([f"{self.node_placement} nodes"] if self.node_placement != "packed" else []))
 
     @property
+    def usable_points(self) -> list[ScalePoint]:
+        """Points whose GPU count can run, whether the run fits in memory there or not."""
+        return [point for point in self.points if point.is_usable]
+
+    @property
     def base_point(self) -> ScalePoint:
-        fitting = [point for point in self.points if point.fits]
-        return (fitting or [point for point in self.points if point.is_usable])[0]
+        return next((point for point in self.points if point.fits), None) or self.usable_points[0]
 
     def speedup(self, point: ScalePoint) -> float:
         """Return the throughput at one GPU count relative to the smallest count that runs.
@@ -394,8 +398,7 @@ def scaling_verdict(curve: ScaleCurve) -> ScalingVerdict:
         Number of GPUs, sentence and cause.
     """
     if not curve.base_point.fits:
-        usable = [point for point in curve.points if point.is_usable]
-        least = min(usable, key=lambda point: point.required_prediction.memory.total)
+        least = min(curve.usable_points, key=lambda point: point.required_prediction.memory.total)
         where = f"at best ({with_noun(least.gpus, 'GPU')}) {_shortage(least.required_prediction)}"
         return ScalingVerdict(None, f"Does not fit at any of these counts: {where}.", "memory")
     last = curve.base_point
@@ -425,7 +428,7 @@ def node_placement_advice(curves: Sequence[ScaleCurve]) -> tuple[str, ...]:
     """
     sentences = []
     for curve in curves:
-        points = [point for point in curve.points if point.is_usable]
+        points = curve.usable_points
         study = node_placement_study(points[-1].required_prediction) if points else None
         if study is not None:
             sentences.append(f"{curve.node_placement} nodes at {with_noun(points[-1].gpus, 'GPU')}: {study.advice}")
@@ -581,7 +584,7 @@ def curve_warnings(curves: Sequence[ScaleCurve]) -> list[str]:
         Warnings, each with its GPU counts in front.
     """
     firsts, counts = dict[str, str](), dict[str, list[int]]()
-    for point in [point for curve in curves for point in curve.points if point.is_usable]:
+    for point in (point for curve in curves for point in curve.usable_points):
         for warning in point.required_prediction.warnings:
             alike = re.sub(r"[\d.,]+", "0", warning)
             firsts.setdefault(alike, warning)
