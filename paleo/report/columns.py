@@ -197,6 +197,8 @@ FORMATTERS_BY_UNIT: Mapping[str, Callable[[Any], str]] = {
     "s": format_duration,
     "B": format_gibibytes,
     "decimal B": lambda value: format_quantity(value, "B"),
+    "B/s": lambda value: format_quantity(value, "B/s"),
+    "duration": format_duration,  # each cell in its own unit
     "1/s": format_rate,
     "fraction": percent,
     "tenths": format_percent_tenths,

@@ -596,7 +596,7 @@ _COLLECTIVE_COLUMNS = (
     AnswerColumn("", lambda each: f"{each.ranks} ranks of {'+'.join(each.axes)}", "group"),
     AnswerColumn("", lambda each: each.calls, "calls", "count"),
     AnswerColumn("", lambda each: each.payload_bytes, "payload", "decimal B"),
-    AnswerColumn("", lambda each: each.seconds, "time of each", "count", lambda each: format_duration(each.seconds)),
+    AnswerColumn("", lambda each: each.seconds, "time of each", "duration"),
     AnswerColumn("", lambda each: each.time_source, "price"),
 )
 

@@ -32,7 +32,9 @@ def json_document(study: ReinforcementStudy) -> dict[str, Any]:
     dict of str to Any
         The document.
     """
-    best, question = study.steps[0] if study.steps else None, study.question
+    best, question, interval = study.steps[0] if study.steps else None, study.question, None
+    if best is not None:
+        interval = [factor * best.step_time for factor in STEP_TIME_INTERVAL_FACTORS]
     return {
         "verdict": study.verdict,
         "model": question.model.name,
@@ -42,9 +44,7 @@ def json_document(study: ReinforcementStudy) -> dict[str, Any]:
         "staleness": question.staleness,
         "possible": best is not None and best.trainer_fits,
         "step_time_s": None if best is None else best.step_time,
-        "step_time_interval_s": None
-        if best is None
-        else [factor * best.step_time for factor in STEP_TIME_INTERVAL_FACTORS],
+        "step_time_interval_s": interval,
         "parts": None if best is None else dict(best.parts),
         "plans": [row_json(LAYOUT_COLUMNS, step) for step in study.steps],
         "steps": study.step_count,

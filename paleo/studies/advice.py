@@ -106,8 +106,8 @@ def _strategies(prediction: Prediction, axis: str) -> Iterator[_Change]:
     if plan.strategy.preset != "dp":
         return
     if axis == "zero":
-        if plan.zero_shards > 1:
-            yield from ({"zero": stage} for stage in range(plan.strategy.zero + 1, 4))
+        for stage in range(plan.strategy.zero + 1, 4 if plan.zero_shards > 1 else 0):
+            yield {"zero": stage}
         return
     present = plan.mesh.degree(axis)
     degree, most = 2 * present, prediction.system.devices_per_node if axis == "tp" else _DEEPER * present

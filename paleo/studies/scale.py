@@ -111,6 +111,11 @@ class ScalePoint:
         return (self.consistency or self.required_prediction).samples_per_s
 
     @property
+    def mfu(self) -> float:
+        """Model FLOP utilisation (0 to 1) under the consistency model of the run."""
+        return (self.consistency or self.required_prediction).mfu
+
+    @property
     def updates_per_s(self) -> float:
         """Optimizer updates per second over all workers; a synchronous step is one update."""
         study = self.consistency
