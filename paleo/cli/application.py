@@ -12,7 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from copy import copy
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
@@ -188,12 +190,8 @@ app = Application(
 
 
 #: Headings of the groups of commands in --help.
-PREDICT_HELP_GROUP, DECIDE_HELP_GROUP, CATALOG_HELP_GROUP, MEASURE_HELP_GROUP = (
-    "Predict",
-    "Decide",
-    "Catalog and networks",
-    "Measure",
-)
+HELP_GROUPS = ("Predict", "Decide", "Catalog and networks", "Measure")
+PREDICT_HELP_GROUP, DECIDE_HELP_GROUP, CATALOG_HELP_GROUP, MEASURE_HELP_GROUP = HELP_GROUPS
 #: Exit codes: the answer is no; the input is wrong; an error in this program; interrupted from the keyboard; the reader
 #: of the output has closed it.
 EXIT_NO, EXIT_WRONG_INPUT, EXIT_INTERNAL_ERROR, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 1, 2, 3, 130, 141
@@ -276,20 +274,22 @@ def checked_plot_path(plot: str | None) -> Path | None:
     return check_output_path(plot, PICTURE_SUFFIXES, option="--plot")
 
 
-def save_plot(path: Path | None, figure: Callable[[], Figure]) -> None:
+def save_plot(path: Path | None, figure: Callable[[ModuleType], Figure], module: str = "plots") -> None:
     """Save a plot if the user asked for one, and report the file on stderr.
 
     Parameters
     ----------
     path : Path, optional
         File; None for no plot.
-    figure : Callable[[], Figure]
-        Makes the plot.
+    figure : Callable[[ModuleType], Figure]
+        Makes the plot with functions of a module, which is imported only then.
+    module : str, optional
+        Name of the module in ``paleo.report``.
     """
     if path is not None:
         from paleo.report.plots import save_figure
 
-        save_figure(figure(), path)
+        save_figure(figure(import_module(f"paleo.report.{module}")), path)
         sys.stderr.write(f"wrote {path}\n")
 
 
@@ -314,22 +314,23 @@ def checked_page_path(explore: str | None) -> Path | None:
     return None if explore is None else check_output_path(explore, (".html",), option="--explore")
 
 
-def write_page(path: Path | None, page: Callable[[str], str]) -> None:
+def write_page(path: Path | None, page: Callable[[ModuleType, str], str]) -> None:
     """Save an HTML page if the user asked for one, and report the file on stderr.
 
     Parameters
     ----------
     path : Path, optional
         File; None for no page.
-    page : Callable[[str], str]
-        Returns the HTML of the page for a date (ISO 8601).
+    page : Callable[[ModuleType, str], str]
+        Returns the HTML of the page, made with `paleo.report.service_pages`, for a date (ISO 8601).
     """
     if path is not None:
         import datetime
 
         from paleo.files import write_text
+        from paleo.report import service_pages
 
-        write_text(path, page(datetime.date.today().isoformat()))
+        write_text(path, page(service_pages, datetime.date.today().isoformat()))
         sys.stderr.write(f"wrote {path}\n")
 
 
@@ -370,6 +371,17 @@ def write_launch_files(file: str | None, plan: Callable[[], Prediction]) -> None
         prediction = plan()
         sys.stderr.write(f"wrote {', '.join(write_launch_files(prediction, file))}\n")
         print_warnings([remark for remark in [launch_preparation_text(prediction, file)] if remark])
+
+
+def exit_unless(positive: bool) -> None:
+    """End a command with `EXIT_NO` if its answer is no.
+
+    Parameters
+    ----------
+    positive : bool
+        True if the answer is yes.
+    """
+    exit_with_code(0 if positive else EXIT_NO)
 
 
 def exit_with_code(code: int) -> None:

@@ -283,9 +283,8 @@ class RunOptions:
         # batch and global batch depend on each other: an option replaces either
         if "batch" in data or "global_batch" in data:
             file = {key: value for key, value in file.items() if key not in ("batch", "global_batch")}
-        return validate_mapping(
-            Run, {shortest_field_name(path): value for path, value in {**file, **data}.items()}, "options"
-        )
+        stated = {shortest_field_name(path): value for path, value in {**file, **data}.items()}
+        return validate_mapping(Run, stated, "options")
 
     @functools.cached_property
     def launch_file_job(self) -> LaunchFileJob | None:
@@ -332,16 +331,13 @@ class RunOptions:
 
     def warnings(self) -> list[str]:
         """Return warnings about keys of the --from file that were not read and may matter, and about --software any."""
-        lifted = [_UNLIMITED_WARNING] if self.software == "any" else []
-        if self.launch_file_job is None or not self.launch_file_job.unread_keys:
-            return lifted
-        keys = ", ".join(self.launch_file_job.unread_keys[:_MAX_KEYS_SHOWN])
-        more = len(self.launch_file_job.unread_keys) - _MAX_KEYS_SHOWN
-        return [
-            *lifted,
-            f"--from: these keys were not read and may change the result: {keys}"
-            + (f" and {more} more" if more > 0 else ""),
-        ]
+        texts = [_UNLIMITED_WARNING] if self.software == "any" else []
+        if self.launch_file_job is not None and self.launch_file_job.unread_keys:
+            keys = ", ".join(self.launch_file_job.unread_keys[:_MAX_KEYS_SHOWN])
+            more = len(self.launch_file_job.unread_keys) - _MAX_KEYS_SHOWN
+            keys += f" and {more} more" if more > 0 else ""
+            texts.append(f"--from: these keys were not read and may change the result: {keys}")
+        return texts
 
     def _job_fields(self, *, searched: bool) -> dict[str, Any]:
         """Return the run fields that the launch files of ``--from`` describe, by dotted path."""
@@ -374,9 +370,8 @@ class RunOptions:
         for text in self.set_ or []:
             key, equals, value = text.partition("=")
             if not equals or not key.strip() or not value.strip() or len(value.splitlines()) > 1:
-                raise SpecError(
-                    f"--set {text!r}: expected key=value, such as --set exchange.bucket='50 MiB' or model.seq=512"
-                )
+                example = "such as --set exchange.bucket='50 MiB' or model.seq=512"
+                raise SpecError(f"--set {text!r}: expected key=value, {example}")
             settings.append((key.strip(), parse_yaml(f"value: {value}", where=f"--set {text}")["value"]))
         twice = [key for key, _ in settings if [name for name, _ in settings].count(key) > 1]
         if twice:
@@ -635,7 +630,5 @@ class TrainingOptions(RunPriceAndFailureOptions, AmountOptions):
 
 
 #: Those options, in the argument ``options``.
-with_run_and_price_options, with_training_options = (
-    options_from_dataclass("options", RunPriceAndFailureOptions),
-    options_from_dataclass("options", TrainingOptions),
-)
+with_run_and_price_options = options_from_dataclass("options", RunPriceAndFailureOptions)
+with_training_options = options_from_dataclass("options", TrainingOptions)

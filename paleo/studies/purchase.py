@@ -571,7 +571,8 @@ def parse_purchase_requirements(
         try:
             seconds = parse_quantity(str(deadline), "time")
         except SpecError:
-            raise SpecError(f"--deadline {str(deadline)!r}: expected a time with its unit, such as 60d or 12h") from None
+            expected = "expected a time with its unit, such as 60d or 12h"
+            raise SpecError(f"--deadline {str(deadline)!r}: {expected}") from None
     if budget is not None:
         try:
             dollars = parse_quantity(str(budget).removesuffix("USD").strip(), "count")

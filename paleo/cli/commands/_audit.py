@@ -55,10 +55,8 @@ def audit(
         from paleo.services import audit_service
 
         line = options.from_[0] if options.from_ else None
-        served = audit_service(
-            benchmark, model, system, gpus=options.gpus or 1, strategy=options.strategy, command=line,
-            engine=options.software or "vllm",
-        )  # fmt: skip
+        stated = {"gpus": options.gpus or 1, "strategy": options.strategy, "command": line}
+        served = audit_service(benchmark, model, system, engine=options.software or "vllm", **stated)
         print_result(served.json_document, served.table, as_json)
         return
     network = model if model is not None or options.launch_file_network is None else options.launch_file_network

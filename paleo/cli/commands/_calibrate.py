@@ -74,9 +74,8 @@ def calibrate(
         )  # fmt: skip
         return
     if files:
-        raise SpecError(
-            f"{files[0]}: measured tables need --fit; without it `paleo calibrate` measures the device {device}"
-        )
+        without = f"without it `paleo calibrate` measures the device {device}"
+        raise SpecError(f"{files[0]}: measured tables need --fit; {without}")
     if command.world_size() > 1:
         exit_with_code(command.benchmark_collectives(device=device, system=name, output_dir=output_dir or "."))
         return

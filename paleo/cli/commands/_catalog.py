@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from paleo.cli.application import CATALOG_HELP_GROUP, app, checked_plot_path, print_result, save_plot
 from paleo.cli.options import JsonOption, PlotFileOption, catalog_name_completion
 from paleo.errors import SpecError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from paleo.specs.system import System
 
 
 def _kinds(incomplete: str) -> list[str]:
@@ -87,10 +82,4 @@ def show(
         lambda: Group(*(part for kind, entry in entries for part in catalog.entry_tables(f"{kind} {name}", entry))),
         as_json,
     )
-    save_plot(path, lambda: _links(systems[0]))
-
-
-def _links(system: System) -> Figure:
-    from paleo.report.collective import plot_interconnect
-
-    return plot_interconnect(system)
+    save_plot(path, lambda collective: collective.plot_interconnect(systems[0]), "collective")

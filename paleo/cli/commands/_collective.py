@@ -60,13 +60,9 @@ def collective(
         payload = Quantity("bytes", positive=True).parse_text(bytes_)
     except SpecError as error:
         raise SpecError(f"--bytes: {error}") from None
-    study = studies.compare_algorithms(
-        operation, payload, ranks, load_system(system), calibration=calibration, dtype=dtype
-    )
-    if path is not None:
-        from paleo.report import plots
-
-        save_plot(path, lambda: plots.plot_collective_times(study))
+    machine = load_system(system)
+    study = studies.compare_algorithms(operation, payload, ranks, machine, calibration=calibration, dtype=dtype)
+    save_plot(path, lambda plots: plots.plot_collective_times(study))
     if compress is None:
         print_result(lambda: reports.json_document(study), lambda: reports.table(study), as_json)
         return

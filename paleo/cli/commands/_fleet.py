@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import DECIDE_HELP_GROUP, EXIT_NO, app, checked_plot_path, print_result, save_plot
+from paleo.cli.application import DECIDE_HELP_GROUP, app, checked_plot_path, exit_unless, print_result, save_plot
 from paleo.cli.options import (
     JsonOption,
     PlotFileOption,
@@ -85,10 +85,6 @@ def fleet(
 
     path = checked_plot_path(plot)
     answer = answered(jobs, system, **asdict(cluster), **asdict(rates))
-    if path is not None:
-        from paleo.report.cluster import plot_job_schedule
-
-        save_plot(path, lambda: plot_job_schedule(answer.study))
+    save_plot(path, lambda cluster: cluster.plot_job_schedule(answer.study), "cluster")
     print_result(answer.json_document, answer.table, as_json)
-    if not answer.requirements_met:
-        raise typer.Exit(EXIT_NO)
+    exit_unless(answer.requirements_met)

@@ -9,11 +9,11 @@ import typer
 
 from paleo.cli.application import (
     DECIDE_HELP_GROUP,
-    EXIT_NO,
     app,
     check_launch_option,
     checked_page_path,
     checked_plot_path,
+    exit_unless,
     print_result,
     print_warnings,
     save_plot,
@@ -145,8 +145,7 @@ def plan_(
     print_result(answer.json_document, answer.table, as_json)
     print_warnings(options.warnings())
     write_launch_files(launch, lambda: _first_prediction(answer))
-    if answer.best is None:
-        raise typer.Exit(EXIT_NO)
+    exit_unless(answer.best is not None)
 
 
 def _print_special_search(
@@ -174,9 +173,8 @@ def _print_special_search(
         from paleo.search.layer_splits import search_layer_splits
 
         split = search_layer_splits(network, machine, run)
-        print_result(
-            lambda: reports.layers_document(*names, split), lambda: reports.layers_table(*names, split), as_json
-        )
+        shown = (*names, split)
+        print_result(lambda: reports.layers_document(*shown), lambda: reports.layers_table(*shown), as_json)
         return
     from paleo.studies.gradient_exchange import StalenessPenalty, exchange_search
 
@@ -188,11 +186,8 @@ def _print_special_search(
         top=top,
         consistencies=consistencies, compressions=compressions,
     )  # fmt: skip
-    print_result(
-        lambda: reports.exchange_search_json(*names, searched),
-        lambda: reports.exchange_search_table(*names, searched),
-        as_json,
-    )
+    found = (*names, searched)
+    print_result(lambda: reports.exchange_search_json(*found), lambda: reports.exchange_search_table(*found), as_json)
 
 
 def _comma_separated(text: str, option: str) -> list[str]:
@@ -218,11 +213,8 @@ def _first_prediction(answer: PlanResult | SearchResult) -> Prediction:
 
 def _draw(answer: PlanResult | SearchResult, path: Path | None, page: Path | None) -> None:
     """Write the plot and the HTML page of all plans on the answer's system, if requested."""
-    if path is not None:
-        from paleo.report import plots
-
-        names, capacity = (answer.model.name, answer.system.name), answer.system.device.memory.usable_bytes
-        save_plot(path, lambda: plots.plot_plans(*names, answer.found_plans, capacity))
+    names, capacity = (answer.model.name, answer.system.name), answer.system.device.memory.usable_bytes
+    save_plot(path, lambda plots: plots.plot_plans(*names, answer.found_plans, capacity))
     if page is not None:
         from paleo.files import write_text
         from paleo.report.html_pages import plan_search_page

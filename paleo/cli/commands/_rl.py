@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from paleo.cli.application import EXIT_NO, PREDICT_HELP_GROUP, app, checked_page_path, print_result, write_page
+from paleo.cli.application import PREDICT_HELP_GROUP, app, checked_page_path, exit_unless, print_result, write_page
 from paleo.cli.options import (
     JsonOption,
     ModelName,
@@ -20,8 +20,7 @@ from paleo.cli.options import (
     word_completion,
 )
 
-if TYPE_CHECKING:
-    from paleo.services import ReinforcementResult
+_ALGORITHMS = ("grpo", "rloo", "dapo", "ppo", "dpo")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +55,7 @@ class ReinforcementOptions:
         Framework profile of the trainer.
     """
 
-    algorithm: Annotated[str, typer.Option(autocompletion=word_completion("grpo", "rloo", "dapo", "ppo", "dpo"))] = (
-        "grpo"
-    )
+    algorithm: Annotated[str, typer.Option(autocompletion=word_completion(*_ALGORITHMS))] = "grpo"
     rollouts: Annotated[int, typer.Option(min=1)] = 512
     batch: Annotated[int | None, typer.Option(min=1)] = None
     input: str = "200"
@@ -101,13 +98,6 @@ def rl(
 
     page = checked_page_path(explore)
     answer = answered(model, system, gpus=gpus, **asdict(step), **asdict(rates))
-    write_page(page, lambda date: _page(answer, date))
+    write_page(page, lambda pages, date: pages.reinforcement_page(answer.study, date=date))
     print_result(answer.json_document, answer.table, as_json)
-    if not answer.layout_found:
-        raise typer.Exit(EXIT_NO)
-
-
-def _page(answer: ReinforcementResult, date: str) -> str:
-    from paleo.report.service_pages import reinforcement_page
-
-    return reinforcement_page(answer.study, date=date)
+    exit_unless(answer.layout_found)

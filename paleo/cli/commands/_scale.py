@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import (
-    EXIT_NO,
     PREDICT_HELP_GROUP,
     app,
     checked_plot_path,
+    exit_unless,
     print_result,
     print_warnings,
     save_plot,
@@ -59,12 +59,8 @@ def scale(
     if mode is not None and mode_option not in (None, mode):
         raise SpecError(f"--mode {mode_option}: the argument MODE is {mode!r}; use one of them")
     answer = answered(options.network(model), system, gpus, mode=mode or mode_option, **options.estimate_keywords())
-    if path is not None:
-        from paleo.report import plots
-
-        curves, names = answer.curves, (answer.model.name, answer.system.name)
-        save_plot(path, lambda: plots.plot_exchange_scaling(curves) or plots.plot_scaling(*names, curves))
+    curves, names = answer.curves, (answer.model.name, answer.system.name)
+    save_plot(path, lambda plots: plots.plot_exchange_scaling(curves) or plots.plot_scaling(*names, curves))
     print_result(answer.json_document, answer.table, as_json)
     print_warnings(options.warnings())
-    if not any(curve.base_point.fits for curve in answer.curves):
-        raise typer.Exit(EXIT_NO)
+    exit_unless(any(curve.base_point.fits for curve in answer.curves))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from paleo.cli.application import (
-    EXIT_NO,
     PREDICT_HELP_GROUP,
     app,
     checked_page_path,
     checked_plot_path,
+    exit_unless,
     print_result,
     print_warnings,
     save_plot,
@@ -30,11 +30,6 @@ from paleo.cli.options import (
     word_completion,
 )
 from paleo.errors import SpecError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from paleo.services import ServeResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,27 +151,12 @@ def serve(
     path, page = checked_plot_path(plot), checked_page_path(explore)
     count = 1 if gpus is None else gpus
     answer = answered(model, system, gpus=count, **asdict(service), **asdict(rates))
-    if isinstance(answer, SinglePassResult):
-        if path is not None or page is not None:
-            raise SpecError(f"--plot and --explore: {answer.service.model.name} generates no tokens; see the table")
-    else:
-        _draw(answer, path, page)
+    if not isinstance(answer, SinglePassResult):
+        service_plans, compared = answer.service, answer.compared_services
+        save_plot(path if answer.limits_met else None, lambda reports: reports.plot_service(service_plans), "serving")
+        write_page(page, lambda pages, date: pages.service_page(service_plans, compared, date=date))
+    elif path is not None or page is not None:
+        raise SpecError(f"--plot and --explore: {answer.service.model.name} generates no tokens; see the table")
     print_result(answer.json_document, answer.table, as_json)
     print_warnings(answer.warnings)
-    if not answer.limits_met:
-        raise typer.Exit(EXIT_NO)
-
-
-def _draw(answer: ServeResult, path: Path | None, page: Path | None) -> None:
-    """Write the plot and the HTML page of a serving answer, if requested."""
-    if path is not None and answer.limits_met:
-        from paleo.report.serving import plot_service
-
-        save_plot(path, lambda: plot_service(answer.service))
-    write_page(page, lambda date: _page(answer, date))
-
-
-def _page(answer: ServeResult, date: str) -> str:
-    from paleo.report.service_pages import service_page
-
-    return service_page(answer.service, answer.compared_services, date=date)
+    exit_unless(answer.limits_met)

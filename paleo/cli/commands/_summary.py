@@ -49,8 +49,5 @@ def summary(
     run = options.build_run()
     machine = None if system is None else load_system(system)
     study = summarise_network(load_model(model), run, machine)
-    if path is not None and machine is not None:
-        from paleo.report import plots
-
-        save_plot(path, lambda: plots.plot_roofline(study, machine, run))
+    save_plot(path, lambda plots: plots.plot_roofline(study, machine, run))
     print_result(lambda: summary_document(study), lambda: summary_table(study), as_json)

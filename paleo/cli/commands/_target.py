@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import (
-    EXIT_NO,
     PREDICT_HELP_GROUP,
     app,
     checked_plot_path,
+    exit_unless,
     print_result,
     print_warnings,
     save_plot,
@@ -71,11 +71,7 @@ def target(
     options = {"strategy": strategy, "dtype": dtype, "software": software}
     stated = {name: value for name, value in options.items() if value is not None}
     answer = answered(task, system, gpus, batch=batch, loss=loss, noise_scale=noise_scale, **stated, **asdict(rates))
-    if path is not None:
-        from paleo.report import plots
-
-        save_plot(path, lambda: plots.plot_time_to_target(answer.system.name, answer.curve))
+    save_plot(path, lambda plots: plots.plot_time_to_target(answer.system.name, answer.curve))
     print_result(answer.json_document, answer.table, as_json)
     print_warnings(list(dict.fromkeys(warning for point in answer.points for warning in point.warnings)))
-    if not any(point.prediction.memory.fits for point in answer.points):
-        raise typer.Exit(EXIT_NO)
+    exit_unless(any(point.prediction.memory.fits for point in answer.points))

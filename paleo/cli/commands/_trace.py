@@ -39,8 +39,7 @@ def trace(
 
     check_output_path(output)
     answer = estimate(options.network(model), system, run=options.build_run())
-    text = json_text(traced(answer.prediction)) + "\n"
-    write_text(output, text)
+    write_text(output, json_text(traced(answer.prediction)) + "\n")
     sys.stderr.write(f"wrote {output}\n")
     chosen = answer.run_with_defaults.automatic_choices_text if answer.run_with_defaults is not None else ""
     print_warnings([*([chosen] if chosen else []), *answer.prediction.warnings])

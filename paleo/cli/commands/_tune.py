@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import DECIDE_HELP_GROUP, EXIT_NO, app, checked_plot_path, print_result, save_plot
+from paleo.cli.application import DECIDE_HELP_GROUP, app, checked_plot_path, exit_unless, print_result, save_plot
 from paleo.cli.options import (
     JsonOption,
     ModelName,
@@ -115,10 +115,6 @@ def tune(
     path = checked_plot_path(plot)
     stated = asdict(search) | {"vary": search.vary or (), "run": options.build_run()}
     answer = answered(model, system, gpus, trials=trials, **stated, **options.price_and_failure_keywords())
-    if path is not None:
-        from paleo.report.tuning import plot_trials
-
-        save_plot(path, lambda: plot_trials(answer.study))
+    save_plot(path, lambda tuning: tuning.plot_trials(answer.study), "tuning")
     print_result(answer.json_document, answer.table, as_json)
-    if not answer.deadline_met:
-        raise typer.Exit(EXIT_NO)
+    exit_unless(answer.deadline_met)

@@ -45,5 +45,5 @@ def validate(
     answer = answered(files, calibration=calibration)
     if rows is not None:
         write_predictions(rows, answer.reports)
-    save_plot(picture, lambda: prediction_plot(answer.reports))
+    save_plot(picture, lambda _: prediction_plot(answer.reports))
     print_result(answer.json_document, lambda: answer.table(worst=worst), as_json)
