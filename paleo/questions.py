@@ -627,22 +627,20 @@ def tune(
     if any(value is not None for value in least.values()):
         first = study.parse_trial_samples(network, question.run, "min", **least)
     evaluated = 0.0 if evaluation_samples is None else parse_count("evaluation-samples", evaluation_samples)
-    search_of_trials = study.validate_tuning_settings(
-        study.TuningSettings(
-            trials, method, first, most, eta, population, not from_scratch, evaluated,
-            study.parse_network_sizes(vary), rank_correlation, seed,
-        )
+    settings = study.TuningSettings(
+        trials, method, first, most, eta, population, not from_scratch, evaluated, study.parse_network_sizes(vary),
+        rank_correlation, seed,
     )  # fmt: skip
+    settings = study.validate_tuning_settings(settings)
     width = None if gpus_per_trial in ("auto", None) else parse_gpu_counts(gpus_per_trial)[0]
     if width is not None and width > gpus:
         raise SpecError(f"--gpus-per-trial {width}: expected at most the {gpus} GPUs of --gpus")
     limit = None if deadline is None else parse_time("deadline", deadline)
-    return TuneResult(
-        study.tuning_study(
-            network, machine, question.run, search_of_trials, gpus=gpus, per_trial=width, deadline=limit,
-            tariff=question.tariff, long_run=question.long_run,
-        )
+    answer = study.tuning_study(
+        network, machine, question.run, settings, gpus=gpus, per_trial=width, deadline=limit, tariff=question.tariff,
+        long_run=question.long_run,
     )  # fmt: skip
+    return TuneResult(answer)
 
 
 @convert_numpy_arguments

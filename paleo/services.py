@@ -318,10 +318,9 @@ def _bound(engine: ServingEngine, system: System, tokens: int | None, sequences:
     if tokens is None and sequences is None:
         return None
     usual = engine.batch_limit(system.device)
-    return BatchLimit(
-        tokens=checked_count("--batch-tokens", usual.tokens if tokens is None else tokens),
-        sequences=checked_count("--sequences", usual.sequences if sequences is None else sequences),
-    )
+    tokens = checked_count("--batch-tokens", usual.tokens if tokens is None else tokens)
+    sequences = checked_count("--sequences", usual.sequences if sequences is None else sequences)
+    return BatchLimit(tokens=tokens, sequences=sequences)
 
 
 def _checked_gpus(gpus: object, system: System) -> int:

@@ -310,14 +310,11 @@ CHINCHILLA = ParametricLossLaw(
     source="Besiroglu et al., Chinchilla scaling: a replication attempt, arXiv:2404.10102, table 1 (best fit)",
 )  # fmt: skip
 LOSS_LAWS.register("chinchilla")(CHINCHILLA)
-LOSS_LAWS.register("chinchilla-2022")(
-    CHINCHILLA.model_copy(
-        update={
-            "irreducible": 1.69, "a": 406.4, "alpha": 0.34, "b": 410.7, "beta": 0.28, "residual": 0.021,
-            "source": "Hoffmann et al. 2022, eq. 10, as printed; superseded by the corrected constants",
-        }
-    )
-)  # fmt: skip
+_AS_PRINTED = {
+    "irreducible": 1.69, "a": 406.4, "alpha": 0.34, "b": 410.7, "beta": 0.28, "residual": 0.021,
+    "source": "Hoffmann et al. 2022, eq. 10, as printed; superseded by the corrected constants",
+}  # fmt: skip
+LOSS_LAWS.register("chinchilla-2022")(CHINCHILLA.model_copy(update=_AS_PRINTED))
 
 
 def best_batch_tokens(tokens: Numbers) -> Array:
@@ -427,8 +424,8 @@ class PenalisedLossLaw(ParametricLossLaw):
 STEP_LAW = PenalisedLossLaw(
     irreducible_loss=1.6767, a=404.1, alpha=0.348, b=1480.6, beta=0.366,
     batch_penalty=0.0098, batch_rate_coupling=-0.0064, low_rate_penalty=0.0054, high_rate_penalty=0.0184,
-    fitted_rate_doublings=(-3.0, 2.0),
-    fitted_parameter_range=("214M", "1.08G"), fitted_flops_range=("5.1E", "129E"), residual=0.0052,
+    fitted_rate_doublings=(-3.0, 2.0), fitted_parameter_range=("214M", "1.08G"), fitted_flops_range=("5.1E", "129E"),
+    residual=0.0052,
     source=(
         "fitted to 1,016 runs of Li et al., arXiv:2503.04715 (their own data; parameters without embeddings), "
         "exponents as Besiroglu et al. 2024; beyond the median compute of its fit it errs by 0.8 %"
@@ -620,9 +617,7 @@ class StalenessAccuracyLaw(LearningLaw):
 
 RESNET32_STALENESS_LAW = StalenessAccuracyLaw(
     model="ResNet-32 on CIFAR-10", accuracy_without_staleness=0.9286, accuracy_loss_per_update=0.00592,
-    chance_accuracy=0.1,
-    measured_updates=64_000, batch=128, max_staleness=7,
-    residual=0.0094,
+    chance_accuracy=0.1, measured_updates=64_000, batch=128, max_staleness=7, residual=0.0094,
     source=(
         "least squares over 146 runs on K80 and P100 (Li, Walls, Guo: Speeding up deep learning with transient "
         "servers, ICAC 2019, data of cake-lab/transient-deep-learning); 0.74 % off on 84 runs on V100, left out; "
@@ -661,9 +656,8 @@ class CriticalBatchLaw(SamplesLaw):
         ndarray
             Samples, of the shape of ``global_batch``.
         """
-        return samples_to_target(
-            samples=self.samples_min, global_batch=global_batch, critical_batch=self.critical_batch
-        )
+        critical = self.critical_batch
+        return samples_to_target(samples=self.samples_min, global_batch=global_batch, critical_batch=critical)
 
 
 def samples_to_target(*, samples: Numbers, global_batch: Numbers, critical_batch: float | None) -> Array:

@@ -19,7 +19,7 @@ from paleo.pricing.links.topology import DEFAULT_MACHINE_NODES, DEFAULT_NODES_PE
 from paleo.report.columns import AnswerColumn, Document, row_json, rows_table, wrapped_text
 from paleo.report.plots import BLACK, BLUE, COLOUR_CYCLE, PLOT_STYLE, figure_with_axes
 from paleo.specs.system import smallest_torus_box
-from paleo.units import GIGA, format_duration, format_quantity, with_noun
+from paleo.units import format_duration, format_quantity, with_noun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,16 +34,14 @@ _ALGORITHM_COLUMNS = (
     AnswerColumn("algorithm", lambda row: row.algorithm, "algorithm"),
     AnswerColumn("steps", lambda row: row.steps, "steps", "count"),
     AnswerColumn("time_s", lambda row: row.time, "time", "duration"),
-    AnswerColumn("algorithm_bandwidth", lambda row: row.algorithm_bandwidth, "algorithm GB/s", "words",
-              lambda row: f"{row.algorithm_bandwidth / GIGA:.4g}"),
-    AnswerColumn("bus_bandwidth", lambda row: row.bus_bandwidth, "bus GB/s", "words",
-              lambda row: f"{row.bus_bandwidth / GIGA:.4g}"),
+    AnswerColumn("algorithm_bandwidth", lambda row: row.algorithm_bandwidth, "algorithm GB/s", "GB/s"),
+    AnswerColumn("bus_bandwidth", lambda row: row.bus_bandwidth, "bus GB/s", "GB/s"),
     AnswerColumn("times_lower_bound", lambda row: row.lower_bound_ratio, "time/bound", "ratio"),
     AnswerColumn("automatic", lambda row: row.chosen_by_library),
 )  # fmt: skip
 _LEVEL_COLUMNS = (
-    AnswerColumn("name", lambda span: span.level.name, "level", "",
-              lambda span: f"{span.level.name} ({span.level.link.name})"),
+    AnswerColumn("name", lambda span: span.level.name),
+    AnswerColumn("", lambda span: f"{span.level.name} ({span.level.link.name})", "level"),
     AnswerColumn("fan_out", lambda span: span.fan_out, "group size", "count"),
     AnswerColumn("alpha_s", lambda span: span.level.link.latency, "latency", "words",
               lambda span: "unknown" if span.level.link.latency is None else format_duration(span.level.link.latency)),
@@ -178,10 +176,8 @@ def compression_table(study: AllReduceCompressionStudy) -> RenderableType:
     """
     pays = AnswerColumn("", study.saves_time, "pays", "yes or no")
     rows = rows_table("Gradient compression", (*_METHOD_COLUMNS, pays), study.rows)
-    sent, rate = (
-        format_quantity(study.uncompressed_sent_bytes, "B"),
-        format_quantity(study.uncompressed_bandwidth, "B/s"),
-    )
+    sent = format_quantity(study.uncompressed_sent_bytes, "B")
+    rate = format_quantity(study.uncompressed_bandwidth, "B/s")
     algorithm, time = study.uncompressed_study.best.algorithm, format_duration(study.uncompressed_time)
     uncompressed = f"Uncompressed: {algorithm}, {time}, {sent} per rank at {rate}. "
     assumed = f"The gradient is assumed to consist of {with_noun(study.matrix_count, 'square tensor')} (--tensors)."

@@ -30,7 +30,7 @@ from rich.table import Column as TableColumn
 from rich.table import Table
 from rich.text import Text
 
-from paleo.units import common_unit_time, format_dollars, format_duration, format_gibibytes, format_quantity
+from paleo.units import GIGA, common_unit_time, format_dollars, format_duration, format_gibibytes, format_quantity
 
 Document = dict[str, Any]
 #: Characters per line where the output is no terminal: of the widest table, and of text.
@@ -196,6 +196,7 @@ FORMATTERS_BY_UNIT: Mapping[str, Callable[[Any], str]] = {
     "ratio": lambda value: f"{value:.2f}",
     "s": format_duration,
     "B": format_gibibytes,
+    "GB/s": lambda value: f"{value / GIGA:.4g}",
     "decimal B": lambda value: format_quantity(value, "B"),
     "B/s": lambda value: format_quantity(value, "B/s"),
     "duration": format_duration,  # each cell in its own unit

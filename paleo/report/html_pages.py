@@ -196,13 +196,9 @@ def sortable_table(attributes: Iterable[AnswerColumn], rows: Sequence[Any]) -> D
     return {"heads": [(column.title, bool(column.unit)) for column in columns], "rows": lines}
 
 
-def _training_getter(get: Any) -> Any:
-    """Return a function that reads a quantity of a candidate's training; None where it has none."""
-    return lambda offer: None if offer.prediction is None else get(offer.candidate.training)
-
-
-def _of_step(get: Any) -> Any:
-    return lambda offer: None if offer.prediction is None else get(offer.prediction)
+def _of_plan(get: Any) -> Any:
+    """Return a function that reads a quantity of a system's predicted step and training; None where it has none."""
+    return lambda offer: None if offer.prediction is None else get(offer.prediction, offer.candidate.training)
 
 
 def _step_text(offer: SystemOffer) -> str:
@@ -214,6 +210,11 @@ def _step_text(offer: SystemOffer) -> str:
 
 def _memory_share(prediction: Prediction) -> float:
     return prediction.memory.total / prediction.memory.capacity
+
+
+def _memory_text(offer: SystemOffer) -> str:
+    assert offer.prediction is not None
+    return f"{percent(_memory_share(offer.prediction))}\n{'fits' if offer.candidate.fits else 'does not fit'}"
 
 
 def _training_of(offer: SystemOffer) -> TrainingEstimate:
@@ -240,14 +241,15 @@ _SYSTEM_COLUMNS = (
     AnswerColumn("", lambda offer: offer.gpus, "GPUs", "count"),
     AnswerColumn("", lambda offer: offer.prediction and offer.candidate.step_time, "step time", "words", _step_text),
     AnswerColumn("", lambda offer: offer.prediction and offer.candidate.samples_per_s, "samples/s", "1/s"),
-    AnswerColumn("", _of_step(lambda prediction: prediction.mfu), "MFU", "fraction"),
-    AnswerColumn("", _of_step(_memory_share), "memory", "words", lambda offer: (
-        f"{percent(_memory_share(offer.prediction))}\n{'fits' if offer.prediction.memory.fits else 'does not fit'}")),
-    AnswerColumn("", _training_getter(lambda training: training.price_per_hour), "USD/h", "price"),
-    AnswerColumn("", _training_getter(lambda training: training.time), "time to solution", "words", _time_text),
-    AnswerColumn("", _training_getter(lambda training: training.cost), "cost", "USD"),
-    AnswerColumn("", _training_getter(lambda training: training.energy), "energy", "words", _energy_text),
-)  # fmt: skip
+    AnswerColumn("", _of_plan(lambda step, _: step.mfu), "MFU", "fraction"),
+    AnswerColumn(
+        "", _of_plan(lambda step, _: step.memory.total / step.memory.capacity), "memory", "words", _memory_text
+    ),
+    AnswerColumn("", _of_plan(lambda _, training: training.price_per_hour), "USD/h", "price"),
+    AnswerColumn("", _of_plan(lambda _, training: training.time), "time to solution", "words", _time_text),
+    AnswerColumn("", _of_plan(lambda _, training: training.cost), "cost", "USD"),
+    AnswerColumn("", _of_plan(lambda _, training: training.energy), "energy", "words", _energy_text),
+)
 
 
 def _plan_words(prediction: Prediction) -> str:
@@ -415,17 +417,13 @@ def _of_point(get: Any) -> Any:
     return lambda row: get(row[1], row[2]) if row[2].prediction is not None and row[2].fits else None
 
 
-def _exposed_share(_: ScaleCurve, point: ScalePoint) -> float:
-    return point.exposed_exchange_time / point.step_time
-
-
 _POINT_COLUMNS = (
     AnswerColumn("", lambda row: row[0], "system"),
     AnswerColumn("", lambda row: row[2].gpus, "GPUs", "count"),
     AnswerColumn("", _of_point(lambda _, point: point.step_time), "step time", "s"),
     AnswerColumn("", _of_point(lambda _, point: point.samples_per_s), "samples/s", "1/s"),
     AnswerColumn("", _of_point(lambda curve, point: curve.efficiency(point)), "efficiency", "fraction"),
-    AnswerColumn("", _of_point(_exposed_share), "exposed communication", "fraction"),
+    AnswerColumn("", _of_point(lambda _, point: point.exposed_exchange_share), "exposed communication", "fraction"),
     AnswerColumn("", lambda row: "" if row[2].fits else row[2].problem or "does not fit", "note"),
 )
 
@@ -484,10 +482,8 @@ def _compression_words(prediction: Prediction) -> str:
         faster = curve.compressed_step_times[0] < curve.uncompressed_step_times[0]
         return f"{method} is {'faster' if faster else 'slower'} at all these bandwidths."
     pays = "pays here" if curve.system_bandwidth < curve.crossover_bandwidth else "does not pay here"
-    return (
-        f"{method} {pays}: the links reach {format_quantity(curve.system_bandwidth, 'B/s')}, "
-        f"and it pays below {format_quantity(curve.crossover_bandwidth, 'B/s')}."
-    )
+    reach, below = (format_quantity(rate, "B/s") for rate in (curve.system_bandwidth, curve.crossover_bandwidth))
+    return f"{method} {pays}: the links reach {reach}, and it pays below {below}."
 
 
 def _consistency_words(curve: ScaleCurve) -> str:

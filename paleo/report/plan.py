@@ -70,7 +70,6 @@ def _columns(rows: Sequence[PlanRow], named: Sequence[PlanRow] = ()) -> Iterator
     """
     several = len({row.gpus for row in rows}) > 1
     fits = "" if all(row.fits for row in rows) else "fits"
-    dispatched = any(row.run.experts.dispatch is not None for row in rows)
     numbers = tie_group_numbers(rows)
     grouped = len(set(numbers)) < len(rows)
     yield AnswerColumn("", lambda row: named.index(row) + 1, "plan" if named else "", "count")
@@ -86,10 +85,11 @@ def _columns(rows: Sequence[PlanRow], named: Sequence[PlanRow] = ()) -> Iterator
     yield AnswerColumn("schedule", lambda row: row.schedule)
     yield AnswerColumn("", _schedule, "schedule", "words", optional=True)
     yield AnswerColumn("cut", _cut)
-    yield AnswerColumn("overlapped", lambda row: row.overlapped, "gradient exchange", "words",
-                 lambda row: "overlapped" if row.overlapped else "after backward")  # fmt: skip
-    yield AnswerColumn("expert_dispatch", lambda row: row.run.experts.dispatch or "default",
-                 "token dispatch" if dispatched else "", "words")  # fmt: skip
+    yield AnswerColumn("overlapped", lambda row: row.overlapped)
+    exchange = {True: "overlapped", False: "after backward"}
+    yield AnswerColumn("", lambda row: exchange[bool(row.overlapped)], "gradient exchange", "words")
+    title = "token dispatch" if any(row.run.experts.dispatch is not None for row in rows) else ""
+    yield AnswerColumn("expert_dispatch", lambda row: row.run.experts.dispatch or "default", title, "words")
 
 
 def json_document(
@@ -180,11 +180,9 @@ def table(
     by_bounds = ""
     if ranking.evaluated_configurations != ranking.covered_configurations:
         by_bounds = f"{ranking.evaluated_configurations:,} evaluated, of which "
-    head = (
-        f"{model.name} on {system.name}, global batch {ranking.global_batch}: {searched} in "
-        f"{format_duration(ranking.search_duration)}, {by_bounds}{ranking.fitting_configurations:,} fit. Best by "
-        f"{ranking.objective}:\n"
-    )
+    fitting = f"{by_bounds}{ranking.fitting_configurations:,} fit. Best by {ranking.objective}"
+    head = f"{model.name} on {system.name}, global batch {ranking.global_batch}: {searched} in "
+    head += f"{format_duration(ranking.search_duration)}, {fitting}:\n"
     count, few = len(ranking.pareto_plans), min(len(ranking.pareto_plans), _MOST_FRONT)
     front = [ranking.pareto_plans[round(i * (count - 1) / max(few - 1, 1))] for i in range(few)]
     named = [*ranking.plans, *(row for row in front if row not in ranking.plans)]
@@ -518,10 +516,5 @@ def exchange_search_table(model: str, system: str, searched: ExchangeSearch) -> 
         AnswerColumn("", lambda each: format_duration(each.effective_step_time, like=like), "effective step", "words"),
     )
     notes = ["effective step: time for the progress of one synchronous step, as stale updates need more samples."]
-    notes += searched.refused
-    return Group(
-        wrapped_text(Text(head, style="bold")),
-        rows_table("", columns, rows),
-        Text(),
-        wrapped_text(Text("\n".join(notes), style="dim")),
-    )
+    text = wrapped_text(Text("\n".join([*notes, *searched.refused]), style="dim"))
+    return Group(wrapped_text(Text(head, style="bold")), rows_table("", columns, rows), Text(), text)

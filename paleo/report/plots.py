@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -327,12 +327,17 @@ def plot_plans(model: str, system: str, ranking: FoundPlans, capacity: float) ->
         searched = with_noun(ranking.covered_configurations, "configuration")
         axes.set_title(f"{model} on {system}, global batch {ranking.global_batch}: {searched}")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.xaxis.set_minor_formatter(
-            FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "23457" else "")
-        )
+        axes.xaxis.set_minor_formatter(FuncFormatter(_some_ticks("23457")))
         axes.tick_params(axis="x", which="both", length=4, pad=4)
         axes.legend(loc="center right")
     return figure
+
+
+def _some_ticks(first_digits: str) -> Callable[[float, object], str]:
+    def text(value: float, _: object = None) -> str:
+        return f"{value:g}" if f"{value:e}"[0] in first_digits else ""
+
+    return text
 
 
 def _stack(axes: Axes, names: Sequence[str], rows: Mapping[str, Sequence[float]], *, level: bool = False) -> None:
@@ -513,7 +518,7 @@ def plot_time_to_target(system: str, curve: TargetScaling) -> Figure:
         axes.set_xticks(gpus, [f"{count:,}" for count in gpus])
         axes.xaxis.set_minor_locator(NullLocator())
         for formats in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            formats(FuncFormatter(lambda value, _=None: f"{value:g}" if f"{value:e}"[0] in "125" else ""))
+            formats(FuncFormatter(_some_ticks("125")))
         for count, words in ((curve.knee, "knee"), (curve.largest_useful_gpus, "largest useful")):
             if count is not None:
                 axes.axvline(count, linestyle="--", linewidth=0.8, color=GREY)

@@ -172,7 +172,7 @@ def _columns(curve: ScaleCurve) -> Iterator[AnswerColumn]:
     yield column("samples/s", "1/s", lambda point: point.samples_per_s)
     yield column(f"speedup over {curve.base_point.gpus}", "ratio", curve.speedup)
     yield column("efficiency", "fraction", curve.efficiency)
-    yield column("exposed comm.", "fraction", lambda point: point.exposed_exchange_time / point.step_time)
+    yield column("exposed comm.", "fraction", lambda point: point.exposed_exchange_share)
     yield column("MFU", "fraction", lambda point: point.mfu)
     if studied:
         yield from CONSISTENCY_COLUMNS

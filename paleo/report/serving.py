@@ -141,8 +141,7 @@ def _load_document(service: Service) -> dict[str, Any]:
 def _refused(service: Service) -> dict[str, Any]:
     keys = (
         "requests_per_s", "requests_per_s_interval", "tokens_per_s", "ttft_s", "tpot_s", "latency_s", "batch",
-        "kv_cache",
-        "usd_per_million_tokens", "joules_per_token", "limited_by", "strategy", "steady", "calibration",
+        "kv_cache", "usd_per_million_tokens", "joules_per_token", "limited_by", "strategy", "steady", "calibration",
     )  # fmt: skip
     capacities = [max_request_rate(each, service.load) for each in service.fitting_layouts]
     empty: dict[str, Any] = dict.fromkeys(keys)

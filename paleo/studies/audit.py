@@ -140,11 +140,9 @@ class TrainingLogAudit:
         if len(self.faults) < 2:
             return None
         first, second = (fault.evidence for fault in self.faults[:2])
-        apart = {
-            name: abs(math.log(first[name] / second[name])) / _DEVIATION.get(name, _PART_DEVIATION)
-            for name in first.keys() & second.keys() - self.measured_quantities.keys()
-            if first[name] > 0 and second[name] > 0
-        }
+        unlogged = first.keys() & second.keys() - self.measured_quantities.keys()
+        logs = {name: math.log(first[name] / second[name]) for name in unlogged if first[name] > 0 and second[name] > 0}
+        apart = {name: abs(log) / _DEVIATION.get(name, _PART_DEVIATION) for name, log in logs.items()}
         best = max(apart, key=lambda name: apart[name], default=None)
         return best if best is not None and apart[best] > _ASTRAY else None
 
@@ -412,17 +410,9 @@ def audit_training_log(log: TrainingLog, expected: Prediction) -> TrainingLogAud
     ratio = known["step"] / (best.evidence if best else plain)["step"]
     scatter = known.get("unsteadiness", 1.0) - 1.0
     seconds = _step_seconds(log, expected)
-    return TrainingLogAudit(
-        log,
-        expected,
-        measured_quantities=known,
-        predicted_quantities=plain,
-        faults=tuple(faults),
-        measured_step_time_ratio=ratio,
-        relative_step_deviation=scatter,
-        step_time_on_more_ranks=_beyond(expected, best, ratio, scatter),
-        late_step_share=sum(value > _LATE_STEP * median(seconds) for value in seconds) / len(seconds),
-    )
+    late_share = sum(value > _LATE_STEP * median(seconds) for value in seconds) / len(seconds)
+    beyond = _beyond(expected, best, ratio, scatter)
+    return TrainingLogAudit(log, expected, known, plain, tuple(faults), ratio, scatter, beyond, late_share)
 
 
 def _refined(hypothesis: _Hypothesis, expected: Prediction, measured: _Evidence) -> list[_Fault]:

@@ -187,8 +187,7 @@ def compare_algorithms(
     rows = _rows(operation, payload_bytes, links, fabric, bounds)
     best = next(row for row in rows if row.chosen_by_library)
     return CollectiveStudy(
-        operation, payload_bytes, ranks=ranks, fabric=fabric, group_levels=system.group_levels(1, ranks), links=links,
-        rows=rows,
+        operation, payload_bytes, ranks, fabric, system.group_levels(1, ranks), links, rows,
         crossovers=_worthwhile(fabric, operation, links), lower_bound=bounds[best.in_network],
         calibration_text=describe_collective_calibration(fabric, operation, links),
     )  # fmt: skip

@@ -32,13 +32,10 @@ AUTO = "auto"
 #: Devices from which language models are trained with Megatron-Core on NVIDIA's, and with torchtitan below.
 LARGE_RUN_GPUS = 16
 #: Fields and groups of a run that describe a plan; a run that states one of them is taken as it stands.
-PLAN_FIELDS = frozenset(
-    {
-        "batch", "microbatch", "pipeline", "recompute", "placement", "exchange", "forward_only", "offload",
-        "calibration", "input", "kernels.attention", "kernels.cuda_graph", "variation.jitter", "variation.slow_ranks",
-        "fabric",
-    }
-)  # fmt: skip
+PLAN_FIELDS = frozenset([
+    "batch", "microbatch", "pipeline", "recompute", "placement", "exchange", "forward_only", "offload", "calibration",
+    "input", "kernels.attention", "kernels.cuda_graph", "variation.jitter", "variation.slow_ranks", "fabric",
+])  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,11 +368,11 @@ def _best(model: ModelSpec, system: System, run: Run) -> PlanRow | None:
         rows.append(simplest_plan(plans_with_memory_headroom(result, system), system.device.memory.usable_bytes))
         if rows[-1].memory <= roomy:
             return rows[-1]
-    return min(
-        rows,
-        key=lambda row: (not row.fits, row.memory > roomy, row.step_time if row.fits else row.memory),
-        default=None,
-    )
+
+    def place(row: PlanRow) -> tuple[bool, bool, float]:
+        return not row.fits, row.memory > roomy, row.step_time if row.fits else row.memory
+
+    return min(rows, key=place, default=None)
 
 
 def _spaces(model: ModelSpec, run: Run) -> Iterator[SearchSpace]:

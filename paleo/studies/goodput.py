@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,6 @@ FloatOrArray = float | Array
 #: How a checkpoint reaches storage: training waits for all of it, for the copy to host memory, or for that alone while
 #: most failures are survived by the copy in memory.
 CheckpointMode = Literal["sync", "async", "memory"]
-_CHECKPOINTING: tuple[CheckpointMode, ...] = ("sync", "async", "memory")
 #: Share of failures that leave the copy in host memory intact (DLRover: three of four restart a process).
 MEMORY_SURVIVAL_SHARE = 0.75
 
@@ -157,10 +156,8 @@ _HOPELESS = 100.0
 
 def two_level_goodput(
     *, memory_interval: FloatOrArray, memory_save: FloatOrArray, storage_interval: FloatOrArray,
-    storage_save: FloatOrArray,
-    restart_memory: FloatOrArray, restart_storage: FloatOrArray, mtbf: FloatOrArray,
-    survived: float = MEMORY_SURVIVAL_SHARE,
-    lag: FloatOrArray = 0.0,
+    storage_save: FloatOrArray, restart_memory: FloatOrArray, restart_storage: FloatOrArray, mtbf: FloatOrArray,
+    survived: float = MEMORY_SURVIVAL_SHARE, lag: FloatOrArray = 0.0,
 ) -> Array:  # fmt: skip
     """Return the goodput of a run with checkpoints at two levels, in host memory and in storage.
 
@@ -226,24 +223,16 @@ def _age(between: FloatOrArray, mtbf: Array) -> Array:
 _SHORT = 1e-4
 
 
-def _save_seconds(
-    *, total_bytes: FloatOrArray, process_rate: FloatOrArray, processes: FloatOrArray = 1.0,
-    node_rate: FloatOrArray = math.inf,
-    nodes: FloatOrArray = 1.0, storage_rate: FloatOrArray = math.inf, fixed: FloatOrArray = 0.0,
-    tensors: FloatOrArray = 0.0,
-    per_tensor: FloatOrArray = 0.0,
-) -> Array:  # fmt: skip
-    """Return the time to write a checkpoint to storage [s].
+def _write_time(
+    total_bytes: float, process_rate: float, processes: float, storage_rate: float, *,
+    nodes: float = 1.0, node_rate: float = math.inf,
+) -> float:  # fmt: skip
+    """Return the time to write a checkpoint to storage [s]; processes, node links or storage limit the rate [byte/s].
 
-    The slowest of processes, node links and storage limits the rate; a fixed time and a time per tensor are added.
-    Rates are in byte/s.
-
-    >>> float(_save_seconds(total_bytes=2e10, process_rate=1e9, processes=8, storage_rate=4e9))
+    >>> _write_time(2e10, process_rate=1e9, processes=8, storage_rate=4e9)
     5.0
     """
-    total = np.asarray(total_bytes, dtype=np.float64)
-    slowest = np.maximum(total / (process_rate * np.asarray(processes)), total / (node_rate * np.asarray(nodes)))
-    return np.asarray(np.maximum(slowest, total / storage_rate) + fixed + np.asarray(tensors) * per_tensor)
+    return max(total_bytes / (process_rate * processes), total_bytes / (node_rate * nodes), total_bytes / storage_rate)
 
 
 def spare_node_count(*, nodes: float, node_rate: float, repair: float, quantile: float = 0.99) -> int:
@@ -740,19 +729,9 @@ def checkpoint_pause(
     writing, passes = (1.0, writer.passes) if single else (processes, 1.0)
     if mode != "sync":
         return writer.pause + total_bytes / (writer.copy_rate * writing)
-    return float(
-        _save_seconds(
-            total_bytes=total_bytes * passes,
-            process_rate=writer.rate,
-            processes=writing,
-            node_rate=storage.node_rate,
-            nodes=1.0 if single else nodes,
-            storage_rate=storage.rate * passes,
-            fixed=storage.seconds_per_save,
-            tensors=tensors,
-            per_tensor=storage.seconds_per_tensor,
-        )
-    )
+    storing = {"nodes": 1.0 if single else nodes, "node_rate": storage.node_rate}
+    written = _write_time(total_bytes * passes, writer.rate, writing, storage.rate * passes, **storing)
+    return written + storage.seconds_per_save + tensors * storage.seconds_per_tensor
 
 
 #: Bytes kept of a parameter: weight in 16 bits, fp32 master and two states of Adam.
@@ -896,7 +875,10 @@ def predict_long_run(prediction: Prediction, work: float, options: LongRunOption
         If a checkpoint does not fit or the run never finishes.
     """
     nodes = occupied_machines(prediction.system, prediction.plan.gpus)
-    rates = _reliability(prediction, options)
+    rates = system_reliability(prediction.system)
+    if options.failures is not None:  # failures per node and second, such as ``4/knodeday`` or ``0.004/nodeday``
+        rate = _quantity("failures", options.failures, "failures", 0.0)
+        rates = Reliability.model_construct(failures=rate, low=rate, high=rate, source="as stated")
     repair = _quantity("repair", options.repair, "time", _REPAIR)
     spares = options.spares
     if spares is None:
@@ -935,15 +917,6 @@ def goodput_of_prediction(prediction: Prediction, options: LongRunOptions) -> fl
         return 0.0
 
 
-def _reliability(prediction: Prediction, options: LongRunOptions) -> Reliability:
-    if options.failures is None:
-        return system_reliability(prediction.system)
-    # Parse failures per node and second, such as ``4/knodeday`` or ``0.004/nodeday``; raise SpecError without such a
-    # unit.
-    rate = _quantity("failures", options.failures, "failures", 0.0)
-    return Reliability.model_construct(failures=rate, low=rate, high=rate, source="as stated")
-
-
 def _checkpoints_of(
     prediction: Prediction, options: LongRunOptions, *, in_repair: float, repair: float
 ) -> CheckpointTimes:  # fmt: skip
@@ -956,9 +929,10 @@ def _checkpoints_of(
     rate = checkpoint_storage_bandwidth(options)
     copy = total / plan.gpus / _COPY_RATE
     _check_room("storage", total, _quantity("storage-size", options.storage_size, "bytes", None, positive=True))
-    mode, writer = _checkpointing_named(options.checkpointing), _WRITERS["megatron"].rate
-    writing = _save_seconds(total_bytes=total, process_rate=writer, processes=plan.gpus, nodes=nodes, storage_rate=rate)
-    write, pause, path = float(writing), _PAUSE + copy, RestartTimes()
+    mode, writer = cast("CheckpointMode", options.checkpointing or "sync"), _WRITERS["megatron"].rate
+    if mode not in get_args(CheckpointMode):
+        raise SpecError(f"--checkpointing {mode!r} is none of {', '.join(get_args(CheckpointMode))}")
+    write, pause, path = _write_time(total, writer, plan.gpus, rate), _PAUSE + copy, RestartTimes()
     # Compute the seconds until a node is replaced: by a spare, by a cloud machine that boots, or by the first
     # repaired one.
     replace = path.replace if prediction.system.price_per_node is None else ON_DEMAND_BOOT.seconds
@@ -968,7 +942,9 @@ def _checkpoints_of(
         )
     restart = _quantity("restart", options.restart, "time", path.total_time(total / rate, replace))
     if options.elastic:
-        _check_replicas(prediction)
+        if plan.dp < 2 or plan.strategy.zero:
+            lacks = f"--elastic: {plan.strategy_text or 'one GPU'} has no replica that others can do without"
+            raise SpecError(f"{lacks}; expected dp of 2 or more whose states are not sharded (zero=0)")
         standing = path.detect + path.warm_up if options.restart is None else restart
         save, absence = write if mode == "sync" else pause, replace + path.launch + copy
         return CheckpointTimes(save, standing, 0.0, replicas=plan.dp, repair=absence)
@@ -1002,24 +978,6 @@ def checkpoint_storage_bandwidth(options: LongRunOptions) -> float:
         If the option is not valid.
     """
     return _quantity("storage", options.storage, "bandwidth", _STORAGE_RATE, positive=True)
-
-
-def _check_replicas(prediction: Prediction) -> None:
-    """Raise SpecError if a run cannot be elastic: it needs two data-parallel replicas or more and no ZeRO sharding."""
-    plan = prediction.plan
-    if plan.dp < 2 or plan.strategy.zero:
-        raise SpecError(
-            f"--elastic: {plan.strategy_text or 'one GPU'} has no replica that others can do without; "
-            "expected dp of 2 or more whose states are not sharded (zero=0)"
-        )
-
-
-def _checkpointing_named(text: str | None) -> CheckpointMode:
-    """Check the name of a checkpointing mode: ``sync`` (the default), ``async`` or ``memory``."""
-    for mode in _CHECKPOINTING:
-        if mode == (text or "sync"):
-            return mode
-    raise SpecError(f"--checkpointing {text!r} is none of {', '.join(_CHECKPOINTING)}")
 
 
 def _checkpoint_interval(text: str | None, step_time: float) -> float | None:

@@ -229,15 +229,13 @@ def _server_of(run: Run, system: System, software: SoftwareProfile) -> Parameter
     """
     links = [level for level in system.levels if level.ranks is None] or list(system.levels)
     if not links:
-        raise PlanError(
-            f"consistency {run.exchange.consistency}: {system.name} is one device without links to a server"
-        )
+        name = run.exchange.consistency
+        raise PlanError(f"consistency {name}: {system.name} is one device without links to a server")
     port = links[-1].link.bandwidth * max(1, links[-1].ports or 1)
     memory = system.host.memory_bandwidth if system.host is not None and system.host.memory_bandwidth else np.inf
     rate = 1.0 / (1.0 / port + _SERVER_PASSES / memory)
-    return ParameterServers(
-        seconds_per_tensor=software.gradients.server_call, bandwidth=float(rate), count=run.exchange.servers or 1
-    )
+    call, count = software.gradients.server_call, run.exchange.servers or 1
+    return ParameterServers(seconds_per_tensor=call, bandwidth=float(rate), count=count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,16 +303,8 @@ def compression_study(prediction: Prediction) -> CompressionStudy | None:
     exchange, _ = before.layouts.gradient_exchange_times_and_bytes(before.assignment, zero, chunks=False)
     seconds = float(exchange.sum(axis=1).max())
     rate = plain / seconds if seconds > 0 else np.inf
-    return CompressionStudy(
-        prediction,
-        dense,
-        method=method,
-        sent_bytes=sent,
-        uncompressed_sent_bytes=plain,
-        compression_time=coding,
-        uncompressed_bandwidth=rate,
-        break_even_bandwidth=float(break_even_bandwidth(plain, sent, coding)),
-    )
+    pays_below = float(break_even_bandwidth(plain, sent, coding))
+    return CompressionStudy(prediction, dense, method, sent, plain, coding, rate, pays_below)
 
 
 #: Rates over that of the system at which steps are compared.
@@ -498,9 +488,8 @@ def _gradient(study: CollectiveStudy, width: float, tensors: int) -> SummedGradi
     sides = 2.0 * tensors * (elements / tensors) ** 0.5
     return SummedGradient(
         elements=elements, tensors=float(tensors), ranks=float(study.ranks), element_bytes=width,
-        matrices=float(tensors),
-        ranks_per_node=float(min(study.ranks, study.system.devices_per_node)), matrix_elements=elements,
-        matrix_side_sums=sides,
+        matrices=float(tensors), matrix_elements=elements, matrix_side_sums=sides,
+        ranks_per_node=float(min(study.ranks, study.system.devices_per_node)),
     )  # fmt: skip
 
 
@@ -688,7 +677,8 @@ def exchange_search(
             refused.append(f"{compress or 'dense'}: {error}")
             continue
         batch, names = searched.global_batch, dict.fromkeys(consistencies)
-        works = _works(searched, system) if names.keys() - {_SYNCHRONOUS} else []
+        ranking = searched.ranking if names.keys() - {_SYNCHRONOUS} else None
+        works = [] if ranking is None else [_work(part, system) for part in ranking.parts]
         for name in names:
             scores = _scores(searched, works, name, price)
             configurations += int(np.isfinite(scores).sum())
@@ -761,12 +751,8 @@ class _Work(NamedTuple):
     servers: int | None
 
 
-def _works(searched: FoundPlans, system: System) -> list[_Work]:
-    """Return step times and workload of each part of a plan search; they are the same under all consistency models."""
-    return [] if searched.ranking is None else [_work(part, system) for part in searched.ranking.parts]
-
-
 def _work(part: EvaluatedGroup, system: System) -> _Work:
+    """Return step times and workload of one part of a plan search; they are the same under all consistency models."""
     results = part.results
     order = np.argsort(results.batch_index, kind="stable")
     ends = np.searchsorted(results.batch_index[order], np.arange(len(results.batches) + 1))

@@ -269,7 +269,7 @@ def compare_systems(
     candidates, errors = [], list[PaleoError]()
     for system, count in machines:
         try:
-            prediction = _predicted(model, system, run.model_copy(update={"gpus": count}), planner)
+            prediction = _planned(model, system, run.model_copy(update={"gpus": count}), planner)[0][0]
             cost = estimate_training(prediction, amount, tariff, long_run=long_run)
             candidates.append(ComparedSystem(system, prediction, cost, consistency=consistency_study(prediction)))
         except (PlanError, SpecError, CapacityError) as error:
@@ -294,17 +294,20 @@ def _common_batch(model: ModelSpec, systems: Sequence[tuple[System, int]], run: 
         return run.global_batch
     system, gpus = max(systems, key=lambda entry: entry[1])
     strategy = "dp" if run.strategy == AUTO else run.strategy
-    return plan(
-        model, system, run.model_copy(update={"gpus": gpus, "microbatch": None, "strategy": strategy})
-    ).global_batch
+    largest = run.model_copy(update={"gpus": gpus, "microbatch": None, "strategy": strategy})
+    return plan(model, system, largest).global_batch
 
 
-def _predicted(model: ModelSpec, system: System, run: Run, planner: PlanSearch | None) -> Prediction:
+def _planned(
+    model: ModelSpec, system: System, run: Run, planner: PlanSearch | None
+) -> tuple[Sequence[Prediction], int, int]:
+    """Return the predictions of a run, best first, with the numbers of plans compared and of those that fit."""
     if run.strategy != AUTO:
-        return predict(model, system, run)
+        step = predict(model, system, run)
+        return [step], 1, int(step.memory.fits)
     if planner is None:
         raise PlanError("strategy 'auto': nothing searches for one here")
-    return planner(model, system, run.model_copy(update={"strategy": "dp"}))[0][0]
+    return planner(model, system, run.model_copy(update={"strategy": "dp"}))
 
 
 #: How far each figure of the hardware is moved, up and down.
@@ -462,12 +465,7 @@ def _offer(request: PurchaseRequest, system: System, gpus: int, batch: int) -> S
     from paleo.search.gpu_counts import recommended_plans
 
     run = request.run.model_copy(update={"gpus": gpus, "global_batch": batch, "batch": None})
-    if run.strategy == AUTO:
-        planner = request.planner or recommended_plans
-        predictions, tried, fit = planner(request.model, system, run.model_copy(update={"strategy": "dp"}))
-    else:
-        predictions = [predict(request.model, system, run)]
-        tried, fit = 1, int(predictions[0].memory.fits)
+    predictions, tried, fit = _planned(request.model, system, run, request.planner or recommended_plans)
     best, fitting = predictions[0], [prediction for prediction in predictions if prediction.memory.fits]
     trained = estimate_training(
         best, request.amount, request.tariff, critical_batch=request.critical_batch, long_run=request.long_run
@@ -929,11 +927,8 @@ class _Searches:
             plan = self.best_plan(system, units * unit)
             if plan is None:
                 continue
-            late = (
-                self.requirements.deadline is not None
-                and plan.training_time is not None
-                and plan.training_time > self.requirements.deadline
-            )
+            time, deadline = plan.training_time, self.requirements.deadline
+            late = deadline is not None and time is not None and time > deadline
             if plan.meets(self.requirements):
                 high, guess = units, units // 2
             elif plan.row.fits and not late:
@@ -941,8 +936,8 @@ class _Searches:
             else:
                 left = [size for size in left if size > units or _odd_factor(size) < _odd_factor(units)]
                 guess = 2 * units
-            if self.requirements.deadline is not None and plan.training_time is not None and plan.row.fits:
-                ideal = units * plan.training_time / self.requirements.deadline
+            if deadline is not None and time is not None and plan.row.fits:
+                ideal = units * time / deadline
                 least, guess = max(least, _EFFICIENT * ideal), math.ceil(ideal)
 
 

@@ -162,7 +162,10 @@ def rank_reinforcement_steps(question: ReinforcementQuestion) -> tuple[list[Rein
 
     @cache
     def trainers(gpus: int, searched: bool) -> list[TrainerPrediction]:
-        runs = _searched(question, gpus) if searched else _stated(question, gpus)
+        if searched:
+            return trained(_searched(question, gpus))
+        tried = question.strategies or question.usual_strategies
+        runs = (trainer_run(gpus, rollouts, strategy, question.software) for strategy in tried)
         return [each for run in runs for each in trained(run)]
 
     def composed(searched: bool) -> list[ReinforcementStep]:
@@ -183,22 +186,12 @@ def rank_reinforcement_steps(question: ReinforcementQuestion) -> tuple[list[Rein
     return sorted(steps, key=lambda each: (not each.trainer_fits, each.step_time)), [*refusals]
 
 
-def _stated(question: ReinforcementQuestion, gpus: int) -> list[Run]:
-    tried = question.strategies or question.usual_strategies
-    return [trainer_run(gpus, question.rollouts, strategy, question.software) for strategy in tried]
-
-
-def _searched(question: ReinforcementQuestion, gpus: int) -> list[Run]:
-    """Search the best training plan for the trainer on ``gpus`` GPUs, and return its run as a list of one.
-
-    The search also chooses recomputation and microbatch.
-    """
+def _searched(question: ReinforcementQuestion, gpus: int) -> Run:
+    """Search the best training plan for the trainer on ``gpus`` GPUs, with recomputation and microbatch."""
     rollouts = question.rollouts
-    stated = Run(
-        gpus=gpus, strategy=AUTO, global_batch=rollouts.batch, software=question.software,
-        model={"seq": rollouts.sequence_tokens},
-    )  # fmt: skip
-    return [with_defaults(question.model, question.system, stated).run]
+    size = {"gpus": gpus, "global_batch": rollouts.batch, "model": {"seq": rollouts.sequence_tokens}}
+    stated = Run(strategy=AUTO, software=question.software, **size)
+    return with_defaults(question.model, question.system, stated).run
 
 
 @dataclass(frozen=True)

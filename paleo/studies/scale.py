@@ -99,11 +99,11 @@ class ScalePoint:
         return (self.consistency or self.required_prediction).step_time
 
     @property
-    def exposed_exchange_time(self) -> float:
-        """Exposed communication of a step [s]; for asynchronous updates exposed exchange and waiting for workers."""
+    def exposed_exchange_share(self) -> float:
+        """Share (0 to 1) of a step that is exposed communication, or also waits for workers in asynchronous updates."""
         if self.consistency is None:
-            return self.required_prediction.breakdown.communication_exposed
-        return float(self.consistency.consistency_result.exposed_time)
+            return self.required_prediction.breakdown.communication_exposed / self.step_time
+        return float(self.consistency.consistency_result.exposed_time) / self.step_time
 
     @property
     def samples_per_s(self) -> float:
@@ -442,14 +442,11 @@ def node_placement_advice(curves: Sequence[ScaleCurve]) -> tuple[str, ...]:
 
 def _pays_up_to(curve: ScaleCurve, last: ScalePoint) -> str:
     """Return the beginning of a scaling verdict: why smaller GPU counts do not run, and up to which count GPUs pay."""
-    first, base = curve.points[0], curve.base_point
-    start = "P" if base is first else f"Runs from {with_noun(base.gpus, 'GPU')} on ({_reason(first)}); p"
+    first, base, start = curve.points[0], curve.base_point, "P"
+    if base is not first:
+        reason = first.problem or f"{first.gpus}: {_shortage(first.required_prediction)}"
+        start = f"Runs from {with_noun(base.gpus, 'GPU')} on ({reason}); p"
     return f"{start}ays up to {with_noun(last.gpus, 'GPU')}"
-
-
-def _reason(point: ScalePoint) -> str:
-    """Return the reason why a run does not work at one GPU count of a scaling curve, as text."""
-    return point.problem or f"{point.gpus}: {_shortage(point.required_prediction)}"
 
 
 def _relative_gain(curve: ScaleCurve, last: ScalePoint, point: ScalePoint) -> float:

@@ -39,7 +39,7 @@ from paleo.specs.run import FORMER_FIELD_NAMES, Run, flatten_to_paths
 from paleo.specs.software import load_software
 from paleo.specs.system import System, load_system
 from paleo.studies.cost import JOULES_PER_KWH, MAX_TRAINING_AMOUNT, Tariff, comparable_tariff, device_power
-from paleo.studies.gradient_exchange import ConsistencyStudy, consistency_study
+from paleo.studies.gradient_exchange import consistency_study
 from paleo.studies.what_if import change_system
 from paleo.units import parse_quantity
 
@@ -74,12 +74,11 @@ class SweepStudy(Spec):
     @classmethod
     def _amounts_with_prefixes(cls, axes: dict[str, list[Any]]) -> dict[str, list[Any]]:
         """Convert amounts of training on the axes, such as ``15T`` tokens or ``4M`` samples, to numbers."""
-        return {
-            name: [parse_quantity(value, "count") if isinstance(value, str) else value for value in values]
-            if name in _AMOUNTS
-            else values
-            for name, values in axes.items()
+        numbers = {
+            name: [parse_quantity(value, "count") if isinstance(value, str) else value for value in axes[name]]
+            for name in axes.keys() & set(_AMOUNTS)
         }
+        return axes | numbers
 
     @property
     def step_axes(self) -> dict[str, list[Any]]:
@@ -295,8 +294,7 @@ _CYCLE = ("updates_per_s", "staleness_mean", "staleness_sd", "server_utilization
 _FIGURES = (
     "plan", "dtype", "global_batch_size", "microbatch_size", "step_time_s", "step_time_low_s", "step_time_high_s",
     "samples_per_s", "tokens_per_s", "mfu", "memory_bytes", "memory_capacity_bytes", "fits", "compute_s",
-    "memory_bound_s", "launch_s", "communication_exposed_s", "bubble_s", "optimizer_s", "gpu_power_w",
-    *_CYCLE,
+    "memory_bound_s", "launch_s", "communication_exposed_s", "bubble_s", "optimizer_s", "gpu_power_w", *_CYCLE,
 )  # fmt: skip
 #: Figures that accounts are worked out from and that no table shows: ``rent_per_s`` by any price, of the market too,
 #: ``listed_rent_per_s`` by a price of the very system.
@@ -548,14 +546,13 @@ def _evaluate(job: SweepJob, part: int) -> list[_Record]:
     """Predict the points of one part of a sweep in order; a point that cannot be predicted gets the reason instead."""
     job.check_release_and_files()
     first, last = part * _PART, min((part + 1) * _PART, job.study.point_count)
-    return [_record(job, job.study.axis_values_at(index)) for index in range(first, last)]
-
-
-def _record(job: SweepJob, point: _Point) -> _Record:
-    try:
-        return job.study.predict_table_row(job, point)
-    except PaleoError as error:
-        return {"problem": " ".join(str(error).split())}
+    records: list[_Record] = []
+    for index in range(first, last):
+        try:
+            records.append(job.study.predict_table_row(job, job.study.axis_values_at(index)))
+        except PaleoError as error:
+            records.append({"problem": " ".join(str(error).split())})
+    return records
 
 
 def _figures(prediction: Prediction) -> _Record:
@@ -566,6 +563,12 @@ def _figures(prediction: Prediction) -> _Record:
     spent = {f"{name}_s": value for name, value in asdict(prediction.breakdown).items()}
     tokens, offer = prediction.graph.tokens_per_sample, machine_rent(prediction.system, plan.gpus)
     devices = billed_devices(prediction.system, plan.gpus).devices
+    cycle: _Record = dict.fromkeys(_CYCLE)
+    if study is not None:
+        result = study.consistency_result
+        values = (result.updates_per_s, result.staleness_mean, result.staleness_sd, result.utilization, result.knee)
+        known = map(float, values)
+        cycle = {name: None if math.isnan(value) else value for name, value in zip(_CYCLE, known, strict=True)}
     figures = {
         "plan": plan.strategy_text or "dp",
         "dtype": plan.dtype,
@@ -589,21 +592,9 @@ def _figures(prediction: Prediction) -> _Record:
         "tdp": prediction.system.device.tdp,
         "dataset_samples": None if data is None else data.samples,
         "tokens_per_sample": tokens,
-        **(_SYNCHRONOUS if study is None else _cycle(study)),
+        **cycle,
     }
     return {**{name: value for name, value in spent.items() if name in _FIGURES}, **figures, "problem": ""}
-
-
-#: Columns of the consistency model, empty for plain synchronous steps.
-_SYNCHRONOUS: _Record = dict.fromkeys(_CYCLE)
-
-
-def _cycle(study: ConsistencyStudy) -> _Record:
-    """Return the result columns of asynchronous updates: update rate, staleness, and load of parameter servers."""
-    cycle = study.consistency_result
-    figures = (cycle.updates_per_s, cycle.staleness_mean, cycle.staleness_sd, cycle.utilization, cycle.knee)
-    values = (float(figure) for figure in figures)
-    return {name: None if math.isnan(value) else value for name, value in zip(_CYCLE, values, strict=True)}
 
 
 SweepEvaluator = Callable[[SweepJob, Sequence[int]], Iterator[tuple[int, list[_Record]]]]

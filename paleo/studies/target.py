@@ -530,9 +530,10 @@ def _best_batch(
 #: A batch that takes this many times as long as the best so far ends the search for larger ones.
 _RISEN = 1.5
 #: Plans in the order in which they are tried where none is given and data parallelism does not fit.
-MODEL_PARALLEL_STRATEGIES = ("zero=1", "zero=3", "tp=2,zero=1,sp", "tp=4,zero=1,sp", "tp=8,zero=1,sp",
-    "tp=4,pp=4,zero=1,sp",
-                  "tp=8,pp=8,zero=1,sp", "tp=8,pp=16,zero=1,sp", "tp=8,pp=4,zero=1,sp")  # fmt: skip
+MODEL_PARALLEL_STRATEGIES = (
+    "zero=1", "zero=3", "tp=2,zero=1,sp", "tp=4,zero=1,sp", "tp=8,zero=1,sp", "tp=4,pp=4,zero=1,sp",
+    "tp=8,pp=8,zero=1,sp", "tp=8,pp=16,zero=1,sp", "tp=8,pp=4,zero=1,sp",
+)  # fmt: skip
 
 
 def _first_fitting(

@@ -183,8 +183,7 @@ def _print_special_search(
     compressions = [None if name in ("none", "dense") else name for name in stated]
     searched = exchange_search(
         network, machine, run, StalenessPenalty(*price), counts=counts, space=search_space_of_unset_fields(stated_run),
-        top=top,
-        consistencies=consistencies, compressions=compressions,
+        top=top, consistencies=consistencies, compressions=compressions,
     )  # fmt: skip
     found = (*names, searched)
     print_result(lambda: reports.exchange_search_json(*found), lambda: reports.exchange_search_table(*found), as_json)
