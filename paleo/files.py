@@ -230,14 +230,12 @@ def read_bytes(path: str | Path, *, most: int, expected: str) -> bytes:
         If the file cannot be read or is larger.
     """
     short_path = str(path)[:200]
+    require_regular_file(path, expected)
     try:
-        require_regular_file(path, expected)
         with Path(path).open("rb") as file:
             packed = file.read(2) == GZIP_MAGIC
             file.seek(0)
             content = (gzip.GzipFile(fileobj=file) if packed else file).read(most + 1)
-    except SpecError:
-        raise
     except (OSError, EOFError, ValueError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise SpecError(f"{short_path!r}: cannot be read ({str(reason)[:200]})") from None

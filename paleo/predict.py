@@ -27,11 +27,11 @@ from paleo.parallel.plan import (
     shared_expert_overlap_warnings,
     tpu_software_warnings,
 )
-from paleo.step.backend import build_backend
+from paleo.step.backend import Backend, build_backend
 from paleo.step.interval import OPAQUE_KERNEL_KIND, StepUncertainty, step_uncertainty
 from paleo.step.memory import MemoryFootprint
 from paleo.step.step import StepPredictions, predict_steps, single_configuration_batch, timed_program
-from paleo.step.waiting import describe_unmodelled_straggler_wait
+from paleo.step.waiting import InputPipeline, describe_unmodelled_straggler_wait
 from paleo.units import format_duration
 
 if TYPE_CHECKING:
@@ -45,9 +45,7 @@ if TYPE_CHECKING:
     from paleo.specs.run import Run
     from paleo.specs.software import SoftwareProfile
     from paleo.specs.system import System
-    from paleo.step.backend import Backend
     from paleo.step.configuration_batch import ConfigurationBatch
-    from paleo.step.waiting import InputPipeline
 
 Array = npt.NDArray[np.float64]
 

@@ -40,7 +40,7 @@ from paleo.answers import (
 from paleo.errors import SpecError, suggest_names
 from paleo.network.graph import build_graph
 from paleo.parallel.framework_checks import framework_abilities
-from paleo.predict import predict
+from paleo.predict import Prediction, predict
 from paleo.report.estimate import RunStudies
 from paleo.specs.loading import convert_numpy_arguments, to_python_numbers
 from paleo.specs.loading import validate_mapping as validated_spec
@@ -77,7 +77,6 @@ from paleo.units import Quantity, checked_count, comma_separated, parse_quantity
 if TYPE_CHECKING:
     import pandas as pd
 
-    from paleo.predict import Prediction
     from paleo.search.space import SearchSpace
     from paleo.specs.task import TrainingTask
     from paleo.studies.purchase import PlanSearch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from paleo.answers import JsonDocument, StudyResult
 from paleo.errors import PaleoError, SpecError
@@ -57,8 +57,7 @@ class ServeTrainSplit:
 class ServeTrainSplits(StudyResult):
     """Systems that serve a request rate and train with the remaining GPUs; most training per USD comes first."""
 
-    command: ClassVar[str] = "compare"
-    rows_key: ClassVar[str | None] = "systems"
+    command, rows_key = "compare", "systems"
     network: str
     request_rate: float
     training_seconds: float

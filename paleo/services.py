@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from paleo.answers import StudyResult
 from paleo.errors import SpecError, suggest_names
 from paleo.files import read_bytes
-from paleo.serving.engines import BatchLimit, load_engine
+from paleo.serving.engines import BatchLimit, ServingEngine, load_engine
 from paleo.serving.formats import parse_formats
 from paleo.serving.forward_lowering import Sharding
 from paleo.serving.plans import LatencyLimits, ServingLoad
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paleo.serving.benchmark import EngineBenchmark, ServiceAudit
-    from paleo.serving.engines import ServingEngine
     from paleo.studies.reinforcement import ReinforcementStudy
 
 #: Default number of tokens of a prompt and of an answer.
@@ -48,8 +47,7 @@ class ServeResult(StudyResult):
     ``compared_services`` has the answers of all systems.
     """
 
-    command: ClassVar[str] = "serve"
-    rows_key: ClassVar[str | None] = "plans"
+    command, rows_key = "serve", "plans"
     report_module_name = "paleo.report.serving"
     service: Service
     compared_services: tuple[Service, ...] = ()
@@ -72,8 +70,7 @@ class SinglePassResult(StudyResult):
     ``compared_services`` has the answers of all systems.
     """
 
-    command: ClassVar[str] = "serve"
-    rows_key: ClassVar[str | None] = "batches"
+    command, rows_key = "serve", "batches"
     report_module_name = "paleo.report.single_pass_service"
     service: BatchedService
     compared_services: tuple[BatchedService, ...] = ()
@@ -483,8 +480,7 @@ def parse_sharding(text: str) -> Sharding:
 class ReinforcementResult(StudyResult):
     """Answer of `paleo.rl`: predicted steps of reinforcement learning by layout of GPUs, the shortest first."""
 
-    command: ClassVar[str] = "rl"
-    rows_key: ClassVar[str | None] = "plans"
+    command, rows_key = "rl", "plans"
     report_module_name = "paleo.report.reinforcement"
     study: ReinforcementStudy
 
@@ -576,7 +572,7 @@ def rl(
 class ServiceAuditResult(StudyResult):
     """Measured result of a serving engine's benchmark, together with the prediction of the same load."""
 
-    command: ClassVar[str] = "audit"
+    command = "audit"
     report_module_name = "paleo.report.serving"
     report_function_prefix = "audit_"
     audit: ServiceAudit

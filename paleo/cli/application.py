@@ -5,6 +5,7 @@ Commands print one JSON document or tables, warnings, and pictures.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import sys
@@ -12,10 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from copy import copy
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
@@ -150,10 +152,32 @@ def replace_parameters(command: Function, parameters: Sequence[inspect.Parameter
     return command
 
 
+def _with_fields_as_options(command: Callable[..., None], argument: str, group: type[Any]) -> Callable[..., None]:
+    """Give a command the fields of a dataclass as options, packed into one argument; its own options come first."""
+    stated = inspect.signature(command, eval_str=True).parameters
+    hints = get_type_hints(group, include_extras=True)
+    defaults = {field.name: field.default for field in fields(group) if field.name not in stated}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    packed = [inspect.Parameter(name, keyword, default=defaults[name], annotation=hints[name]) for name in defaults]
+    for part in group.__mro__:
+        packed = parameters_with_docstring_help(packed, part.__doc__, getattr(part, "panel", None))
+    parameters = list[inspect.Parameter]()
+    for name, parameter in stated.items():
+        parameters += packed if name == argument else [parameter.replace(kind=keyword)]
+
+    @functools.wraps(command)
+    def wrapper(**values: Any) -> None:
+        options = group(**{name: values.pop(name) for name in defaults})
+        command(**{argument: options}, **values)
+
+    return replace_parameters(wrapper, parameters)
+
+
 class Application(typer.Typer):
     """Typer application whose commands take the help texts of their options from their docstrings.
 
-    The help of a command shows the default of every option.
+    A parameter of a command whose type is a dataclass stands for the fields of the dataclass, each an option. The help
+    of a command shows the default of every option.
     """
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[Function], Function]:
@@ -172,7 +196,10 @@ class Application(typer.Typer):
             The decorator.
         """
 
-        def decorate(command: Function) -> Function:
+        def decorate(command: Any) -> Any:
+            for parameter in inspect.signature(command, eval_str=True).parameters.values():
+                if isinstance(parameter.annotation, type) and is_dataclass(parameter.annotation):
+                    command = _with_fields_as_options(command, parameter.name, parameter.annotation)
             parameters = inspect.signature(command, eval_str=True).parameters.values()
             described = replace_parameters(command, parameters_with_docstring_help(parameters, command.__doc__))
             help_, _ = split_parameters_section(command.__doc__)
@@ -217,7 +244,12 @@ def _main(version: VersionOption = False) -> None:
 RUNNING_COMMAND_NAME: ContextVar[str] = ContextVar("command", default="unknown")
 
 
-def print_result(document: Callable[[], Mapping[str, Any]], table: Callable[[], RenderableType], as_json: bool) -> None:
+def print_result(
+    document: Callable[[], Mapping[str, Any]],
+    table: Callable[[], RenderableType],
+    as_json: bool,
+    warnings: Sequence[str] = (),
+) -> None:
     """Print a result as one JSON document or as tables.
 
     Parameters
@@ -228,15 +260,17 @@ def print_result(document: Callable[[], Mapping[str, Any]], table: Callable[[], 
         Returns the tables.
     as_json : bool
         True to print the document, False to print the tables.
+    warnings : sequence of str, optional
+        Sentences for stderr.
     """
+    from paleo.report import columns
+
     if as_json:
-        from paleo.report.columns import json_text, with_schema
-
-        sys.stdout.write(json_text(with_schema(RUNNING_COMMAND_NAME.get(), document())) + "\n")
-        return
-    from paleo.report.columns import console
-
-    console().print(table(), crop=False)  # lines are not wrapped, so that commands can be pasted
+        document_with_schema = columns.with_schema(RUNNING_COMMAND_NAME.get(), document())
+        sys.stdout.write(columns.json_text(document_with_schema) + "\n")
+    else:
+        columns.console().print(table(), crop=False)  # lines are not wrapped, so that commands can be pasted
+    print_warnings(warnings)
 
 
 def print_warnings(warnings: Sequence[str]) -> None:

@@ -4,15 +4,13 @@ and failures."""
 from __future__ import annotations
 
 import functools
-import inspect
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from paleo.cli.application import parameters_with_docstring_help, replace_parameters
 from paleo.errors import SpecError
 
 if TYPE_CHECKING:
@@ -401,55 +399,6 @@ def _set_field(data: dict[str, Any], key: str, value: Any) -> None:
         data[path] = each
 
 
-def options_from_dataclass(argument: str, options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that gives a command the fields of a dataclass as options, packed into one argument.
-
-    An option that the command defines itself takes precedence.
-
-    Parameters
-    ----------
-    argument : str
-        Name of the argument.
-    options : type[Any]
-        The dataclass.
-
-    Returns
-    -------
-    Callable[[Callable[..., None]], Callable[..., None]]
-        The decorator.
-    """
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        stated = inspect.signature(command, eval_str=True).parameters
-        hints = get_type_hints(options, include_extras=True)
-        shared = [field for field in fields(options) if field.name not in stated]
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        packed = [
-            inspect.Parameter(field.name, keyword, default=field.default, annotation=hints[field.name])
-            for field in shared
-        ]
-        for group in options.__mro__:
-            packed = parameters_with_docstring_help(packed, group.__doc__, getattr(group, "panel", None))
-        parameters = [
-            each
-            for name, parameter in stated.items()
-            for each in (packed if name == argument else [parameter.replace(kind=keyword)])
-        ]
-
-        @functools.wraps(command)
-        def wrapper(**values: Any) -> None:
-            group = options(**{field.name: values.pop(field.name) for field in shared})
-            command(**{argument: group}, **values)
-
-        return replace_parameters(wrapper, parameters)
-
-    return decorate
-
-
-#: Decorator that gives a command the options of a run, packed into the argument ``options``.
-with_run_options = options_from_dataclass("options", RunOptions)
-
-
 TargetLossOption = Annotated[
     float | None,
     typer.Option(help="Train a language model to this loss (nats per token), by Chinchilla's scaling law."),
@@ -531,10 +480,6 @@ class TariffOptions:
         from paleo.studies.cost import parse_tariff
 
         return parse_tariff(**_options_of(self, TariffOptions))
-
-
-#: Decorator that gives a command the price options, packed into the argument ``rates``.
-with_tariff_options = options_from_dataclass("rates", TariffOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -627,8 +572,3 @@ class TrainingOptions(RunPriceAndFailureOptions, AmountOptions):
     def estimate_keywords(self) -> dict[str, Any]:
         """Return all options as keyword arguments of `paleo.estimate` and similar functions."""
         return {"run": self.build_run(), **self.amount_keywords(), **self.price_and_failure_keywords()}
-
-
-#: Those options, in the argument ``options``.
-with_run_and_price_options = options_from_dataclass("options", RunPriceAndFailureOptions)
-with_training_options = options_from_dataclass("options", TrainingOptions)

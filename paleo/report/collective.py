@@ -18,14 +18,13 @@ from rich.text import Text
 from paleo.pricing.links.topology import DEFAULT_MACHINE_NODES, DEFAULT_NODES_PER_LEAF, dragonfly_network
 from paleo.report.columns import AnswerColumn, Document, row_json, rows_table, wrapped_text
 from paleo.report.plots import BLACK, BLUE, COLOUR_CYCLE, PLOT_STYLE, figure_with_axes
-from paleo.specs.system import smallest_torus_box
+from paleo.specs.system import InterconnectLevel, System, smallest_torus_box
 from paleo.units import format_duration, format_quantity, with_noun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from paleo.specs.system import InterconnectLevel, System
     from paleo.studies.collective import CollectiveStudy
     from paleo.studies.gradient_exchange import AllReduceCompressionStudy
 

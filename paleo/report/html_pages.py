@@ -44,28 +44,32 @@ from paleo.report.charts import (
     heat_map,
     stacked_bar_chart,
 )
-from paleo.report.columns import EMPTY_CELL, AnswerColumn, format_energy, format_percent_tenths, format_usd, percent
+from paleo.report.columns import (
+    EMPTY_CELL,
+    AnswerColumn,
+    Document,
+    format_energy,
+    format_percent_tenths,
+    format_usd,
+    percent,
+)
 from paleo.report.estimate import step_parts, utilisation_warnings
 from paleo.search.plan_columns import PlanColumns, plan_columns
 from paleo.specs.prices import devices_per_machine
 from paleo.specs.run import Run, field_path, replace_fields
-from paleo.studies.cost import estimate_training, rent_rate
+from paleo.studies.cost import TrainingEstimate, estimate_training, rent_rate
 from paleo.studies.gradient_exchange import bandwidth_curve
-from paleo.studies.purchase import SENSITIVITY_CHANGE, Objective, Purchase, SystemOffer
-from paleo.studies.scale import node_placement_study, scaling_verdict
+from paleo.studies.purchase import SENSITIVITY_CHANGE, Objective, Purchase, PurchaseRequirements, SystemOffer
+from paleo.studies.scale import ScaleCurve, ScalePoint, node_placement_study, scaling_verdict
 from paleo.units import GIBIBYTE, HOUR, format_duration, format_gibibytes, format_quantity, with_noun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from paleo.report.columns import Document
     from paleo.search.plans import FoundPlans
     from paleo.specs.model import ModelSpec
     from paleo.specs.system import System
-    from paleo.studies.cost import TrainingEstimate
     from paleo.studies.goodput import LongRun
-    from paleo.studies.purchase import PurchaseRequirements
-    from paleo.studies.scale import ScaleCurve, ScalePoint
 
 _FOLDER = Path(__file__).parent / "templates"
 
@@ -242,9 +246,7 @@ _SYSTEM_COLUMNS = (
     AnswerColumn("", lambda offer: offer.prediction and offer.candidate.step_time, "step time", "words", _step_text),
     AnswerColumn("", lambda offer: offer.prediction and offer.candidate.samples_per_s, "samples/s", "1/s"),
     AnswerColumn("", _of_plan(lambda step, _: step.mfu), "MFU", "fraction"),
-    AnswerColumn(
-        "", _of_plan(lambda step, _: step.memory.total / step.memory.capacity), "memory", "words", _memory_text
-    ),
+    AnswerColumn("", _of_plan(lambda step, _: _memory_share(step)), "memory", "words", _memory_text),
     AnswerColumn("", _of_plan(lambda _, training: training.price_per_hour), "USD/h", "price"),
     AnswerColumn("", _of_plan(lambda _, training: training.time), "time to solution", "words", _time_text),
     AnswerColumn("", _of_plan(lambda _, training: training.cost), "cost", "USD"),

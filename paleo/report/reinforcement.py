@@ -8,11 +8,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.report.columns import AnswerColumn, empty_table, percent, row_json, rows_table, wrapped_text
-from paleo.serving.reinforcement import STEP_TIME_INTERVAL_FACTORS, UNMODELLED
+from paleo.serving.reinforcement import STEP_TIME_INTERVAL_FACTORS, UNMODELLED, ReinforcementStep
 from paleo.units import format_duration
 
 if TYPE_CHECKING:
-    from paleo.serving.reinforcement import ReinforcementStep
     from paleo.studies.reinforcement import ReinforcementStudy
 
 #: Plans that a table shows.

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from paleo.report.columns import AnswerColumn, empty_table, percent, row_json, rows_table, wrapped_text
 from paleo.serving.plans import ServingPlan, iteration_time_breakdown, max_request_rate, states_over_request_rates
-from paleo.serving.service import THROUGHPUT_INTERVAL_FACTORS, UNMODELLED
+from paleo.serving.service import THROUGHPUT_INTERVAL_FACTORS, UNMODELLED, Service
 from paleo.units import format_duration, format_gibibytes
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from paleo.serving.benchmark import ServiceAudit
-    from paleo.serving.service import Service
     from paleo.serving.steady_state import SteadyState
 
 #: Plans that a table shows.

@@ -8,13 +8,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.report.columns import AnswerColumn, Document, row_json, rows_table, wrapped_text
-from paleo.serving.single_pass import format_three_digits, forward_passes
+from paleo.serving.single_pass import BatchedService, format_three_digits, forward_passes
 from paleo.units import with_noun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paleo.serving.single_pass import BatchedService
 
 #: Factors within which nine of ten measured rates of MLPerf Inference lie (docs/howto/serve.md).
 THROUGHPUT_INTERVAL_FACTORS = (0.7, 1.4)

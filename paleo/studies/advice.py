@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from paleo.errors import PaleoError, PlanError
 from paleo.lowering.stages_and_recompute import RECOMPUTE_POLICIES, has_mixed_recompute
 from paleo.predict import Prediction, predict
-from paleo.specs.run import replace_fields
-
-if TYPE_CHECKING:
-    from paleo.specs.run import Run
+from paleo.specs.run import Run, replace_fields
 
 #: How much deeper a pipeline is tried than it is.
 _DEEPER = 8

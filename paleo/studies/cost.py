@@ -35,7 +35,7 @@ from paleo.pricing.power import (
     power_limited_clock_share,
     relative_flop_energy,
 )
-from paleo.specs.device import Price
+from paleo.specs.device import Device, Price
 from paleo.specs.loading import Spec, to_python_numbers, validate_mapping
 from paleo.specs.prices import (
     BilledDevices,
@@ -46,9 +46,9 @@ from paleo.specs.prices import (
     parse_rental_term,
     purchase_quote,
 )
-from paleo.specs.system import load_system
+from paleo.specs.system import System, load_system
 from paleo.step.waiting import normal_quantile
-from paleo.studies.goodput import LongRunOptions, predict_long_run
+from paleo.studies.goodput import LongRun, LongRunOptions, predict_long_run
 from paleo.studies.gradient_exchange import step_time_under_consistency
 from paleo.units import (
     HOUR,
@@ -67,11 +67,8 @@ from paleo.units import (
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
-    from paleo.specs.device import Device
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
-    from paleo.specs.system import System
-    from paleo.studies.goodput import LongRun
 
 
 Array = npt.NDArray[np.float64]
@@ -211,11 +208,6 @@ class Power:
     def average(self) -> float:
         """Mean power over the step [W]."""
         return self.idle + self.busy_share * (self.mean_running_power - self.idle)
-
-    @property
-    def dynamic_energy(self) -> float:
-        """Energy of one GPU in a step above idle power, without any power limit [J]."""
-        return float(((self.uncapped_kernel_power - self.idle) * self.kernel_seconds).sum())
 
     def with_power_limit(self, limit: float, least_voltage_clock: float) -> Power:
         """Return the power of the same step under a lower power limit, which lowers the clock of each kernel.

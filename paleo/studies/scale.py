@@ -12,8 +12,8 @@ from paleo.errors import CapacityError, PlanError, SpecError, suggest_names
 from paleo.parallel.plan import plan
 from paleo.predict import Prediction, predict
 from paleo.pricing.links.topology import NetworkShare, NodePlacement, parse_node_placement, placement_nic_share
-from paleo.specs.run import replace_fields
-from paleo.studies.cost import TrainingAmount, TrainingEstimate, estimate_training
+from paleo.specs.run import Run, replace_fields
+from paleo.studies.cost import Tariff, TrainingAmount, TrainingEstimate, estimate_training
 from paleo.studies.goodput import LongRunOptions, goodput_of_prediction
 from paleo.studies.gradient_exchange import ConsistencyStudy, consistency_study
 from paleo.units import (
@@ -29,9 +29,7 @@ from paleo.units import (
 
 if TYPE_CHECKING:
     from paleo.specs.model import ModelSpec
-    from paleo.specs.run import Run
     from paleo.specs.system import System
-    from paleo.studies.cost import Tariff
 
 
 Scaling = Literal["strong", "weak"]

@@ -25,7 +25,7 @@ from paleo.predict import Prediction, predict
 from paleo.specs.loading import MAX_EXACT_INTEGER
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run, flatten_to_paths, replace_fields, user_set_fields
-from paleo.specs.task import NO_EVALUATION, TrainingCode, TrainingTask, load_task
+from paleo.specs.task import NO_EVALUATION, QualityEvaluation, TrainingCode, TrainingTask, load_task
 from paleo.studies.cost import (
     INTERVAL_DEVIATIONS,
     JOULES_PER_KWH,
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from paleo.specs.calibration import Calibration
     from paleo.specs.device import Device
     from paleo.specs.system import System
-    from paleo.specs.task import QualityEvaluation
 
 
 #: What nobody modelled stays: two submitters of one system and configuration differ by 2 to 4 %.

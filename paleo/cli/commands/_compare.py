@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from paleo.cli.application import (
-    DECIDE_HELP_GROUP,
-    app,
-    checked_plot_path,
-    exit_unless,
-    print_result,
-    print_warnings,
-    save_plot,
-)
+from paleo.cli.application import DECIDE_HELP_GROUP, app, checked_plot_path, exit_unless, print_result, save_plot
 from paleo.cli.options import (
     JsonOption,
     ObjectiveOption,
@@ -21,7 +13,6 @@ from paleo.cli.options import (
     Systems,
     TargetTaskOption,
     TrainingOptions,
-    with_training_options,
 )
 from paleo.errors import SpecError
 
@@ -60,7 +51,6 @@ def set_common_gpu_count(options: TrainingOptions, systems: str) -> TrainingOpti
 
 
 @app.command(rich_help_panel=DECIDE_HELP_GROUP)
-@with_training_options
 def compare(
     *,
     model: OptionalModel = None,
@@ -100,6 +90,5 @@ def compare(
     stated = options.estimate_keywords() | {"target": target, "objective": objective}
     answer = answered(options.network(model), systems, **stated)
     save_plot(path, lambda plots: plots.plot_systems(answer.comparison))
-    print_result(answer.json_document, answer.table, as_json)
-    print_warnings(options.warnings())
+    print_result(answer.json_document, answer.table, as_json, options.warnings())
     exit_unless(any(candidate.fits for candidate in answer.comparison.candidates))

@@ -27,12 +27,10 @@ from paleo.cli.options import (
     TargetLossOption,
     TargetTaskOption,
     TrainingOptions,
-    with_training_options,
 )
 
 
 @app.command(rich_help_panel=PREDICT_HELP_GROUP)
-@with_training_options
 def estimate(
     *,
     model: OptionalModel = None,

@@ -8,15 +8,7 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import DECIDE_HELP_GROUP, app, checked_plot_path, exit_unless, print_result, save_plot
-from paleo.cli.options import (
-    JsonOption,
-    PlotFileOption,
-    TariffOptions,
-    catalog_name_completion,
-    options_from_dataclass,
-    with_tariff_options,
-    word_completion,
-)
+from paleo.cli.options import JsonOption, PlotFileOption, TariffOptions, catalog_name_completion, word_completion
 
 _POLICIES = ("backfill", "elastic", "fair", "fifo", "las", "priority", "srtf")
 
@@ -58,8 +50,6 @@ class ClusterOptions:
 
 
 @app.command(rich_help_panel=DECIDE_HELP_GROUP)
-@options_from_dataclass("cluster", ClusterOptions)
-@with_tariff_options
 def fleet(
     jobs: Annotated[str, typer.Argument()],
     system: Annotated[str, typer.Option(autocompletion=catalog_name_completion("systems"))],

@@ -15,7 +15,6 @@ from paleo.cli.application import (
     checked_plot_path,
     exit_unless,
     print_result,
-    print_warnings,
     save_plot,
     write_launch_files,
 )
@@ -27,7 +26,6 @@ from paleo.cli.options import (
     TargetTaskOption,
     TrainingOptions,
     catalog_name_completion,
-    with_training_options,
     word_completion,
 )
 from paleo.errors import SpecError
@@ -42,7 +40,6 @@ if TYPE_CHECKING:
 
 
 @app.command("plan", rich_help_panel=DECIDE_HELP_GROUP)
-@with_training_options
 def plan_(
     *,
     model: OptionalModel = None,
@@ -142,8 +139,7 @@ def plan_(
         whole = exhaustive or path is not None or page is not None  # pictures show all configurations
         answer = questions.search(network, names[0], gpus or "", explain=explain, exhaustive=whole, **size)
     _draw(answer, path, page)
-    print_result(answer.json_document, answer.table, as_json)
-    print_warnings(options.warnings())
+    print_result(answer.json_document, answer.table, as_json, options.warnings())
     write_launch_files(launch, lambda: _first_prediction(answer))
     exit_unless(answer.best is not None)
 

@@ -8,19 +8,11 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import DECIDE_HELP_GROUP, app, exit_unless
-from paleo.cli.options import (
-    ModelName,
-    ObjectiveOption,
-    TargetTaskOption,
-    TrainingOptions,
-    catalog_name_completion,
-    with_training_options,
-)
+from paleo.cli.options import ModelName, ObjectiveOption, TargetTaskOption, TrainingOptions, catalog_name_completion
 from paleo.files import check_output_path, write_text
 
 
 @app.command(rich_help_panel=DECIDE_HELP_GROUP)
-@with_training_options
 def report(
     model: ModelName,
     systems: Annotated[str, typer.Option(autocompletion=catalog_name_completion("systems", "devices"))],

@@ -15,8 +15,6 @@ from paleo.cli.options import (
     SystemName,
     TariffOptions,
     catalog_name_completion,
-    options_from_dataclass,
-    with_tariff_options,
     word_completion,
 )
 
@@ -70,8 +68,6 @@ class ReinforcementOptions:
 
 
 @app.command(rich_help_panel=PREDICT_HELP_GROUP)
-@options_from_dataclass("step", ReinforcementOptions)
-@with_tariff_options
 def rl(
     model: ModelName,
     system: SystemName,

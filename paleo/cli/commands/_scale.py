@@ -6,29 +6,12 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import (
-    PREDICT_HELP_GROUP,
-    app,
-    checked_plot_path,
-    exit_unless,
-    print_result,
-    print_warnings,
-    save_plot,
-)
-from paleo.cli.options import (
-    GpuCounts,
-    JsonOption,
-    OptionalModel,
-    PlotFileOption,
-    SystemName,
-    TrainingOptions,
-    with_training_options,
-)
+from paleo.cli.application import PREDICT_HELP_GROUP, app, checked_plot_path, exit_unless, print_result, save_plot
+from paleo.cli.options import GpuCounts, JsonOption, OptionalModel, PlotFileOption, SystemName, TrainingOptions
 from paleo.errors import SpecError
 
 
 @app.command(rich_help_panel=PREDICT_HELP_GROUP)
-@with_training_options
 def scale(
     *,
     model: OptionalModel = None,
@@ -61,6 +44,5 @@ def scale(
     answer = answered(options.network(model), system, gpus, mode=mode or mode_option, **options.estimate_keywords())
     curves, names = answer.curves, (answer.model.name, answer.system.name)
     save_plot(path, lambda plots: plots.plot_exchange_scaling(curves) or plots.plot_scaling(*names, curves))
-    print_result(answer.json_document, answer.table, as_json)
-    print_warnings(options.warnings())
+    print_result(answer.json_document, answer.table, as_json, options.warnings())
     exit_unless(any(curve.base_point.fits for curve in answer.curves))

@@ -14,7 +14,6 @@ from paleo.cli.application import (
     checked_plot_path,
     exit_unless,
     print_result,
-    print_warnings,
     save_plot,
     write_page,
 )
@@ -25,8 +24,6 @@ from paleo.cli.options import (
     PlotFileOption,
     TariffOptions,
     catalog_name_completion,
-    options_from_dataclass,
-    with_tariff_options,
     word_completion,
 )
 from paleo.errors import SpecError
@@ -113,8 +110,6 @@ class ServiceOptions:
 
 
 @app.command(rich_help_panel=PREDICT_HELP_GROUP)
-@options_from_dataclass("service", ServiceOptions)
-@with_tariff_options
 def serve(
     *,
     model: OptionalModel = None,
@@ -157,6 +152,5 @@ def serve(
         write_page(page, lambda pages, date: pages.service_page(service_plans, compared, date=date))
     elif path is not None or page is not None:
         raise SpecError(f"--plot and --explore: {answer.service.model.name} generates no tokens; see the table")
-    print_result(answer.json_document, answer.table, as_json)
-    print_warnings(answer.warnings)
+    print_result(answer.json_document, answer.table, as_json, answer.warnings)
     exit_unless(answer.limits_met)

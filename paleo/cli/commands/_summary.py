@@ -7,19 +7,11 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import PREDICT_HELP_GROUP, app, checked_plot_path, print_result, save_plot
-from paleo.cli.options import (
-    JsonOption,
-    ModelName,
-    PlotFileOption,
-    RunOptions,
-    catalog_name_completion,
-    with_run_options,
-)
+from paleo.cli.options import JsonOption, ModelName, PlotFileOption, RunOptions, catalog_name_completion
 from paleo.errors import SpecError
 
 
 @app.command(rich_help_panel=PREDICT_HELP_GROUP)
-@with_run_options
 def summary(
     model: ModelName,
     options: RunOptions,

@@ -9,12 +9,11 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import PREDICT_HELP_GROUP, app, print_warnings
-from paleo.cli.options import OptionalModel, RunOptions, SystemName, with_run_options
+from paleo.cli.options import OptionalModel, RunOptions, SystemName
 from paleo.files import check_output_path, write_text
 
 
 @app.command(rich_help_panel=PREDICT_HELP_GROUP)
-@with_run_options
 def trace(
     *,
     model: OptionalModel = None,

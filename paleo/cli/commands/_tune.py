@@ -15,8 +15,6 @@ from paleo.cli.options import (
     RunPriceAndFailureOptions,
     SystemName,
     WholeNumber,
-    options_from_dataclass,
-    with_run_and_price_options,
     word_completion,
 )
 
@@ -85,8 +83,6 @@ class TuneOptions:
 
 
 @app.command(rich_help_panel=DECIDE_HELP_GROUP)
-@options_from_dataclass("search", TuneOptions)
-@with_run_and_price_options
 def tune(
     model: ModelName,
     system: SystemName,
