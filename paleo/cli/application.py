@@ -285,8 +285,8 @@ def print_warnings(warnings: Sequence[str]) -> None:
         sys.stderr.write(f"warning: {warning}\n")
 
 
-def checked_plot_path(plot: str | None) -> Path | None:
-    """Check the file of option ``--plot`` before anything is computed.
+def checked_plot_path(plot: str | None) -> str | None:
+    """Check the file of option ``--plot`` when the command line is parsed, before anything is computed.
 
     Parameters
     ----------
@@ -295,25 +295,25 @@ def checked_plot_path(plot: str | None) -> Path | None:
 
     Returns
     -------
-    Path, optional
-        The path.
+    str, optional
+        The same path.
 
     Raises
     ------
     SpecError
         If the suffix is unknown or the file cannot be written.
     """
-    if plot is None:
-        return None
-    return check_output_path(plot, PICTURE_SUFFIXES, option="--plot")
+    if plot is not None:
+        check_output_path(plot, PICTURE_SUFFIXES, option="--plot")
+    return plot
 
 
-def save_plot(path: Path | None, figure: Callable[[ModuleType], Figure], module: str = "plots") -> None:
+def save_plot(path: str | None, figure: Callable[[ModuleType], Figure], module: str = "plots") -> None:
     """Save a plot if the user asked for one, and report the file on stderr.
 
     Parameters
     ----------
-    path : Path, optional
+    path : str, optional
         File; None for no plot.
     figure : Callable[[ModuleType], Figure]
         Makes the plot with functions of a module, which is imported only then.
@@ -323,12 +323,12 @@ def save_plot(path: Path | None, figure: Callable[[ModuleType], Figure], module:
     if path is not None:
         from paleo.report.plots import save_figure
 
-        save_figure(figure(import_module(f"paleo.report.{module}")), path)
+        save_figure(figure(import_module(f"paleo.report.{module}")), Path(path))
         sys.stderr.write(f"wrote {path}\n")
 
 
-def checked_page_path(explore: str | None) -> Path | None:
-    """Check the file of option ``--explore``, an HTML page, before anything is computed.
+def checked_page_path(explore: str | None) -> str | None:
+    """Check the file of option ``--explore``, an HTML page, when the command line is parsed.
 
     Parameters
     ----------
@@ -337,23 +337,25 @@ def checked_page_path(explore: str | None) -> Path | None:
 
     Returns
     -------
-    Path, optional
-        The path.
+    str, optional
+        The same path.
 
     Raises
     ------
     SpecError
         If the suffix is not .html or the file cannot be written.
     """
-    return None if explore is None else check_output_path(explore, (".html",), option="--explore")
+    if explore is not None:
+        check_output_path(explore, (".html",), option="--explore")
+    return explore
 
 
-def write_page(path: Path | None, page: Callable[[ModuleType, str], str]) -> None:
+def write_page(path: str | None, page: Callable[[ModuleType, str], str]) -> None:
     """Save an HTML page if the user asked for one, and report the file on stderr.
 
     Parameters
     ----------
-    path : Path, optional
+    path : str, optional
         File; None for no page.
     page : Callable[[ModuleType, str], str]
         Returns the HTML of the page, made with `paleo.report.service_pages`, for a date (ISO 8601).

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from paleo.cli.application import checked_page_path, checked_plot_path
 from paleo.errors import SpecError
 
 if TYPE_CHECKING:
@@ -77,55 +78,29 @@ def _names(kind: str) -> Iterable[str]:
     return catalog_descriptions(kind)
 
 
-ModelName = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="Network: a catalog name (`paleo list models`), hub id, config.json or folder, YAML or ONNX file.",
-        autocompletion=catalog_name_completion("models"),
-    ),
-]
-OptionalModel = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="MODEL",
-        help="A model of the catalog, a hub id, or a file; optional where --from names one.",
-        autocompletion=catalog_name_completion("models"),
-    ),
-]
-LaunchFileOption = Annotated[
-    str | None,
-    typer.Option(
-        "--launch",
-        metavar="FILE",
-        help="Write the plan as a configuration file of its framework: job.sh, job.toml, axolotl:job.yml.",
-    ),
-]
+_MODELS, SYSTEMS_AND_DEVICES = catalog_name_completion("models"), catalog_name_completion("systems", "devices")
+_MODEL_HELP = "Network: a catalog name (`paleo list models`), hub id, config.json or folder, YAML or ONNX file."
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL_HELP, autocompletion=_MODELS)]
+_MODEL_OR_FROM_HELP = "A model of the catalog, a hub id, or a file; optional where --from names one."
+OptionalModel = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL_OR_FROM_HELP, autocompletion=_MODELS)]
+_LAUNCH_HELP = "Write the plan as a configuration file of its framework: job.sh, job.toml, axolotl:job.yml."
+LaunchFileOption = Annotated[str | None, typer.Option("--launch", metavar="FILE", help=_LAUNCH_HELP)]
+_SYSTEM_HELP = "System or device: a catalog name (`paleo list systems`) or a YAML file."
 SystemName = Annotated[
-    str,
-    typer.Option(
-        "--system",
-        metavar="S",
-        help="System or device: a catalog name (`paleo list systems`) or a YAML file.",
-        autocompletion=catalog_name_completion("systems", "devices"),
-    ),
+    str, typer.Option("--system", metavar="S", help=_SYSTEM_HELP, autocompletion=SYSTEMS_AND_DEVICES)
 ]
+_SYSTEMS_HELP = "Systems or devices, separated by commas: catalog names or YAML files."
 Systems = Annotated[
-    str,
-    typer.Option(
-        "--systems",
-        metavar="A,B,C",
-        help="Systems or devices, separated by commas: catalog names or YAML files.",
-        autocompletion=catalog_name_completion("systems", "devices"),
-    ),
+    str, typer.Option("--systems", metavar="A,B,C", help=_SYSTEMS_HELP, autocompletion=SYSTEMS_AND_DEVICES)
 ]
-GpuCounts = Annotated[
-    str, typer.Option("--gpus", metavar="1,2,4,…", help="Numbers of GPUs: a list (8,16) or powers of two (8..64).")
-]
+_GPUS_HELP = "Numbers of GPUs: a list (8,16) or powers of two (8..64)."
+GpuCounts = Annotated[str, typer.Option("--gpus", metavar="1,2,4,…", help=_GPUS_HELP)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
+_PLOT_HELP = "Also save a plot to this file: .png, .svg or .pdf."
 PlotFileOption = Annotated[
-    str | None, typer.Option("--plot", metavar="FILE", help="Also save a plot to this file: .png, .svg or .pdf.")
+    str | None, typer.Option("--plot", metavar="FILE", help=_PLOT_HELP, callback=checked_plot_path)
 ]
+PageFileOption = Annotated[str | None, typer.Option(callback=checked_page_path)]
 
 
 def parse_whole_number(text: str) -> int:
@@ -399,24 +374,14 @@ def _set_field(data: dict[str, Any], key: str, value: Any) -> None:
         data[path] = each
 
 
-TargetLossOption = Annotated[
-    float | None,
-    typer.Option(help="Train a language model to this loss (nats per token), by Chinchilla's scaling law."),
-]
+_LOSS_HELP = "Train a language model to this loss (nats per token), by Chinchilla's scaling law."
+TargetLossOption = Annotated[float | None, typer.Option(help=_LOSS_HELP)]
+_TARGET_HELP = "Train to the quality target of a task, such as mlperf:bert (`paleo list tasks`)."
 TargetTaskOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TASK",
-        help="Train to the quality target of a task, such as mlperf:bert (`paleo list tasks`).",
-        autocompletion=catalog_name_completion("tasks"),
-    ),
+    str | None, typer.Option(metavar="TASK", help=_TARGET_HELP, autocompletion=catalog_name_completion("tasks"))
 ]
-NoiseScale = Annotated[
-    float | None,
-    typer.Option(
-        help="Gradient noise scale in samples: at this batch size, training needs twice the samples. [not counted]"
-    ),
-]
+_NOISE_HELP = "Gradient noise scale in samples: at this batch size, training needs twice the samples. [not counted]"
+NoiseScale = Annotated[float | None, typer.Option(help=_NOISE_HELP)]
 
 
 def parse_count(text: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from paleo.cli.application import DECIDE_HELP_GROUP, app, checked_plot_path, exit_unless, print_result, save_plot
+from paleo.cli.application import DECIDE_HELP_GROUP, app, exit_unless, print_result, save_plot
 from paleo.cli.options import (
     JsonOption,
     ObjectiveOption,
@@ -86,9 +86,8 @@ def compare(
         return
     from paleo.questions import compare as answered
 
-    path = checked_plot_path(plot)
     stated = options.estimate_keywords() | {"target": target, "objective": objective}
     answer = answered(options.network(model), systems, **stated)
-    save_plot(path, lambda plots: plots.plot_systems(answer.comparison))
+    save_plot(plot, lambda plots: plots.plot_systems(answer.comparison))
     print_result(answer.json_document, answer.table, as_json, options.warnings())
     exit_unless(any(candidate.fits for candidate in answer.comparison.candidates))

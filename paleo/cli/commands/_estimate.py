@@ -10,7 +10,6 @@ from paleo.cli.application import (
     PREDICT_HELP_GROUP,
     app,
     check_launch_option,
-    checked_plot_path,
     exit_unless,
     print_result,
     print_warnings,
@@ -57,15 +56,14 @@ def estimate(
     """
     from paleo.questions import estimate as answered
 
-    path = checked_plot_path(plot)
     check_launch_option(launch, options.software)
     stated = options.estimate_keywords() | {"loss": loss, "target": target, "noise_scale": noise_scale}
     answer = answered(options.network(model), system, **stated)
     step = answer.prediction
     if step.run.exchange.compress is None:
-        save_plot(path, lambda plots: plots.plot_step_and_memory(step))
+        save_plot(plot, lambda plots: plots.plot_step_and_memory(step))
     else:
-        save_plot(path, lambda plots: plots.plot_compressed_step_time(step))
+        save_plot(plot, lambda plots: plots.plot_compressed_step_time(step))
     print_result(answer.json_document, lambda: answer.table(verbose=verbose), as_json)
     write_launch_files(launch, lambda: answer.prediction)
     print_warnings((*options.warnings(), *(answer.prediction.warnings if as_json else ()), *answer.notes))

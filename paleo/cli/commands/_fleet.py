@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import DECIDE_HELP_GROUP, app, checked_plot_path, exit_unless, print_result, save_plot
+from paleo.cli.application import DECIDE_HELP_GROUP, app, exit_unless, print_result, save_plot
 from paleo.cli.options import JsonOption, PlotFileOption, TariffOptions, catalog_name_completion, word_completion
 
 _POLICIES = ("backfill", "elastic", "fair", "fifo", "las", "priority", "srtf")
@@ -73,8 +73,7 @@ def fleet(
     """
     from paleo.questions import fleet as answered
 
-    path = checked_plot_path(plot)
     answer = answered(jobs, system, **asdict(cluster), **asdict(rates))
-    save_plot(path, lambda cluster: cluster.plot_job_schedule(answer.study), "cluster")
+    save_plot(plot, lambda cluster: cluster.plot_job_schedule(answer.study), "cluster")
     print_result(answer.json_document, answer.table, as_json)
     exit_unless(answer.requirements_met)

@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import DECIDE_HELP_GROUP, app, exit_unless
-from paleo.cli.options import ModelName, ObjectiveOption, TargetTaskOption, TrainingOptions, catalog_name_completion
+from paleo.cli.options import SYSTEMS_AND_DEVICES, ModelName, ObjectiveOption, TargetTaskOption, TrainingOptions
 from paleo.files import check_output_path, write_text
 
 
 @app.command(rich_help_panel=DECIDE_HELP_GROUP)
 def report(
     model: ModelName,
-    systems: Annotated[str, typer.Option(autocompletion=catalog_name_completion("systems", "devices"))],
+    systems: Annotated[str, typer.Option(autocompletion=SYSTEMS_AND_DEVICES)],
     options: TrainingOptions,
     output: Annotated[str, typer.Option("-o", "--output")] = "report.html",
     target: TargetTaskOption = None,

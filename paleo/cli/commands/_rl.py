@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import PREDICT_HELP_GROUP, app, checked_page_path, exit_unless, print_result, write_page
+from paleo.cli.application import PREDICT_HELP_GROUP, app, exit_unless, print_result, write_page
 from paleo.cli.options import (
     JsonOption,
     ModelName,
     OptionalWholeNumber,
+    PageFileOption,
     SystemName,
     TariffOptions,
     catalog_name_completion,
@@ -75,7 +76,7 @@ def rl(
     rates: TariffOptions,
     gpus: OptionalWholeNumber = None,
     as_json: JsonOption = False,
-    explore: str | None = None,
+    explore: PageFileOption = None,
 ) -> None:
     """Predict a step of reinforcement learning: generation, log-probabilities, training, new weights.
 
@@ -92,8 +93,7 @@ def rl(
     """
     from paleo.services import rl as answered
 
-    page = checked_page_path(explore)
     answer = answered(model, system, gpus=gpus, **asdict(step), **asdict(rates))
-    write_page(page, lambda pages, date: pages.reinforcement_page(answer.study, date=date))
+    write_page(explore, lambda pages, date: pages.reinforcement_page(answer.study, date=date))
     print_result(answer.json_document, answer.table, as_json)
     exit_unless(answer.layout_found)

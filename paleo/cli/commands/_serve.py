@@ -7,20 +7,13 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import (
-    PREDICT_HELP_GROUP,
-    app,
-    checked_page_path,
-    checked_plot_path,
-    exit_unless,
-    print_result,
-    save_plot,
-    write_page,
-)
+from paleo.cli.application import PREDICT_HELP_GROUP, app, exit_unless, print_result, save_plot, write_page
 from paleo.cli.options import (
+    SYSTEMS_AND_DEVICES,
     JsonOption,
     OptionalModel,
     OptionalWholeNumber,
+    PageFileOption,
     PlotFileOption,
     TariffOptions,
     catalog_name_completion,
@@ -113,15 +106,13 @@ class ServiceOptions:
 def serve(
     *,
     model: OptionalModel = None,
-    system: Annotated[
-        str, typer.Option("--systems", "--system", autocompletion=catalog_name_completion("systems", "devices"))
-    ],
+    system: Annotated[str, typer.Option("--systems", "--system", autocompletion=SYSTEMS_AND_DEVICES)],
     gpus: OptionalWholeNumber = None,
     service: ServiceOptions,
     rates: TariffOptions,
     as_json: JsonOption = False,
     plot: PlotFileOption = None,
-    explore: str | None = None,
+    explore: PageFileOption = None,
 ) -> None:
     """Predict how many requests a service answers a second, how fast, and at what price.
 
@@ -143,14 +134,13 @@ def serve(
     from paleo.services import SinglePassResult
     from paleo.services import serve as answered
 
-    path, page = checked_plot_path(plot), checked_page_path(explore)
     count = 1 if gpus is None else gpus
     answer = answered(model, system, gpus=count, **asdict(service), **asdict(rates))
     if not isinstance(answer, SinglePassResult):
         service_plans, compared = answer.service, answer.compared_services
-        save_plot(path if answer.limits_met else None, lambda reports: reports.plot_service(service_plans), "serving")
-        write_page(page, lambda pages, date: pages.service_page(service_plans, compared, date=date))
-    elif path is not None or page is not None:
+        save_plot(plot if answer.limits_met else None, lambda reports: reports.plot_service(service_plans), "serving")
+        write_page(explore, lambda pages, date: pages.service_page(service_plans, compared, date=date))
+    elif plot is not None or explore is not None:
         raise SpecError(f"--plot and --explore: {answer.service.model.name} generates no tokens; see the table")
     print_result(answer.json_document, answer.table, as_json, answer.warnings)
     exit_unless(answer.limits_met)

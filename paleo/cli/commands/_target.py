@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import PREDICT_HELP_GROUP, app, checked_plot_path, exit_unless, print_result, save_plot
+from paleo.cli.application import PREDICT_HELP_GROUP, app, exit_unless, print_result, save_plot
 from paleo.cli.options import (
     GpuCounts,
     JsonOption,
@@ -57,11 +57,10 @@ def target(
     """
     from paleo.questions import target as answered
 
-    path = checked_plot_path(plot)
     options = {"strategy": strategy, "dtype": dtype, "software": software}
     stated = {name: value for name, value in options.items() if value is not None}
     answer = answered(task, system, gpus, batch=batch, loss=loss, noise_scale=noise_scale, **stated, **asdict(rates))
-    save_plot(path, lambda plots: plots.plot_time_to_target(answer.system.name, answer.curve))
+    save_plot(plot, lambda plots: plots.plot_time_to_target(answer.system.name, answer.curve))
     warnings = dict.fromkeys(warning for point in answer.points for warning in point.warnings)
     print_result(answer.json_document, answer.table, as_json, list(warnings))
     exit_unless(any(point.prediction.memory.fits for point in answer.points))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import DECIDE_HELP_GROUP, app, checked_plot_path, exit_unless, print_result, save_plot
+from paleo.cli.application import DECIDE_HELP_GROUP, app, exit_unless, print_result, save_plot
 from paleo.cli.options import (
     JsonOption,
     ModelName,
@@ -108,9 +108,8 @@ def tune(
     """
     from paleo.questions import tune as answered
 
-    path = checked_plot_path(plot)
     stated = asdict(search) | {"vary": search.vary or (), "run": options.build_run()}
     answer = answered(model, system, gpus, trials=trials, **stated, **options.price_and_failure_keywords())
-    save_plot(path, lambda tuning: tuning.plot_trials(answer.study), "tuning")
+    save_plot(plot, lambda tuning: tuning.plot_trials(answer.study), "tuning")
     print_result(answer.json_document, answer.table, as_json)
     exit_unless(answer.deadline_met)
