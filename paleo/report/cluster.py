@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Group, RenderableType
-from rich.text import Text
+from rich.console import RenderableType
 
 from paleo.cluster.nodes import SCHEDULING_POLICIES
-from paleo.report.columns import AnswerColumn, format_usd, name_value_table, row_json, rows_table, wrapped_text
+from paleo.report.columns import AnswerColumn, answer_group, format_usd, name_value_table, row_json, rows_table
 from paleo.units import HOUR, format_duration, with_noun
 
 if TYPE_CHECKING:
@@ -168,17 +167,12 @@ def table(study: FleetStudy) -> RenderableType:
     more = len(study.fleet.jobs) - len(listed)
     notes = [f"{with_noun(more, 'job')} more: --json lists all."] if more else []
     notes.append(f"Not modelled: {'; '.join(study.unmodelled)}.")
-    return Group(
-        wrapped_text(Text(study.verdict, style="bold")),
-        Text(),
+    tables = (
         name_value_table("The cluster", rows),
-        Text(),
         rows_table("Where GPU-hours go", parts, lost),
-        Text(),
         rows_table("Jobs", _columns(), listed),
-        Text(),
-        *(wrapped_text(note) for note in notes),
     )
+    return answer_group(study.verdict, tables, notes)
 
 
 def plot_job_schedule(study: FleetStudy) -> Figure:

@@ -441,6 +441,29 @@ def wrapped_text(text: str | Text) -> Constrain:
     return Constrain(Text(text) if isinstance(text, str) else text, TEXT_WIDTH)
 
 
+def answer_group(verdict: str, tables: Iterable[RenderableType], notes: Iterable[str]) -> Group:
+    """Return an answer for the console: its verdict in bold, tables with empty lines between them, and notes.
+
+    Parameters
+    ----------
+    verdict : str
+        Sentence.
+    tables : iterable of RenderableType
+        Tables.
+    notes : iterable of str
+        Sentences below the tables.
+
+    Returns
+    -------
+    Group
+        The answer.
+    """
+    parts: list[RenderableType] = [wrapped_text(Text(verdict, style="bold")), Text()]
+    for table in tables:
+        parts += [table, Text()]
+    return Group(*parts, *map(wrapped_text, notes))
+
+
 def chosen_defaults_line(choices: Mapping[str, str]) -> Iterator[Constrain]:
     """Yield one line on options that the user left open, with the values chosen for them, if there are any.
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
-from paleo.report.columns import AnswerColumn, empty_table, percent, row_json, rows_table, wrapped_text
+from paleo.report.columns import AnswerColumn, answer_group, empty_table, percent, row_json, rows_table, wrapped_text
 from paleo.serving.reinforcement import STEP_TIME_INTERVAL_FACTORS, UNMODELLED, ReinforcementStep
 from paleo.units import format_duration
 
@@ -113,13 +113,12 @@ def table(study: ReinforcementStudy) -> RenderableType:
     RenderableType
         Tables for the console.
     """
-    head = wrapped_text(Text(study.verdict, style="bold"))
     if not study.steps:
-        return Group(head)
+        return wrapped_text(Text(study.verdict, style="bold"))
     best = study.steps[0]
     parts = empty_table("A step by part", ["part", "time", "share"])
     for name, seconds in nonzero_step_parts(best).items():
         parts.add_row(name, format_duration(seconds), percent(seconds / best.step_time))
     plans = rows_table("Layouts", LAYOUT_COLUMNS, study.steps[:MAX_TABLE_ROWS])
     notes = [*accuracy_notes(study), f"Not modelled: {'; '.join(UNMODELLED)}."]
-    return Group(head, Text(), parts, Text(), plans, Text(), *(wrapped_text(note) for note in notes))
+    return answer_group(study.verdict, (parts, plans), notes)

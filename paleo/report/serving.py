@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
-from paleo.report.columns import AnswerColumn, empty_table, percent, row_json, rows_table, wrapped_text
+from paleo.report.columns import AnswerColumn, answer_group, empty_table, percent, row_json, rows_table, wrapped_text
 from paleo.serving.plans import ServingPlan, iteration_time_breakdown, max_request_rate, states_over_request_rates
 from paleo.serving.service import THROUGHPUT_INTERVAL_FACTORS, UNMODELLED, Service
 from paleo.units import format_duration, format_gibibytes
@@ -234,24 +235,20 @@ def table(service: Service, systems: Sequence[Service] = ()) -> RenderableType:
     RenderableType
         Tables for the console.
     """
-    head = wrapped_text(Text(service.verdict, style="bold"))
     plan = service.best
     if plan is None:
         reasons = list(dict.fromkeys(service.result.refusals[1:]))[:MAX_TABLE_PLANS]
-        return Group(head, Text(), *(wrapped_text(Text(f"- {reason}")) for reason in reasons))
-    notes = [*accuracy_notes(service), f"Not modelled: {'; '.join(UNMODELLED)}."]
-    command = Text(service.launch_command, no_wrap=True, overflow="ignore")
-    launch = [Text(), command] if service.launch_command else []
-    plans = rows_table("Plans", PLAN_COLUMNS, service.result.plans[:MAX_TABLE_PLANS])
+        return answer_group(service.verdict, (), (f"- {reason}" for reason in reasons))
     memory = plan.layout.memory
     facts = empty_table("Memory of a GPU", ["part", "size", "share"])
     for name, size in (*memory_parts(plan).items(), ("engine", memory.engine_reserve)):
         facts.add_row(name, format_gibibytes(size), percent(size / memory.capacity))
-    tables: list[RenderableType] = [_latency_table(service), Text(), facts, Text(), plans]
-    if len(systems) > 1:
-        tables = [rows_table("Systems", SYSTEM_COLUMNS, systems), Text(), *tables]
-    remarks: list[RenderableType] = [wrapped_text(Text(note)) for note in notes]
-    return Group(head, Text(), *tables, *launch, Text(), *remarks)
+    tables = [rows_table("Systems", SYSTEM_COLUMNS, systems)] if len(systems) > 1 else []
+    tables += [_latency_table(service), facts]
+    tables.append(rows_table("Plans", PLAN_COLUMNS, service.result.plans[:MAX_TABLE_PLANS]))
+    command = Text(service.launch_command, no_wrap=True, overflow="ignore")
+    notes = [*accuracy_notes(service), f"Not modelled: {'; '.join(UNMODELLED)}."]
+    return answer_group(service.verdict, [*tables, *([command] if command else [])], notes)
 
 
 def accuracy_notes(service: Service) -> list[str]:
@@ -305,7 +302,7 @@ def load_description(service: Service) -> str:
     return "{}; prompts of {:,.0f} tokens, answers of {:,.0f}.".format(arrival, *lengths)
 
 
-def _latency_table(service: Service) -> RenderableType:
+def _latency_table(service: Service) -> Table:
     facts = empty_table("Latency", ["time", *LATENCY_STATISTICS])
     for part, name in LATENCY_ROW_NAMES.items():
         times = service.latencies(part)

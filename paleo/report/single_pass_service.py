@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group, RenderableType
-from rich.text import Text
+from rich.console import RenderableType
 
-from paleo.report.columns import AnswerColumn, Document, row_json, rows_table, wrapped_text
+from paleo.report.columns import AnswerColumn, Document, answer_group, row_json, rows_table
 from paleo.serving.single_pass import BatchedService, format_three_digits, forward_passes
 from paleo.units import with_noun
 
@@ -130,9 +129,8 @@ def table(service: BatchedService, systems: Sequence[BatchedService] = ()) -> Re
     RenderableType
         Tables for the console.
     """
-    parts: list[RenderableType] = [wrapped_text(Text(service.verdict, style="bold")), Text()]
-    if len(systems) > 1:
-        parts += [rows_table("Systems", SYSTEM_COLUMNS, systems), Text()]
+    tables = [rows_table("Systems", SYSTEM_COLUMNS, systems)] if len(systems) > 1 else []
+    tables.append(rows_table("Batches of a device", BATCH_COLUMNS, service.request_batches))
     low, high = THROUGHPUT_INTERVAL_FACTORS
     notes = [
         _request(service),
@@ -140,12 +138,7 @@ def table(service: BatchedService, systems: Sequence[BatchedService] = ()) -> Re
         "A request waits while the batch before it is computed, so that the slowest takes the time of two batches.",
         f"Not modelled: {'; '.join(UNMODELLED_EFFECTS)}.",
     ]
-    return Group(
-        *parts,
-        rows_table("Batches of a device", BATCH_COLUMNS, service.request_batches),
-        Text(),
-        *map(wrapped_text, notes),
-    )
+    return answer_group(service.verdict, tables, notes)
 
 
 def _request(service: BatchedService) -> str:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Group, RenderableType
-from rich.text import Text
+from rich.console import RenderableType
 
 from paleo.report.columns import (
     AnswerColumn,
+    answer_group,
     format_percent_tenths,
     name_value_table,
     row_json,
     rows_table,
-    wrapped_text,
 )
 from paleo.units import HOUR, format_duration, format_quantity
 
@@ -154,17 +153,12 @@ def table(study: TuningStudy) -> RenderableType:
     points = sorted(study.searches, key=lambda point: (-point.gpus, point.seconds))
     notes = [f"Does not run: {refusal}." for refusal in study.refusals]
     notes.append(f"Not modelled: {'; '.join(study.unmodelled)}.")
-    return Group(
-        wrapped_text(Text(study.verdict, style="bold")),
-        Text(),
+    tables = (
         name_value_table("The search", rows),
-        Text(),
         rows_table("Trials by rung", rungs, _shortened(_rungs(study))),
-        Text(),
         rows_table("Divisions of the GPUs", _columns(study), points[:_LISTED]),
-        Text(),
-        *(wrapped_text(note) for note in notes),
     )
+    return answer_group(study.verdict, tables, notes)
 
 
 def _shortened(rungs: list[dict[str, Any]]) -> list[dict[str, Any]]:
