@@ -315,8 +315,6 @@ def json_document(
         Changes that make the run fit in memory, if it does not.
     studies : RunStudies
         Consistency, compression and placement, if the run asks for them.
-    notes : sequence of str, optional
-        Printed as warnings by the command; not part of the document.
 
     Returns
     -------
@@ -370,8 +368,6 @@ def table(
         Changes that would make the run fit in memory, if it does not.
     studies : RunStudies
         Consistency, compression and placement, where the run asks for them.
-    notes : sequence of str
-        Printed as warnings by the command.
     verbose : bool
         Add the time of each section and stream, and every collective.
 
