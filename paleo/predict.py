@@ -454,11 +454,10 @@ def unmodelled_effects(program: Program, run: Run, *, loads: bool) -> tuple[str,
     guessed = [(kernel, times) for kernel, times in launches if kernel.operation == OPAQUE_KERNEL_KIND]
     if not guessed:
         return tuple(always)
-    shares = [
-        sum(getattr(kernel, count) * times for kernel, times in guessed)
-        / (sum(getattr(kernel, count) * times for kernel, times in launches) or 1.0)
-        for count in ("flops", "bytes")
-    ]
+    shares = []
+    for count in ("flops", "bytes"):
+        part, whole = (sum(getattr(each, count) * times for each, times in some) for some in (guessed, launches))
+        shares.append(part / (whole or 1.0))
     names = ", ".join(dict.fromkeys(kernel.name for kernel, _ in guessed if kernel.phase == "forward"))
     text = f"functions that the importer did not know: {shares[0]:.1%} of FLOP, {shares[1]:.1%} of bytes"
     return (*always, f"{text} ({names[:200]})")

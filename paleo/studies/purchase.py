@@ -180,9 +180,8 @@ class SystemComparison:
         winner = self.best(objective)
         low, high = (_interval_of(winner, objective) if winner is not None else None) or (0.0, -1.0)
         others = [each for each in self.candidates if each.fits and each is not winner]
-        return tuple(
-            each for each in others if (ends := _interval_of(each, objective)) and ends[0] <= high and low <= ends[1]
-        )
+        known = ((each, _interval_of(each, objective)) for each in others)
+        return tuple(each for each, ends in known if ends is not None and ends[0] <= high and low <= ends[1])
 
     def ranked(self, objective: Objective) -> SystemComparison:
         """Sort the compared systems, best first; systems without a value come next, those that do not fit last.
@@ -467,9 +466,8 @@ def _offer(request: PurchaseRequest, system: System, gpus: int, batch: int) -> S
     run = request.run.model_copy(update={"gpus": gpus, "global_batch": batch, "batch": None})
     predictions, tried, fit = _planned(request.model, system, run, request.planner or recommended_plans)
     best, fitting = predictions[0], [prediction for prediction in predictions if prediction.memory.fits]
-    trained = estimate_training(
-        best, request.amount, request.tariff, critical_batch=request.critical_batch, long_run=request.long_run
-    )
+    critical, failures = request.critical_batch, request.long_run
+    trained = estimate_training(best, request.amount, request.tariff, critical_batch=critical, long_run=failures)
     return SystemOffer(
         ComparedSystem(system, best, trained, consistency=consistency_study(best)),
         gpus,
@@ -832,9 +830,8 @@ def plan_purchase(
         else:
             tried.search_smallest_count(system)
     if not tried.searches:
-        raise PlanError(
-            "; ".join(dict.fromkeys(f"{each.gpus_and_nodes_text(gpus)}: {why}" for each, gpus, why in tried.skipped))
-        )
+        reasons = (f"{each.gpus_and_nodes_text(gpus)}: {why}" for each, gpus, why in tried.skipped)
+        raise PlanError("; ".join(dict.fromkeys(reasons)))
 
     def place(plan: PlanWithCost) -> tuple[bool, bool, bool, float]:
         value = plan.objective_value(wish.objective)
