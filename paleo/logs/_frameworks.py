@@ -5,7 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from paleo.logs.base import TRAINING_LOG_READERS, TrainingLogReader, given_values, matched_number, parse_positive_number
+from paleo.logs.base import (
+    TRAINING_LOG_READERS,
+    TrainingLogReader,
+    matched_number,
+    parse_positive_number,
+    without_missing_values,
+)
 from paleo.units import GIBIBYTE, GIGA, MEBIBYTE, MILLISECOND
 
 # Logs of llm-foundry (Composer): a block of ``Train …: value`` lines after ``[batch=10/100]:``
@@ -17,7 +23,7 @@ _MEMORY = re.compile(r"memory/peak_(?:allocated|active)_mem:\s*([\d.]+)")
 
 def _composer_values(line: str) -> Mapping[str, object]:
     rate = matched_number(_RATE, line)
-    return given_values(
+    return without_missing_values(
         seconds=None if rate is None else 1.0 / rate,
         tokens_per_s=matched_number(_TOKENS, line),
         memory=matched_number(_MEMORY, line, GIGA),
@@ -51,10 +57,10 @@ def _megatron_values(line: str) -> Mapping[str, object]:
         name = _PARTS[timer.group(1)]
         fastest, slowest = (parse_positive_number(timer.group(group), MILLISECOND) for group in (2, 3))
         return {
-            "slowest_rank_parts": given_values(**{name: slowest}),
-            "fastest_rank_parts": given_values(**{name: fastest}),
+            "slowest_rank_parts": without_missing_values(**{name: slowest}),
+            "fastest_rank_parts": without_missing_values(**{name: fastest}),
         }
-    return given_values(
+    return without_missing_values(
         seconds=matched_number(_ELAPSED, line, MILLISECOND),
         global_batch=matched_number(_BATCH, line),
         memory=matched_number(_MEGATRON_MEMORY, line, MEBIBYTE),
@@ -75,7 +81,9 @@ _NEMO_BATCH = re.compile(r"global_batch_size:\s*([\d.]+)")
 
 
 def _nemo_values(line: str) -> Mapping[str, object]:
-    return given_values(seconds=matched_number(_SECONDS, line), global_batch=matched_number(_NEMO_BATCH, line))
+    return without_missing_values(
+        seconds=matched_number(_SECONDS, line), global_batch=matched_number(_NEMO_BATCH, line)
+    )
 
 
 TRAINING_LOG_READERS.register("nemo")(
@@ -90,7 +98,7 @@ _TITAN_TOKENS = re.compile(r"tps:\s*([\d,]+)")
 
 
 def _titan_values(line: str) -> Mapping[str, object]:
-    return given_values(
+    return without_missing_values(
         memory=matched_number(_TITAN_MEMORY, line, GIBIBYTE), tokens_per_s=matched_number(_TITAN_TOKENS, line)
     )
 
@@ -108,7 +116,7 @@ _TRAINER_RATE = re.compile(r"([\d.]+)\s*it/s\]")
 
 def _trainer_values(line: str) -> Mapping[str, object]:
     seconds, rate = matched_number(_TRAINER_SECONDS, line), matched_number(_TRAINER_RATE, line)
-    return given_values(seconds=seconds if rate is None else 1.0 / rate)
+    return without_missing_values(seconds=seconds if rate is None else 1.0 / rate)
 
 
 TRAINING_LOG_READERS.register("transformers-trainer")(

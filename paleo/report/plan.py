@@ -85,9 +85,9 @@ def _columns(rows: Sequence[PlanRow], named: Sequence[PlanRow] = ()) -> Iterator
     yield AnswerColumn("schedule", lambda row: row.schedule)
     yield AnswerColumn("", _schedule, "schedule", "words", optional=True)
     yield AnswerColumn("cut", _cut)
-    yield AnswerColumn("overlapped", lambda row: row.overlapped)
+    yield AnswerColumn("overlapped", lambda row: row.overlaps_gradient_exchange)
     exchange = {True: "overlapped", False: "after backward"}
-    yield AnswerColumn("", lambda row: exchange[bool(row.overlapped)], "gradient exchange", "words")
+    yield AnswerColumn("", lambda row: exchange[bool(row.overlaps_gradient_exchange)], "gradient exchange", "words")
     title = "token dispatch" if any(row.run.experts.dispatch is not None for row in rows) else ""
     yield AnswerColumn("expert_dispatch", lambda row: row.run.experts.dispatch or "default", title, "words")
 
@@ -280,7 +280,7 @@ def _priced_columns(reply: PurchasePlans) -> Iterator[AnswerColumn]:
     yield AnswerColumn("", lambda plan: _schedule(plan.row), "schedule", "words", optional=True)
     yield AnswerColumn("schedule", lambda plan: "1f1b" if plan.row.schedule == "none" else plan.row.schedule)
     yield AnswerColumn("cut", lambda plan: _cut(plan.row))
-    yield AnswerColumn("overlapped", lambda plan: plan.row.overlapped)
+    yield AnswerColumn("overlapped", lambda plan: plan.row.overlaps_gradient_exchange)
     if any(plan.goodput is not None for plan in plans):
         yield AnswerColumn("goodput", lambda plan: plan.goodput)
     yield AnswerColumn("command", lambda plan: plan.command)

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from paleo.report.columns import AnswerColumn, answer_group, empty_table, percent, row_json, rows_table, wrapped_text
-from paleo.serving.reinforcement import STEP_TIME_INTERVAL_FACTORS, UNMODELLED, ReinforcementStep
+from paleo.serving.reinforcement import STEP_TIME_INTERVAL_FACTORS, UNMODELLED_EFFECTS, ReinforcementStep
 from paleo.units import format_duration
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def json_document(study: ReinforcementStudy) -> dict[str, Any]:
         "days": study.days,
         "usd": study.usd,
         "refusals": list(study.refusals),
-        "unmodelled": list(UNMODELLED),
+        "unmodelled": list(UNMODELLED_EFFECTS),
     }
 
 
@@ -120,5 +120,5 @@ def table(study: ReinforcementStudy) -> RenderableType:
     for name, seconds in nonzero_step_parts(best).items():
         parts.add_row(name, format_duration(seconds), percent(seconds / best.step_time))
     plans = rows_table("Layouts", LAYOUT_COLUMNS, study.steps[:MAX_TABLE_ROWS])
-    notes = [*accuracy_notes(study), f"Not modelled: {'; '.join(UNMODELLED)}."]
+    notes = [*accuracy_notes(study), f"Not modelled: {'; '.join(UNMODELLED_EFFECTS)}."]
     return answer_group(study.verdict, (parts, plans), notes)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from paleo.report.columns import AnswerColumn, answer_group, empty_table, percent, row_json, rows_table, wrapped_text
 from paleo.serving.plans import ServingPlan, iteration_time_breakdown, max_request_rate, states_over_request_rates
-from paleo.serving.service import THROUGHPUT_INTERVAL_FACTORS, UNMODELLED, Service
+from paleo.serving.service import THROUGHPUT_INTERVAL_FACTORS, UNMODELLED_EFFECTS, Service
 from paleo.units import format_duration, format_gibibytes
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def json_document(service: Service, systems: Sequence[Service] = ()) -> dict[str
         "load": _load_document(service),
         "limits": dict(service.limits.limits_by_name) | {"percentile": service.limits.percentile},
         "possible": plan is not None,
-        "unmodelled": list(UNMODELLED),
+        "unmodelled": list(UNMODELLED_EFFECTS),
         "refusals": list(service.result.refusals),
         "warnings": list(service.warnings),
         "engine_choice": service.engine_comparison,
@@ -247,7 +247,7 @@ def table(service: Service, systems: Sequence[Service] = ()) -> RenderableType:
     tables += [_latency_table(service), facts]
     tables.append(rows_table("Plans", PLAN_COLUMNS, service.result.plans[:MAX_TABLE_PLANS]))
     command = Text(service.launch_command, no_wrap=True, overflow="ignore")
-    notes = [*accuracy_notes(service), f"Not modelled: {'; '.join(UNMODELLED)}."]
+    notes = [*accuracy_notes(service), f"Not modelled: {'; '.join(UNMODELLED_EFFECTS)}."]
     return answer_group(service.verdict, [*tables, *([command] if command else [])], notes)
 
 

@@ -86,9 +86,9 @@ class TrainingLogAudit:
     """Result of the audit of a training log: the faults that explain deviations from the predicted run.
 
     ``faults`` come best first; there are none if the log is as predicted. ``explaining_prediction`` is the prediction
-    that fits best, and ``measured_step_time_ratio`` the measured step time over it. ``relative_step_deviation`` is the
-    relative standard deviation of step times. ``step_time_on_more_ranks`` is a number of ranks, eight times as many,
-    with the step time there and its interval [s].
+    that fits best, and ``measured_to_best_fit_step_time_ratio`` the measured step time over it.
+    ``relative_step_deviation`` is the relative standard deviation of step times. ``step_time_on_more_ranks`` is a
+    number of ranks, eight times as many, with the step time there and its interval [s].
     """
 
     log: TrainingLog
@@ -96,7 +96,7 @@ class TrainingLogAudit:
     measured_quantities: _Evidence
     predicted_quantities: _Evidence
     faults: tuple[_Fault, ...]
-    measured_step_time_ratio: float
+    measured_to_best_fit_step_time_ratio: float
     relative_step_deviation: float
     step_time_on_more_ranks: tuple[int, float, tuple[float, float]] | None
     late_step_share: float = 0.0

@@ -384,8 +384,8 @@ class _Boot:
 
 
 #: Machines of a cloud that are kept, and such as may be taken away again.
-ON_DEMAND_BOOT = _Boot(69.0, 63.0, 76.0, "CM-DARE, 55 GPU machines of Google Cloud, two regions, K80 and P100")
-SPOT_BOOT = _Boot(87.0, 78.0, 96.0, "CM-DARE, 45 preemptible GPU machines of Google Cloud, likewise")
+ON_DEMAND_BOOT_TIME = _Boot(69.0, 63.0, 76.0, "CM-DARE, 55 GPU machines of Google Cloud, two regions, K80 and P100")
+SPOT_BOOT_TIME = _Boot(87.0, 78.0, 96.0, "CM-DARE, 45 preemptible GPU machines of Google Cloud, likewise")
 
 
 @dataclass(frozen=True, slots=True)
@@ -935,7 +935,7 @@ def _checkpoints_of(
     write, pause, path = _write_time(total, writer, plan.gpus, rate), _PAUSE + copy, RestartTimes()
     # Compute the seconds until a node is replaced: by a spare, by a cloud machine that boots, or by the first
     # repaired one.
-    replace = path.replace if prediction.system.price_per_node is None else ON_DEMAND_BOOT.seconds
+    replace = path.replace if prediction.system.price_per_node is None else ON_DEMAND_BOOT_TIME.seconds
     if options.spares is not None:
         replace = mean_node_replacement_time(
             mean_in_repair=in_repair, spares=options.spares, repair=repair, swap=path.replace

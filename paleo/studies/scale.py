@@ -630,7 +630,7 @@ class NodePlacementStudy:
     def network_units(self) -> str:
         """Plural of the network unit, for messages: "leaf switches", "units of rails" or "groups" of a dragonfly."""
         system = self.prediction.system
-        level = next(filter(system.is_network_between_nodes, system.levels))
+        level = next(filter(system.is_inter_node_level, system.levels))
         if level.topology == "dragonfly":
             return "groups"
         return "units of rails" if level.routing == "rail" else "leaf switches"
@@ -673,7 +673,7 @@ def node_placement_study(prediction: Prediction) -> NodePlacementStudy | None:
     """
     run, system = prediction.run, prediction.system
     placement = parse_node_placement(run.fabric.nodes, run.fabric.background, run.fabric.neighbour)
-    if placement.is_uncontended or not any(system.is_network_between_nodes(level) for level in system.levels):
+    if placement.is_uncontended or not any(system.is_inter_node_level(level) for level in system.levels):
         return None
     nodes = math.ceil(prediction.plan.gpus / system.devices_per_node)
     packed = prediction.predict_variant(nodes="packed", background=0.0, neighbour=None)

@@ -14,13 +14,13 @@ from paleo.importers.patterns._elementary_steps import (
     CHEAP_CALL_KINDS,
     DATA_MOVING_KINDS,
     NORM_CALL_KINDS,
-    CallGroup,
+    MatchedSubgraph,
     is_self_contained,
     reads_outside_activations,
 )
 
 
-def find_unfused_attention(trace: Trace) -> list[CallGroup]:
+def find_unfused_attention(trace: Trace) -> list[MatchedSubgraph]:
     """Find attention that is written as score product, softmax and weighted sum.
 
     Each group of such calls is returned with a substitute, one call of kind ``sdpa``.
@@ -37,7 +37,7 @@ def find_unfused_attention(trace: Trace) -> list[CallGroup]:
 
 def _scores_around(
     softmax: TracedCall, consumers: dict[TracedTensor, list[TracedCall]], outputs: set[TracedTensor]
-) -> CallGroup | None:
+) -> MatchedSubgraph | None:
     before = _up_to_product(softmax)
     after = _down_to_product(softmax, consumers)
     if before is None or after is None:
@@ -63,7 +63,7 @@ def _scores_around(
         flops=flops,
         path=softmax.path,
     )
-    return CallGroup(calls, substitute, context.out)
+    return MatchedSubgraph(calls, substitute, context.out)
 
 
 def _up_to_product(softmax: TracedCall) -> tuple[TracedCall, list[TracedCall], bool] | None:
@@ -173,7 +173,7 @@ def _source(value: TracedTensor) -> _Source | None:
     return None if linear is None else _Source(linear, calls)
 
 
-def find_attention_layers(trace: Trace) -> list[CallGroup]:
+def find_attention_layers(trace: Trace) -> list[MatchedSubgraph]:
     """Find scaled dot-product attention together with the query, key, value and output projections around the core.
 
     Each group of such calls is returned with a substitute, one call of kind ``attention``.
@@ -244,7 +244,7 @@ def _projections(core: TracedCall, consumers: dict[TracedTensor, list[TracedCall
 
 def _attention_around(
     core: TracedCall, consumers: dict[TracedTensor, list[TracedCall]], outputs: set[TracedTensor]
-) -> CallGroup | None:
+) -> MatchedSubgraph | None:
     projections = _projections(core, consumers)
     sizes = None if projections is None else _heads(core, *projections.linears, projections.output)
     if projections is None or sizes is None:
@@ -266,7 +266,7 @@ def _attention_around(
         flops=sum(call.flops or 0.0 for call in calls),
         path=core.path,
     )
-    return CallGroup(calls, substitute, output.out)
+    return MatchedSubgraph(calls, substitute, output.out)
 
 
 def _masked(core: TracedCall) -> bool:
@@ -350,7 +350,7 @@ def _biases(query: TracedCall, key: TracedCall, value: TracedCall, output: Trace
     return None
 
 
-def find_feed_forward_blocks(trace: Trace) -> list[CallGroup]:
+def find_feed_forward_blocks(trace: Trace) -> list[MatchedSubgraph]:
     """Find feed-forward blocks: up projection, activation (perhaps gated) and down projection.
 
     Each group of such calls is returned with a substitute, one call of kind ``mlp``.
@@ -367,7 +367,7 @@ def find_feed_forward_blocks(trace: Trace) -> list[CallGroup]:
 
 def _feed_forward_before(
     down: TracedCall, consumers: dict[TracedTensor, list[TracedCall]], outputs: set[TracedTensor]
-) -> CallGroup | None:
+) -> MatchedSubgraph | None:
     value, calls, dropout = down.inputs[0], [down], 0.0
     if value is not None and value.producing_call is not None and value.producing_call.kind == "dropout":
         dropout = dropout_rate(value.producing_call.options.get("p", 0.5))
@@ -401,7 +401,7 @@ def _feed_forward_before(
     substitute = make_call(
         "mlp", "feed forward", [x, *weights], [(down.out.shape, False)], options=options, flops=flops, path=down.path
     )
-    return CallGroup(calls, substitute, down.out)
+    return MatchedSubgraph(calls, substitute, down.out)
 
 
 _Up = tuple[str, list[TracedCall], list[TracedCall]]

@@ -34,21 +34,21 @@ DATA_MOVING_KINDS = frozenset({"view", "slice", "copy"})
 NORM_CALL_KINDS = frozenset({"rms_norm", "layer_norm"})
 
 
-class CallGroup:
+class MatchedSubgraph:
     """Group of traced calls that form one layer, and the single call that can replace the group."""
 
     def __init__(self, calls: Iterable[TracedCall], substitute: TracedCall, output: TracedTensor) -> None:
         self.calls, self.substitute, self.output = set(calls), substitute, output
 
 
-def replace_groups(trace: Trace, groups: Sequence[CallGroup]) -> None:
+def replace_matched_subgraphs(trace: Trace, groups: Sequence[MatchedSubgraph]) -> None:
     """Replace each group of calls in a trace, in place, by the single call that stands for the group.
 
     A group that overlaps an earlier one, or of which only some weights are trained, is skipped.
     """
     places = {call: place for place, call in enumerate(trace.calls)}
     gone: set[TracedCall] = set()
-    last: dict[TracedCall, CallGroup] = {}
+    last: dict[TracedCall, MatchedSubgraph] = {}
     for group in groups:
         if not group.calls & gone and _trained_alike(group.calls, trace):
             gone |= group.calls
@@ -110,7 +110,7 @@ def reads_outside_activations(calls: Iterable[TracedCall], inputs: Sequence[Trac
     return any(not (v.is_static or v.is_integer or v in inputs or v.producing_call in inside) for v in read)
 
 
-def find_elementary_step_functions(trace: Trace) -> list[CallGroup]:
+def find_elementary_step_functions(trace: Trace) -> list[MatchedSubgraph]:
     """Find activations and norms that are computed in elementary steps (power, mean, sqrt, …).
 
     Each group of such calls is returned with a substitute, one call of kind ``activation`` or a norm.
@@ -158,7 +158,7 @@ def _elementwise_group(
     seed: TracedCall,
     consumers: dict[TracedTensor, list[TracedCall]],
     outputs: set[TracedTensor],
-) -> CallGroup | None:
+) -> MatchedSubgraph | None:
     """Gather the element-wise calls that lead from tensor ``x`` through the call ``seed`` to one result.
 
     Returns them with a substitute, one call of ``kind``; None if they are no closed group.
@@ -199,7 +199,9 @@ def _light_makers(seed: TracedCall) -> list[TracedCall]:
     return makers
 
 
-def _spelled_group(kind: str, x: TracedTensor, output: TracedTensor, calls: Sequence[TracedCall]) -> CallGroup | None:
+def _spelled_group(
+    kind: str, x: TracedTensor, output: TracedTensor, calls: Sequence[TracedCall]
+) -> MatchedSubgraph | None:
     weights = [v for call in calls for v in call.inputs if v is not None and v.origin == "parameter" and v.elements > 1]
     if kind == "norm":
         centred = sum(call.kind == "reduce" for call in calls) > 1
@@ -208,13 +210,13 @@ def _spelled_group(kind: str, x: TracedTensor, output: TracedTensor, calls: Sequ
         substitute = make_call(
             "layer_norm" if centred else "rms_norm", kind, [x, *weights], [(output.shape, False)], path=calls[0].path
         )
-        return CallGroup(calls, substitute, output)
+        return MatchedSubgraph(calls, substitute, output)
     options = {"function": kind}
     substitute = make_call("activation", kind, [x], [(output.shape, False)], options=options, path=calls[0].path)
-    return None if weights else CallGroup(calls, substitute, output)
+    return None if weights else MatchedSubgraph(calls, substitute, output)
 
 
-def find_weight_products(trace: Trace) -> list[CallGroup]:
+def find_weight_products(trace: Trace) -> list[MatchedSubgraph]:
     """Find products of a tensor, perhaps flattened, with a learned matrix.
 
     Each is returned with a substitute, one call of kind ``linear``.
@@ -241,7 +243,7 @@ def find_weight_products(trace: Trace) -> list[CallGroup]:
         substitute = make_call(
             "linear", call.source_name, [x, weight, shift], [(output.shape, False)], flops=call.flops, path=call.path
         )
-        groups.append(CallGroup(calls, substitute, output))
+        groups.append(MatchedSubgraph(calls, substitute, output))
     return groups
 
 
@@ -310,8 +312,8 @@ def collapse_modules(trace: Trace) -> None:
         ):
             substitute = _substitute(kind, scope, scope.input_tensor, scope.output_tensor, calls)
             if substitute is not None:
-                groups.append(CallGroup(calls, substitute, scope.output_tensor))
-    replace_groups(trace, groups)
+                groups.append(MatchedSubgraph(calls, substitute, scope.output_tensor))
+    replace_matched_subgraphs(trace, groups)
 
 
 def _substitute(
