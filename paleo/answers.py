@@ -68,9 +68,8 @@ class StudyResult:
 
     def _render(self, form: str) -> Any:
         """Call the report function that writes the result as ``document`` (JSON) or ``table`` (console)."""
-        return getattr(importlib.import_module(self.report_module_name), f"{self.report_function_prefix}{form}")(
-            *self._field_values()
-        )
+        module = importlib.import_module(self.report_module_name)
+        return getattr(module, f"{self.report_function_prefix}{form}")(*self._field_values())
 
     def _field_values(self) -> tuple[Any, ...]:
         return tuple(getattr(self, entry.name) for entry in fields(self))
@@ -324,9 +323,8 @@ class SearchResult(StudyResult):
     def table(self) -> RenderableType:
         from paleo.report import plan
 
-        return plan.table(
-            self.model, self.system, self.found_plans, self.explanation, self.best_prediction, self.choice_reasons
-        )
+        step, reasons = self.best_prediction, self.choice_reasons
+        return plan.table(self.model, self.system, self.found_plans, self.explanation, step, reasons)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -477,6 +475,5 @@ class ValidateResult(StudyResult):
 
         from paleo.tables.validation_report import validation_renderables
 
-        return Group(
-            *(part for report in self.reports for part in (*validation_renderables(report, worst=worst), Text()))
-        )
+        parts = ([*validation_renderables(report, worst=worst), Text()] for report in self.reports)
+        return Group(*(part for group in parts for part in group))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import os
 import secrets
 import shutil
@@ -18,7 +19,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from paleo.errors import SpecError
 
@@ -26,6 +27,8 @@ from paleo.errors import SpecError
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 #: First bytes of a gzip file.
 GZIP_MAGIC = b"\x1f\x8b"
+#: What a function that writes a file returns.
+Written = TypeVar("Written")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -131,15 +134,20 @@ def _kind(path: str, option: str) -> str:
     return "device" if stat.S_ISCHR(mode) else "pipe" if stat.S_ISFIFO(mode) else "file"
 
 
-def write_atomically(path: str | Path, write: Callable[[BinaryIO], object]) -> None:
+def write_atomically(path: str | Path, write: Callable[[BinaryIO], Written]) -> Written:
     """Write a file so that it appears whole or not at all.
 
     Parameters
     ----------
     path : str | Path
         The file.
-    write : Callable[[BinaryIO], object]
+    write : Callable[[BinaryIO], Written]
         Writes to the open file that it gets.
+
+    Returns
+    -------
+    Written
+        What `write` returned.
 
     Raises
     ------
@@ -150,14 +158,14 @@ def write_atomically(path: str | Path, write: Callable[[BinaryIO], object]) -> N
         if _kind(str(path), "-o") in ("device", "pipe"):
             # Write directly into a device or a pipe; a pipe without a reader is refused.
             with tempfile.TemporaryFile() as draft:
-                write(draft)
+                result = write(draft)
                 draft.seek(0)
                 handle = os.open(str(path), os.O_WRONLY | os.O_NONBLOCK)
                 os.set_blocking(handle, True)
                 with os.fdopen(handle, "wb") as file:
                     shutil.copyfileobj(draft, file)
-        else:
-            _write_beside(Path(os.path.realpath(path)), write)
+            return result
+        return _write_beside(Path(os.path.realpath(path)), write)
     except OSError as error:
         raise SpecError(f"{str(path)[:200]}: cannot be written ({error.strerror or error})") from None
 
@@ -180,7 +188,7 @@ def write_text(path: str | Path, text: str) -> None:
     write_atomically(path, lambda file: file.write(text.encode("utf-8")))
 
 
-def _write_beside(place: Path, write: Callable[[BinaryIO], object]) -> None:
+def _write_beside(place: Path, write: Callable[[BinaryIO], Written]) -> Written:
     """Write a file under a temporary name in the target's folder, then rename it to the target.
 
     The permissions of a replaced file are kept; a new file gets those of the user's mask.
@@ -188,10 +196,11 @@ def _write_beside(place: Path, write: Callable[[BinaryIO], object]) -> None:
     draft = place.with_name(f".{place.name[:64]}.{secrets.token_hex(6)}.new")
     try:
         with draft.open("xb") as file:
-            write(file)
+            result = write(file)
         with suppress(FileNotFoundError):
             draft.chmod(stat.S_IMODE(place.stat().st_mode))
         draft.replace(place)
+        return result
     finally:
         draft.unlink(missing_ok=True)
 
@@ -221,14 +230,12 @@ def read_bytes(path: str | Path, *, most: int, expected: str) -> bytes:
         If the file cannot be read or is larger.
     """
     short_path = str(path)[:200]
+    require_regular_file(path, expected)
     try:
-        require_regular_file(path, expected)
         with Path(path).open("rb") as file:
             packed = file.read(2) == GZIP_MAGIC
             file.seek(0)
             content = (gzip.GzipFile(fileobj=file) if packed else file).read(most + 1)
-    except SpecError:
-        raise
     except (OSError, EOFError, ValueError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise SpecError(f"{short_path!r}: cannot be read ({str(reason)[:200]})") from None
@@ -283,8 +290,11 @@ def append_csv_row(path: Path, names: Iterable[str], row: Mapping[str, Any]) -> 
     with path.open("a+b") as file:
         end = _complete_lines_length(file)
         file.truncate(end)
-        lines = [row] if end else [dict(zip(columns, columns, strict=True)), row]
-        file.write("".join(_csv_line([line.get(name, "") for name in columns]) for line in lines).encode("utf-8"))
+        text = io.StringIO()
+        table = csv.writer(text, lineterminator="\n")
+        for cells in ([] if end else [columns]) + [[row.get(name, "") for name in columns]]:
+            table.writerow([escape_csv_cell(cell) for cell in cells])
+        file.write(text.getvalue().encode("utf-8"))
 
 
 def _complete_lines_length(file: BinaryIO) -> int:
@@ -336,30 +346,6 @@ def read_csv_rows(path: Path) -> list[dict[str, str]]:
         file.seek(0)
         text = file.read(end).decode("utf-8")
     return list(csv.DictReader(text.splitlines()))
-
-
-def _csv_line(cells: Iterable[Any]) -> str:
-    """Return the text of one line of a CSV table, with cells protected from spreadsheets."""
-    line: list[str] = []
-    csv.writer(_Lines(line), lineterminator="\n").writerow([escape_csv_cell(cell) for cell in cells])
-    return line[0]
-
-
-class _Lines:
-    """File-like object for the csv module that collects lines in a list."""
-
-    def __init__(self, lines: list[str]) -> None:
-        self._lines = lines
-
-    def write(self, line: str) -> None:
-        """Append a line to the list.
-
-        Parameters
-        ----------
-        line : str
-            Line with its line end.
-        """
-        self._lines.append(line)
 
 
 def escape_csv_cell(value: Any) -> Any:

@@ -27,11 +27,11 @@ from paleo.parallel.plan import (
     shared_expert_overlap_warnings,
     tpu_software_warnings,
 )
-from paleo.step.backend import build_backend
+from paleo.step.backend import Backend, build_backend
 from paleo.step.interval import OPAQUE_KERNEL_KIND, StepUncertainty, step_uncertainty
 from paleo.step.memory import MemoryFootprint
 from paleo.step.step import StepPredictions, predict_steps, single_configuration_batch, timed_program
-from paleo.step.waiting import describe_unmodelled_straggler_wait
+from paleo.step.waiting import InputPipeline, describe_unmodelled_straggler_wait
 from paleo.units import format_duration
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     from paleo.specs.run import Run
     from paleo.specs.software import SoftwareProfile
     from paleo.specs.system import System
-    from paleo.step.backend import Backend
-    from paleo.step.waiting import InputPipeline
+    from paleo.step.configuration_batch import ConfigurationBatch
 
 Array = npt.NDArray[np.float64]
 
@@ -170,9 +169,8 @@ class Prediction:
         """
         from paleo.specs.run import replace_fields, user_set_fields
 
-        run = replace_fields(
-            self.run, {"microbatch": self.plan.microbatch, **user_set_fields(type(self.run)(**fields))}
-        )
+        changes = user_set_fields(type(self.run)(**fields))
+        run = replace_fields(self.run, {"microbatch": self.plan.microbatch, **changes})
         return predict(self.model, self.system if system is None else system, run, software)
 
     def stage_footprint(self, stage: int) -> MemoryFootprint:
@@ -207,17 +205,7 @@ class Prediction:
     @cached_property
     def framework_violations(self) -> tuple[str, ...]:
         """Documented limits of the software's framework that the plan violates, one sentence each."""
-        batch = self.step_arrays.batch
-        return tuple(
-            _unsupported(
-                self.plan,
-                self.run,
-                self.graph,
-                self.system,
-                batch.backend.software,
-                overlapped=batch.overlaps_gradient_exchange,
-            )
-        )
+        return tuple(_unsupported(self.plan, self.run, self.graph, self.system, self.step_arrays.batch))
 
     @property
     def samples_per_s(self) -> float:
@@ -272,25 +260,19 @@ def _counted_flops(program: Program) -> Array:
 
     Convolutions are counted by the direct algorithm.
     """
-    return np.array(
-        [
-            executed_flop_share(each.kernel)
-            * each.kernel.flops
-            * kernel_runs_per_microbatch(section, each)
-            * each.repetitions
-            * section.repeat
-            for section in program.sections
-            for each in section.kernels
-        ]
-    )
+    counts = []
+    for section in program.sections:
+        for each in section.kernels:
+            flops = executed_flop_share(each.kernel) * each.kernel.flops
+            counts.append(flops * kernel_runs_per_microbatch(section, each) * each.repetitions * section.repeat)
+    return np.array(counts)
 
 
 def _executed_flop_ratio(program: Program, backend: Backend) -> float:
     """Return the FLOP that the algorithms of all kernels execute (Winograd, Fourier), over those of direct ones."""
     flops = _counted_flops(program)
-    work = backend.predictor.relative_algorithm_flops(
-        [each.kernel for section in program.sections for each in section.kernels]
-    )
+    kernels = [each.kernel for section in program.sections for each in section.kernels]
+    work = backend.predictor.relative_algorithm_flops(kernels)
     return float(work @ flops / total) if (total := flops.sum()) > 0 else 1.0
 
 
@@ -367,27 +349,16 @@ def predict(
             *model.remarks,
             *plan_warnings(layout, graph, placed),
             *_run_warnings(run, system, layout, graph, backend.software),
-            *_unsupported(
-                layout, run, graph, system, backend.software, overlapped=steps.batch.overlaps_gradient_exchange
-            ),
-            *_result_warnings(run, system, layout, breakdown, memory, host_memory),
+            *_unsupported(layout, run, graph, system, steps.batch),
+            *host_memory_warnings(system, layout, host_memory),
+            *input_pipeline_warnings(run, breakdown.input / breakdown.step_time),
+            *tight_memory_warnings(memory),
             *_rare_utilisation(flops / breakdown.step_time, layout, program.program, backend),
         ),
         host_memory=host_memory,
         input_pipeline=arriving,
         model_chunks=tuple(program.model_chunks),
     )
-
-
-def _result_warnings(
-    run: Run, system: System, layout: Plan, breakdown: Breakdown, memory: MemoryFootprint, host_memory: float
-) -> list[str]:
-    """Warn of doubtful results once the step time and the memory are known."""
-    return [
-        *host_memory_warnings(system, layout, host_memory),
-        *input_pipeline_warnings(run, breakdown.input / breakdown.step_time),
-        *tight_memory_warnings(memory),
-    ]
 
 
 def _rare_utilisation(flops_per_s: float, layout: Plan, program: Program, backend: Backend) -> list[str]:
@@ -475,26 +446,19 @@ def unmodelled_effects(program: Program, run: Run, *, loads: bool) -> tuple[str,
     """
     loading = "input pipeline (storage, decoding, host-to-device copies)"
     constant = "launches of kernels and latencies of links, as ppp= is a share of peaks alone"
-    shares_of_peaks = [constant] if run.calibration.startswith("ppp=") else []
     matrices = None if run.forward_only else configure_optimizer(run.optimizer).matrix_update
-    always = (
-        *([] if loads else [loading]),
-        *shares_of_peaks,
-        *([] if matrices is None else [matrices.unmodelled_costs]),
-    )
-    launches = [
-        (counted.kernel, counted.repetitions * section.repeat)
-        for section in program.sections
-        for counted in section.kernels
-    ]
+    always = [] if loads else [loading]
+    always += [constant] if run.calibration.startswith("ppp=") else []
+    always += [] if matrices is None else [matrices.unmodelled_costs]
+    kernels = ((section.repeat, counted) for section in program.sections for counted in section.kernels)
+    launches = [(counted.kernel, counted.repetitions * repeat) for repeat, counted in kernels]
     guessed = [(kernel, times) for kernel, times in launches if kernel.operation == OPAQUE_KERNEL_KIND]
     if not guessed:
-        return always
-    shares = [
-        sum(getattr(kernel, count) * times for kernel, times in guessed)
-        / (sum(getattr(kernel, count) * times for kernel, times in launches) or 1.0)
-        for count in ("flops", "bytes")
-    ]
+        return tuple(always)
+    shares = []
+    for count in ("flops", "bytes"):
+        part, whole = (sum(getattr(each, count) * times for each, times in some) for some in (guessed, launches))
+        shares.append(part / (whole or 1.0))
     names = ", ".join(dict.fromkeys(kernel.name for kernel, _ in guessed if kernel.phase == "forward"))
     text = f"functions that the importer did not know: {shares[0]:.1%} of FLOP, {shares[1]:.1%} of bytes"
     return (*always, f"{text} ({names[:200]})")
@@ -520,10 +484,9 @@ def _run_warnings(run: Run, system: System, layout: Plan, graph: Graph, software
     ]
 
 
-def _unsupported(
-    layout: Plan, run: Run, graph: Graph, system: System, software: SoftwareProfile, *, overlapped: bool
-) -> list[str]:
+def _unsupported(layout: Plan, run: Run, graph: Graph, system: System, batch: ConfigurationBatch) -> list[str]:
     """Return the documented limits of the software's framework that a plan violates."""
+    software, overlapped = batch.backend.software, batch.overlaps_gradient_exchange
     if software.framework is None or run.forward_only:
         return []
     from paleo.parallel.framework_checks import plan_quantities, restriction_messages

@@ -40,7 +40,7 @@ from paleo.answers import (
 from paleo.errors import SpecError, suggest_names
 from paleo.network.graph import build_graph
 from paleo.parallel.framework_checks import framework_abilities
-from paleo.predict import predict
+from paleo.predict import Prediction, predict
 from paleo.report.estimate import RunStudies
 from paleo.specs.loading import convert_numpy_arguments, to_python_numbers
 from paleo.specs.loading import validate_mapping as validated_spec
@@ -77,7 +77,6 @@ from paleo.units import Quantity, checked_count, comma_separated, parse_quantity
 if TYPE_CHECKING:
     import pandas as pd
 
-    from paleo.predict import Prediction
     from paleo.search.space import SearchSpace
     from paleo.specs.task import TrainingTask
     from paleo.studies.purchase import PlanSearch
@@ -147,15 +146,13 @@ def estimate(
     choice = RunWithDefaults(question.run) if target is not None else with_defaults(network, machine, question.run)
     run_of_task, _ = run_and_amount_for_target(network, choice.run, target, None, [machine])
     step = predict(network, machine, run_of_task)
-    tokens_of_sample = step.graph.tokens_per_sample
-    stated = convert_training_amount(
-        network, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_of_sample
-    )
+    amounts = {"epochs": epochs, "samples": samples, "tokens": tokens}
+    stated = convert_training_amount(network, **amounts, tokens_per_sample=step.graph.tokens_per_sample)
     training_amount, notes = amount_for_goal(step, TrainingGoal(loss, target, noise_scale), stated)
     failing = require_training_amount(question.long_run, training_amount)
-    cost = (
-        None if training_amount is None else estimate_training(step, training_amount, question.tariff, long_run=failing)
-    )
+    cost = None
+    if training_amount is not None:
+        cost = estimate_training(step, training_amount, question.tariff, long_run=failing)
     return Estimate(step, cost, suggest_memory_savings(step), RunStudies(step), notes, choice)
 
 
@@ -272,9 +269,8 @@ def compare(
 
         def planner(model: ModelSpec, system: System, run: Run) -> tuple[list[Prediction], int, int]:
             stated = user_set_fields(question.run) | {"gpus": run.gpus, "global_batch": run.global_batch}
-            choice = with_defaults(
-                model, system, Run(**{key: value for key, value in stated.items() if key != "strategy"})
-            )
+            stated.pop("strategy", None)
+            choice = with_defaults(model, system, Run(**stated))
             choices[f"{system.name}:{run.gpus}"] = choice
             step = predict(model, system, choice.run)
             return [step], 1, int(step.memory.fits)
@@ -451,26 +447,21 @@ def plan(
     question = _Question.from_keywords("plan", run, options)
     _check_top(top)
     stated = parse_training_amount(network, question.run, epochs=epochs, samples=samples, tokens=tokens)
-    aimed_run, training_amount = run_and_amount_for_target(
-        network, question.run, target, stated, [system for system, _ in offers]
-    )
+    machines = [system for system, _ in offers]
+    aimed_run, training_amount = run_and_amount_for_target(network, question.run, target, stated, machines)
     failing = require_training_amount(question.long_run, training_amount)
     if deadline is None and budget is None and (question.tariff != Tariff() or objective in ("cost", "energy")):
         training_amount = training_amount or default_samples_to_train(network)
     sought = not all(counts for _, counts in offers)
     objective = "gpus" if sought else objective
-    wish = replace(
-        purchase.parse_purchase_requirements(training_amount, deadline, budget, objective, question.tariff),
-        long_run=failing,
-    )
+    wish = purchase.parse_purchase_requirements(training_amount, deadline, budget, objective, question.tariff)
+    wish = replace(wish, long_run=failing)
     plain, choices = aimed_run.model_copy(update={"strategy": "dp"}), dict[str, str]()
     choices |= {"GPUs": "the smallest order that replicas and even stages share"} if sought else {}
     free = objective == "gpus" and tokens is not None and plain.batch is None and plain.global_batch is None
     if free and training_amount is not None:
-        total = training_amount.samples * (
-            build_graph(network, batch=1, overrides=plain.model).tokens_per_sample or 1.0
-        )
-        batch, choices["global batch"] = suitable_global_batch(network, plain, total)
+        length = build_graph(network, batch=1, overrides=plain.model).tokens_per_sample or 1.0
+        batch, choices["global batch"] = suitable_global_batch(network, plain, training_amount.samples * length)
         plain = plain.model_copy(update={"global_batch": batch})
 
     def settle(machine: System, count: int) -> tuple[str, SearchSpace]:
@@ -625,31 +616,30 @@ def tune(
 
     question = _Question.from_keywords("tune", run, options)
     network, machine = _model(model), resolve_system(system)
-    check_gpu_count(gpus, machine)
-    most = study.parse_trial_samples(
-        network, question.run, "max", epochs=max_epochs, samples=max_samples, tokens=max_tokens
-    )
+    parse_gpu_counts(gpus)
+    if machine.max_devices is not None and gpus > machine.max_devices:
+        raise SpecError(f"--gpus {gpus}: system {machine.name} has {machine.max_devices}")
+    longest = {"epochs": max_epochs, "samples": max_samples, "tokens": max_tokens}
+    most = study.parse_trial_samples(network, question.run, "max", **longest)
     least = {"epochs": min_epochs, "samples": min_samples, "tokens": min_tokens}
     first = most / study.DEFAULT_RUNG_SPAN
     if any(value is not None for value in least.values()):
         first = study.parse_trial_samples(network, question.run, "min", **least)
     evaluated = 0.0 if evaluation_samples is None else parse_count("evaluation-samples", evaluation_samples)
-    search_of_trials = study.validate_tuning_settings(
-        study.TuningSettings(
-            trials, method, first, most, eta, population, not from_scratch, evaluated,
-            study.parse_network_sizes(vary), rank_correlation, seed,
-        )
+    settings = study.TuningSettings(
+        trials, method, first, most, eta, population, not from_scratch, evaluated, study.parse_network_sizes(vary),
+        rank_correlation, seed,
     )  # fmt: skip
+    settings = study.validate_tuning_settings(settings)
     width = None if gpus_per_trial in ("auto", None) else parse_gpu_counts(gpus_per_trial)[0]
     if width is not None and width > gpus:
         raise SpecError(f"--gpus-per-trial {width}: expected at most the {gpus} GPUs of --gpus")
     limit = None if deadline is None else parse_time("deadline", deadline)
-    return TuneResult(
-        study.tuning_study(
-            network, machine, question.run, search_of_trials, gpus=gpus, per_trial=width, deadline=limit,
-            tariff=question.tariff, long_run=question.long_run,
-        )
+    answer = study.tuning_study(
+        network, machine, question.run, settings, gpus=gpus, per_trial=width, deadline=limit, tariff=question.tariff,
+        long_run=question.long_run,
     )  # fmt: skip
+    return TuneResult(answer)
 
 
 @convert_numpy_arguments
@@ -713,26 +703,6 @@ def fleet(
     terms = parse_tariff(**tariff)
     priced = study.predict_fleet(specs, machines, policy, nodes=order, placement=placement, tariff=terms)
     return FleetResult(study.simulate_or_size_cluster(priced, order, wishes, samples=samples, seed=seed))
-
-
-def check_gpu_count(gpus: int, system: System) -> None:
-    """Raise SpecError if a system cannot have a number of GPUs.
-
-    Parameters
-    ----------
-    gpus : int
-        The number.
-    system : System
-        Machine: its devices, nodes and links.
-
-    Raises
-    ------
-    SpecError
-        If the system has fewer, or the number is below 1.
-    """
-    parse_gpu_counts(gpus)
-    if system.max_devices is not None and gpus > system.max_devices:
-        raise SpecError(f"--gpus {gpus}: system {system.name} has {system.max_devices}")
 
 
 def parse_count(option: str, value: CountOrText) -> float:
@@ -956,11 +926,8 @@ class _Question:
         tariff = parse_tariff(**{key: value for key, value in options.items() if key in of_tariff})
         long = {key: value for key, value in options.items() if key in of_long_run}
         whole = run or validated_spec(Run, stated, f"paleo.{name}")
-        return cls(
-            replace_any_software(whole) if name in (*SEARCH_FUNCTION_NAMES, "estimate") else whole,
-            tariff,
-            parse_long_run(**long),
-        )
+        whole = replace_any_software(whole) if name in (*SEARCH_FUNCTION_NAMES, "estimate") else whole
+        return cls(whole, tariff, parse_long_run(**long))
 
 
 #: Questions that are answered by a search, and the word for software without the limits of a framework.
@@ -1031,13 +998,8 @@ def parse_gpu_counts(gpus: GpuCounts) -> list[int]:
     [1, 8, 16, 32, 64]
     """
     numbers = to_python_numbers(gpus)
-    parts = (
-        comma_separated(numbers)
-        if isinstance(numbers, str)
-        else list(numbers)
-        if isinstance(numbers, Iterable)
-        else [numbers]
-    )
+    numbers = comma_separated(numbers) if isinstance(numbers, str) else numbers
+    parts = list(numbers) if isinstance(numbers, Iterable) else [numbers]
     counts = [count for part in parts for count in _one_or_doublings(part)]
     if not counts or not all(counts):
         expected = f"expected GPU counts from 1 to {MAX_GPU_COUNT:,}, such as 1,2,4,1024 or 8..64"

@@ -68,19 +68,14 @@ class Registry(Generic[Entry]):
         """Return all entries; the modules of the package are imported first if that is not done yet."""
         if not self._complete and not getattr(self._importing, "now", False):
             self._importing.now = True
-            try:
-                self._import_modules(str(self._package))
+            try:  # if several threads ask at once, one imports a module and the others wait
+                folder = getattr(importlib.import_module(str(self._package)), "__path__", ())  # a module has none
+                for module in sorted(info.name for info in pkgutil.iter_modules(folder)):
+                    importlib.import_module(f"{self._package}.{module}")
             finally:
                 self._importing.now = False
             self._complete = True
         return self._entries
-
-    @staticmethod
-    def _import_modules(package: str) -> None:
-        """Import a module, or all of a folder; if several threads ask at once, one imports a module and others wait."""
-        folder = getattr(importlib.import_module(package), "__path__", ())
-        for module in sorted(info.name for info in pkgutil.iter_modules(folder)):
-            importlib.import_module(f"{package}.{module}")
 
     def __getitem__(self, name: str) -> Entry:
         entries = self._entries if self._complete else self._loaded()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from paleo.answers import JsonDocument, StudyResult
 from paleo.errors import PaleoError, SpecError
@@ -57,8 +57,7 @@ class ServeTrainSplit:
 class ServeTrainSplits(StudyResult):
     """Systems that serve a request rate and train with the remaining GPUs; most training per USD comes first."""
 
-    command: ClassVar[str] = "compare"
-    rows_key: ClassVar[str | None] = "systems"
+    command, rows_key = "compare", "systems"
     network: str
     request_rate: float
     training_seconds: float
@@ -107,12 +106,10 @@ class ServeTrainSplits(StudyResult):
 
         facts = empty_table("Two uses", ["system", "GPUs", "serve", "train", "samples", "USD", "replicas, or why not"])
         for each in self.splits:
-            numbers = [
-                f"{each.trained_samples:,.0f}" if each.trained_samples else "–",
-                "–" if each.rent_usd is None else f"{each.rent_usd:,.0f}",
-            ]
+            samples = f"{each.trained_samples:,.0f}" if each.trained_samples else "–"
+            usd = "–" if each.rent_usd is None else f"{each.rent_usd:,.0f}"
             counts = (str(each.gpus), str(each.serving_gpus), str(each.training_gpus))
-            facts.add_row(each.system.name, *counts, *numbers, each.problem or each.serving_layout)
+            facts.add_row(each.system.name, *counts, samples, usd, each.problem or each.serving_layout)
         return Group(wrapped_text(Text(self.headline, style="bold")), Text(), facts)
 
 
@@ -139,7 +136,7 @@ def parse_training_and_serving(text: str) -> tuple[float, float]:
     >>> parse_training_and_serving("train:7d,serve:20/s")
     (604800.0, 20.0)
     """
-    from paleo.services import parse_rate
+    from paleo.services import parse_positive_number
 
     parts = dict(part.strip().partition(":")[::2] for part in text.split(","))
     if set(parts) != {"train", "serve"}:
@@ -152,7 +149,7 @@ def parse_training_and_serving(text: str) -> tuple[float, float]:
     if not 0 < days < 2.0**20:
         raise SpecError(f"--for {text!r:.60}: expected a time above zero, such as train:7d")
     seconds = days * DAY
-    return seconds, parse_rate("for", parts["serve"])
+    return seconds, parse_positive_number("for", parts["serve"])
 
 
 def split_serving_and_training(
@@ -210,9 +207,8 @@ def _uses_of(
     node = max(system.devices_per_node, 1)
     training = others // node * node if others >= node else 2 ** (others.bit_length() - 1) if others > 0 else 0
     if training < 1:
-        return replace(
-            offer, problem=f"{serving} GPUs serve {rate:g} requests/s, so none of the {gpus} is left to train"
-        )
+        serve_all = f"{serving} GPUs serve {rate:g} requests/s"
+        return replace(offer, problem=f"{serve_all}, so none of the {gpus} is left to train")
     try:
         trained = compare(model, [(system, training)], run=run.model_copy(update={"gpus": training}))
     except PaleoError as error:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from paleo.answers import StudyResult
 from paleo.errors import SpecError, suggest_names
 from paleo.files import read_bytes
-from paleo.serving.engines import BatchLimit, load_engine
+from paleo.serving.engines import BatchLimit, ServingEngine, load_engine
 from paleo.serving.formats import parse_formats
 from paleo.serving.forward_lowering import Sharding
 from paleo.serving.plans import LatencyLimits, ServingLoad
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paleo.serving.benchmark import EngineBenchmark, ServiceAudit
-    from paleo.serving.engines import ServingEngine
     from paleo.studies.reinforcement import ReinforcementStudy
 
 #: Default number of tokens of a prompt and of an answer.
@@ -48,8 +47,7 @@ class ServeResult(StudyResult):
     ``compared_services`` has the answers of all systems.
     """
 
-    command: ClassVar[str] = "serve"
-    rows_key: ClassVar[str | None] = "plans"
+    command, rows_key = "serve", "plans"
     report_module_name = "paleo.report.serving"
     service: Service
     compared_services: tuple[Service, ...] = ()
@@ -72,8 +70,7 @@ class SinglePassResult(StudyResult):
     ``compared_services`` has the answers of all systems.
     """
 
-    command: ClassVar[str] = "serve"
-    rows_key: ClassVar[str | None] = "batches"
+    command, rows_key = "serve", "batches"
     report_module_name = "paleo.report.single_pass_service"
     service: BatchedService
     compared_services: tuple[BatchedService, ...] = ()
@@ -206,9 +203,8 @@ def serve(
     changes = drafts | _speculation(speculate, acceptance)
     names = COMPARED_ENGINES if engine == "auto" else (engine,)
     profiles = [load_engine(each).model_copy(update=changes) for each in names]
-    load = _serving_load(
-        input, output, trace, rate, concurrency or users, think, arrivals, prefix_hit, length_variation
-    )
+    users = concurrency or users
+    load = _serving_load(input, output, trace, rate, users, think, arrivals, prefix_hit, length_variation)
     first, further, whole = _seconds("ttft", ttft), _seconds("tpot", tpot), _seconds("latency", latency)
     limits = LatencyLimits(first, further, whole, _percentile(percentile))
     formats = [parse_formats(each, cache) for each in weights.split(",")]
@@ -281,9 +277,8 @@ def _machines(system: str | Path | System, gpus: int) -> list[tuple[System, int]
         text, _, number = name.rpartition(":") if isinstance(name, str) else (name, "", "")
         counted = bool(text) and str(number).isdecimal()
         machine = resolve_system(text if counted else name)
-        pairs.append(
-            (machine, _checked_gpus(parse_whole_number(number, MAX_EXACT_INTEGER) if counted else gpus, machine))
-        )
+        count = parse_whole_number(number, MAX_EXACT_INTEGER) if counted else gpus
+        pairs.append((machine, _checked_gpus(count, machine)))
     return pairs
 
 
@@ -293,10 +288,8 @@ def _speculation(drafted: int, acceptance: float | None) -> dict[str, Any]:
         return {"drafted": drafted}
     if not drafted:
         raise SpecError(f"--acceptance {acceptance!r:.40}: needs --speculate as well")
-    return {
-        "drafted": drafted,
-        "acceptance": checked_number("--acceptance", acceptance, 0.0, 1.0 - MIN_MARGIN_BELOW_ONE),
-    }
+    acceptance = checked_number("--acceptance", acceptance, 0.0, 1.0 - MIN_MARGIN_BELOW_ONE)
+    return {"drafted": drafted, "acceptance": acceptance}
 
 
 def _stated(text: str) -> dict[str, Any]:
@@ -322,10 +315,9 @@ def _bound(engine: ServingEngine, system: System, tokens: int | None, sequences:
     if tokens is None and sequences is None:
         return None
     usual = engine.batch_limit(system.device)
-    return BatchLimit(
-        tokens=checked_count("--batch-tokens", usual.tokens if tokens is None else tokens),
-        sequences=checked_count("--sequences", usual.sequences if sequences is None else sequences),
-    )
+    tokens = checked_count("--batch-tokens", usual.tokens if tokens is None else tokens)
+    sequences = checked_count("--sequences", usual.sequences if sequences is None else sequences)
+    return BatchLimit(tokens=tokens, sequences=sequences)
 
 
 def _checked_gpus(gpus: object, system: System) -> int:
@@ -335,8 +327,26 @@ def _checked_gpus(gpus: object, system: System) -> int:
     return number
 
 
-def _number(name: str, value: float | str) -> float:
-    """Parse a positive number with or without a prefix: ``2k``; SpecError names the option."""
+def parse_positive_number(name: str, value: float | str) -> float:
+    """Parse the positive number of a command-line option, such as a request rate: ``20/s`` or ``2k``.
+
+    Parameters
+    ----------
+    name : str
+        Option that a message names.
+    value : float or str
+        Number, or a text with or without a prefix.
+
+    Returns
+    -------
+    float
+        The number.
+
+    Raises
+    ------
+    SpecError
+        If the text is no number above zero.
+    """
     try:
         number = parse_quantity(value.removesuffix("/s"), "count") if isinstance(value, str) else float(value)
     except (TypeError, ValueError, OverflowError) as error:  # SpecError is a ValueError
@@ -344,29 +354,6 @@ def _number(name: str, value: float | str) -> float:
     if not 1e-12 <= number < 2.0**40:
         raise SpecError(f"--{name} {value!r:.60}: expected a number above zero, 1e-12 to 1e12")
     return number
-
-
-def parse_rate(option: str, text: str) -> float:
-    """Parse a request rate of a command-line option, such as ``20/s`` or ``2k``.
-
-    Parameters
-    ----------
-    option : str
-        Name of the command-line option, for messages.
-    text : str
-        Rate, such as "20/s" or "2k".
-
-    Returns
-    -------
-    float
-        Rate [requests/s].
-
-    Raises
-    ------
-    SpecError
-        If the text is not a number above zero and below 2^40; the message names the option.
-    """
-    return _number(option, text)
 
 
 def _seconds(name: str, value: str | float | None) -> float | None:
@@ -404,10 +391,8 @@ def _serving_load(
     hit = checked_number("--prefix-hit", hit, 0.0, 1.0 - MIN_MARGIN_BELOW_ONE)
     variation = checked_number("--length-variation", variation, 0.0, MAX_LENGTH_VARIATION)
     users = None if users is None else checked_count("--concurrency", users)
-    if arrivals not in ("poisson", "constant", "at once"):
-        raise SpecError(
-            f"--arrivals {arrivals!r:.40}; {suggest_names(str(arrivals), ['poisson', 'constant', 'at once'])}"
-        )
+    if arrivals not in (kinds := ("poisson", "constant", "at once")):
+        raise SpecError(f"--arrivals {arrivals!r:.40}; {suggest_names(str(arrivals), kinds)}")
     if trace is not None:
         if prompt is not None or answer is not None or rate is not None or users:
             raise SpecError("--trace states lengths and arrivals; leave out --input, --output, --rate, --concurrency")
@@ -421,7 +406,7 @@ def _serving_load(
         return ServingLoad("closed", lengths, users=users, think_time=_seconds("think", think) or 0.0)
     if rate is not None:
         kind = "constant" if arrivals == "constant" else "poisson"
-        return ServingLoad(kind, lengths, rate=_number("rate", rate))  # type: ignore[arg-type]
+        return ServingLoad(kind, lengths, rate=parse_positive_number("rate", rate))  # type: ignore[arg-type]
     return ServingLoad("at once" if arrivals == "at once" else "most", lengths)
 
 
@@ -429,24 +414,22 @@ def _length(name: str, value: float | str, variation: float) -> tuple[float, flo
     """Parse a token count such as ``500`` or ``500~0.8`` into the mean and the coefficient of variation."""
     mean, _, spread = str(value).partition("~")
     if not spread:
-        return _number(name, value), variation
+        return parse_positive_number(name, value), variation
     try:
         share = float(spread)
     except ValueError:
         share = -1.0
     if not 0 <= share <= MAX_LENGTH_VARIATION:
         raise SpecError(f"--{name} {value!r:.60}: expected MEAN~VARIATION, such as 500~0.8")
-    return _number(name, mean), share
+    return parse_positive_number(name, mean), share
 
 
 def _trace_load(trace: str | Path | Requests, hit: float) -> ServingLoad:
     requests = trace if isinstance(trace, Requests) else read_trace(trace)
     span = float(requests.arrival[-1] - requests.arrival[0]) if len(requests) > 1 else 1.0
-    means = [float(each.mean()) for each in (requests.prompt_tokens, requests.answer_tokens)]
-    spreads = [
-        float(each.std()) / mean
-        for each, mean in zip((requests.prompt_tokens, requests.answer_tokens), means, strict=True)
-    ]
+    tokens = requests.prompt_tokens, requests.answer_tokens
+    means = [float(each.mean()) for each in tokens]
+    spreads = [float(each.std()) / mean for each, mean in zip(tokens, means, strict=True)]
     lengths = RequestLengths(means[0], means[1], spreads[0], spreads[1], hit)
     rate = len(requests) / span if span > 0 else float(len(requests))
     return ServingLoad("trace", lengths, rate=rate, requests=requests, request_count=len(requests))
@@ -479,9 +462,8 @@ def parse_sharding(text: str) -> Sharding:
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
         if name not in ("tp", "pp", "ep", "attention_dp", "dp"):
-            raise SpecError(
-                f"--strategy {text!r:.60}: unknown {name!r}; {suggest_names(name, ['tp', 'pp', 'ep', 'attention_dp'])}"
-            )
+            known = suggest_names(name, ["tp", "pp", "ep", "attention_dp"])
+            raise SpecError(f"--strategy {text!r:.60}: unknown {name!r}; {known}")
         if not value.isdigit() or int(value) < 1:
             raise SpecError(f"--strategy {text!r:.60}: {name} must be a whole number above zero")
         degrees[name] = int(value)
@@ -498,8 +480,7 @@ def parse_sharding(text: str) -> Sharding:
 class ReinforcementResult(StudyResult):
     """Answer of `paleo.rl`: predicted steps of reinforcement learning by layout of GPUs, the shortest first."""
 
-    command: ClassVar[str] = "rl"
-    rows_key: ClassVar[str | None] = "plans"
+    command, rows_key = "rl", "plans"
     report_module_name = "paleo.report.reinforcement"
     study: ReinforcementStudy
 
@@ -573,11 +554,11 @@ def rl(
     rollouts = checked_count("--rollouts", rollouts)
     batch = rollouts if batch is None else checked_count("--batch", batch)
     generators = None if generators is None else checked_count("--generators", generators, 1, gpus)
-    answer = _number("output", output)
-    longest = 4.0 * answer if max_output is None else _number("max-output", max_output)
+    answer = parse_positive_number("output", output)
+    longest = 4.0 * answer if max_output is None else parse_positive_number("max-output", max_output)
     if longest < answer:
         raise SpecError(f"--max-output {longest:g} is below the mean of {answer:g}")
-    task = Rollouts(rollouts, batch, _number("input", input), answer, longest)
+    task = Rollouts(rollouts, batch, parse_positive_number("input", input), answer, longest)
     usd, _ = rent_rate(machine, gpus, parse_tariff(**tariff))
     engines = None if str(engine_strategy) in ("None", "auto") else [parse_sharding(str(engine_strategy))]
     trainers = None if str(strategy) in ("None", "auto") else [str(strategy)]
@@ -591,7 +572,7 @@ def rl(
 class ServiceAuditResult(StudyResult):
     """Measured result of a serving engine's benchmark, together with the prediction of the same load."""
 
-    command: ClassVar[str] = "audit"
+    command = "audit"
     report_module_name = "paleo.report.serving"
     report_function_prefix = "audit_"
     audit: ServiceAudit

@@ -44,7 +44,7 @@ _SECONDS = {
 }
 _BYTES = _prefixed("B", binary=True)
 _BITS = _prefixed("b", "0.125")
-#: Factors to SI by dimension and unit. Error messages show the example of the dimension in ``_EXAMPLE``.
+#: Factors to SI by dimension and unit. Error messages show the example of the dimension in ``_DIMENSIONS``.
 UNIT_FACTORS: dict[str, dict[str, Decimal]] = {
     "time": _SECONDS,
     "bytes": _BYTES,
@@ -59,19 +59,20 @@ UNIT_FACTORS: dict[str, dict[str, Decimal]] = {
     "failures": {"/nodeday": 1 / Decimal(86400), "/knodeday": 1 / Decimal(86400000)},
     "count": _prefixed("") | {"B": Decimal(10) ** 9},  # numbers of tokens and parameters: 15T, 8B
 }
-_EXAMPLE = {
-    "time": "5 us",
-    "bytes": "80 GiB",
-    "bandwidth": "900 GB/s",
-    "flops": "4.1 GFLOP",
-    "flops_per_s": "312 TFLOP/s",
-    "frequency": "1410 MHz",
-    "power": "400 W",
-    "price": "350000 USD",
-    "price_per_s": "2.5 USD/h",
-    "price_per_energy": "0.12 USD/kWh",
-    "failures": "4/knodeday",
-    "count": "15T",
+#: Dimension -> example in messages, and smallest and largest plausible value in SI units.
+_DIMENSIONS = {
+    "time": ("5 us", 1e-15, 1e10),
+    "bytes": ("80 GiB", 1.0, 1e21),
+    "bandwidth": ("900 GB/s", 1.0, 1e18),
+    "flops": ("4.1 GFLOP", 0.0, math.inf),
+    "flops_per_s": ("312 TFLOP/s", 1e3, 1e24),
+    "frequency": ("1410 MHz", 1.0, 1e15),
+    "power": ("400 W", 1e-6, 1e12),
+    "price": ("350000 USD", 1e-6, 1e15),
+    "price_per_s": ("2.5 USD/h", 1e-15, 1e9),
+    "price_per_energy": ("0.12 USD/kWh", 1e-15, 1.0),
+    "failures": ("4/knodeday", 1e-15, 1e6),
+    "count": ("15T", 0.0, math.inf),
 }
 _MISSPELT = {"FLOPS": "FLOP/s", "FLOPs": "FLOP", "OPS": "OP/s", "Bps": "B/s", "bps": "b/s", "bit/s": "b/s"}
 _NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\d\s].*?)?\s*\Z")
@@ -102,7 +103,7 @@ def parse_quantity(text: object, dimension: str) -> float:
     >>> parse_quantity("5 us", "time"), parse_quantity("400 Gb/s", "bandwidth"), parse_quantity("80GiB", "bytes")
     (5e-06, 50000000000.0, 85899345920.0)
     """
-    units, example = UNIT_FACTORS[dimension], _EXAMPLE[dimension]
+    units, example = UNIT_FACTORS[dimension], _DIMENSIONS[dimension][0]
     if isinstance(text, bool) or not isinstance(text, str | int | float):
         raise SpecError(f"{text!r} is not a quantity; write it like {example!r}")
     match = _NUMBER.match(text) if isinstance(text, str) and len(text) <= 64 else None
@@ -231,7 +232,7 @@ _WORDS = {"flops_per_s": "FLOP a second", "price_per_s": "a price by time", "pri
 
 
 def _unit_message(text: object, unit: str, dimension: str) -> str:
-    example = _EXAMPLE[dimension]
+    example = _DIMENSIONS[dimension][0]
     if not unit:
         return f"{text!r} has no unit; write it like {example!r}"
     for wrong, right in _MISSPELT.items():
@@ -239,27 +240,10 @@ def _unit_message(text: object, unit: str, dimension: str) -> str:
             return f"{text!r}: the unit {unit!r} is written {unit[: -len(wrong)] + right!r} here"
     other_dimensions = [name for name, table in UNIT_FACTORS.items() if unit in table]
     expected = _WORDS.get(dimension, dimension)
-    problem = (
-        f"is a unit of {_WORDS.get(other_dimensions[0], other_dimensions[0])}, not of {expected}"
-        if other_dimensions
-        else f"is not a unit of {expected}"
-    )
+    problem = f"is not a unit of {expected}"
+    if other_dimensions:
+        problem = f"is a unit of {_WORDS.get(other_dimensions[0], other_dimensions[0])}, not of {expected}"
     return f"{text!r}: {unit!r} {problem}; write it like {example!r}"
-
-
-#: Smallest and largest plausible value of each dimension, in SI units.
-PLAUSIBLE_RANGES: dict[str, tuple[float, float]] = {
-    "time": (1e-15, 1e10),
-    "bytes": (1.0, 1e21),
-    "bandwidth": (1.0, 1e18),
-    "flops_per_s": (1e3, 1e24),
-    "frequency": (1.0, 1e15),
-    "power": (1e-6, 1e12),
-    "price": (1e-6, 1e15),
-    "price_per_s": (1e-15, 1e9),
-    "price_per_energy": (1e-15, 1.0),
-    "failures": (1e-15, 1e6),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +293,7 @@ class Quantity:
         SpecError
             If it is out of range.
         """
-        least, most = PLAUSIBLE_RANGES[self.dimension]
+        _, least, most = _DIMENSIONS[self.dimension]
         if number < 0 or (self.positive and number == 0):
             raise SpecError(f"{quoted!r} must be {'above zero' if self.positive else 'zero or more'}")
         if 0 < number < least:
@@ -328,7 +312,7 @@ class Quantity:
         return core_schema.no_info_before_validator_function(self.parse_text, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        example = _EXAMPLE[self.dimension]
+        example = _DIMENSIONS[self.dimension][0]
         return {"type": "string", "description": f"{self.dimension} with its unit", "examples": [example]}
 
 
@@ -461,6 +445,22 @@ def time_unit(longest: float) -> tuple[float, str]:
     ((1.0, 's'), (0.001, 'ms'), (1e-06, 'us'))
     """
     return next(((factor, unit) for factor, unit in ((1.0, "s"), (1e-3, "ms")) if longest >= factor), (1e-6, "us"))
+
+
+def format_dollars(value: float) -> str:
+    """Format an amount of money in USD, with three digits below 100 USD.
+
+    Parameters
+    ----------
+    value : float
+        Amount [USD].
+
+    Returns
+    -------
+    str
+        Text such as ``1,234 USD`` or ``0.034 USD``.
+    """
+    return f"{value:,.0f} USD" if value >= 100 else f"{value:,.3g} USD"
 
 
 def format_percent(share: float) -> str:

@@ -5,6 +5,7 @@ Commands print one JSON document or tables, warnings, and pictures.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import sys
@@ -12,8 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from copy import copy
+from dataclasses import fields, is_dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
@@ -148,10 +152,32 @@ def replace_parameters(command: Function, parameters: Sequence[inspect.Parameter
     return command
 
 
+def _with_fields_as_options(command: Callable[..., None], argument: str, group: type[Any]) -> Callable[..., None]:
+    """Give a command the fields of a dataclass as options, packed into one argument; its own options come first."""
+    stated = inspect.signature(command, eval_str=True).parameters
+    hints = get_type_hints(group, include_extras=True)
+    defaults = {field.name: field.default for field in fields(group) if field.name not in stated}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    packed = [inspect.Parameter(name, keyword, default=defaults[name], annotation=hints[name]) for name in defaults]
+    for part in group.__mro__:
+        packed = parameters_with_docstring_help(packed, part.__doc__, getattr(part, "panel", None))
+    parameters = list[inspect.Parameter]()
+    for name, parameter in stated.items():
+        parameters += packed if name == argument else [parameter.replace(kind=keyword)]
+
+    @functools.wraps(command)
+    def wrapper(**values: Any) -> None:
+        options = group(**{name: values.pop(name) for name in defaults})
+        command(**{argument: options}, **values)
+
+    return replace_parameters(wrapper, parameters)
+
+
 class Application(typer.Typer):
     """Typer application whose commands take the help texts of their options from their docstrings.
 
-    The help of a command shows the default of every option.
+    A parameter of a command whose type is a dataclass stands for the fields of the dataclass, each an option. The help
+    of a command shows the default of every option.
     """
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[Function], Function]:
@@ -170,7 +196,10 @@ class Application(typer.Typer):
             The decorator.
         """
 
-        def decorate(command: Function) -> Function:
+        def decorate(command: Any) -> Any:
+            for parameter in inspect.signature(command, eval_str=True).parameters.values():
+                if isinstance(parameter.annotation, type) and is_dataclass(parameter.annotation):
+                    command = _with_fields_as_options(command, parameter.name, parameter.annotation)
             parameters = inspect.signature(command, eval_str=True).parameters.values()
             described = replace_parameters(command, parameters_with_docstring_help(parameters, command.__doc__))
             help_, _ = split_parameters_section(command.__doc__)
@@ -188,12 +217,8 @@ app = Application(
 
 
 #: Headings of the groups of commands in --help.
-PREDICT_HELP_GROUP, DECIDE_HELP_GROUP, CATALOG_HELP_GROUP, MEASURE_HELP_GROUP = (
-    "Predict",
-    "Decide",
-    "Catalog and networks",
-    "Measure",
-)
+HELP_GROUPS = ("Predict", "Decide", "Catalog and networks", "Measure")
+PREDICT_HELP_GROUP, DECIDE_HELP_GROUP, CATALOG_HELP_GROUP, MEASURE_HELP_GROUP = HELP_GROUPS
 #: Exit codes: the answer is no; the input is wrong; an error in this program; interrupted from the keyboard; the reader
 #: of the output has closed it.
 EXIT_NO, EXIT_WRONG_INPUT, EXIT_INTERNAL_ERROR, EXIT_INTERRUPTED, EXIT_PIPE_CLOSED = 1, 2, 3, 130, 141
@@ -219,7 +244,12 @@ def _main(version: VersionOption = False) -> None:
 RUNNING_COMMAND_NAME: ContextVar[str] = ContextVar("command", default="unknown")
 
 
-def print_result(document: Callable[[], Mapping[str, Any]], table: Callable[[], RenderableType], as_json: bool) -> None:
+def print_result(
+    document: Callable[[], Mapping[str, Any]],
+    table: Callable[[], RenderableType],
+    as_json: bool,
+    warnings: Sequence[str] = (),
+) -> None:
     """Print a result as one JSON document or as tables.
 
     Parameters
@@ -230,15 +260,17 @@ def print_result(document: Callable[[], Mapping[str, Any]], table: Callable[[], 
         Returns the tables.
     as_json : bool
         True to print the document, False to print the tables.
+    warnings : sequence of str, optional
+        Sentences for stderr.
     """
+    from paleo.report import columns
+
     if as_json:
-        from paleo.report.columns import json_text, with_schema
-
-        sys.stdout.write(json_text(with_schema(RUNNING_COMMAND_NAME.get(), document())) + "\n")
-        return
-    from paleo.report.columns import console
-
-    console().print(table(), crop=False)  # lines are not wrapped, so that commands can be pasted
+        document_with_schema = columns.with_schema(RUNNING_COMMAND_NAME.get(), document())
+        sys.stdout.write(columns.json_text(document_with_schema) + "\n")
+    else:
+        columns.console().print(table(), crop=False)  # lines are not wrapped, so that commands can be pasted
+    print_warnings(warnings)
 
 
 def print_warnings(warnings: Sequence[str]) -> None:
@@ -253,8 +285,8 @@ def print_warnings(warnings: Sequence[str]) -> None:
         sys.stderr.write(f"warning: {warning}\n")
 
 
-def checked_plot_path(plot: str | None) -> Path | None:
-    """Check the file of option ``--plot`` before anything is computed.
+def checked_plot_path(plot: str | None) -> str | None:
+    """Check the file of option ``--plot`` when the command line is parsed, before anything is computed.
 
     Parameters
     ----------
@@ -263,38 +295,40 @@ def checked_plot_path(plot: str | None) -> Path | None:
 
     Returns
     -------
-    Path, optional
-        The path.
+    str, optional
+        The same path.
 
     Raises
     ------
     SpecError
         If the suffix is unknown or the file cannot be written.
     """
-    if plot is None:
-        return None
-    return check_output_path(plot, PICTURE_SUFFIXES, option="--plot")
+    if plot is not None:
+        check_output_path(plot, PICTURE_SUFFIXES, option="--plot")
+    return plot
 
 
-def save_plot(path: Path | None, figure: Callable[[], Figure]) -> None:
+def save_plot(path: str | None, figure: Callable[[ModuleType], Figure], module: str = "plots") -> None:
     """Save a plot if the user asked for one, and report the file on stderr.
 
     Parameters
     ----------
-    path : Path, optional
+    path : str, optional
         File; None for no plot.
-    figure : Callable[[], Figure]
-        Makes the plot.
+    figure : Callable[[ModuleType], Figure]
+        Makes the plot with functions of a module, which is imported only then.
+    module : str, optional
+        Name of the module in ``paleo.report``.
     """
     if path is not None:
         from paleo.report.plots import save_figure
 
-        save_figure(figure(), path)
+        save_figure(figure(import_module(f"paleo.report.{module}")), Path(path))
         sys.stderr.write(f"wrote {path}\n")
 
 
-def checked_page_path(explore: str | None) -> Path | None:
-    """Check the file of option ``--explore``, an HTML page, before anything is computed.
+def checked_page_path(explore: str | None) -> str | None:
+    """Check the file of option ``--explore``, an HTML page, when the command line is parsed.
 
     Parameters
     ----------
@@ -303,33 +337,36 @@ def checked_page_path(explore: str | None) -> Path | None:
 
     Returns
     -------
-    Path, optional
-        The path.
+    str, optional
+        The same path.
 
     Raises
     ------
     SpecError
         If the suffix is not .html or the file cannot be written.
     """
-    return None if explore is None else check_output_path(explore, (".html",), option="--explore")
+    if explore is not None:
+        check_output_path(explore, (".html",), option="--explore")
+    return explore
 
 
-def write_page(path: Path | None, page: Callable[[str], str]) -> None:
+def write_page(path: str | None, page: Callable[[ModuleType, str], str]) -> None:
     """Save an HTML page if the user asked for one, and report the file on stderr.
 
     Parameters
     ----------
-    path : Path, optional
+    path : str, optional
         File; None for no page.
-    page : Callable[[str], str]
-        Returns the HTML of the page for a date (ISO 8601).
+    page : Callable[[ModuleType, str], str]
+        Returns the HTML of the page, made with `paleo.report.service_pages`, for a date (ISO 8601).
     """
     if path is not None:
         import datetime
 
         from paleo.files import write_text
+        from paleo.report import service_pages
 
-        write_text(path, page(datetime.date.today().isoformat()))
+        write_text(path, page(service_pages, datetime.date.today().isoformat()))
         sys.stderr.write(f"wrote {path}\n")
 
 
@@ -370,6 +407,17 @@ def write_launch_files(file: str | None, plan: Callable[[], Prediction]) -> None
         prediction = plan()
         sys.stderr.write(f"wrote {', '.join(write_launch_files(prediction, file))}\n")
         print_warnings([remark for remark in [launch_preparation_text(prediction, file)] if remark])
+
+
+def exit_unless(positive: bool) -> None:
+    """End a command with `EXIT_NO` if its answer is no.
+
+    Parameters
+    ----------
+    positive : bool
+        True if the answer is yes.
+    """
+    exit_with_code(0 if positive else EXIT_NO)
 
 
 def exit_with_code(code: int) -> None:

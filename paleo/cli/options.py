@@ -4,15 +4,14 @@ and failures."""
 from __future__ import annotations
 
 import functools
-import inspect
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from paleo.cli.application import parameters_with_docstring_help, replace_parameters
+from paleo.cli.application import checked_page_path, checked_plot_path
 from paleo.errors import SpecError
 
 if TYPE_CHECKING:
@@ -79,55 +78,29 @@ def _names(kind: str) -> Iterable[str]:
     return catalog_descriptions(kind)
 
 
-ModelName = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="Network: a catalog name (`paleo list models`), hub id, config.json or folder, YAML or ONNX file.",
-        autocompletion=catalog_name_completion("models"),
-    ),
-]
-OptionalModel = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="MODEL",
-        help="A model of the catalog, a hub id, or a file; optional where --from names one.",
-        autocompletion=catalog_name_completion("models"),
-    ),
-]
-LaunchFileOption = Annotated[
-    str | None,
-    typer.Option(
-        "--launch",
-        metavar="FILE",
-        help="Write the plan as a configuration file of its framework: job.sh, job.toml, axolotl:job.yml.",
-    ),
-]
+_MODELS, SYSTEMS_AND_DEVICES = catalog_name_completion("models"), catalog_name_completion("systems", "devices")
+_MODEL_HELP = "Network: a catalog name (`paleo list models`), hub id, config.json or folder, YAML or ONNX file."
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL_HELP, autocompletion=_MODELS)]
+_MODEL_OR_FROM_HELP = "A model of the catalog, a hub id, or a file; optional where --from names one."
+OptionalModel = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL_OR_FROM_HELP, autocompletion=_MODELS)]
+_LAUNCH_HELP = "Write the plan as a configuration file of its framework: job.sh, job.toml, axolotl:job.yml."
+LaunchFileOption = Annotated[str | None, typer.Option("--launch", metavar="FILE", help=_LAUNCH_HELP)]
+_SYSTEM_HELP = "System or device: a catalog name (`paleo list systems`) or a YAML file."
 SystemName = Annotated[
-    str,
-    typer.Option(
-        "--system",
-        metavar="S",
-        help="System or device: a catalog name (`paleo list systems`) or a YAML file.",
-        autocompletion=catalog_name_completion("systems", "devices"),
-    ),
+    str, typer.Option("--system", metavar="S", help=_SYSTEM_HELP, autocompletion=SYSTEMS_AND_DEVICES)
 ]
+_SYSTEMS_HELP = "Systems or devices, separated by commas: catalog names or YAML files."
 Systems = Annotated[
-    str,
-    typer.Option(
-        "--systems",
-        metavar="A,B,C",
-        help="Systems or devices, separated by commas: catalog names or YAML files.",
-        autocompletion=catalog_name_completion("systems", "devices"),
-    ),
+    str, typer.Option("--systems", metavar="A,B,C", help=_SYSTEMS_HELP, autocompletion=SYSTEMS_AND_DEVICES)
 ]
-GpuCounts = Annotated[
-    str, typer.Option("--gpus", metavar="1,2,4,…", help="Numbers of GPUs: a list (8,16) or powers of two (8..64).")
-]
+_GPUS_HELP = "Numbers of GPUs: a list (8,16) or powers of two (8..64)."
+GpuCounts = Annotated[str, typer.Option("--gpus", metavar="1,2,4,…", help=_GPUS_HELP)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
+_PLOT_HELP = "Also save a plot to this file: .png, .svg or .pdf."
 PlotFileOption = Annotated[
-    str | None, typer.Option("--plot", metavar="FILE", help="Also save a plot to this file: .png, .svg or .pdf.")
+    str | None, typer.Option("--plot", metavar="FILE", help=_PLOT_HELP, callback=checked_plot_path)
 ]
+PageFileOption = Annotated[str | None, typer.Option(callback=checked_page_path)]
 
 
 def parse_whole_number(text: str) -> int:
@@ -283,9 +256,8 @@ class RunOptions:
         # batch and global batch depend on each other: an option replaces either
         if "batch" in data or "global_batch" in data:
             file = {key: value for key, value in file.items() if key not in ("batch", "global_batch")}
-        return validate_mapping(
-            Run, {shortest_field_name(path): value for path, value in {**file, **data}.items()}, "options"
-        )
+        stated = {shortest_field_name(path): value for path, value in {**file, **data}.items()}
+        return validate_mapping(Run, stated, "options")
 
     @functools.cached_property
     def launch_file_job(self) -> LaunchFileJob | None:
@@ -332,16 +304,13 @@ class RunOptions:
 
     def warnings(self) -> list[str]:
         """Return warnings about keys of the --from file that were not read and may matter, and about --software any."""
-        lifted = [_UNLIMITED_WARNING] if self.software == "any" else []
-        if self.launch_file_job is None or not self.launch_file_job.unread_keys:
-            return lifted
-        keys = ", ".join(self.launch_file_job.unread_keys[:_MAX_KEYS_SHOWN])
-        more = len(self.launch_file_job.unread_keys) - _MAX_KEYS_SHOWN
-        return [
-            *lifted,
-            f"--from: these keys were not read and may change the result: {keys}"
-            + (f" and {more} more" if more > 0 else ""),
-        ]
+        texts = [_UNLIMITED_WARNING] if self.software == "any" else []
+        if self.launch_file_job is not None and self.launch_file_job.unread_keys:
+            keys = ", ".join(self.launch_file_job.unread_keys[:_MAX_KEYS_SHOWN])
+            more = len(self.launch_file_job.unread_keys) - _MAX_KEYS_SHOWN
+            keys += f" and {more} more" if more > 0 else ""
+            texts.append(f"--from: these keys were not read and may change the result: {keys}")
+        return texts
 
     def _job_fields(self, *, searched: bool) -> dict[str, Any]:
         """Return the run fields that the launch files of ``--from`` describe, by dotted path."""
@@ -374,9 +343,8 @@ class RunOptions:
         for text in self.set_ or []:
             key, equals, value = text.partition("=")
             if not equals or not key.strip() or not value.strip() or len(value.splitlines()) > 1:
-                raise SpecError(
-                    f"--set {text!r}: expected key=value, such as --set exchange.bucket='50 MiB' or model.seq=512"
-                )
+                example = "such as --set exchange.bucket='50 MiB' or model.seq=512"
+                raise SpecError(f"--set {text!r}: expected key=value, {example}")
             settings.append((key.strip(), parse_yaml(f"value: {value}", where=f"--set {text}")["value"]))
         twice = [key for key, _ in settings if [name for name, _ in settings].count(key) > 1]
         if twice:
@@ -406,73 +374,14 @@ def _set_field(data: dict[str, Any], key: str, value: Any) -> None:
         data[path] = each
 
 
-def options_from_dataclass(argument: str, options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that gives a command the fields of a dataclass as options, packed into one argument.
-
-    An option that the command defines itself takes precedence.
-
-    Parameters
-    ----------
-    argument : str
-        Name of the argument.
-    options : type[Any]
-        The dataclass.
-
-    Returns
-    -------
-    Callable[[Callable[..., None]], Callable[..., None]]
-        The decorator.
-    """
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        stated = inspect.signature(command, eval_str=True).parameters
-        hints = get_type_hints(options, include_extras=True)
-        shared = [field for field in fields(options) if field.name not in stated]
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        packed = [
-            inspect.Parameter(field.name, keyword, default=field.default, annotation=hints[field.name])
-            for field in shared
-        ]
-        for group in options.__mro__:
-            packed = parameters_with_docstring_help(packed, group.__doc__, getattr(group, "panel", None))
-        parameters = [
-            each
-            for name, parameter in stated.items()
-            for each in (packed if name == argument else [parameter.replace(kind=keyword)])
-        ]
-
-        @functools.wraps(command)
-        def wrapper(**values: Any) -> None:
-            group = options(**{field.name: values.pop(field.name) for field in shared})
-            command(**{argument: group}, **values)
-
-        return replace_parameters(wrapper, parameters)
-
-    return decorate
-
-
-#: Decorator that gives a command the options of a run, packed into the argument ``options``.
-with_run_options = options_from_dataclass("options", RunOptions)
-
-
-TargetLossOption = Annotated[
-    float | None,
-    typer.Option(help="Train a language model to this loss (nats per token), by Chinchilla's scaling law."),
-]
+_LOSS_HELP = "Train a language model to this loss (nats per token), by Chinchilla's scaling law."
+TargetLossOption = Annotated[float | None, typer.Option(help=_LOSS_HELP)]
+_TARGET_HELP = "Train to the quality target of a task, such as mlperf:bert (`paleo list tasks`)."
 TargetTaskOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TASK",
-        help="Train to the quality target of a task, such as mlperf:bert (`paleo list tasks`).",
-        autocompletion=catalog_name_completion("tasks"),
-    ),
+    str | None, typer.Option(metavar="TASK", help=_TARGET_HELP, autocompletion=catalog_name_completion("tasks"))
 ]
-NoiseScale = Annotated[
-    float | None,
-    typer.Option(
-        help="Gradient noise scale in samples: at this batch size, training needs twice the samples. [not counted]"
-    ),
-]
+_NOISE_HELP = "Gradient noise scale in samples: at this batch size, training needs twice the samples. [not counted]"
+NoiseScale = Annotated[float | None, typer.Option(help=_NOISE_HELP)]
 
 
 def parse_count(text: str) -> float:
@@ -536,10 +445,6 @@ class TariffOptions:
         from paleo.studies.cost import parse_tariff
 
         return parse_tariff(**_options_of(self, TariffOptions))
-
-
-#: Decorator that gives a command the price options, packed into the argument ``rates``.
-with_tariff_options = options_from_dataclass("rates", TariffOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -632,10 +537,3 @@ class TrainingOptions(RunPriceAndFailureOptions, AmountOptions):
     def estimate_keywords(self) -> dict[str, Any]:
         """Return all options as keyword arguments of `paleo.estimate` and similar functions."""
         return {"run": self.build_run(), **self.amount_keywords(), **self.price_and_failure_keywords()}
-
-
-#: Those options, in the argument ``options``.
-with_run_and_price_options, with_training_options = (
-    options_from_dataclass("options", RunPriceAndFailureOptions),
-    options_from_dataclass("options", TrainingOptions),
-)

@@ -27,15 +27,12 @@ from typer.models import CommandInfo
 
 from paleo.cli import commands
 from paleo.cli.application import (
-    CATALOG_HELP_GROUP,
-    DECIDE_HELP_GROUP,
     EXIT_INTERNAL_ERROR,
     EXIT_INTERRUPTED,
     EXIT_NO,
     EXIT_PIPE_CLOSED,
     EXIT_WRONG_INPUT,
-    MEASURE_HELP_GROUP,
-    PREDICT_HELP_GROUP,
+    HELP_GROUPS,
     RUNNING_COMMAND_NAME,
     app,
 )
@@ -195,14 +192,11 @@ def app_with_all_commands() -> typer.Typer:
     """Import all command modules and return the typer application, with commands sorted by help group and file."""
     for name in _command_modules():
         importlib.import_module(f"{commands.__name__}.{name}")
-    groups = (PREDICT_HELP_GROUP, DECIDE_HELP_GROUP, CATALOG_HELP_GROUP, MEASURE_HELP_GROUP)
-    place = {group: index for index, group in enumerate(groups)}
-    app.registered_commands.sort(
-        key=lambda command: (
-            place.get(str(command.rich_help_panel), len(groups)),
-            getattr(command.callback, "__module__", ""),
-        )
-    )
+
+    def place(command: CommandInfo) -> tuple[int, str]:
+        return HELP_GROUPS.index(str(command.rich_help_panel)), getattr(command.callback, "__module__", "")
+
+    app.registered_commands.sort(key=place)
     return app
 
 
@@ -339,11 +333,8 @@ def _report_internal_error(error: Exception) -> int:
     ours = [frame for frame in frames if _PACKAGE in Path(frame.filename).parents] or frames[-1:]
     place = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "?"
     reason = str(error).strip().splitlines() or [""]
-    return _print_error(
-        f"an error in paleo itself, not in your input: {type(error).__name__} at {place}: "
-        f"{reason[0][:200]}; {BUG_REPORT_HINT}",
-        EXIT_INTERNAL_ERROR,
-    )
+    what = f"{type(error).__name__} at {place}: {reason[0][:200]}"
+    return _print_error(f"an error in paleo itself, not in your input: {what}; {BUG_REPORT_HINT}", EXIT_INTERNAL_ERROR)
 
 
 def _print_error(message: str, code: int) -> int:

@@ -122,9 +122,8 @@ class SamplesLaw(LearningLaw):
         sentences: list[str] = []
         if self.batches is not None and float(self.doublings_outside_range(global_batch)) > 0:
             low, high = self.batches
-            sentences.append(
-                f"global batch {global_batch:,.0f} lies outside of the range of the law ({low:,.0f} to {high:,.0f})"
-            )
+            beyond = f"outside of the range of the law ({low:,.0f} to {high:,.0f})"
+            sentences.append(f"global batch {global_batch:,.0f} lies {beyond}")
         if self.seed_noise > _WEAK_LAW_ERROR or self.residual > _WEAK_LAW_ERROR:
             seeds = f"runs differ by {self.seed_noise:.0%} between seeds, and " if self.seed_noise else ""
             off = f"its samples were {self.residual:.0%} off the points that it was fitted to"
@@ -136,84 +135,7 @@ class SamplesLaw(LearningLaw):
 _WEAK_LAW_ERROR = 0.08
 
 
-class LossLaw(LearningLaw):
-    """Scaling law of the final loss of a language model, by parameters and training tokens [nats per token].
-
-    Subclasses have the fitted ranges as ``parameters`` and ``compute`` (training FLOP, 6 N D).
-    """
-
-    def loss(self, parameters: Numbers, tokens: Numbers) -> Array:
-        """Return the final training loss of a network after a number of tokens.
-
-        Parameters
-        ----------
-        parameters, tokens : float or ndarray
-            Parameters of the network and training tokens; they broadcast.
-
-        Returns
-        -------
-        ndarray
-            Loss [nats per token].
-        """
-        raise NotImplementedError
-
-    def tokens_to_loss(self, loss: float, parameters: float) -> float:
-        """Return the number of training tokens that reach a loss.
-
-        Parameters
-        ----------
-        loss : float
-            Target loss [nats per token].
-        parameters : float
-            Parameters of the network.
-
-        Returns
-        -------
-        float
-            Training tokens.
-
-        Raises
-        ------
-        SpecError
-            If no number of tokens reaches the loss.
-        """
-        raise NotImplementedError
-
-    def log_standard_deviation(self, loss: float, parameters: float) -> float:
-        """Return the standard deviation of log(training tokens to a loss), from the residual of the law.
-
-        Parameters
-        ----------
-        loss : float
-            Target loss [nats per token].
-        parameters : float
-            Parameters of the network.
-
-        Returns
-        -------
-        float
-            Standard deviation [-].
-        """
-        raise NotImplementedError
-
-    def warnings(self, parameters: float, tokens: float) -> tuple[str, ...]:
-        """Return warnings if a training run lies outside the range to which the law was fitted.
-
-        Parameters
-        ----------
-        parameters, tokens : float
-            Parameters of the network and training tokens.
-
-        Returns
-        -------
-        tuple of str
-            Sentences without a full stop.
-        """
-        raise NotImplementedError
-
-
 SAMPLES_LAWS: Registry[type[SamplesLaw]] = Registry("law of samples", "paleo.learning")
-LOSS_LAWS: Registry[LossLaw] = Registry("law of loss", "paleo.learning")
 
 
 def parse_law(value: object) -> SamplesLaw:
@@ -275,7 +197,7 @@ class ConstantSamplesLaw(SamplesLaw):
 Exponent = Annotated[float, Field(gt=0, lt=2)]
 
 
-class ParametricLossLaw(LossLaw):
+class ParametricLossLaw(LearningLaw):
     """Parametric scaling law of the loss: L(N, D) = irreducible + a / N^alpha + b / D^beta [nats per token].
 
     Reference: Hoffmann et al., Training compute-optimal large language models, 2022, eq. 2.
@@ -381,20 +303,18 @@ class ParametricLossLaw(LossLaw):
         return tuple(sentences)
 
 
+LOSS_LAWS: Registry[ParametricLossLaw] = Registry("law of loss", "paleo.learning")
 CHINCHILLA = ParametricLossLaw(
     irreducible_loss=1.8172, a=482.01, alpha=0.3478, b=2085.43, beta=0.3658,
     fitted_parameter_range=("44M", "16.2G"), fitted_flops_range=("1390P", "12990E"), residual=0.009,
     source="Besiroglu et al., Chinchilla scaling: a replication attempt, arXiv:2404.10102, table 1 (best fit)",
 )  # fmt: skip
 LOSS_LAWS.register("chinchilla")(CHINCHILLA)
-LOSS_LAWS.register("chinchilla-2022")(
-    CHINCHILLA.model_copy(
-        update={
-            "irreducible": 1.69, "a": 406.4, "alpha": 0.34, "b": 410.7, "beta": 0.28, "residual": 0.021,
-            "source": "Hoffmann et al. 2022, eq. 10, as printed; superseded by the corrected constants",
-        }
-    )
-)  # fmt: skip
+_AS_PRINTED = {
+    "irreducible": 1.69, "a": 406.4, "alpha": 0.34, "b": 410.7, "beta": 0.28, "residual": 0.021,
+    "source": "Hoffmann et al. 2022, eq. 10, as printed; superseded by the corrected constants",
+}  # fmt: skip
+LOSS_LAWS.register("chinchilla-2022")(CHINCHILLA.model_copy(update=_AS_PRINTED))
 
 
 def best_batch_tokens(tokens: Numbers) -> Array:
@@ -479,11 +399,9 @@ class PenalisedLossLaw(ParametricLossLaw):
             Penalty [nats per token].
         """
         x = np.log2(np.asarray(batch_tokens) / best_batch_tokens(tokens))
-        y = (
-            np.zeros_like(x)
-            if learning_rate is None
-            else self.log2_learning_rate_ratio(parameters, tokens, learning_rate)
-        )
+        y = np.zeros_like(x)
+        if learning_rate is not None:
+            y = self.log2_learning_rate_ratio(parameters, tokens, learning_rate)
         off = self.low_rate_penalty * np.minimum(y, 0.0) ** 2 + self.high_rate_penalty * np.maximum(y, 0.0) ** 2
         return np.asarray(self.batch_penalty * x**2 + self.batch_rate_coupling * x * y + off)
 
@@ -506,8 +424,8 @@ class PenalisedLossLaw(ParametricLossLaw):
 STEP_LAW = PenalisedLossLaw(
     irreducible_loss=1.6767, a=404.1, alpha=0.348, b=1480.6, beta=0.366,
     batch_penalty=0.0098, batch_rate_coupling=-0.0064, low_rate_penalty=0.0054, high_rate_penalty=0.0184,
-    fitted_rate_doublings=(-3.0, 2.0),
-    fitted_parameter_range=("214M", "1.08G"), fitted_flops_range=("5.1E", "129E"), residual=0.0052,
+    fitted_rate_doublings=(-3.0, 2.0), fitted_parameter_range=("214M", "1.08G"), fitted_flops_range=("5.1E", "129E"),
+    residual=0.0052,
     source=(
         "fitted to 1,016 runs of Li et al., arXiv:2503.04715 (their own data; parameters without embeddings), "
         "exponents as Besiroglu et al. 2024; beyond the median compute of its fit it errs by 0.8 %"
@@ -565,9 +483,8 @@ class SamplesToLoss(SamplesLaw):
         return cls(
             loss=loss, parameters=parameters, tokens_per_sample=tokens_per_sample, batches=(max(low, 1.0), high),
             residual=law.log_standard_deviation(loss, parameters),
-            source=f"{DEFAULT_LOSS_LAW}: {law.source}; batches: {STEP_LAW.batch_penalty:g} nats times "
-            f"the square of the "
-            "doublings from the best one, as fitted to the runs of Li et al., arXiv:2503.04715",
+            source=f"{DEFAULT_LOSS_LAW}: {law.source}; batches: {STEP_LAW.batch_penalty:g} nats times the square of "
+            "the doublings from the best one, as fitted to the runs of Li et al., arXiv:2503.04715",
         )  # fmt: skip
 
     @property
@@ -700,9 +617,7 @@ class StalenessAccuracyLaw(LearningLaw):
 
 RESNET32_STALENESS_LAW = StalenessAccuracyLaw(
     model="ResNet-32 on CIFAR-10", accuracy_without_staleness=0.9286, accuracy_loss_per_update=0.00592,
-    chance_accuracy=0.1,
-    measured_updates=64_000, batch=128, max_staleness=7,
-    residual=0.0094,
+    chance_accuracy=0.1, measured_updates=64_000, batch=128, max_staleness=7, residual=0.0094,
     source=(
         "least squares over 146 runs on K80 and P100 (Li, Walls, Guo: Speeding up deep learning with transient "
         "servers, ICAC 2019, data of cake-lab/transient-deep-learning); 0.74 % off on 84 runs on V100, left out; "
@@ -741,9 +656,8 @@ class CriticalBatchLaw(SamplesLaw):
         ndarray
             Samples, of the shape of ``global_batch``.
         """
-        return samples_to_target(
-            samples=self.samples_min, global_batch=global_batch, critical_batch=self.critical_batch
-        )
+        critical = self.critical_batch
+        return samples_to_target(samples=self.samples_min, global_batch=global_batch, critical_batch=critical)
 
 
 def samples_to_target(*, samples: Numbers, global_batch: Numbers, critical_batch: float | None) -> Array:
@@ -873,9 +787,8 @@ class ReferencePointsLaw(SamplesLaw):
 
     def _deviation(self, batch: Array) -> Array:
         batches, samples = np.array(sorted(self.points)).T
-        return np.asarray(
-            np.interp(np.log(batch), np.log(batches), np.log(samples / self._critical_batch_samples(batches)))
-        )
+        deviations = np.log(samples / self._critical_batch_samples(batches))
+        return np.asarray(np.interp(np.log(batch), np.log(batches), deviations))
 
 
 def fit_reference_points(

@@ -84,40 +84,31 @@ def log_audit_verdict_text(audit: TrainingLogAudit | CollectiveAudit) -> str:
     if isinstance(audit, CollectiveAudit):
         return audit.verdict
     measured, predicted = audit.measured_quantities["step"], audit.predicted_quantities["step"]
-    seen = (
-        f"A step takes {format_duration(measured)}, predicted {format_duration(predicted)} "
-        f"({measured / predicted - 1:+.0%})"
-    )
+    times = f"{format_duration(measured)}, predicted {format_duration(predicted)}"
+    seen = f"A step takes {times} ({measured / predicted - 1:+.0%})"
     low, high = audit.expected_prediction.interval
     if not audit.faults:
         return f"{seen}: {_without_faults(audit)}."
     doubt = " The step lies within the 90 % interval of the prediction, so this may be the model's error."
     names = ", or ".join(fault.text for fault in audit.faults)
-    remainder = (
-        f"{audit.measured_to_best_fit_step_time_ratio - 1:+.0%} of the step stay unexplained"
-        if abs(audit.measured_to_best_fit_step_time_ratio - 1) >= 0.01
-        else "that is all of it"
-    )
+    rest = audit.measured_to_best_fit_step_time_ratio - 1
+    remainder = f"{rest:+.0%} of the step stay unexplained" if abs(rest) >= 0.01 else "that is all of it"
     return f"{seen}. What explains it: {names}; {remainder}.{doubt if low <= measured <= high else ''}"
 
 
 def _without_faults(audit: TrainingLogAudit) -> str:
     """Return a sentence on a log that no single fault explains, with the quantities that are not as predicted."""
     others = [name for name in audit.outlying_quantities if name != "step"]
-    named = ", ".join(
-        f"{_NAMES[name]} ({_cell(name, audit.measured_quantities[name])}, predicted "
-        f"{_cell(name, audit.predicted_quantities[name])})"
-        for name in others
-    )
+    cells = {name: _measured_and_predicted(audit, name) for name in others}
+    named = ", ".join(f"{_NAMES[name]} ({seen}, predicted {expected})" for name, (seen, expected) in cells.items())
     if "step" in audit.outlying_quantities:
         also = f"; nor are as predicted: {named}" if others else ""
         return f"outside the interval, and no known single fault explains it{also}"
     if others:
         return f"the step is as predicted, but not {named}; no known single fault explains it"
     if audit.log_irregularities:
-        return (
-            f"the step is as predicted, but the log is not that of one sound run: {'; '.join(audit.log_irregularities)}"
-        )
+        reasons = "; ".join(audit.log_irregularities)
+        return f"the step is as predicted, but the log is not that of one sound run: {reasons}"
     return "as predicted, nothing in this log says otherwise"
 
 
@@ -140,11 +131,7 @@ def table(audit: TrainingLogAudit | CollectiveAudit) -> RenderableType:
     columns = ["measured", "predicted", "difference", *(["with the fault"] if audit.faults else [])]
     table = empty_table(f"{len(audit.log.steps)} steps of {audit.log.kind}", ["", *columns])
     for name, value in audit.measured_quantities.items():
-        cells = [
-            _cell(name, value),
-            _cell(name, audit.predicted_quantities[name]),
-            percent(value / audit.predicted_quantities[name] - 1.0),
-        ]
+        cells = [*_measured_and_predicted(audit, name), percent(value / audit.predicted_quantities[name] - 1.0)]
         table.add_row(_NAMES[name], *cells, *([_cell(name, explained[name])] if audit.faults else []))
     parts: list[RenderableType] = [wrapped_text(Text(log_audit_verdict_text(audit), style="bold")), Text(), table]
     parts += [part for note in audit.assumptions for part in (Text(), wrapped_text(f"{note[:1].upper()}{note[1:]}."))]
@@ -171,6 +158,10 @@ def _next_measurement(audit: TrainingLogAudit) -> str | None:
     return f"Log {_NAMES[name]} next: it is {values}."
 
 
+def _measured_and_predicted(audit: TrainingLogAudit, name: str) -> tuple[str, str]:
+    return _cell(name, audit.measured_quantities[name]), _cell(name, audit.predicted_quantities[name])
+
+
 def _cell(name: str, value: float) -> str:
     if name == "memory":
         return format_gibibytes(value)
@@ -184,9 +175,9 @@ def _cell(name: str, value: float) -> str:
 # collectives
 
 _PAYLOAD_COLUMNS = (
-    AnswerColumn("payload_bytes", lambda row: row[0], "payload", "words", lambda row: format_quantity(row[0], "B")),
-    AnswerColumn("measured_s", lambda row: row[1], "measured", "words", lambda row: format_duration(row[1])),
-    AnswerColumn("predicted_s", lambda row: row[2], "predicted", "words", lambda row: format_duration(row[2])),
+    AnswerColumn("payload_bytes", lambda row: row[0], "payload", "decimal B"),
+    AnswerColumn("measured_s", lambda row: row[1], "measured", "duration"),
+    AnswerColumn("predicted_s", lambda row: row[2], "predicted", "duration"),
     AnswerColumn("", lambda row: row[1] / row[2], "measured over predicted", "ratio"),
 )
 
@@ -196,7 +187,10 @@ def _payloads(audit: CollectiveAudit) -> Sequence[tuple[float, float, float]]:
 
 
 def _collective_document(audit: CollectiveAudit) -> Document:
-    study = audit.study
+    study, beyond = audit.study, None
+    if audit.time_on_more_ranks is not None:
+        beyond = dict(zip(("gpus", "time_s"), audit.time_on_more_ranks, strict=True))
+    faults = audit.fault_time_ratios.items()
     return {
         "system": study.system.name,
         "gpus": study.ranks,
@@ -205,14 +199,9 @@ def _collective_document(audit: CollectiveAudit) -> Document:
         "verdict": audit.verdict,
         "small_ratio": audit.small_payload_ratio,
         "large_ratio": audit.large_payload_ratio,
-        "faults": [
-            {"name": name, "factor": factor, "advice": COLLECTIVE_FAULT_ADVICE[name]}
-            for name, factor in audit.fault_time_ratios.items()
-        ],
+        "faults": [{"name": name, "factor": ratio, "advice": COLLECTIVE_FAULT_ADVICE[name]} for name, ratio in faults],
         "payloads": [row_json(_PAYLOAD_COLUMNS, row) for row in _payloads(audit)],
-        "beyond": None
-        if audit.time_on_more_ranks is None
-        else {"gpus": audit.time_on_more_ranks[0], "time_s": audit.time_on_more_ranks[1]},
+        "beyond": beyond,
         "calibration": study.calibration_text,
     }
 
@@ -223,8 +212,6 @@ def _collective_table(audit: CollectiveAudit) -> RenderableType:
     parts += [wrapped_text(f"\n{name}: {COLLECTIVE_FAULT_ADVICE[name]}.") for name in audit.fault_time_ratios]
     if audit.time_on_more_ranks is not None:
         gpus, seconds = audit.time_on_more_ranks
-        largest = format_quantity(audit.log.payloads[-1], "B")
-        parts.append(
-            wrapped_text(f"\n{largest} over {gpus:,} GPUs, with links as fast as measured: {format_duration(seconds)}.")
-        )
+        largest = f"{format_quantity(audit.log.payloads[-1], 'B')} over {gpus:,} GPUs"
+        parts.append(wrapped_text(f"\n{largest}, with links as fast as measured: {format_duration(seconds)}."))
     return Group(*parts, wrapped_text(f"\nCalibration: {audit.study.calibration_text}"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.constrain import Constrain
@@ -19,7 +19,7 @@ from paleo.report.columns import name_value_table as fact_table
 from paleo.schedules.base import SCHEDULES
 from paleo.specs.calibration import Calibration, load_calibration
 from paleo.specs.catalog import entry_names, is_path, kind_of_spec_file, resolve_entry_name
-from paleo.specs.device import Device, HostLink, Link, Price, load_device, load_link
+from paleo.specs.device import Device, Interconnect, Link, Price, load_device, load_link
 from paleo.specs.loading import Spec
 from paleo.specs.model import ModelSpec, load_model, needs_importer
 from paleo.specs.prices import rent_quote
@@ -30,9 +30,6 @@ from paleo.specs.task import load_task
 from paleo.studies.network_summary import NetworkSummary, summarise_network
 from paleo.studies.sweep import load_sweep_study
 from paleo.units import HOUR, format_duration, format_gibibytes, format_quantity, with_noun
-
-if TYPE_CHECKING:
-    from paleo.tables.base import MeasuredTable
 
 #: A name and its value, as people read them.
 NamedFact = tuple[str, str]
@@ -49,62 +46,46 @@ def _dated(entry: Device | System) -> str:
     return entry.full_name if entry.year is None else f"{entry.full_name}, {entry.year}"
 
 
-def _device_line(name: str) -> str:
-    device = load_device(name)
+def _device_line(device: Device) -> str:
     dtype = device.training_dtype
     peak = format_quantity(device.peak_flops_per_s(dtype), "FLOP/s")
     return f"{_dated(device)}: {peak} {dtype}, {format_gibibytes(device.memory.capacity)} {device.memory.kind}"
 
 
-def _system_line(name: str) -> str:
-    system = load_system(name)
-    return f"{_dated(system)}: {system.devices_per_node} × {system.device.name} a node"
-
-
-def _link_line(name: str) -> str:
-    link = load_link(name)
-    return f"{format_quantity(link.bandwidth, 'B/s')} each way, {link.scope}"
-
-
-def _model_line(name: str) -> str:
-    model = load_model(name)
-    return f"{model.title}: {model.task}"
-
-
-def _software_line(name: str) -> str:
+def _software_line(profile: SoftwareProfile) -> str:
     """Return one line on a software profile: its description, and the measured steps its constants were fitted to."""
-    profile = load_software(name)
     if profile.fit is None:
         return f"{profile.title}. Nothing fitted"
     tested = f"MAPE {100 * profile.fit.residual.mape:.1f} % on {profile.fit.residual.rows:,} held out"
     return f"{profile.title}. Fitted to {with_noun(profile.fit.rows_fitted, 'row')}: {tested}"
 
 
-def _task_line(name: str) -> str:
-    task = load_task(name)
-    return f"{task.title}: {task.target}"
-
-
 DescriptionsByName = Callable[[], Mapping[str, str]]
 
 
-def _cataloged(kind: str, line: Callable[[str], str]) -> DescriptionsByName:
-    return lambda: {name: line(name) for name in entry_names(kind)}
+def _cataloged(kind: str, load: Callable[[str], Any], line: Callable[[Any], str]) -> DescriptionsByName:
+    return lambda: {name: line(load(name)) for name in entry_names(kind)}
 
 
 #: kind -> names with a line on each.
 DESCRIPTIONS_BY_KIND: dict[str, DescriptionsByName] = {
-    "models": _cataloged("models", _model_line),
-    "devices": _cataloged("devices", _device_line),
-    "links": _cataloged("links", _link_line),
-    "systems": _cataloged("systems", _system_line),
+    "models": _cataloged("models", load_model, lambda model: f"{model.title}: {model.task}"),
+    "devices": _cataloged("devices", load_device, _device_line),
+    "links": _cataloged(
+        "links", load_link, lambda link: f"{format_quantity(link.bandwidth, 'B/s')} each way, {link.scope}"
+    ),
+    "systems": _cataloged(
+        "systems",
+        load_system,
+        lambda system: f"{_dated(system)}: {system.devices_per_node} × {system.device.name} a node",
+    ),
     "collectives": lambda: {name: algorithm.summary for name, algorithm in COLLECTIVE_ALGORITHMS.items()},
     "layers": lambda: {name: _first_line(layer) for name, layer in LAYERS.items()},
     "schedules": lambda: {name: schedule.reference for name, schedule in SCHEDULES.items()},
-    "software": _cataloged("software", _software_line),
+    "software": _cataloged("software", load_software, _software_line),
     "strategies": lambda: {name: _first_line(preset) for name, preset in STRATEGY_PRESETS.items()},
     "optimizers": lambda: {name: rule.reference for name, rule in OPTIMIZERS.items()},
-    "tasks": _cataloged("tasks", _task_line),
+    "tasks": _cataloged("tasks", load_task, lambda task: f"{task.title}: {task.target}"),
     "tables": lambda: _table_lines(),
 }
 
@@ -113,13 +94,12 @@ def _table_lines() -> dict[str, str]:
     """Return one line for each kind of measured table: the columns that identify a row, and the measured one."""
     from paleo.tables.run_tables import table_kinds
 
-    return {name: _table_line(table) for name, table in sorted(table_kinds().items())}
-
-
-def _table_line(table: MeasuredTable) -> str:
-    columns = ", ".join(sorted(table.identifying_columns - {table.measured_column}))
-    meaning = _first_line(getattr(table, "kind", table)).replace("`", "")
-    return f"{meaning} Columns: {columns} -> {table.measured_column}"
+    lines = {}
+    for name, table in sorted(table_kinds().items()):
+        columns = ", ".join(sorted(table.identifying_columns - {table.measured_column}))
+        meaning = _first_line(getattr(table, "kind", table)).replace("`", "")
+        lines[name] = f"{meaning} Columns: {columns} -> {table.measured_column}"
+    return lines
 
 
 def catalog_descriptions(kind: str) -> Mapping[str, str]:
@@ -172,7 +152,8 @@ def find_entries(name: str, kind: str | None = None) -> list[tuple[str, object]]
     folded = name.strip().lower()
     loaders = _loaders()
     if kind is not None:
-        singular = kind.strip().lower() if kind.strip().lower() in loaders else kind.strip().lower().removesuffix("s")
+        wanted = kind.strip().lower()
+        singular = wanted if wanted in loaders else wanted.removesuffix("s")
         if singular not in loaders:
             raise SpecError(f"unknown kind {kind!r}; {suggest_names(kind, loaders)}")
         loaders = {singular: loaders[singular]}
@@ -269,7 +250,8 @@ def _market(system: System) -> str | None:
 
 
 def _device_facts(device: Device) -> list[NamedFact]:
-    memory = device.memory
+    memory, joined, links = device.memory, device.host_link, device.interconnect
+    bandwidth = format_quantity(memory.bandwidth, "B/s", digits=4)
     return _known(
         ("name", device.full_name),
         ("architecture", f"{device.vendor} {device.architecture}, {device.form_factor}"),
@@ -280,16 +262,13 @@ def _device_facts(device: Device) -> list[NamedFact]:
         ("peak of ordinary cores", _rates(device.vector_peak)),
         ("tensor cores for", ", ".join(device.tensor_dtypes)),
         ("systolic array", device.matrix_unit and f"{device.matrix_unit.width} x {device.matrix_unit.width}"),
-        (
-            "memory",
-            f"{format_gibibytes(memory.capacity)} {memory.kind}, {format_quantity(memory.bandwidth, 'B/s', digits=4)}",
-        ),
+        ("memory", f"{format_gibibytes(memory.capacity)} {memory.kind}, {bandwidth}"),
         ("memory for programs", memory.reported and format_gibibytes(memory.reported)),
         ("L2 cache", device.l2 and format_gibibytes(device.l2)),
         ("design power", device.tdp and format_quantity(device.tdp, "W")),
         ("PCIe", device.pcie and f"generation {device.pcie.generation}, {device.pcie.lanes} lanes"),
-        ("link to the host", device.host_link and _host_link(device.host_link)),
-        ("links of the device", device.interconnect and _device_links(device)),
+        ("link to the host", joined and joined.link + f", shared by {joined.devices} devices" * (joined.devices > 1)),
+        ("links of the device", links and _device_links(links)),
         ("price", _price(device.price)),
         ("also known as", ", ".join(device.aliases)),
         ("notes", device.notes),
@@ -297,13 +276,7 @@ def _device_facts(device: Device) -> list[NamedFact]:
     )
 
 
-def _host_link(joined: HostLink) -> str:
-    return joined.link + f", shared by {joined.devices} devices" * (joined.devices > 1)
-
-
-def _device_links(device: Device) -> str:
-    links = device.interconnect
-    assert links is not None
+def _device_links(links: Interconnect) -> str:
     return f"{links.kind} {links.generation or ''}".strip() + f", {format_quantity(links.bandwidth, 'B/s')} each way"
 
 
@@ -322,14 +295,11 @@ def _link_facts(link: Link) -> list[NamedFact]:
 
 
 def _system_facts(system: System) -> list[NamedFact]:
-    levels = [
-        (
-            f"level {index}: {level.name}",
-            f"{level.ranks or 'any number of'} GPUs, {level.ports} × {level.link.name} "
-            f"({format_quantity(level.member_bandwidth, 'B/s')} each way from a unit), {_topology(level)}",
-        )
-        for index, level in enumerate(system.levels, start=1)
-    ]
+    levels = []
+    for index, level in enumerate(system.levels, start=1):
+        rate = f"{format_quantity(level.member_bandwidth, 'B/s')} each way from a unit"
+        words = f"{level.ranks or 'any number of'} GPUs, {level.ports} × {level.link.name} ({rate}), {_topology(level)}"
+        levels.append((f"level {index}: {level.name}", words))
     return _known(
         ("name", _dated(system)),
         ("device", f"{system.device.name}: {system.device.full_name}"),
@@ -360,17 +330,14 @@ def _model_facts(model: ModelSpec) -> list[NamedFact]:
     counts = summarise_network(model, Run())
     sizes = ", ".join(f"{key} {value}" for key, value in counts.graph.hyperparameters.items() if key != "batch")
     data = model.dataset
-    flops = counts.total("flops_forward")
+    flops, back = (format_quantity(counts.total(f"flops_{way}"), "FLOP") for way in ("forward", "backward"))
     return _known(
         ("title", model.title),
         ("also known as", ", ".join(model.aliases)),
         ("weights published in", model.released if model.weights_hub_id else ""),
         ("task", model.task),
         ("parameters", f"{counts.graph.parameters:,}"),
-        (
-            "FLOP of one sample",
-            f"{format_quantity(flops, 'FLOP')} forward, {format_quantity(counts.total('flops_backward'), 'FLOP')} back",
-        ),
+        ("FLOP of one sample", f"{flops} forward, {back} back"),
         ("FLOP of MFU", counts.model_flops and _model_flops(*counts.model_flops)),
         ("settable (--set model.NAME=…)", sizes),
         ("tokens a sample", counts.graph.tokens_per_sample),
@@ -388,19 +355,19 @@ def _model_flops(forward: float, backward: float) -> str:
 
 def _software_facts(software: SoftwareProfile) -> list[NamedFact]:
     """Return facts about a software profile as (name, text) pairs; `software_settings` lists the profile's fields."""
+    eras = []
+    for era in software.earlier:
+        changes = ", ".join(f"{field}: {value}" for field, value in era.changes.items())
+        eras.append((f"before {era.until}", f"{changes} ({era.source})"))
     return _known(
         ("title", software.title),
         ("releases from", software.since),
         ("releases until", software.until),
         ("dated releases", ", ".join(f"{release} {date}" for release, date in software.releases.items())),
-        *((f"before {era.until}", f"{_changes(era.changes)} ({era.source})") for era in software.earlier),
+        *eras,
         ("notes", software.notes),
         ("source", software.source),
     )
-
-
-def _changes(changes: Mapping[str, object]) -> str:
-    return ", ".join(f"{field}: {value}" for field, value in changes.items())
 
 
 def _calibration_facts(calibration: Calibration) -> list[NamedFact]:
@@ -520,14 +487,6 @@ def entry_tables(title: str, entry: object) -> Iterator[RenderableType]:
 # a network layer by layer
 
 
-def _size(value: float) -> str:
-    return format_quantity(value, "")
-
-
-def _bytes(value: float) -> str:
-    return format_quantity(value, "B")
-
-
 _LAYER_COLUMNS = (
     AnswerColumn("name", lambda layer: layer.name, "layer"),
     AnswerColumn("type", lambda layer: layer.type, "type"),
@@ -537,13 +496,11 @@ _LAYER_COLUMNS = (
     AnswerColumn("parameters", lambda layer: layer.parameters, "parameters", "prefix"),
     AnswerColumn("flops_forward", lambda layer: layer.flops_forward, "FLOP fwd", "prefix"),
     AnswerColumn("flops_backward", lambda layer: layer.flops_backward, "FLOP bwd", "prefix"),
-    AnswerColumn("bytes_forward", lambda layer: layer.bytes_forward, "bytes fwd", "words",
-              lambda layer: _bytes(layer.bytes_forward)),
+    AnswerColumn("bytes_forward", lambda layer: layer.bytes_forward, "bytes fwd", "decimal B"),
     AnswerColumn("bytes_backward", lambda layer: layer.bytes_backward),
     AnswerColumn("", lambda layer: layer.arithmetic_intensity, "FLOP/B", "words",
         lambda layer: f"{layer.arithmetic_intensity:.1f}"),
-    AnswerColumn("saved_bytes", lambda layer: layer.saved_bytes, "saved", "words",
-              lambda layer: _bytes(layer.saved_bytes)),
+    AnswerColumn("saved_bytes", lambda layer: layer.saved_bytes, "saved", "decimal B"),
     AnswerColumn("repeat", lambda layer: layer.repeat, "repeat", "words",
               lambda layer: str(layer.repeat) if layer.repeat > 1 else ""),
 )  # fmt: skip
@@ -592,12 +549,10 @@ def summary_table(study: NetworkSummary) -> RenderableType:
     for column in table.columns[1:]:
         column.no_wrap = True
     table.add_section()
-    sums = {field: study.total(field) for field in ("flops_forward", "flops_backward", "bytes_forward", "saved_bytes")}
-    table.add_row(
-        "total", "", "", _size(study.graph.parameters), _size(sums["flops_forward"]), _size(sums["flops_backward"]),
-        _bytes(sums["bytes_forward"]), f"{sums['flops_forward'] / max(sums['bytes_forward'], 1):.0f}",
-        _bytes(sums["saved_bytes"]), "",
-    )  # fmt: skip
+    forward, moved = study.total("flops_forward"), study.total("bytes_forward")
+    flops = [format_quantity(count, "") for count in (study.graph.parameters, forward, study.total("flops_backward"))]
+    sizes = [format_quantity(size, "B") for size in (moved, study.total("saved_bytes"))]
+    table.add_row("total", "", "", *flops, sizes[0], f"{forward / max(moved, 1):.0f}", sizes[1], "")
     if study.model_flops is None:
         return table
     return Group(table, wrapped_text(f"FLOP of MFU: {_model_flops(*study.model_flops)}."))

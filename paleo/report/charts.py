@@ -32,14 +32,7 @@ MIN_TICK_RATIO = 1.25
 _LINE = "#d9dce1"
 #: Colours of matplotlib -> those of the page.
 _PAGE = {"#000000": "currentColor", BLUE.lower(): "var(--bar)", _LINE: "var(--line)"}
-_STYLE = {
-    **PLOT_STYLE,
-    "font.size": 11,
-    "grid.color": _LINE,
-    "svg.fonttype": "none",
-    "text.parse_math": False,
-    "legend.fontsize": 11,
-}
+_STYLE = {**PLOT_STYLE, "font.size": 11, "grid.color": _LINE, "svg.fonttype": "none", "legend.fontsize": 11}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +88,7 @@ def figure_to_svg(figure: Figure, title: str) -> Markup:
     text = file.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r'<g id="[^"]*"', "<g", text)
-    text = re.sub(r"font: [^;\"]*?([\d.]+px)[^;\"]*|font-family:[^;\"]*;?", lambda match: _font(match[1]), text)
+    text = re.sub(r"font: [^;\"]*?([\d.]+px)[^;\"]*|font-family:[^;\"]*;?", _font, text)
     for colour, name in _PAGE.items():
         text = text.replace(colour, name)
     label = Markup('<svg viewBox="0 0 {:g} {:g}" role="img" aria-label="{}">').format(
@@ -104,8 +97,8 @@ def figure_to_svg(figure: Figure, title: str) -> Markup:
     return label + Markup(re.sub(r"\n\s*", "\n", text[text.index(">") + 1 :].strip()))
 
 
-def _font(size: str | None) -> str:
-    return f"font-size: {size}" if size else ""
+def _font(match: re.Match[str]) -> str:
+    return f"font-size: {match[1]}" if match[1] else ""
 
 
 def _bar_axes(count: int, right: float = RIGHT_MARGIN_POINTS) -> tuple[Figure, Axes]:
@@ -184,9 +177,8 @@ def stacked_bar_chart(
         if limits:
             axes.plot([limits[y]] * 2, [y - 0.25, y + 0.25], "--", color=BLACK, linewidth=1, clip_on=False)
             room = (limits[y] - end) / longest * (CHART_WIDTH_POINTS - RIGHT_MARGIN_POINTS)
-            end = (
-                end if room > RIGHT_MARGIN_POINTS else max(end, limits[y])
-            )  # after its bar, where the limit is not in the way
+            if room <= RIGHT_MARGIN_POINTS:  # the text would stand in the way of the limit
+                end = max(end, limits[y])
         _label(axes, label, (0.0, y), 0, 14)
         _label(axes, text, (end, y), 6, weight="bold")
     return Chart(figure_to_svg(figure, title), tuple(colours.items()))

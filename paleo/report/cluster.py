@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Group, RenderableType
-from rich.text import Text
+from rich.console import RenderableType
 
 from paleo.cluster.nodes import SCHEDULING_POLICIES
-from paleo.report.columns import AnswerColumn, format_usd, name_value_table, row_json, rows_table, wrapped_text
+from paleo.report.columns import AnswerColumn, answer_group, format_usd, name_value_table, row_json, rows_table
 from paleo.units import HOUR, format_duration, with_noun
 
 if TYPE_CHECKING:
@@ -108,38 +107,32 @@ def json_document(study: FleetStudy) -> dict[str, Any]:
     dict of str to Any
         The document; times in seconds from the zero of arrivals.
     """
-    result, larger = study.result, study.result_with_one_more_node
+    result, larger, more = study.result, study.result_with_one_more_node, None
+    machines = zip(study.fleet.systems, study.nodes, strict=True)
+    if larger is not None:
+        more = {"span_s": larger.makespan, "wait_s": _waits(larger), "utilisation": larger.utilisation}
     return {
         "verdict": study.verdict,
         "policy": study.fleet.policy,
         "placement": study.fleet.placement,
         "nodes": sum(study.nodes),
-        "machines": [
-            {"system": system.name, "nodes": count}
-            for system, count in zip(study.fleet.systems, study.nodes, strict=True)
-        ],
+        "machines": [{"system": system.name, "nodes": count} for system, count in machines],
         "gpus": result.gpus,
         "possible": study.meets_requirements,
         "missed": study.late_jobs,
         "span_s": result.makespan,
-        "wait_s": {
-            "mean": float(result.waiting_time.mean()),
-            "p95": float(np.quantile(result.waiting_time, 0.95)),
-            "limit": study.requirements.max_wait,
-        },
+        "wait_s": {**_waits(result), "limit": study.requirements.max_wait},
         "utilisation": result.utilisation,
         "lost_gpu_hours": study.lost_gpu_hours,
         "usd": study.rent_usd,
-        "node_more": None
-        if larger is None
-        else {
-            "span_s": larger.makespan,
-            "wait_s": {"mean": float(larger.waiting_time.mean()), "p95": float(np.quantile(larger.waiting_time, 0.95))},
-            "utilisation": larger.utilisation,
-        },
+        "node_more": more,
         "jobs": [row_json(_columns(), row) for row in _rows(study)],
         "unmodelled": list(study.unmodelled),
     }
+
+
+def _waits(result: Any) -> dict[str, float]:
+    return {"mean": float(result.waiting_time.mean()), "p95": float(np.quantile(result.waiting_time, 0.95))}
 
 
 def table(study: FleetStudy) -> RenderableType:
@@ -163,10 +156,8 @@ def table(study: FleetStudy) -> RenderableType:
         ("mean wait", f"{_time(float(result.waiting_time.mean()))}, longest {_time(float(result.waiting_time.max()))}"),
         ("cost", format_usd(study.rent_usd)),
     ]
-    lost = [
-        ("work", float((result.work_gpu_seconds - result.failure_gpu_seconds).sum()) / HOUR),
-        *study.lost_gpu_hours.items(),
-    ]
+    work = float((result.work_gpu_seconds - result.failure_gpu_seconds).sum()) / HOUR
+    lost = [("work", work), *study.lost_gpu_hours.items()]
     parts = [
         AnswerColumn("", lambda entry: entry[0], "GPU-hours of"),
         AnswerColumn("", lambda entry: entry[1], "hours", "", lambda entry: f"{entry[1]:,.1f}"),
@@ -176,17 +167,12 @@ def table(study: FleetStudy) -> RenderableType:
     more = len(study.fleet.jobs) - len(listed)
     notes = [f"{with_noun(more, 'job')} more: --json lists all."] if more else []
     notes.append(f"Not modelled: {'; '.join(study.unmodelled)}.")
-    return Group(
-        wrapped_text(Text(study.verdict, style="bold")),
-        Text(),
+    tables = (
         name_value_table("The cluster", rows),
-        Text(),
         rows_table("Where GPU-hours go", parts, lost),
-        Text(),
         rows_table("Jobs", _columns(), listed),
-        Text(),
-        *(wrapped_text(note) for note in notes),
     )
+    return answer_group(study.verdict, tables, notes)
 
 
 def plot_job_schedule(study: FleetStudy) -> Figure:
@@ -211,14 +197,14 @@ def plot_job_schedule(study: FleetStudy) -> Figure:
         result = study.result
         lengths = result.queue_history
         waiting = lengths[:, 1].max(initial=0.0)
-        picture, (chart, *panels) = figure_with_axes(
-            9.0, 6.0, 1, rows=2 if waiting else 1, sharex=True, height_ratios=[4, 1][: 2 if waiting else 1]
-        )
+        heights = [4, 1] if waiting else [4]
+        picture, (chart, *panels) = figure_with_axes(9.0, 6.0, 1, rows=len(heights), sharex=True, height_ratios=heights)
         _gantt(chart, study)
         for queue in panels:
             times = np.append(lengths[:, 0], result.makespan + lengths[0, 0]) / HOUR
-            queue.step(times, np.append(lengths[:, 1], lengths[-1, 1]), where="post", color=BLUE)
-            queue.fill_between(times, np.append(lengths[:, 1], lengths[-1, 1]), step="post", color=BLUE, alpha=0.25)
+            jobs = np.append(lengths[:, 1], lengths[-1, 1])
+            queue.step(times, jobs, where="post", color=BLUE)
+            queue.fill_between(times, jobs, step="post", color=BLUE, alpha=0.25)
             queue.set(ylabel="jobs waiting", ylim=(0, 1.1 * waiting))
             queue.yaxis.set_major_locator(MaxNLocator(integer=True))
         [chart, *panels][-1].set_xlabel("hours" if waiting else "hours; no job waits")
@@ -250,9 +236,8 @@ def _gantt(axes: Any, study: FleetStudy) -> None:
                 boxes.append([(begin, low), (end, low), (end, high), (begin, high)])
                 fills.append(colours[segment.job % 20])
             if len(boxes) < _LISTED * 8 and len(free) and node == segment.gang[0][0]:
-                _name(
-                    axes, study, segment.job, (begin, end), first[segment.pool] + node * size + free[0] + len(free) / 2
-                )
+                height = first[segment.pool] + node * size + free[0] + len(free) / 2
+                _name(axes, study, segment.job, (begin, end), height)
     edge = "white" if len(boxes) < 2000 else "none"
     axes.add_collection(PolyCollection(boxes, facecolors=fills, edgecolors=edge, linewidths=0.5))
     for pool, low in zip(pools, first[:-1], strict=True):
@@ -260,9 +245,8 @@ def _gantt(axes: Any, study: FleetStudy) -> None:
             for node in range(pool.nodes + 1):
                 axes.axhline(low + node * pool.gpus_per_node, color="grey", linewidth=0.4, zorder=0)
     begin = min((job.arrival for job in study.fleet.cluster_jobs), default=0.0) / HOUR
-    axes.set_yticks(
-        np.unique(np.linspace(0, first[-1], 9).astype(int) // pools[0].gpus_per_node * pools[0].gpus_per_node)
-    )
+    node = pools[0].gpus_per_node
+    axes.set_yticks(np.unique(np.linspace(0, first[-1], 9).astype(int) // node * node))
     axes.set(xlim=(begin, begin + study.result.makespan / HOUR), ylim=(0, first[-1]), ylabel="GPUs, by node")
     axes.grid(visible=False)
 

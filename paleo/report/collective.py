@@ -18,41 +18,34 @@ from rich.text import Text
 from paleo.pricing.links.topology import DEFAULT_MACHINE_NODES, DEFAULT_NODES_PER_LEAF, dragonfly_network
 from paleo.report.columns import AnswerColumn, Document, row_json, rows_table, wrapped_text
 from paleo.report.plots import BLACK, BLUE, COLOUR_CYCLE, PLOT_STYLE, figure_with_axes
-from paleo.specs.system import smallest_torus_box
-from paleo.units import GIGA, format_duration, format_quantity, with_noun
+from paleo.specs.system import InterconnectLevel, System, smallest_torus_box
+from paleo.units import format_duration, format_quantity, with_noun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from paleo.specs.system import InterconnectLevel, System
     from paleo.studies.collective import CollectiveStudy
     from paleo.studies.gradient_exchange import AllReduceCompressionStudy
-
-
-def _time(row: Any) -> str:
-    return format_duration(row.time)
 
 
 _ALGORITHM_COLUMNS = (
     AnswerColumn("algorithm", lambda row: row.algorithm, "algorithm"),
     AnswerColumn("steps", lambda row: row.steps, "steps", "count"),
-    AnswerColumn("time_s", lambda row: row.time, "time", "words", _time),
-    AnswerColumn("algorithm_bandwidth", lambda row: row.algorithm_bandwidth, "algorithm GB/s", "words",
-              lambda row: f"{row.algorithm_bandwidth / GIGA:.4g}"),
-    AnswerColumn("bus_bandwidth", lambda row: row.bus_bandwidth, "bus GB/s", "words",
-              lambda row: f"{row.bus_bandwidth / GIGA:.4g}"),
+    AnswerColumn("time_s", lambda row: row.time, "time", "duration"),
+    AnswerColumn("algorithm_bandwidth", lambda row: row.algorithm_bandwidth, "algorithm GB/s", "GB/s"),
+    AnswerColumn("bus_bandwidth", lambda row: row.bus_bandwidth, "bus GB/s", "GB/s"),
     AnswerColumn("times_lower_bound", lambda row: row.lower_bound_ratio, "time/bound", "ratio"),
     AnswerColumn("automatic", lambda row: row.chosen_by_library),
 )  # fmt: skip
 _LEVEL_COLUMNS = (
-    AnswerColumn("name", lambda span: span.level.name, "level", "",
-              lambda span: f"{span.level.name} ({span.level.link.name})"),
+    AnswerColumn("name", lambda span: span.level.name),
+    AnswerColumn("", lambda span: f"{span.level.name} ({span.level.link.name})", "level"),
     AnswerColumn("fan_out", lambda span: span.fan_out, "group size", "count"),
     AnswerColumn("alpha_s", lambda span: span.level.link.latency, "latency", "words",
               lambda span: "unknown" if span.level.link.latency is None else format_duration(span.level.link.latency)),
-    AnswerColumn("beta_s_per_byte", lambda span: 1.0 / span.bandwidth, "bandwidth", "words",
-              lambda span: format_quantity(span.bandwidth, "B/s")),
+    AnswerColumn("beta_s_per_byte", lambda span: 1.0 / span.bandwidth),
+    AnswerColumn("", lambda span: span.bandwidth, "bandwidth", "B/s"),
 )  # fmt: skip
 
 
@@ -103,17 +96,13 @@ def table(study: CollectiveStudy) -> RenderableType:
         return "chosen" if row is study.best else other
 
     rows = rows_table("", (*_ALGORITHM_COLUMNS, AnswerColumn("", choice, "choice")), study.rows)
-    steps = [
-        f"{crossover.above} from {format_quantity(crossover.payload_bytes, 'B')}" for crossover in study.crossovers
-    ]
+    chooser, chosen = study.algorithm_selector, study.best.algorithm
+    steps = [f"{each.above} from {format_quantity(each.payload_bytes, 'B')}" for each in study.crossovers]
     if steps:
-        words = f"{study.algorithm_selector} chooses by payload" if study.algorithm_selector else "Fastest by payload"
+        words = f"{chooser} chooses by payload" if chooser else "Fastest by payload"
         changes = f"{words}: {study.crossovers[0].below}, {', '.join(steps)}.\n"
     else:
-        chosen = study.best.algorithm
-        words = (
-            f"{study.algorithm_selector} chooses {chosen}" if study.algorithm_selector else f"{chosen} is the fastest"
-        )
+        words = f"{chooser} chooses {chosen}" if chooser else f"{chosen} is the fastest"
         changes = f"{words} for every payload.\n"
     levels = rows_table("Levels of the group, inner to outer", _LEVEL_COLUMNS, study.group_levels)
     return Group(wrapped_text(_headline(study)), rows, Text(), wrapped_text(changes), levels)
@@ -121,21 +110,15 @@ def table(study: CollectiveStudy) -> RenderableType:
 
 def _headline(study: CollectiveStudy) -> Text:
     """Return the line above the tables: the operation, the chosen algorithm, and faster ones that are not chosen."""
-    best, size = study.best, format_quantity(study.payload_bytes, "B")
+    best, size, chooser = study.best, format_quantity(study.payload_bytes, "B"), study.algorithm_selector
     head = Text(f"{study.operation} of {size} over {study.ranks} ranks of {study.system.name}\n", style="bold")
     reduction = "with in-network reduction" if best.in_network else "without in-network reduction"
-    chosen = (
-        f"{study.algorithm_selector} chooses {best.algorithm}"
-        if study.algorithm_selector
-        else f"best: {best.algorithm}"
-    )
-    head.append(
-        f"{chosen}, {format_duration(best.time)}; lower bound {reduction}: {format_duration(study.lower_bound)}\n"
-    )
+    chosen = f"{chooser} chooses {best.algorithm}" if chooser else f"best: {best.algorithm}"
+    bound = f"lower bound {reduction}: {format_duration(study.lower_bound)}"
+    head.append(f"{chosen}, {format_duration(best.time)}; {bound}\n")
     for row in study.faster_unchosen_algorithms:
         use = "uses it for other payloads or groups" if row.available_in_library else "does not have it"
-        reason = f"{study.algorithm_selector} {use}"
-        head.append(f"faster, but not chosen: {row.algorithm}, {format_duration(row.time)} ({reason})\n")
+        head.append(f"faster, but not chosen: {row.algorithm}, {format_duration(row.time)} ({chooser} {use})\n")
     return head.append(f"Calibration: {study.calibration_text}\n", style="dim")
 
 
@@ -146,13 +129,10 @@ def _break_even(row: Any) -> float | None:
 _METHOD_COLUMNS = (
     AnswerColumn("method", lambda row: row.method, "method"),
     AnswerColumn("scheme", lambda row: row.collective_scheme or None, "scheme"),
-    AnswerColumn("time_s", lambda row: row.time, "time", "words", _time),
-    AnswerColumn("wire_s", lambda row: row.communication_time, "on the wire", "words",
-              lambda row: format_duration(row.communication_time)),
-    AnswerColumn("coding_s", lambda row: row.compression_time, "coding", "words",
-              lambda row: format_duration(row.compression_time)),
-    AnswerColumn("sent_bytes", lambda row: row.sent_bytes, "sent per rank", "words",
-              lambda row: format_quantity(row.sent_bytes, "B")),
+    AnswerColumn("time_s", lambda row: row.time, "time", "duration"),
+    AnswerColumn("wire_s", lambda row: row.communication_time, "on the wire", "duration"),
+    AnswerColumn("coding_s", lambda row: row.compression_time, "coding", "duration"),
+    AnswerColumn("sent_bytes", lambda row: row.sent_bytes, "sent per rank", "decimal B"),
     AnswerColumn("break_even_bytes_per_s", _break_even, "pays below", "words",
               lambda row: "any rate" if _break_even(row) is None else format_quantity(row.break_even_bandwidth, "B/s")),
 )  # fmt: skip
@@ -193,14 +173,12 @@ def compression_table(study: AllReduceCompressionStudy) -> RenderableType:
     RenderableType
         Tables for the console.
     """
-    rows = rows_table(
-        "Gradient compression", (*_METHOD_COLUMNS, AnswerColumn("", study.saves_time, "pays", "yes or no")), study.rows
-    )
-    uncompressed = (
-        f"Uncompressed: {study.uncompressed_study.best.algorithm}, {format_duration(study.uncompressed_time)}, "
-        f"{format_quantity(study.uncompressed_sent_bytes, 'B')} "
-    )
-    uncompressed += f"per rank at {format_quantity(study.uncompressed_bandwidth, 'B/s')}. "
+    pays = AnswerColumn("", study.saves_time, "pays", "yes or no")
+    rows = rows_table("Gradient compression", (*_METHOD_COLUMNS, pays), study.rows)
+    sent = format_quantity(study.uncompressed_sent_bytes, "B")
+    rate = format_quantity(study.uncompressed_bandwidth, "B/s")
+    algorithm, time = study.uncompressed_study.best.algorithm, format_duration(study.uncompressed_time)
+    uncompressed = f"Uncompressed: {algorithm}, {time}, {sent} per rank at {rate}. "
     assumed = f"The gradient is assumed to consist of {with_noun(study.matrix_count, 'square tensor')} (--tensors)."
     return Group(rows, Text(), wrapped_text(uncompressed + assumed))
 
@@ -297,9 +275,8 @@ def _add_leaves(graph: nx.Graph[LinkGraphVertex], system: System, level: Interco
             graph.add_edge(name, "spine", rate=size * rate / rails / level.oversubscription)
     if is_dragonfly:
         groups = [f"group {leaf}" for leaf in range(leaves)]
-        graph.add_edges_from(
-            combinations(groups, 2), rate=float(dragonfly_network(level, machine, size).group_pair_bandwidth) * rate
-        )
+        between = float(dragonfly_network(level, machine, size).group_pair_bandwidth) * rate
+        graph.add_edges_from(combinations(groups, 2), rate=between)
 
 
 def _torus(level: InterconnectLevel, units: int) -> nx.Graph[LinkGraphVertex]:

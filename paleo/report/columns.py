@@ -30,7 +30,7 @@ from rich.table import Column as TableColumn
 from rich.table import Table
 from rich.text import Text
 
-from paleo.units import common_unit_time, format_duration, format_gibibytes, format_quantity
+from paleo.units import GIGA, common_unit_time, format_dollars, format_duration, format_gibibytes, format_quantity
 
 Document = dict[str, Any]
 #: Characters per line where the output is no terminal: of the widest table, and of text.
@@ -139,9 +139,7 @@ def format_usd(dollars: float | None) -> str:
     >>> format_usd(1234.5), format_usd(0.034), format_usd(None)
     ('1,234 USD', '0.034 USD', '-')
     """
-    if dollars is None:
-        return EMPTY_CELL
-    return f"{dollars:,.0f} USD" if dollars >= 100 else f"{dollars:,.3g} USD"
+    return EMPTY_CELL if dollars is None else format_dollars(dollars)
 
 
 def format_energy(kilowatt_hours: float | None) -> str:
@@ -198,6 +196,10 @@ FORMATTERS_BY_UNIT: Mapping[str, Callable[[Any], str]] = {
     "ratio": lambda value: f"{value:.2f}",
     "s": format_duration,
     "B": format_gibibytes,
+    "GB/s": lambda value: f"{value / GIGA:.4g}",
+    "decimal B": lambda value: format_quantity(value, "B"),
+    "B/s": lambda value: format_quantity(value, "B/s"),
+    "duration": format_duration,  # each cell in its own unit
     "1/s": format_rate,
     "fraction": percent,
     "tenths": format_percent_tenths,
@@ -258,9 +260,8 @@ class AnswerColumn:
         values = [self.row_value(row) for row in rows]
         spoken = FORMATTERS_BY_UNIT[self.unit]
         if self.unit == "s":
-            spoken = functools.partial(
-                format_duration, like=common_unit_time(value for value in values if value is not None)
-            )
+            known = (value for value in values if value is not None)
+            spoken = functools.partial(format_duration, like=common_unit_time(known))
         return [EMPTY_CELL if value is None else spoken(value) for value in values]
 
 
@@ -299,11 +300,8 @@ def rows_table(title: str, columns: Iterable[AnswerColumn], rows: Sequence[Any])
     Table
         Table with one row per row of the answer.
     """
-    printed = [
-        column
-        for column in columns
-        if column.title and not (column.optional and all(column.row_value(row) is None for row in rows))
-    ]
+    titled = [column for column in columns if column.title]
+    printed = [each for each in titled if not each.optional or any(each.row_value(row) is not None for row in rows)]
     table = empty_table(title, [column.title for column in printed], left=[not column.unit for column in printed])
     for cells in zip(*(column.cells(rows) for column in printed), strict=True):
         table.add_row(*cells)
@@ -441,6 +439,29 @@ def wrapped_text(text: str | Text) -> Constrain:
         The text for the console.
     """
     return Constrain(Text(text) if isinstance(text, str) else text, TEXT_WIDTH)
+
+
+def answer_group(verdict: str, tables: Iterable[RenderableType], notes: Iterable[str]) -> Group:
+    """Return an answer for the console: its verdict in bold, tables with empty lines between them, and notes.
+
+    Parameters
+    ----------
+    verdict : str
+        Sentence.
+    tables : iterable of RenderableType
+        Tables.
+    notes : iterable of str
+        Sentences below the tables.
+
+    Returns
+    -------
+    Group
+        The answer.
+    """
+    parts: list[RenderableType] = [wrapped_text(Text(verdict, style="bold")), Text()]
+    for table in tables:
+        parts += [table, Text()]
+    return Group(*parts, *map(wrapped_text, notes))
 
 
 def chosen_defaults_line(choices: Mapping[str, str]) -> Iterator[Constrain]:
@@ -604,16 +625,12 @@ def notebook_html(output: RenderableType) -> str:
 
 def _html_table(table: Table) -> str:
     sides = [str(column.justify) for column in table.columns]
-    heads = "".join(
-        _html_cell("th", side, _plain(column.header)) for side, column in zip(sides, table.columns, strict=True)
-    )
+    names = [_plain(column.header) for column in table.columns]
+    heads = "".join(map(_html_cell, ["th"] * len(names), sides, names))
     rows = zip(*([_plain(cell) for cell in column.cells] for column in table.columns), strict=True)
     body = "".join(f"<tr>{''.join(map(_html_cell, ['td'] * len(row), sides, row))}</tr>" for row in rows)
-    title = (
-        f'<caption style="text-align:left;font-weight:bold;padding-top:.6em">{escape(_plain(table.title))}</caption>'
-        if table.title
-        else ""
-    )
+    style = "text-align:left;font-weight:bold;padding-top:.6em"
+    title = f'<caption style="{style}">{escape(_plain(table.title))}</caption>' if table.title else ""
     head = f"<thead><tr>{heads}</tr></thead>" if table.show_header else ""
     return f"<table>{title}{head}<tbody>{body}</tbody></table>"
 

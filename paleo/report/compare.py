@@ -27,6 +27,7 @@ from paleo.studies.defaults import RunWithDefaults
 from paleo.units import common_unit_time, format_duration, format_gibibytes
 
 if TYPE_CHECKING:
+    from paleo.predict import Prediction
     from paleo.studies.purchase import ComparedSystem, Objective, SystemComparison
 
     Winners: TypeAlias = Mapping[Objective, ComparedSystem | None]
@@ -60,18 +61,14 @@ def json_document(comparison: SystemComparison, choices: Mapping[str, RunWithDef
     choices = choices or {}
     best = {objective: comparison.best(objective) for objective in _WINNERS}
     models = [each.prediction.model.name for each in comparison.candidates if each.prediction is not None]
+    rivals = {objective: comparison.overlapping_candidates(objective) for objective in _WINNERS}
     return {
         "model": models[0],
         "amount": comparison.amount.description,
         "samples": comparison.amount.samples,
         "best": {objective: None if each is None else each.system.name for objective, each in best.items()},
-        "not_certain": {
-            objective: [rival.system.name for rival in comparison.overlapping_candidates(objective)]
-            for objective in _WINNERS
-        },
-        "systems": [
-            _candidate(comparison, candidate, choices.get(candidate.name)) for candidate in comparison.candidates
-        ],
+        "not_certain": {objective: [rival.system.name for rival in near] for objective, near in rivals.items()},
+        "systems": [_candidate(comparison, each, choices.get(each.name)) for each in comparison.candidates],
     }
 
 
@@ -112,27 +109,29 @@ def table(comparison: SystemComparison, choices: Mapping[str, RunWithDefaults] |
         if candidate is not None:
             title, known = _WINNERS[objective]
             title = f"{title} {known}" if _systems_without_value(comparison, objective) else title
-            prediction = candidate.prediction
-            machines = (
-                candidate.system.gpus_and_nodes_text(prediction.plan.gpus) if prediction else candidate.system.name
-            )
-            winners.append(f"{title}: {machines}")
-    overlaps = {_WINNERS[objective][0]: comparison.overlapping_candidates(objective) for objective in _WINNERS}
-    doubts = [
-        f"{title} (with {', '.join(rival.name for rival in rivals)})" for title, rivals in overlaps.items() if rivals
-    ]
+            system, step = candidate.system, candidate.prediction
+            winners.append(f"{title}: {system.gpus_and_nodes_text(step.plan.gpus) if step else system.name}")
+    doubts = []
+    for objective, (title, _) in _WINNERS.items():
+        if rivals := comparison.overlapping_candidates(objective):
+            doubts.append(f"{title} (with {', '.join(rival.name for rival in rivals)})")
     head = "; ".join(winners) or "it fits none of them"
     head = f"{comparison.amount.description}. {head[:1].upper()}{head[1:]}."
     head += f" Not certain, as 90 % intervals overlap: {', '.join(doubts)}." if doubts else ""
     rows = rows_table("", _columns(comparison, best), comparison.candidates)
-    lines = list(
-        dict.fromkeys(each.automatic_choices_text for each in (choices or {}).values() if each.automatic_choices_text)
-    )
+    lines = dict.fromkeys(filter(None, (each.automatic_choices_text for each in (choices or {}).values())))
     parts: list[RenderableType] = [*map(wrapped_text, lines), *([Text()] if lines else [])]
     parts += [wrapped_text(Text(f"{head}\n", style="bold")), rows, Text()]
     parts += [wrapped_text(sentence) for sentence in map(_remedy, comparison.candidates) if sentence]
     parts.append(wrapped_text(Text("\n".join(_notes(comparison)), style="dim")))
-    return Group(*parts, *(_commands(comparison) if comparison.searched else ()))
+    for name, step in _predictions(comparison).items() if comparison.searched else ():
+        command = estimate_command(step.model, step.system, step.run)
+        parts.append(ShellCommandText(f"Reproduce {name}", command))
+    return Group(*parts)
+
+
+def _predictions(comparison: SystemComparison) -> dict[str, Prediction]:
+    return {each.name: each.prediction for each in comparison.candidates if each.prediction is not None}
 
 
 def _columns(comparison: SystemComparison, best: Winners) -> Iterator[AnswerColumn]:
@@ -181,25 +180,21 @@ def _strategy(candidate: ComparedSystem) -> str:
 def _notes(comparison: SystemComparison) -> Iterator[str]:
     """Yield the sentences printed below the table: batches, intervals, prices, formats, warnings, failures."""
     candidates = comparison.candidates
-    steps = {each.name: each.prediction for each in candidates if each.prediction is not None}
-    batches = {name: step.plan.global_batch for name, step in steps.items()}
+    batches = {name: step.plan.global_batch for name, step in _predictions(comparison).items()}
     if len(set(batches.values())) == 1:
         yield f"Global batch of {next(iter(batches.values())):,} on every system."
     else:
         yield f"Global batches differ: {', '.join(f'{name} {batch:,}' for name, batch in batches.items())}."
     trained = [(each, each.training) for each in candidates if each.fits and each.training is not None]
     like = common_unit_time(end for _, bill in trained for end in bill.interval)
-    ends = [
-        f"{each.name} {' to '.join(format_duration(end, like=like) for end in bill.interval)}" for each, bill in trained
-    ]
-    if ends:
+    spoken = ((each.name, [format_duration(end, like=like) for end in bill.interval]) for each, bill in trained)
+    if ends := [f"{name} {' to '.join(texts)}" for name, texts in spoken]:
         yield f"90 % interval of the time: {'; '.join(ends)}."
     yield from price_source_sentences(comparison)
     # A sentence for each quantity that some systems lack.
     if names := _systems_without_value(comparison, "cost"):
         yield f"No price is known for {', '.join(names)}; give one with --price {names[0]}=2.5 (USD an hour per GPU)."
-    bills = [each.training for each in comparison.candidates if each.fits and each.training is not None]
-    if any(bill.rent is None and bill.electricity is not None for bill in bills):
+    if any(bill.rent is None and bill.electricity is not None for _, bill in trained):
         yield f"Cost is electricity; rent is {OWNED_MACHINES_TEXT}."
     if names := _systems_without_value(comparison, "energy"):
         yield f"No design power is known for {', '.join(names)}: no energy is modelled."
@@ -210,14 +205,12 @@ def _notes(comparison: SystemComparison) -> Iterator[str]:
     yield "* best of those that fit. Energy is modelled from the work of the GPUs; hosts and PUE as given."
     # Collect the systems of each warning.
     systems: dict[str, list[str]] = {}
-    for candidate in comparison.candidates:
-        for warning in () if candidate.prediction is None else candidate.prediction.warnings:
-            if candidate.name not in systems.setdefault(warning, []):
-                systems[warning].append(candidate.name)
+    for name, step in _predictions(comparison).items():
+        for warning in dict.fromkeys(step.warnings):
+            systems.setdefault(warning, []).append(name)
     yield from (f"Warning ({', '.join(names)}): {text}" for text, names in systems.items())
     failing = {each.name: each.training.long_run for each in candidates if each.training is not None}
-    shares = [f"{name} {percent(run.goodput)}" for name, run in failing.items() if run is not None]
-    if shares:
+    if shares := [f"{name} {percent(run.goodput)}" for name, run in failing.items() if run is not None]:
         yield f"Time, cost and energy include failures, checkpoints and restarts; goodput: {', '.join(shares)}."
 
 
@@ -256,14 +249,5 @@ def _remedy(candidate: ComparedSystem) -> str:
     step, size = format_duration(best.prediction.step_time), format_gibibytes(best.prediction.memory.total)
     if best.fits:
         return f"{machines}: with {best.change} it fits ({step} a step, {size})."
-    return (
-        f"{machines}: no change that was tried fits; nearest {best.change}, {size}. More GPUs: paleo plan --gpus 8..32."
-    )
-
-
-def _commands(comparison: SystemComparison) -> Iterator[RenderableType]:
-    """Yield the `paleo estimate` command that reproduces the searched plan of each system."""
-    for candidate in comparison.candidates:
-        if candidate.prediction is not None:
-            step = candidate.prediction
-            yield ShellCommandText(f"Reproduce {candidate.name}", estimate_command(step.model, step.system, step.run))
+    nearest = f"nearest {best.change}, {size}. More GPUs: paleo plan --gpus 8..32."
+    return f"{machines}: no change that was tried fits; {nearest}"

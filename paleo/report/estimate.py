@@ -31,6 +31,7 @@ from paleo.report.columns import (
     format_usd,
     name_value_table,
     percent,
+    row_json,
     rows_table,
     wrapped_text,
 )
@@ -131,6 +132,10 @@ def prediction_document(
         Dict of plain values: times [s], sizes [byte], FLOP.
     """
     plan, memory, pipeline = prediction.plan, prediction.memory, prediction.input_pipeline
+    tuning, arrival = prediction.run.fine_tuning, None
+    if pipeline is not None:
+        stages = {name: float(seconds) for name, seconds in asdict(pipeline).items()}
+        arrival = {**stages, "total": float(pipeline.batch_interval), "slowest": pipeline.slowest_stage}
     return {
         "model": prediction.model.name,
         "system": prediction.system.name,
@@ -142,9 +147,9 @@ def prediction_document(
         "microbatch": plan.microbatch,
         "num_microbatches": plan.microbatches,
         "idle_gpus": plan.idle_gpus,
-        "lora": prediction.run.fine_tuning.lora,
-        "qlora": prediction.run.fine_tuning.qlora,
-        "freeze": list(prediction.run.fine_tuning.freeze),
+        "lora": tuning.lora,
+        "qlora": tuning.qlora,
+        "freeze": list(tuning.freeze),
         "step_time_s": prediction.step_time,
         "step_time_interval_s": list(prediction.interval),
         "samples_per_s": prediction.samples_per_s,
@@ -162,22 +167,8 @@ def prediction_document(
         "cached_memory_bytes": memory.cached,
         "used_memory_bytes": memory.used,
         "host_memory_bytes": prediction.host_memory,
-        "input_s": None
-        if pipeline is None
-        else {
-            **{name: float(seconds) for name, seconds in asdict(pipeline).items()},
-            "total": float(pipeline.batch_interval),
-            "slowest": pipeline.slowest_stage,
-        },
-        "advice": [
-            {
-                "change": change.change,
-                "step_time_s": change.prediction.step_time,
-                "memory_bytes": change.prediction.memory.total,
-                "fits": change.fits,
-            }
-            for change in advice
-        ],
+        "input_s": arrival,
+        "advice": [row_json(_ADVICE_COLUMNS, change) for change in advice],
         "training": None if training is None else training_document(training),
         **({} if training is None or training.long_run is None else {"goodput": _goodput_document(training.long_run)}),
         "unmodelled": list(prediction.unmodelled),
@@ -310,11 +301,7 @@ def _compression_document(study: CompressionStudy) -> Document:
 
 
 def json_document(
-    prediction: Prediction,
-    training: TrainingEstimate | None,
-    advice: Sequence[Advice],
-    studies: RunStudies,
-    notes: Sequence[str] = (),
+    prediction: Prediction, training: TrainingEstimate | None, advice: Sequence[Advice], studies: RunStudies
 ) -> Document:
     """Return the answer of ``paleo estimate`` as a JSON document.
 
@@ -328,8 +315,6 @@ def json_document(
         Changes that make the run fit in memory, if it does not.
     studies : RunStudies
         Consistency, compression and placement, if the run asks for them.
-    notes : sequence of str, optional
-        Printed as warnings by the command; not part of the document.
 
     Returns
     -------
@@ -368,7 +353,6 @@ def table(
     training: TrainingEstimate | None,
     advice: Sequence[Advice],
     studies: RunStudies,
-    notes: Sequence[str] = (),
     *,
     verbose: bool = False,
 ) -> RenderableType:
@@ -384,8 +368,6 @@ def table(
         Changes that would make the run fit in memory, if it does not.
     studies : RunStudies
         Consistency, compression and placement, where the run asks for them.
-    notes : sequence of str
-        Printed as warnings by the command.
     verbose : bool
         Add the time of each section and stream, and every collective.
 
@@ -498,11 +480,8 @@ def step_parts(prediction: Prediction) -> dict[str, float]:
     dict of str to float
         Seconds by name of the part.
     """
-    spent = asdict(prediction.breakdown)
-    spent |= {
-        "slowed": prediction.contention_time,
-        "communication_exposed": spent["communication_exposed"] - prediction.contention_time,
-    }
+    spent = {**asdict(prediction.breakdown), "slowed": prediction.contention_time}
+    spent["communication_exposed"] -= prediction.contention_time
     return {words: spent[key] for key, words in STEP_PART_NAMES.items()}
 
 
@@ -526,19 +505,15 @@ def _memory_table(prediction: Prediction) -> Table:
 def _training_table(training: TrainingEstimate) -> RenderableType:
     table = empty_table(f"Training: {training.amount.description}", ("quantity", "value"), left=2)
     table.add_row("steps", f"{training.steps:,}")
-    if training.code_over_predicted_step_time != 1.0:
-        table.add_row(
-            "step of its code",
-            f"{training.code_over_predicted_step_time:.3g} x the predicted one, as fitted to measured runs",
-        )
+    if (ratio := training.code_over_predicted_step_time) != 1.0:
+        table.add_row("step of its code", f"{ratio:.3g} x the predicted one, as fitted to measured runs")
     if training.evaluation_seconds:
         table.add_row("evaluation", format_duration(training.evaluation_seconds))
     table.add_row("time", format_duration(training.time))
     price = training.price
     if price is None:
-        table.add_row(
-            "rent", OWNED_MACHINES_TEXT if training.electricity is not None else f"price {UNKNOWN_PRICE_TEXT}"
-        )
+        owned = training.electricity is not None
+        table.add_row("rent", OWNED_MACHINES_TEXT if owned else f"price {UNKNOWN_PRICE_TEXT}")
     else:
         whole = training.billed_devices_text and f" for {training.billed_devices_text}"
         rent = f"{format_usd(training.price_per_hour)} an hour{whole}, {price.date}: {price.source}"
@@ -555,35 +530,24 @@ def _training_table(training: TrainingEstimate) -> RenderableType:
 def _goodput_table(run: LongRun) -> Table:
     low, high = run.goodput_range
     early, late = run.wall_time_interval
-    bounds = (
-        ""
-        if low == high
-        else f" ({format_percent_tenths(low)} to {format_percent_tenths(high)} over the range of failure rates)"
-    )
-    often = (
-        "none"
-        if run.expected_failures == 0
-        else f"one every {format_duration(run.mtbf)}, {run.expected_failures:,.0f} in all"
-    )
+    bounds, often = "", "none"
+    if low != high:
+        bounds = f" ({format_percent_tenths(low)} to {format_percent_tenths(high)} over the range of failure rates)"
+    if run.expected_failures:
+        often = f"one every {format_duration(run.mtbf)}, {run.expected_failures:,.0f} in all"
     intervals = f"{format_duration(run.checkpoint_interval)}, {format_duration(run.save)} each"
     if run.checkpoints.memory_survival_share:
         to_storage = run.checkpoints.storage_checkpoint_interval(run.checkpoint_interval)
         intervals += f"; to storage every {format_duration(to_storage)}"
-    names = {"again": "repeated work"}
+    shares = {{"again": "repeated work"}.get(name, name): share for name, share in run.lost_time_shares.items()}
     table = empty_table("With failures", ("quantity", "value"), left=2)
     table.add_row("goodput", f"{format_percent_tenths(run.goodput)}{bounds}")
-    table.add_row(
-        "lost to",
-        ", ".join(
-            f"{names.get(name, name)} {format_percent_tenths(share)}" for name, share in run.lost_time_shares.items()
-        ),
-    )
+    table.add_row("lost to", ", ".join(f"{name} {format_percent_tenths(share)}" for name, share in shares.items()))
     table.add_row("failures", f"{often} ({run.failure_rate_source})")
     table.add_row("checkpoints", f"{format_quantity(run.checkpoint_bytes, 'B')} every {intervals}")
     table.add_row("restart", f"{format_duration(run.restart)}; spare nodes, paid for: {run.spares:,}")
-    table.add_row(
-        "time", f"{format_duration(run.wall_time)} (p10 to p90: {format_duration(early)} to {format_duration(late)})"
-    )
+    ends = f"p10 to p90: {format_duration(early)} to {format_duration(late)}"
+    table.add_row("time", f"{format_duration(run.wall_time)} ({ends})")
     table.add_row("time without failures", format_duration(run.failure_free_time))
     return table
 
@@ -615,9 +579,8 @@ def _collective_table(prediction: Prediction) -> Table:
     from paleo.studies.collective import step_collectives
 
     rows = step_collectives(prediction)[:MAX_VERBOSE_ROWS]
-    table = rows_table(
-        "Collectives of a step on the busiest stage; times without other traffic", _COLLECTIVE_COLUMNS, rows
-    )
+    title = "Collectives of a step on the busiest stage; times without other traffic"
+    table = rows_table(title, _COLLECTIVE_COLUMNS, rows)
     if not rows:
         table.add_row("none")
     return table
@@ -628,22 +591,17 @@ _COLLECTIVE_COLUMNS = (
     AnswerColumn("", lambda each: each.operation, "collective"),
     AnswerColumn("", lambda each: f"{each.ranks} ranks of {'+'.join(each.axes)}", "group"),
     AnswerColumn("", lambda each: each.calls, "calls", "count"),
-    AnswerColumn(
-        "", lambda each: each.payload_bytes, "payload", "count", lambda each: format_quantity(each.payload_bytes, "B")
-    ),
-    AnswerColumn("", lambda each: each.seconds, "time of each", "count", lambda each: format_duration(each.seconds)),
+    AnswerColumn("", lambda each: each.payload_bytes, "payload", "decimal B"),
+    AnswerColumn("", lambda each: each.seconds, "time of each", "duration"),
     AnswerColumn("", lambda each: each.time_source, "price"),
 )
 
 
 def _consistency(study: ConsistencyStudy) -> RenderableType:
     table, cycle = empty_table("Consistency model", ("quantity", "value"), left=2), study.consistency_result
-    synchronous = float(study.synchronous.step_time)
     table.add_row("model", f"{study.prediction.run.exchange.consistency}: {study.model.summary}")
-    table.add_row(
-        "step time of a worker",
-        f"{format_duration(float(cycle.step_time))}, synchronous {format_duration(synchronous)}",
-    )
+    step, synchronous = format_duration(float(cycle.step_time)), format_duration(float(study.synchronous.step_time))
+    table.add_row("step time of a worker", f"{step}, synchronous {synchronous}")
     table.add_row("updates", f"{float(cycle.updates_per_s):,.3g}/s")
     table.add_row("throughput", f"{study.samples_per_s:,.0f} samples/s")
     table.add_row("exchange and waiting", format_duration(float(cycle.exposed_time)))
@@ -660,27 +618,18 @@ def _consistency(study: ConsistencyStudy) -> RenderableType:
 def _compression(study: CompressionStudy) -> RenderableType:
     table = empty_table("Gradient compression", ("quantity", "value"), left=2)
     table.add_row("method", f"{study.prediction.run.exchange.compress}: {study.method.summary}")
-    table.add_row(
-        "sent by a rank",
-        f"{format_gibibytes(study.sent_bytes)}, uncompressed {format_gibibytes(study.uncompressed_sent_bytes)}",
-    )
+    sent, plain = format_gibibytes(study.sent_bytes), format_gibibytes(study.uncompressed_sent_bytes)
+    table.add_row("sent by a rank", f"{sent}, uncompressed {plain}")
     table.add_row("coding and decoding", format_duration(study.compression_time))
     step, dense = format_duration(study.prediction.step_time), format_duration(study.uncompressed_prediction.step_time)
     table.add_row("step time", f"{step}, uncompressed {dense}: it {'pays' if study.saves_time else 'does not pay'}")
     if study.warm_up_share:
-        share = percent(study.warm_up_share)
-        table.add_row(
-            "mean step time", f"{format_duration(study.mean_step_time)}, the first {share} of steps uncompressed"
-        )
-    below = (
-        "at any rate"
-        if math.isinf(study.break_even_bandwidth)
-        else f"below {format_quantity(study.break_even_bandwidth, 'B/s')}"
-    )
-    sent = (
-        "nothing" if math.isinf(study.uncompressed_bandwidth) else format_quantity(study.uncompressed_bandwidth, "B/s")
-    )
-    table.add_row("pays without overlap", f"{below}; ranks send {sent} here")
+        words = f"the first {percent(study.warm_up_share)} of steps uncompressed"
+        table.add_row("mean step time", f"{format_duration(study.mean_step_time)}, {words}")
+    limit, rate = study.break_even_bandwidth, study.uncompressed_bandwidth
+    below = "at any rate" if math.isinf(limit) else f"below {format_quantity(limit, 'B/s')}"
+    here = "nothing" if math.isinf(rate) else format_quantity(rate, "B/s")
+    table.add_row("pays without overlap", f"{below}; ranks send {here} here")
     return table
 
 
@@ -690,15 +639,12 @@ def _placement(study: NodePlacementStudy) -> RenderableType:
     nodes += f", other jobs use {percent(background)} of the uplinks" if background else ""
     nodes += f", another job: {study.prediction.run.fabric.neighbour}" if study.prediction.run.fabric.neighbour else ""
     ring, exchange, unsorted = map(percent, (share.ring_share, share.exchange_share, share.unsorted_ring_share))
-    packed = (
-        f"{format_duration(study.prediction.step_time)}, packed and without other jobs "
-        f"{format_duration(study.packed_prediction.step_time)}"
-    )
+    step, packed = format_duration(study.prediction.step_time), format_duration(study.packed_prediction.step_time)
     table = name_value_table("Placement", [
         ("nodes", nodes),
         (study.network_units, f"{share.leaves:.3g}; a ring in rank order crosses {share.crossings:.3g} times"),
         ("share of node bandwidth", f"sorted rings {ring}, all-to-all {exchange}, unsorted rings {unsorted}"),
-        ("step time", packed),
+        ("step time", f"{step}, packed and without other jobs {packed}"),
     ])  # fmt: skip
     return Group(table, Text(), wrapped_text(study.advice))
 
@@ -721,10 +667,8 @@ def trace_events(prediction: Prediction) -> Document:
     """
     events = prediction.timeline.events
     streams = list(dict.fromkeys(_stream(event) for event in events))
-    places = {
-        stream: (list(dict.fromkeys(group for group, *_ in streams)).index(stream[0]), i)
-        for i, stream in enumerate(streams)
-    }
+    groups = list(dict.fromkeys(group for group, _ in streams))
+    places = {stream: (groups.index(stream[0]), index) for index, stream in enumerate(streams)}
     ranks = prediction.plan.mesh.size // prediction.plan.stages
     named = [_named(places[stream], stream, ranks) for stream in streams]
     return {
@@ -762,7 +706,7 @@ def _complete(events: tuple[TaskEvent, ...], places: dict[tuple[str, str], tuple
         if event.end > event.start:
             process, thread = places[_stream(event)]
             task = event.task
-            counts = {name: value for name, value in (("flops", task.flops), ("bytes", task.bytes)) if value > 0}
+            counts = {"flops": task.flops, "bytes": task.bytes}
             yield {
                 "ph": "X",
                 "name": task.name,
@@ -771,5 +715,5 @@ def _complete(events: tuple[TaskEvent, ...], places: dict[tuple[str, str], tuple
                 "tid": thread,
                 "ts": event.start / MICROSECOND,
                 "dur": (event.end - event.start) / MICROSECOND,
-                "args": counts,
+                "args": {name: value for name, value in counts.items() if value > 0},
             }

@@ -44,28 +44,32 @@ from paleo.report.charts import (
     heat_map,
     stacked_bar_chart,
 )
-from paleo.report.columns import EMPTY_CELL, AnswerColumn, format_energy, format_percent_tenths, format_usd, percent
+from paleo.report.columns import (
+    EMPTY_CELL,
+    AnswerColumn,
+    Document,
+    format_energy,
+    format_percent_tenths,
+    format_usd,
+    percent,
+)
 from paleo.report.estimate import step_parts, utilisation_warnings
 from paleo.search.plan_columns import PlanColumns, plan_columns
 from paleo.specs.prices import devices_per_machine
 from paleo.specs.run import Run, field_path, replace_fields
-from paleo.studies.cost import estimate_training, rent_rate
+from paleo.studies.cost import TrainingEstimate, estimate_training, rent_rate
 from paleo.studies.gradient_exchange import bandwidth_curve
-from paleo.studies.purchase import SENSITIVITY_CHANGE, Objective, Purchase, SystemOffer
-from paleo.studies.scale import node_placement_study, scaling_verdict
+from paleo.studies.purchase import SENSITIVITY_CHANGE, Objective, Purchase, PurchaseRequirements, SystemOffer
+from paleo.studies.scale import ScaleCurve, ScalePoint, node_placement_study, scaling_verdict
 from paleo.units import GIBIBYTE, HOUR, format_duration, format_gibibytes, format_quantity, with_noun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from paleo.report.columns import Document
     from paleo.search.plans import FoundPlans
     from paleo.specs.model import ModelSpec
     from paleo.specs.system import System
-    from paleo.studies.cost import TrainingEstimate
     from paleo.studies.goodput import LongRun
-    from paleo.studies.purchase import PurchaseRequirements
-    from paleo.studies.scale import ScaleCurve, ScalePoint
 
 _FOLDER = Path(__file__).parent / "templates"
 
@@ -86,12 +90,9 @@ def rendered_page(template: str, **context: Any) -> str:
         HTML.
     """
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_FOLDER),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
+    environment.loader = jinja2.FileSystemLoader(_FOLDER)
     for function in (with_noun, format_duration, format_gibibytes, percent, format_percent_tenths):
         environment.filters[function.__name__] = function
     environment.globals["source"] = lambda name: Markup((_FOLDER / name).read_text(encoding="utf-8"))
@@ -128,7 +129,8 @@ def purchase_page(study: Purchase, *, date: str) -> str:
     predictions = [offer.prediction for offer in predicted if offer.prediction is not None]
     goals = sorted(_GOALS, key=lambda objective: objective != request.objective)
     devices = {each.system.device.name: each for each in predictions}
-    failures = [_goodput_panel(offer, run) for offer in study.offers if (run := _goodput(offer)) is not None]
+    trained = [offer for offer in study.offers if offer.candidate.training is not None]
+    failures = [_goodput_panel(offer) for offer in trained if _training_of(offer).long_run is not None]
     return rendered_page(
         "report.html",
         title=f"Which system to train {request.model.name} on?",
@@ -153,17 +155,18 @@ def purchase_page(study: Purchase, *, date: str) -> str:
         sensitivities=[_sensitivity(offer) for offer in study.offers if offer.sensitivity],
         batches=_batch_table(study),
         calibrations="; ".join(f"{name}: {each.calibration}" for name, each in devices.items()),
-        formats="; ".join(
-            f"{name} {each.plan.dtype} at "
-            f"{format_quantity(each.system.device.peak_flops_per_s(each.plan.dtype), 'FLOP/s')}"
-            for name, each in devices.items()
-        ),
+        formats="; ".join(f"{name} {_dtype_and_peak(each)}" for name, each in devices.items()),
         goal=_GOALS[request.objective][1],
         paid=_paid(study),
         unmodelled=list(dict.fromkeys(text for each in predictions for text in each.unmodelled)),
         warnings=list(dict.fromkeys(f"{each.system.name}: {text}" for each in predictions for text in each.warnings)),
         sources=list(dict.fromkeys(_sources(study))),
     )
+
+
+def _dtype_and_peak(prediction: Prediction) -> str:
+    peak = prediction.system.device.peak_flops_per_s(prediction.plan.dtype)
+    return f"{prediction.plan.dtype} at {format_quantity(peak, 'FLOP/s')}"
 
 
 # tables
@@ -197,13 +200,9 @@ def sortable_table(attributes: Iterable[AnswerColumn], rows: Sequence[Any]) -> D
     return {"heads": [(column.title, bool(column.unit)) for column in columns], "rows": lines}
 
 
-def _training_getter(get: Any) -> Any:
-    """Return a function that reads a quantity of a candidate's training; None where it has none."""
-    return lambda offer: None if offer.prediction is None else get(offer.candidate.training)
-
-
-def _of_step(get: Any) -> Any:
-    return lambda offer: None if offer.prediction is None else get(offer.prediction)
+def _of_plan(get: Any) -> Any:
+    """Return a function that reads a quantity of a system's predicted step and training; None where it has none."""
+    return lambda offer: None if offer.prediction is None else get(offer.prediction, offer.candidate.training)
 
 
 def _step_text(offer: SystemOffer) -> str:
@@ -215,6 +214,11 @@ def _step_text(offer: SystemOffer) -> str:
 
 def _memory_share(prediction: Prediction) -> float:
     return prediction.memory.total / prediction.memory.capacity
+
+
+def _memory_text(offer: SystemOffer) -> str:
+    assert offer.prediction is not None
+    return f"{percent(_memory_share(offer.prediction))}\n{'fits' if offer.candidate.fits else 'does not fit'}"
 
 
 def _training_of(offer: SystemOffer) -> TrainingEstimate:
@@ -241,22 +245,18 @@ _SYSTEM_COLUMNS = (
     AnswerColumn("", lambda offer: offer.gpus, "GPUs", "count"),
     AnswerColumn("", lambda offer: offer.prediction and offer.candidate.step_time, "step time", "words", _step_text),
     AnswerColumn("", lambda offer: offer.prediction and offer.candidate.samples_per_s, "samples/s", "1/s"),
-    AnswerColumn("", _of_step(lambda prediction: prediction.mfu), "MFU", "fraction"),
-    AnswerColumn("", _of_step(_memory_share), "memory", "words", lambda offer: (
-        f"{percent(_memory_share(offer.prediction))}\n{'fits' if offer.prediction.memory.fits else 'does not fit'}")),
-    AnswerColumn("", _training_getter(lambda training: training.price_per_hour), "USD/h", "price"),
-    AnswerColumn("", _training_getter(lambda training: training.time), "time to solution", "words", _time_text),
-    AnswerColumn("", _training_getter(lambda training: training.cost), "cost", "USD"),
-    AnswerColumn("", _training_getter(lambda training: training.energy), "energy", "words", _energy_text),
-)  # fmt: skip
+    AnswerColumn("", _of_plan(lambda step, _: step.mfu), "MFU", "fraction"),
+    AnswerColumn("", _of_plan(lambda step, _: _memory_share(step)), "memory", "words", _memory_text),
+    AnswerColumn("", _of_plan(lambda _, training: training.price_per_hour), "USD/h", "price"),
+    AnswerColumn("", _of_plan(lambda _, training: training.time), "time to solution", "words", _time_text),
+    AnswerColumn("", _of_plan(lambda _, training: training.cost), "cost", "USD"),
+    AnswerColumn("", _of_plan(lambda _, training: training.energy), "energy", "words", _energy_text),
+)
 
 
 def _plan_words(prediction: Prediction) -> str:
-    again = (
-        ""
-        if recompute_description(prediction.run) == "none"
-        else f", {recompute_description(prediction.run)} recomputation"
-    )
+    recomputed = recompute_description(prediction.run)
+    again = "" if recomputed == "none" else f", {recomputed} recomputation"
     return f"{prediction.plan.strategy_text or 'dp'}, microbatch {prediction.plan.microbatch}{again}"
 
 
@@ -299,7 +299,7 @@ def _card(study: Purchase, objective: Objective) -> Document | None:
     winner = study.best(objective)
     if winner is None or winner.candidate.training is None:
         return None
-    trained, rivals = winner.candidate.training, study.overlapping_candidates(objective)
+    trained, rivals = winner.candidate.training, study.comparison.overlapping_candidates(objective)
     if rivals:
         certain = f"not certain: intervals overlap with {', '.join(rival.name for rival in rivals)}"
     elif any(offer is not winner and offer.candidate.fits for offer in study.offers):
@@ -307,26 +307,21 @@ def _card(study: Purchase, objective: Objective) -> Document | None:
     else:
         certain = "no other system fits" if len(study.offers) > 1 else "no other system was asked for"
     low, high = trained.interval
-    if objective == "time":
-        interval = f"90 % interval {format_duration(low)} to {format_duration(high)}"
-    elif objective == "energy":
+    value, interval = format_duration(trained.time), f"90 % interval {format_duration(low)} to {format_duration(high)}"
+    if objective == "energy":
+        value = format_energy(trained.energy_kwh)
         interval = f"modelled; {format_energy(trained.kwh_at_design_power)} at design power"
-    else:
+    elif objective == "cost":
         ends = ((trained.cost or 0.0) * end / trained.time for end in (low, high))
-        interval = f"90 % interval {' to '.join(map(format_usd, ends))}"
-    values = {
-        "time": format_duration(trained.time),
-        "cost": format_usd(trained.cost),
-        "energy": format_energy(trained.energy_kwh),
-    }
+        value, interval = format_usd(trained.cost), f"90 % interval {' to '.join(map(format_usd, ends))}"
     head = _GOALS[objective][0]
-    return {"head": head, "name": _name(winner), "value": values[objective], "interval": interval, "certain": certain}
+    return {"head": head, "name": _name(winner), "value": value, "interval": interval, "certain": certain}
 
 
 def _cautions(study: Purchase) -> Iterator[str]:
     """Yield cautions for the reader of a purchase page: unknown prices, implausible MFU, unequal GPU counts."""
     running = [offer for offer in study.offers if offer.candidate.fits]
-    unpriced = [offer.candidate.system.name for offer in running if _cost(offer) is None]
+    unpriced = [offer.candidate.system.name for offer in running if _training_of(offer).cost is None]
     if unpriced:
         consequence = "the cheapest is that of the others" if len(unpriced) < len(running) else "none is the cheapest"
         yield f"No price is known for {', '.join(unpriced)}: {consequence}."
@@ -336,10 +331,6 @@ def _cautions(study: Purchase) -> Iterator[str]:
         yield f"GPU counts differ ({', '.join(map(str, counts))}), as asked; the global batch does not."
     candidates = [offer.candidate for offer in study.offers]
     yield from (f"{candidate.system.name}: {candidate.problem}" for candidate in candidates if candidate.problem)
-
-
-def _cost(offer: SystemOffer) -> float | None:
-    return None if offer.candidate.training is None else offer.candidate.training.cost
 
 
 def _paid(study: Purchase) -> str:
@@ -375,10 +366,8 @@ def _charts(study: Purchase) -> Iterator[tuple[str, Chart]]:
     yield "Time to solution, 90 % interval", bar_chart(times, "time to solution")
     costs = [(o, t.cost, [t.cost * end / t.time for end in t.interval]) for o, t in offers if t.cost is not None]
     if costs:
-        yield (
-            "Cost, 90 % interval",
-            bar_chart([bar(o, cost, ends, format_usd(cost)) for o, cost, ends in costs], "cost"),
-        )
+        bars = [bar(offer, cost, ends, format_usd(cost)) for offer, cost, ends in costs]
+        yield "Cost, 90 % interval", bar_chart(bars, "cost")
     metered = [(o, t.energy_kwh or 0.0, t.kwh_at_design_power) for o, t in offers if o.power is not None]
     if metered:
         rows = [bar(offer, used, [used, limit], format_energy(used)) for offer, used, limit in metered]
@@ -386,20 +375,18 @@ def _charts(study: Purchase) -> Iterator[tuple[str, Chart]]:
     steps = [(_name(offer), offer.prediction) for offer, _ in offers if offer.prediction is not None]
     parts = [(name, step_parts(step), format_duration(step.step_time)) for name, step in steps]
     yield "Step time by part", stacked_bar_chart(parts, "step time by part")
-    sizes = [
-        (name, {part: size / GIBIBYTE for part, size in step.memory.parts.items()}, format_gibibytes(step.memory.total))
-        for name, step in steps
-    ]
+    sizes = []
+    for name, step in steps:
+        gibibytes = {part: size / GIBIBYTE for part, size in step.memory.parts.items()}
+        sizes.append((name, gibibytes, format_gibibytes(step.memory.total)))
     limits = [step.memory.capacity / GIBIBYTE for _, step in steps]
     yield "Memory of the fullest GPU; dashed: capacity", stacked_bar_chart(sizes, "memory", limits)
 
 
 def _sensitivity(offer: SystemOffer) -> tuple[str, Chart, str]:
-    rows = [
-        (each.hardware_property, each.step_ratio_decreased, each.step_ratio_increased) for each in offer.sensitivity
-    ]
-    fits = offer.prediction is not None and offer.prediction.memory.fits
-    tight = [each.hardware_property for each in offer.sensitivity if fits and not each.fits_with_decrease]
+    moved, fits = offer.sensitivity, offer.candidate.fits
+    rows = [(each.hardware_property, each.step_ratio_decreased, each.step_ratio_increased) for each in moved]
+    tight = [each.hardware_property for each in moved if fits and not each.fits_with_decrease]
     hint = f"With less {', '.join(tight)} this plan would not fit." if tight else ""
     return _name(offer), deviation_bar_chart(rows, f"sensitivity of {offer.candidate.system.name}"), hint
 
@@ -408,18 +395,16 @@ def _sensitivity(offer: SystemOffer) -> tuple[str, Chart, str]:
 
 
 def _scaling(study: Purchase) -> Document | None:
-    scaled = [
-        (offer.candidate.system.name, offer.scaling_curve) for offer in study.offers if offer.scaling_curve is not None
-    ]
+    curves = ((offer.candidate.system.name, offer.scaling_curve) for offer in study.offers)
+    scaled = [(name, curve) for name, curve in curves if curve is not None]
     if not scaled:
         return None
     lines = [
         Curve(name, [_curve_point(point) for point in curve.points if point.fits], colour)
         for (name, curve), colour in zip(scaled, plots.COLOUR_CYCLE * 3, strict=False)
     ]
-    chart = curve_chart(
-        lines, title="samples per second over GPUs", x_label="GPUs", y_label="samples/s (dotted: perfect scaling)"
-    )
+    rates = "samples/s (dotted: perfect scaling)"
+    chart = curve_chart(lines, title="samples per second over GPUs", x_label="GPUs", y_label=rates)
     rows = [(name, curve, point) for name, curve in scaled for point in curve.points]
     verdicts = [(name, scaling_verdict(curve).text) for name, curve in scaled]
     return {"chart": chart, "verdicts": verdicts, "points": sortable_table(_POINT_COLUMNS, rows)}
@@ -440,12 +425,7 @@ _POINT_COLUMNS = (
     AnswerColumn("", _of_point(lambda _, point: point.step_time), "step time", "s"),
     AnswerColumn("", _of_point(lambda _, point: point.samples_per_s), "samples/s", "1/s"),
     AnswerColumn("", _of_point(lambda curve, point: curve.efficiency(point)), "efficiency", "fraction"),
-    AnswerColumn(
-        "",
-        _of_point(lambda _, point: point.exposed_exchange_time / point.step_time),
-        "exposed communication",
-        "fraction",
-    ),
+    AnswerColumn("", _of_point(lambda _, point: point.exposed_exchange_share), "exposed communication", "fraction"),
     AnswerColumn("", lambda row: "" if row[2].fits else row[2].problem or "does not fit", "note"),
 )
 
@@ -488,11 +468,8 @@ def gradient_exchange_panels(study: Purchase, offer: SystemOffer) -> Iterator[tu
             last, base = ([point for point in each.points if point.fits][-1] for each in (offer.scaling_curve, packed))
             advice = node_placement_study(last.required_prediction)
             step = f"{format_duration(last.step_time)}, {format_duration(base.step_time)} on packed nodes"
-            yield (
-                heading,
-                _narrow(plots.plot_node_placement([packed, offer.scaling_curve]), heading),
-                f"At {last.gpus:,} GPUs a step takes {step}." + ("" if advice is None else f" {advice.advice}"),
-            )
+            words = f"At {last.gpus:,} GPUs a step takes {step}." + ("" if advice is None else f" {advice.advice}")
+            yield heading, _narrow(plots.plot_node_placement([packed, offer.scaling_curve]), heading), words
 
 
 def _narrow(figure: Figure, title: str, height: float = 280.0) -> Chart:
@@ -507,10 +484,8 @@ def _compression_words(prediction: Prediction) -> str:
         faster = curve.compressed_step_times[0] < curve.uncompressed_step_times[0]
         return f"{method} is {'faster' if faster else 'slower'} at all these bandwidths."
     pays = "pays here" if curve.system_bandwidth < curve.crossover_bandwidth else "does not pay here"
-    return (
-        f"{method} {pays}: the links reach {format_quantity(curve.system_bandwidth, 'B/s')}, "
-        f"and it pays below {format_quantity(curve.crossover_bandwidth, 'B/s')}."
-    )
+    reach, below = (format_quantity(rate, "B/s") for rate in (curve.system_bandwidth, curve.crossover_bandwidth))
+    return f"{method} {pays}: the links reach {reach}, and it pays below {below}."
 
 
 def _consistency_words(curve: ScaleCurve) -> str:
@@ -518,31 +493,27 @@ def _consistency_words(curve: ScaleCurve) -> str:
     limit = ""
     if last is not None and last.has_servers:
         limit = f" Parameter servers are the limit from {float(last.consistency_result.knee):.3g} workers on (knee)."
-    late = (
-        "Staleness: updates by others between a worker's read and its write, on average; a synchronous step has none."
-    )
-    return f"{late}{limit}"
+    late = "updates by others between a worker's read and its write, on average"
+    return f"Staleness: {late}; a synchronous step has none.{limit}"
 
 
 # failures
 
 
-def _goodput(offer: SystemOffer) -> LongRun | None:
-    return None if offer.candidate.training is None else offer.candidate.training.long_run
-
-
-def _goodput_panel(offer: SystemOffer, run: LongRun) -> Document:
-    heading = f"Goodput [%] of {offer.gpus} × {offer.candidate.system.name}; framed: this run"
+def _goodput_panel(offer: SystemOffer) -> Document:
+    run, name = _training_of(offer).long_run, f"{offer.gpus} × {offer.candidate.system.name}"
+    assert run is not None
+    heading, middle = f"Goodput [%] of {name}; framed: this run", len(GOODPUT_MAP_FACTORS) // 2
     chart = heat_map(
         goodput_map(run, GOODPUT_MAP_FACTORS).tolist(),
         columns=[format_duration(run.checkpoint_interval * factor, digits=2) for factor in GOODPUT_MAP_FACTORS],
         rows=[format_duration(run.mtbf * factor, digits=2) for factor in GOODPUT_MAP_FACTORS],
-        framed=(len(GOODPUT_MAP_FACTORS) // 2, len(GOODPUT_MAP_FACTORS) // 2),
+        framed=(middle, middle),
         title=heading,
         x_label="interval between checkpoints",
         y_label="time between failures",
     )
-    return {"name": f"{offer.gpus} × {offer.candidate.system.name}", "run": run, "heading": heading, "chart": chart}
+    return {"name": name, "run": run, "heading": heading, "chart": chart}
 
 
 def goodput_map(run: LongRun, factors: Sequence[float]) -> npt.NDArray[np.float64]:
@@ -630,9 +601,7 @@ def plan_search_page(model: ModelSpec, system: System, search: FoundPlans, wish:
         "bestIndex": _place(table, best),
         "bestStep": best.step_time,
         "interval": list(best.interval),
-        "columns": {
-            name: _packed(getattr(table, column).astype(kind)) for column, (name, kind) in _BROWSER_COLUMNS.items()
-        },
+        "columns": {name: _packed(getattr(table, key).astype(kind)) for key, (name, kind) in _BROWSER_COLUMNS.items()},
     }
     data = json.dumps(facts, allow_nan=False).replace("</", "<\\/")
     return rendered_page("explorer.html", title=f"Plans of {model.name} on {system.name}", data=Markup(data))
@@ -643,9 +612,8 @@ def _place(table: PlanColumns, best: Prediction) -> int:
     run = best.run
     equal = (table.gpus == run.gpus) & (table.microbatch == best.plan.microbatch)
     equal &= np.array(table.strategies)[table.strategy] == run.strategy
-    equal &= np.array(table.recompute_policies)[table.recompute_policy] == recompute_description(
-        run
-    )  # no plan of the table recomputes single layers
+    # no plan of the table recomputes single layers
+    equal &= np.array(table.recompute_policies)[table.recompute_policy] == recompute_description(run)
     if run.exchange.when is not None:
         equal &= table.overlaps_gradient_exchange == (run.exchange.when == "overlapped")
     names = np.array(table.schedules)[table.schedule]

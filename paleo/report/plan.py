@@ -50,13 +50,10 @@ def _cut(row: PlanRow) -> Any:
 
 def _schedule(row: PlanRow) -> str | None:
     """Return the name of a plan's pipeline schedule and the layers of each stage; None without a pipeline."""
+    cut = row.run.pipeline.cut
     if row.schedule == "none":
         return None
-    return (
-        f"{row.schedule}, {layers_per_stage(row.run.pipeline.cut)}"
-        if isinstance(row.run.pipeline.cut, tuple)
-        else row.schedule
-    )
+    return f"{row.schedule}, {layers_per_stage(cut)}" if isinstance(cut, tuple) else row.schedule
 
 
 def _recomputation(row: PlanRow) -> str | None:
@@ -73,7 +70,6 @@ def _columns(rows: Sequence[PlanRow], named: Sequence[PlanRow] = ()) -> Iterator
     """
     several = len({row.gpus for row in rows}) > 1
     fits = "" if all(row.fits for row in rows) else "fits"
-    dispatched = any(row.run.experts.dispatch is not None for row in rows)
     numbers = tie_group_numbers(rows)
     grouped = len(set(numbers)) < len(rows)
     yield AnswerColumn("", lambda row: named.index(row) + 1, "plan" if named else "", "count")
@@ -89,10 +85,11 @@ def _columns(rows: Sequence[PlanRow], named: Sequence[PlanRow] = ()) -> Iterator
     yield AnswerColumn("schedule", lambda row: row.schedule)
     yield AnswerColumn("", _schedule, "schedule", "words", optional=True)
     yield AnswerColumn("cut", _cut)
-    yield AnswerColumn("overlapped", lambda row: row.overlapped, "gradient exchange", "words",
-                 lambda row: "overlapped" if row.overlaps_gradient_exchange else "after backward")  # fmt: skip
-    yield AnswerColumn("expert_dispatch", lambda row: row.run.experts.dispatch or "default",
-                 "token dispatch" if dispatched else "", "words")  # fmt: skip
+    yield AnswerColumn("overlapped", lambda row: row.overlaps_gradient_exchange)
+    exchange = {True: "overlapped", False: "after backward"}
+    yield AnswerColumn("", lambda row: exchange[bool(row.overlaps_gradient_exchange)], "gradient exchange", "words")
+    title = "token dispatch" if any(row.run.experts.dispatch is not None for row in rows) else ""
+    yield AnswerColumn("expert_dispatch", lambda row: row.run.experts.dispatch or "default", title, "words")
 
 
 def json_document(
@@ -180,16 +177,12 @@ def table(
         Tables for the console.
     """
     searched = with_noun(ranking.covered_configurations, "configuration")
-    by_bounds = (
-        ""
-        if ranking.evaluated_configurations == ranking.covered_configurations
-        else f"{ranking.evaluated_configurations:,} evaluated, of which "
-    )
-    head = (
-        f"{model.name} on {system.name}, global batch {ranking.global_batch}: {searched} in "
-        f"{format_duration(ranking.search_duration)}, {by_bounds}{ranking.fitting_configurations:,} fit. Best by "
-        f"{ranking.objective}:\n"
-    )
+    by_bounds = ""
+    if ranking.evaluated_configurations != ranking.covered_configurations:
+        by_bounds = f"{ranking.evaluated_configurations:,} evaluated, of which "
+    fitting = f"{by_bounds}{ranking.fitting_configurations:,} fit. Best by {ranking.objective}"
+    head = f"{model.name} on {system.name}, global batch {ranking.global_batch}: {searched} in "
+    head += f"{format_duration(ranking.search_duration)}, {fitting}:\n"
     count, few = len(ranking.pareto_plans), min(len(ranking.pareto_plans), _MOST_FRONT)
     front = [ranking.pareto_plans[round(i * (count - 1) / max(few - 1, 1))] for i in range(few)]
     named = [*ranking.plans, *(row for row in front if row not in ranking.plans)]
@@ -255,23 +248,20 @@ def _share_of_memory(plan: PlanWithCost) -> str:
 
 def _priced_columns(reply: PurchasePlans) -> Iterator[AnswerColumn]:
     """Yield the columns of duration, cost and energy; values are null where no amount of training or price is known."""
-    several = len({plan.system.name for plan in reply.plans}) > 1
-    tokens = any(plan.tokens_per_s is not None for plan in reply.plans)
+    plans = reply.plans
+    several = len({plan.system.name for plan in plans}) > 1
+    tokens = any(plan.tokens_per_s is not None for plan in plans)
     trained = reply.requirements.amount is not None
-    rows = [plan.row for plan in reply.plans]
-    keys = [
-        (plan.system.name, plan.row.gpus, plan.row.tie_group_step_time or plan.row.step_time) for plan in reply.plans
-    ]
-    known = list(dict.fromkeys(keys))
-    numbers = dict(zip(map(id, reply.plans), [known.index(key) + 1 for key in keys], strict=True))
-    grouped = len(set(numbers.values())) < len(rows)
-    yield AnswerColumn("", lambda plan: [each is plan for each in reply.plans].index(True) + 1, "plan", "count")
-    yield AnswerColumn("class", lambda plan: numbers[id(plan)], "class" if grouped else "", "count")
+    ties = ((plan.system.name, plan.row.gpus, plan.row.tie_group_step_time or plan.row.step_time) for plan in plans)
+    keys = dict(zip(map(id, plans), ties, strict=True))
+    known = list(dict.fromkeys(keys.values()))
+    grouped = len(known) < len(plans)
+    yield AnswerColumn("", lambda plan: [each is plan for each in plans].index(True) + 1, "plan", "count")
+    yield AnswerColumn("class", lambda plan: known.index(keys[id(plan)]) + 1, "class" if grouped else "", "count")
     yield AnswerColumn("system", lambda plan: plan.system.name, "system" if several else "")
     yield AnswerColumn("gpus", lambda plan: plan.row.gpus, "GPUs", "count")
-    yield AnswerColumn(
-        "strategy", lambda plan: plan.row.strategy, "strategy", "", lambda plan: plan.row.strategy or "dp"
-    )
+    yield AnswerColumn("", lambda plan: plan.row.strategy or "dp", "strategy")
+    yield AnswerColumn("strategy", lambda plan: plan.row.strategy)
     yield AnswerColumn("step_time_s", lambda plan: plan.row.step_time, "step time", "s")
     yield AnswerColumn("step_time_interval_s", lambda plan: list(plan.interval))
     yield AnswerColumn("mfu", lambda plan: plan.mfu, "MFU", "fraction")
@@ -291,6 +281,9 @@ def _priced_columns(reply: PurchasePlans) -> Iterator[AnswerColumn]:
     yield AnswerColumn("schedule", lambda plan: "1f1b" if plan.row.schedule == "none" else plan.row.schedule)
     yield AnswerColumn("cut", lambda plan: _cut(plan.row))
     yield AnswerColumn("overlapped", lambda plan: plan.row.overlaps_gradient_exchange)
+    if any(plan.goodput is not None for plan in plans):
+        yield AnswerColumn("goodput", lambda plan: plan.goodput)
+    yield AnswerColumn("command", lambda plan: plan.command)
 
 
 def purchase_json_document(reply: PurchasePlans) -> Document:
@@ -309,6 +302,7 @@ def purchase_json_document(reply: PurchasePlans) -> Document:
     from paleo.studies.purchase import purchase_verdict
 
     columns, (flags, before) = tuple(_priced_columns(reply)), reply.launch_settings_and_preparation
+    covered = sum(result.covered_configurations for _, result in reply.searches)
     return {
         "model": reply.model.name,
         "objective": reply.requirements.objective,
@@ -318,19 +312,12 @@ def purchase_json_document(reply: PurchasePlans) -> Document:
         "software": reply.plans[0].row.run.software,
         "choices": dict(reply.choices),
         "global_batch_size": reply.global_batch,
-        "configurations": sum(result.covered_configurations for _, result in reply.searches),
-        "covered": sum(result.covered_configurations for _, result in reply.searches),
+        "configurations": covered,
+        "covered": covered,
         "evaluated": sum(result.evaluated_configurations for _, result in reply.searches),
         "fitting": sum(result.fitting_configurations for _, result in reply.searches),
         "seconds": sum(result.search_duration for _, result in reply.searches),
-        "plans": [
-            {
-                **row_json(columns, plan),
-                **({} if plan.goodput is None else {"goodput": plan.goodput}),
-                "command": plan.command,
-            }
-            for plan in reply.plans
-        ],
+        "plans": [row_json(columns, plan) for plan in reply.plans],
         "reasons": list(reply.skip_reasons),
         "skipped": [
             {"system": system.name, "gpus": gpus, "reason": reason} for system, gpus, reason in reply.skipped_gpu_counts
@@ -362,9 +349,8 @@ def purchase_table(reply: PurchasePlans) -> RenderableType:
     names = list(dict.fromkeys(plan.system.name for plan in reply.plans))
     title = "Plans" if len(names) > 1 else f"Plans on {', '.join(names)}"
     parts += [Text(), rows_table(title, _priced_columns(reply), reply.plans)]
-    parts += _measuring_advice(
-        [plan.row for plan in reply.plans], reply.plans[0].system.device.memory.usable_bytes if len(names) == 1 else 0.0
-    )
+    capacity = reply.plans[0].system.device.memory.usable_bytes if len(names) == 1 else 0.0
+    parts += _measuring_advice([plan.row for plan in reply.plans], capacity)
     parts += [wrapped_text(note) for note in _notes(reply)]
     parts += [wrapped_text(f"Skipped: {reason}") for reason in reply.skip_reasons[:_MOST_REASONS]]
     if reply.plans:
@@ -381,10 +367,8 @@ def purchase_table(reply: PurchasePlans) -> RenderableType:
 def _notes(reply: PurchasePlans) -> Iterator[str]:
     """Yield sentences on why a faster plan is not the first, on unknown prices, and warnings."""
     first, goal = reply.plans[0], reply.requirements.objective
-    if first.has_memory_headroom and any(
-        plan.meets(reply.requirements) and plan.objective_value(goal) < first.objective_value(goal)
-        for plan in reply.plans
-    ):
+    met = [plan for plan in reply.plans if plan.meets(reply.requirements)]
+    if first.has_memory_headroom and any(plan.objective_value(goal) < first.objective_value(goal) for plan in met):
         yield _TIGHT
     if reply.requirements.amount is not None:
         names = dict.fromkeys(plan.system.name for plan in reply.plans if plan.usd is None)
@@ -393,8 +377,7 @@ def _notes(reply: PurchasePlans) -> Iterator[str]:
         bills = [plan.best_training for plan in reply.plans if plan.best_training is not None]
         if any(bill.rent is None and bill.electricity is not None for bill in bills):
             yield f"Cost is electricity; rent is {OWNED_MACHINES_TEXT}."
-    met = [plan for plan in reply.plans if plan.meets(reply.requirements)] or [first]
-    for warning in dict.fromkeys(warning for plan in met for warning in plan.best_prediction.warnings):
+    for warning in dict.fromkeys(warning for plan in met or [first] for warning in plan.best_prediction.warnings):
         yield f"Warning: {warning}"
 
 
@@ -533,10 +516,5 @@ def exchange_search_table(model: str, system: str, searched: ExchangeSearch) -> 
         AnswerColumn("", lambda each: format_duration(each.effective_step_time, like=like), "effective step", "words"),
     )
     notes = ["effective step: time for the progress of one synchronous step, as stale updates need more samples."]
-    notes += searched.refused
-    return Group(
-        wrapped_text(Text(head, style="bold")),
-        rows_table("", columns, rows),
-        Text(),
-        wrapped_text(Text("\n".join(notes), style="dim")),
-    )
+    text = wrapped_text(Text("\n".join([*notes, *searched.refused]), style="dim"))
+    return Group(wrapped_text(Text(head, style="bold")), rows_table("", columns, rows), Text(), text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,9 +123,8 @@ def figure_with_axes(
 
 def _parts_legend(figure: Figure, *axes: Axes) -> None:
     """Draw one legend for the parts of a step below all plots of a figure."""
-    handles = {
-        label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
-    }
+    named = [pair for panel in axes for pair in zip(*panel.get_legend_handles_labels(), strict=True)]
+    handles = {label: handle for handle, label in named}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))
 
 
@@ -234,22 +233,22 @@ def plot_scaling(model: str, system: str, curves: Sequence[ScaleCurve]) -> Figur
 
 
 def _speedup(axes: Axes, curve: ScaleCurve, colour: str, mark: str) -> None:
-    points = [point for point in curve.points if point.is_usable]
+    points = curve.usable_points
     gpus = [point.gpus for point in points]
     if not axes.lines:
         axes.plot(gpus, [count / curve.base_point.gpus for count in gpus], "--", color=GREY, label="ideal")
     axes.plot(gpus, [curve.speedup(point) for point in points], color=colour, label=curve.label)
-    axes.fill_between(
-        gpus, *_reach(curve, points), color=colour, alpha=0.15, linewidth=0, label="90 % interval of each step"
-    )
+    # The low and the high end of each step's 90 % interval, with the base as predicted.
+    slow, fast = ([_speedup_at_end(curve, point, end) for point in points] for end in (1, 0))
+    interval = "90 % interval of each step"
+    axes.fill_between(gpus, slow, fast, color=colour, alpha=0.15, linewidth=0, label=interval)
     for fits, face in ((True, colour), (False, "white")):
         chosen = [point for point in points if point.fits == fits]
         style: dict[str, Any] = {"color": colour, "markerfacecolor": face, "linestyle": "none", "marker": mark}
         label = None if fits else "does not fit"
         if chosen:
-            axes.plot(
-                [point.gpus for point in chosen], [curve.speedup(point) for point in chosen], label=label, **style
-            )
+            gains = [curve.speedup(point) for point in chosen]
+            axes.plot([point.gpus for point in chosen], gains, label=label, **style)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     for axis in (axes.xaxis, axes.yaxis):
@@ -258,17 +257,9 @@ def _speedup(axes: Axes, curve: ScaleCurve, colour: str, mark: str) -> None:
     axes.set_xlabel("GPUs")
 
 
-def _reach(curve: ScaleCurve, points: Sequence[ScalePoint]) -> tuple[list[float], list[float]]:
-    """Return the speed-ups at the low and at the high end of each step's 90 % interval, with the base as predicted."""
-    slow = [
-        curve.speedup(point) * point.required_prediction.step_time / point.required_prediction.interval[1]
-        for point in points
-    ]
-    fast = [
-        curve.speedup(point) * point.required_prediction.step_time / point.required_prediction.interval[0]
-        for point in points
-    ]
-    return slow, fast
+def _speedup_at_end(curve: ScaleCurve, point: ScalePoint, end: int) -> float:
+    step = point.required_prediction
+    return curve.speedup(point) * step.step_time / step.interval[end]
 
 
 #: GPU counts below a stack of bars that are written level.
@@ -280,7 +271,7 @@ def _stacked(axes: Axes, curve: ScaleCurve) -> None:
 
     Bars of seconds would become too small to see.
     """
-    points = [point for point in curve.points if point.is_usable]
+    points = curve.usable_points
     spent = [asdict(point.required_prediction.breakdown) for point in points]
     steps = [point.required_prediction.step_time for point in points]
     rows = {key: [100 * parts.get(key, 0.0) / step for parts, step in zip(spent, steps, strict=True)] for key in _PARTS}
@@ -324,17 +315,11 @@ def plot_plans(model: str, system: str, ranking: FoundPlans, capacity: float) ->
         axes.plot(times, sizes, "-o", color=COLOUR_CYCLE[0], label="Pareto front", drawstyle="steps-post")
         best = [row for row in ranking.plans if row.fits]
         spots = [row.step_time for row in best], [row.memory / GIBIBYTE for row in best]
-        axes.plot(
-            *spots,
-            linestyle="none",
-            marker="^",
-            color=COLOUR_CYCLE[1],
-            label=f"the {len(best)} best by {ranking.objective}",
-        )
+        label = f"the {len(best)} best by {ranking.objective}"
+        axes.plot(*spots, linestyle="none", marker="^", color=COLOUR_CYCLE[1], label=label)
         axes.axhline(capacity / GIBIBYTE, color=BLACK, linestyle="--", label="capacity")
-        for row, (side, right, up) in zip(
-            front[:1] + front[1:][-1:], (("left", 14, 10), ("right", 0, 8)), strict=False
-        ):
+        ends, sides = front[:1] + front[1:][-1:], (("left", 14, 10), ("right", 0, 8))
+        for row, (side, right, up) in zip(ends, sides, strict=False):
             spot = row.step_time, row.memory / GIBIBYTE
             axes.annotate(row.strategy, spot, xytext=(right, up), textcoords="offset points", fontsize=8, ha=side)
         axes.set(xlabel="step time [s]", ylabel="memory of the fullest GPU [GiB]", xscale="log")
@@ -342,14 +327,17 @@ def plot_plans(model: str, system: str, ranking: FoundPlans, capacity: float) ->
         searched = with_noun(ranking.covered_configurations, "configuration")
         axes.set_title(f"{model} on {system}, global batch {ranking.global_batch}: {searched}")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.xaxis.set_minor_formatter(FuncFormatter(_some_ticks))
+        axes.xaxis.set_minor_formatter(FuncFormatter(_some_ticks("23457")))
         axes.tick_params(axis="x", which="both", length=4, pad=4)
         axes.legend(loc="center right")
     return figure
 
 
-def _some_ticks(value: float, _: object = None) -> str:
-    return f"{value:g}" if f"{value:e}"[0] in "23457" else ""
+def _some_ticks(first_digits: str) -> Callable[[float, object], str]:
+    def text(value: float, _: object = None) -> str:
+        return f"{value:g}" if f"{value:e}"[0] in first_digits else ""
+
+    return text
 
 
 def _stack(axes: Axes, names: Sequence[str], rows: Mapping[str, Sequence[float]], *, level: bool = False) -> None:
@@ -433,20 +421,16 @@ def plot_roofline(study: NetworkSummary, system: System, run: Run) -> Figure:
         figure, (axes,) = figure_with_axes(8.0, 5.0)
         intensities = [point.arithmetic_intensity for point in points] or [1.0]
         x = np.geomspace(min(intensities) / 3, max(*intensities, peak / bandwidth) * 3, 200)
-        roof = (
-            f"roof of {device.name}:\n{format_quantity(peak, 'FLOP/s')} in {study.dtype}, "
-            f"{format_quantity(bandwidth, 'B/s')}"
-        )
-        axes.plot(x, np.minimum(peak, x * bandwidth), color=BLACK, label=roof)
+        limits = f"{format_quantity(peak, 'FLOP/s')} in {study.dtype}, {format_quantity(bandwidth, 'B/s')}"
+        axes.plot(x, np.minimum(peak, x * bandwidth), color=BLACK, label=f"roof of {device.name}:\n{limits}")
         for index, kind in enumerate(dict.fromkeys(point.type for point in points)):
             points_of_kind = [point for point in points if point.type == kind]
             colour, mark = COLOUR_CYCLE[index % len(COLOUR_CYCLE)], MARKERS[index % len(MARKERS)]
             axes.scatter(
                 [point.arithmetic_intensity for point in points_of_kind],
                 [point.flops_per_s for point in points_of_kind],
-                [20 + 600 * point.flops_share for point in points_of_kind], color=colour, marker=mark, alpha=0.7,
-                label=kind,
-                linewidths=0,
+                [20 + 600 * point.flops_share for point in points_of_kind],
+                color=colour, marker=mark, alpha=0.7, label=kind, linewidths=0,
             )  # fmt: skip
         slowest = min([point.flops_per_s for point in points] or [peak])
         fastest = max([point.flops_per_s for point in points] + [peak])
@@ -493,12 +477,11 @@ def plot_collective_times(study: CollectiveStudy) -> Figure:
                 axes.text(crossover.payload_bytes, 0.99, words, rotation=90, va="top", ha="right", fontsize=7,
                           transform=axes.get_xaxis_transform())  # fmt: skip
         axes.set(xscale="log", yscale="log", ylabel="time", xlabel="payload")
-        axes.yaxis.set_major_locator(LogLocator(numticks=20))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(numticks=20))
+            axis.set_minor_formatter(NullFormatter())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_duration(value)))
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.xaxis.set_major_locator(LogLocator(numticks=20))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_quantity(value, "B")))
-        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_title(f"{study.operation} over {study.ranks} ranks of {study.system.name}")
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
@@ -525,23 +508,17 @@ def plot_time_to_target(system: str, curve: TargetScaling) -> Figure:
         ends = [[end / _MINUTE for end in point.interval] for point in curve.points]
         low, high = zip(*ends, strict=True)
         axes.fill_between(gpus, low, high, alpha=0.2, color=BLUE, linewidth=0, label="90 % interval")
-        axes.plot(
-            gpus, [point.time_to_target / _MINUTE for point in curve.points], "o-", color=BLUE, label="to the target"
-        )
+        reached = [point.time_to_target / _MINUTE for point in curve.points]
+        axes.plot(gpus, reached, "o-", color=BLUE, label="to the target")
         if any(point.total_evaluation_time for point in curve.points):
             trained = [(point.time_to_target - point.total_evaluation_time) / _MINUTE for point in curve.points]
             axes.plot(gpus, trained, ":", color=VERMILION, label="without evaluation")
-        axes.set(
-            xscale="log",
-            yscale="log",
-            xlabel="GPUs",
-            ylabel="minutes",
-            title=f"{curve.points[0].task.title} on {system}",
-        )
+        title = f"{curve.points[0].task.title} on {system}"
+        axes.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="minutes", title=title)
         axes.set_xticks(gpus, [f"{count:,}" for count in gpus])
         axes.xaxis.set_minor_locator(NullLocator())
         for formats in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            formats(FuncFormatter(lambda value, _=None: f"{value:g}" if f"{value:e}"[0] in "125" else ""))
+            formats(FuncFormatter(_some_ticks("125")))
         for count, words in ((curve.knee, "knee"), (curve.largest_useful_gpus, "largest useful")):
             if count is not None:
                 axes.axvline(count, linestyle="--", linewidth=0.8, color=GREY)
@@ -572,7 +549,8 @@ def plot_compressed_step_time(prediction: Prediction) -> Figure:
     with matplotlib.rc_context(PLOT_STYLE):
         figure, (axes,) = figure_with_axes(7.0, 4.4, columns=1)
         rates = [rate / GIGA for rate in curve.bandwidths]
-        unit_seconds, unit = time_unit(max(*curve.uncompressed_step_times, *curve.compressed_step_times))
+        every = (*curve.uncompressed_step_times, *curve.compressed_step_times)
+        unit_seconds, unit = time_unit(max(every))
         for label, steps, colour, mark in (
             ("dense", curve.uncompressed_step_times, BLUE, "o"),
             (str(prediction.run.exchange.compress), curve.compressed_step_times, VERMILION, "s"),
@@ -580,9 +558,7 @@ def plot_compressed_step_time(prediction: Prediction) -> Figure:
             axes.plot(rates, [step / unit_seconds for step in steps], f"-{mark}", color=colour, label=label)
         _mark_rates(axes, curve)
         axes.set(xscale="log", xlabel="rate of a node's link [GB/s]", ylabel=f"step time [{unit}]")
-        if max(*curve.uncompressed_step_times, *curve.compressed_step_times) > 10 * min(
-            *curve.uncompressed_step_times, *curve.compressed_step_times
-        ):
+        if max(every) > 10 * min(every):
             axes.set(yscale="log")
         else:
             axes.set_ylim(bottom=0.0)
@@ -596,9 +572,8 @@ def _mark_rates(axes: Axes, curve: BandwidthCurve) -> None:
     """Draw vertical lines at the system's bandwidth and where both curves cross."""
     places = [(curve.system_bandwidth, GREY, "the system")]
     if curve.crossover_bandwidth is not None:
-        places.append(
-            (curve.crossover_bandwidth, BLACK, f"pays below {format_quantity(curve.crossover_bandwidth, 'B/s')}")
-        )
+        words = f"pays below {format_quantity(curve.crossover_bandwidth, 'B/s')}"
+        places.append((curve.crossover_bandwidth, BLACK, words))
     for rate, colour, words in places:
         axes.axvline(rate / GIGA, color=colour, linestyle="--", linewidth=1.0, label=words)
 
@@ -639,7 +614,7 @@ def plot_consistency_models(curves: Sequence[ScaleCurve], *, rows: int = 1) -> F
     with matplotlib.rc_context(PLOT_STYLE):
         figure, (updates, stale) = figure_with_axes(10.0, 4.2, columns=2 if rows == 1 else 1, rows=rows)
         for curve, colour, mark in zip(curves, COLOUR_CYCLE, MARKERS, strict=False):
-            points = [point for point in curve.points if point.is_usable]
+            points = curve.usable_points
             workers = [point.required_prediction.plan.dp for point in points]
             means, deviations = zip(*(point.staleness for point in points), strict=True)
             label = f"{curve.label}, bsp" if curve.consistency == "bsp" else curve.label
@@ -652,9 +627,7 @@ def plot_consistency_models(curves: Sequence[ScaleCurve], *, rows: int = 1) -> F
                 updates.axvline(knee, color=colour, linestyle="--", linewidth=1.0, label=f"knee at {knee:.3g} workers")
         updates.set(xscale="log", xlabel="workers", ylabel="updates of the model a second")
         stale.set(xscale="log", yscale="symlog", xlabel="workers", ylabel="staleness [updates]")
-        counts = sorted(
-            {point.required_prediction.plan.dp for curve in curves for point in curve.points if point.is_usable}
-        )
+        counts = sorted({point.required_prediction.plan.dp for curve in curves for point in curve.usable_points})
         for axes in (updates, stale):
             axes.set_ylim(bottom=0.0)
             _plain_numbers(axes, counts)
@@ -677,11 +650,9 @@ def plot_node_placement(curves: Sequence[ScaleCurve]) -> Figure:
     """
     with matplotlib.rc_context(PLOT_STYLE):
         figure, (axes,) = figure_with_axes(7.0, 4.4, columns=1)
-        unit_seconds, unit = time_unit(
-            max(point.step_time for curve in curves for point in curve.points if point.is_usable)
-        )
+        unit_seconds, unit = time_unit(max(point.step_time for curve in curves for point in curve.usable_points))
         for curve, mark in zip(curves, MARKERS, strict=False):
-            points = [point for point in curve.points if point.is_usable]
+            points = curve.usable_points
             colour, label = (GREEN, ", packed nodes") if curve.node_placement == "packed" else (VERMILION, "")
             gpus, steps = [point.gpus for point in points], [point.step_time / unit_seconds for point in points]
             axes.plot(gpus, steps, f"-{mark}", color=colour, label=f"{curve.label}{label}")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
-from paleo.report.columns import AnswerColumn, empty_table, percent, row_json, rows_table, wrapped_text
-from paleo.serving.reinforcement import STEP_TIME_INTERVAL_FACTORS, UNMODELLED_EFFECTS
+from paleo.report.columns import AnswerColumn, answer_group, empty_table, percent, row_json, rows_table, wrapped_text
+from paleo.serving.reinforcement import STEP_TIME_INTERVAL_FACTORS, UNMODELLED_EFFECTS, ReinforcementStep
 from paleo.units import format_duration
 
 if TYPE_CHECKING:
-    from paleo.serving.reinforcement import ReinforcementStep
     from paleo.studies.reinforcement import ReinforcementStudy
 
 #: Plans that a table shows.
@@ -32,7 +31,9 @@ def json_document(study: ReinforcementStudy) -> dict[str, Any]:
     dict of str to Any
         The document.
     """
-    best, question = study.steps[0] if study.steps else None, study.question
+    best, question, interval = study.steps[0] if study.steps else None, study.question, None
+    if best is not None:
+        interval = [factor * best.step_time for factor in STEP_TIME_INTERVAL_FACTORS]
     return {
         "verdict": study.verdict,
         "model": question.model.name,
@@ -42,9 +43,7 @@ def json_document(study: ReinforcementStudy) -> dict[str, Any]:
         "staleness": question.staleness,
         "possible": best is not None and best.trainer_fits,
         "step_time_s": None if best is None else best.step_time,
-        "step_time_interval_s": None
-        if best is None
-        else [factor * best.step_time for factor in STEP_TIME_INTERVAL_FACTORS],
+        "step_time_interval_s": interval,
         "parts": None if best is None else dict(best.parts),
         "plans": [row_json(LAYOUT_COLUMNS, step) for step in study.steps],
         "steps": study.step_count,
@@ -114,13 +113,12 @@ def table(study: ReinforcementStudy) -> RenderableType:
     RenderableType
         Tables for the console.
     """
-    head = wrapped_text(Text(study.verdict, style="bold"))
     if not study.steps:
-        return Group(head)
+        return wrapped_text(Text(study.verdict, style="bold"))
     best = study.steps[0]
     parts = empty_table("A step by part", ["part", "time", "share"])
     for name, seconds in nonzero_step_parts(best).items():
         parts.add_row(name, format_duration(seconds), percent(seconds / best.step_time))
     plans = rows_table("Layouts", LAYOUT_COLUMNS, study.steps[:MAX_TABLE_ROWS])
     notes = [*accuracy_notes(study), f"Not modelled: {'; '.join(UNMODELLED_EFFECTS)}."]
-    return Group(head, Text(), parts, Text(), plans, Text(), *(wrapped_text(note) for note in notes))
+    return answer_group(study.verdict, (parts, plans), notes)

@@ -21,6 +21,7 @@ from paleo.studies.scale import (
 from paleo.units import format_gibibytes, with_noun
 
 if TYPE_CHECKING:
+    from paleo.consistency.base import ConsistencyResult
     from paleo.specs.model import ModelSpec
     from paleo.specs.system import System
     from paleo.studies.defaults import RunWithDefaults
@@ -67,7 +68,7 @@ def json_document(
             }
             for curve in curves
         ],
-        "points": [_point(curve, point) for curve in curves for point in curve.points if point.is_usable],
+        "points": [_point(curve, point) for curve in curves for point in curve.usable_points],
         "unusable": [
             {**_of_curve(curve, None), "gpus": point.gpus, "reason": point.problem}
             for curve in curves
@@ -96,9 +97,8 @@ def _turnover(curve: ScaleCurve) -> Document:
     """
     if all(point.goodput is None for point in curve.points):
         return {}
-    return {
-        "turnover_gpus": None if curve.fastest_point_with_failures is None else curve.fastest_point_with_failures.gpus
-    }
+    fastest = curve.fastest_point_with_failures
+    return {"turnover_gpus": None if fastest is None else fastest.gpus}
 
 
 def _point(curve: ScaleCurve, point: ScalePoint) -> Document:
@@ -172,13 +172,8 @@ def _columns(curve: ScaleCurve) -> Iterator[AnswerColumn]:
     yield column("samples/s", "1/s", lambda point: point.samples_per_s)
     yield column(f"speedup over {curve.base_point.gpus}", "ratio", curve.speedup)
     yield column("efficiency", "fraction", curve.efficiency)
-    yield column("exposed comm.", "fraction", lambda point: point.exposed_exchange_time / point.step_time)
-    mfu = column(
-        "MFU",
-        "fraction",
-        lambda point: point.required_prediction.mfu * point.required_prediction.step_time / point.step_time,
-    )
-    yield mfu
+    yield column("exposed comm.", "fraction", lambda point: point.exposed_exchange_share)
+    yield column("MFU", "fraction", lambda point: point.mfu)
     if studied:
         yield from CONSISTENCY_COLUMNS
     if failing:
@@ -190,44 +185,34 @@ def _columns(curve: ScaleCurve) -> Iterator[AnswerColumn]:
         yield column("energy", "kWh", lambda point: point.training and point.training.energy_kwh, optional=True)
 
 
-def _consistency_getter(get: Any) -> Any:
-    """Return a function that reads a quantity of the consistency study of a point or system; None without one."""
-    return lambda row: None if row.consistency is None else get(row.consistency)
+def _cycle_column(title: str, unit: str, get: Any, *, of_servers: bool = False) -> AnswerColumn:
+    """Return a column of the consistency study of a point or system; empty without one, or without servers."""
+
+    def value(row: Any) -> Any:
+        study: ConsistencyStudy | None = row.consistency
+        return None if study is None or (of_servers and not study.has_servers) else get(study.consistency_result)
+
+    return AnswerColumn("", value, title, unit)
 
 
-def _staleness(study: ConsistencyStudy) -> str:
-    return f"{float(study.consistency_result.staleness_mean):.3g} ± {float(study.consistency_result.staleness_sd):.2g}"
-
-
-def _server_utilisation(study: ConsistencyStudy) -> float | None:
-    return float(study.consistency_result.utilization) if study.has_servers else None
+def _staleness(cycle: ConsistencyResult) -> str:
+    return f"{float(cycle.staleness_mean):.3g} ± {float(cycle.staleness_sd):.2g}"
 
 
 #: Columns of what a consistency model makes of a step.
 CONSISTENCY_COLUMNS = (
-    AnswerColumn(
-        "", _consistency_getter(lambda study: float(study.consistency_result.updates_per_s)), "updates/s", "1/s"
-    ),
-    AnswerColumn("", _consistency_getter(_staleness), "staleness", "words"),
-    AnswerColumn(
-        "",
-        _consistency_getter(lambda study: float(study.consistency_result.knee) if study.has_servers else None),
-        "knee",
-        "number",
-    ),
-    AnswerColumn("", _consistency_getter(_server_utilisation), "server busy", "fraction"),
+    _cycle_column("updates/s", "1/s", lambda cycle: float(cycle.updates_per_s)),
+    _cycle_column("staleness", "words", _staleness),
+    _cycle_column("knee", "number", lambda cycle: float(cycle.knee), of_servers=True),
+    _cycle_column("server busy", "fraction", lambda cycle: float(cycle.utilization), of_servers=True),
 )
 
 
 def _remarks(curve: ScaleCurve) -> Iterator[str]:
     """Yield a sentence for each GPU count without a step, and one for counts that do not fit in memory."""
     yield from (f"{with_noun(point.gpus, 'GPU')}: {point.problem}" for point in curve.points if point.problem)
-    planned = [(point.gpus, point.prediction) for point in curve.points if point.is_usable and point.prediction]
-    large = [
-        f"{with_noun(gpus, 'GPU')} ({format_gibibytes(step.memory.total)})"
-        for gpus, step in planned
-        if not step.memory.fits
-    ]
-    if large:
+    planned = [(point.gpus, point.required_prediction.memory) for point in curve.usable_points]
+    sizes = [(with_noun(gpus, "GPU"), format_gibibytes(memory.total)) for gpus, memory in planned if not memory.fits]
+    if large := [f"{count} ({size})" for count, size in sizes]:
         remedy = "`paleo estimate` with that count says what would make it fit."
-        yield f"Does not fit into {format_gibibytes(planned[0][1].memory.capacity)}: {', '.join(large)}; {remedy}"
+        yield f"Does not fit into {format_gibibytes(planned[0][1].capacity)}: {', '.join(large)}; {remedy}"

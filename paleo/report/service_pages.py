@@ -33,9 +33,8 @@ def _latency_table(service: Service) -> Any:
 
     columns = [AnswerColumn("", lambda row: row[0], "time")]
     columns += [AnswerColumn("", _quantile(key), key, "s") for key in serving.LATENCY_STATISTICS]
-    return sortable_table(
-        columns, [(name, service.latencies(part)) for part, name in serving.LATENCY_ROW_NAMES.items()]
-    )
+    rows = [(name, service.latencies(part)) for part, name in serving.LATENCY_ROW_NAMES.items()]
+    return sortable_table(columns, rows)
 
 
 def _quantile(key: str) -> Callable[[Any], Any]:
@@ -121,6 +120,7 @@ def reinforcement_page(study: ReinforcementStudy, *, date: str) -> str:
             for name, seconds in reinforcement.nonzero_step_parts(best).items()
         ]
         charts = [("A step by part", bar_chart(parts, "A step by part"))]
+    tables = [("Layouts", sortable_table(reinforcement.LAYOUT_COLUMNS, study.steps), "Click a heading to sort.")]
     question = study.question
     rollouts, machine = question.rollouts, f"{question.gpus} x {question.system.device.name}"
     return rendered_page(
@@ -137,9 +137,7 @@ def reinforcement_page(study: ReinforcementStudy, *, date: str) -> str:
         possible=best is not None and best.trainer_fits,
         warnings=[],
         charts=charts,
-        tables=[("Layouts", sortable_table(reinforcement.LAYOUT_COLUMNS, study.steps), "Click a heading to sort.")]
-        if best
-        else [],
+        tables=tables if best else [],
         command="",
         assumptions=reinforcement.accuracy_notes(study),
         unmodelled=list(NOT_LEARNED),

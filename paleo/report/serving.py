@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
-from paleo.report.columns import AnswerColumn, empty_table, percent, row_json, rows_table, wrapped_text
+from paleo.report.columns import AnswerColumn, answer_group, empty_table, percent, row_json, rows_table, wrapped_text
 from paleo.serving.plans import ServingPlan, iteration_time_breakdown, max_request_rate, states_over_request_rates
-from paleo.serving.service import THROUGHPUT_INTERVAL_FACTORS, UNMODELLED_EFFECTS
+from paleo.serving.service import THROUGHPUT_INTERVAL_FACTORS, UNMODELLED_EFFECTS, Service
 from paleo.units import format_duration, format_gibibytes
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from paleo.serving.benchmark import ServiceAudit
-    from paleo.serving.service import Service
+    from paleo.serving.steady_state import SteadyState
 
 #: Plans that a table shows.
 MAX_TABLE_PLANS = 8
@@ -140,8 +141,7 @@ def _load_document(service: Service) -> dict[str, Any]:
 def _refused(service: Service) -> dict[str, Any]:
     keys = (
         "requests_per_s", "requests_per_s_interval", "tokens_per_s", "ttft_s", "tpot_s", "latency_s", "batch",
-        "kv_cache",
-        "usd_per_million_tokens", "joules_per_token", "limited_by", "strategy", "steady", "calibration",
+        "kv_cache", "usd_per_million_tokens", "joules_per_token", "limited_by", "strategy", "steady", "calibration",
     )  # fmt: skip
     capacities = [max_request_rate(each, service.load) for each in service.fitting_layouts]
     empty: dict[str, Any] = dict.fromkeys(keys)
@@ -150,10 +150,8 @@ def _refused(service: Service) -> dict[str, Any]:
 
 def _answered(service: Service, plan: ServingPlan) -> dict[str, Any]:
     low, high = THROUGHPUT_INTERVAL_FACTORS
-    memory = plan.layout.memory
+    memory, state = plan.layout.memory, plan.state
     length = service.load.lengths.mean_cached_tokens
-    # List what the steady-state model says without simulation.
-    state = plan.state
     return {
         "requests_per_s": plan.requests_per_s,
         "requests_per_s_interval": [plan.requests_per_s * low, plan.requests_per_s * high],
@@ -161,7 +159,7 @@ def _answered(service: Service, plan: ServingPlan) -> dict[str, Any]:
         "ttft_s": service.latencies("ttft"),
         "tpot_s": service.latencies("tpot"),
         "latency_s": service.latencies("latency"),
-        "batch": plan.layout.replicas * float(plan.state.decoding_sequences),
+        "batch": plan.layout.replicas * float(state.decoding_sequences),
         "kv_cache": {
             "bytes": memory.kv_cache,
             "sequences": float(memory.max_cached_sequences(length)),
@@ -180,15 +178,13 @@ def _answered(service: Service, plan: ServingPlan) -> dict[str, Any]:
         "limited_by": service.limited_by,
         "strategy": plan.strategy,
         "capacity_requests_per_s": max_request_rate(plan.layout, service.load),
-        "breakdown_s": iteration_time_breakdown(plan.layout, plan.state),
-        "steady": {
+        "breakdown_s": iteration_time_breakdown(plan.layout, state),
+        "steady": {  # what the steady-state model says without simulation
             "iteration_s": float(state.iteration_time),
             "utilisation": float(state.utilisation),
-            "ttft_s": {"mean": _finite(state.ttft), "p99": _finite(state.percentile("ttft", 99))},
-            "tpot_s": {"mean": float(state.tpot), "p99": _finite(state.percentile("tpot", 99))},
-            "latency_s": {"mean": _finite(state.latency), "p99": _finite(state.percentile("latency", 99))},
-        }
-        | {"simulated_requests_per_s": service.simulated_rate},
+            **_steady_latencies(state)[0],
+            "simulated_requests_per_s": service.simulated_rate,
+        },
         "launch": service.launch_command,
         "calibration": plan.layout.iteration_tables.calibration,
         "plans": [row_json(PLAN_COLUMNS, each) for each in service.result.plans],
@@ -201,19 +197,26 @@ def _finite(value: Any) -> float | None:
     return number if np.isfinite(number) else None
 
 
+def _steady_latencies(state: SteadyState) -> list[dict[str, Any]]:
+    """Return mean and p99 of each latency in the steady state, a document for each request rate."""
+    documents: list[dict[str, Any]] = [{} for _ in np.atleast_1d(state.ttft)]
+    for part in LATENCY_ROW_NAMES:
+        ends = zip(np.atleast_1d(getattr(state, part)), np.atleast_1d(state.percentile(part, 99)), strict=True)
+        for document, (mean, p99) in zip(documents, ends, strict=True):
+            document[f"{part}_s"] = {"mean": _finite(mean), "p99": _finite(p99)}
+    return documents
+
+
 def _curve(service: Service, plan: ServingPlan) -> list[dict[str, Any]]:
     rates, state = states_over_request_rates(plan, service.load)
-    p99 = {part: state.percentile(part, 99) for part in ("ttft", "tpot", "latency")}
     return [
         {
             "requests_per_s": float(rate),
             "tokens_per_s": float(rate * state.answer_tokens[index]),
             "batch": plan.layout.replicas * float(state.decoding_sequences[index]),
-            "ttft_s": {"mean": _finite(state.ttft[index]), "p99": _finite(p99["ttft"][index])},
-            "tpot_s": {"mean": float(state.tpot[index]), "p99": _finite(p99["tpot"][index])},
-            "latency_s": {"mean": _finite(state.latency[index]), "p99": _finite(p99["latency"][index])},
+            **latencies,
         }
-        for index, rate in enumerate(rates)
+        for index, (rate, latencies) in enumerate(zip(rates, _steady_latencies(state), strict=True))
     ]
 
 
@@ -232,27 +235,20 @@ def table(service: Service, systems: Sequence[Service] = ()) -> RenderableType:
     RenderableType
         Tables for the console.
     """
-    head = wrapped_text(Text(service.verdict, style="bold"))
     plan = service.best
     if plan is None:
-        reasons: list[RenderableType] = [
-            wrapped_text(Text(f"- {each}")) for each in dict.fromkeys(service.result.refusals[1:])
-        ]
-        return Group(head, Text(), *reasons[:MAX_TABLE_PLANS])
-    notes = [*accuracy_notes(service), f"Not modelled: {'; '.join(UNMODELLED_EFFECTS)}."]
-    launch: list[RenderableType] = (
-        [Text(), Text(service.launch_command, no_wrap=True, overflow="ignore")] if service.launch_command else []
-    )
-    plans = rows_table("Plans", PLAN_COLUMNS, service.result.plans[:MAX_TABLE_PLANS])
+        reasons = list(dict.fromkeys(service.result.refusals[1:]))[:MAX_TABLE_PLANS]
+        return answer_group(service.verdict, (), (f"- {reason}" for reason in reasons))
     memory = plan.layout.memory
     facts = empty_table("Memory of a GPU", ["part", "size", "share"])
     for name, size in (*memory_parts(plan).items(), ("engine", memory.engine_reserve)):
         facts.add_row(name, format_gibibytes(size), percent(size / memory.capacity))
-    tables: list[RenderableType] = [_latency_table(service), Text(), facts, Text(), plans]
-    if len(systems) > 1:
-        tables = [rows_table("Systems", SYSTEM_COLUMNS, systems), Text(), *tables]
-    remarks: list[RenderableType] = [wrapped_text(Text(note)) for note in notes]
-    return Group(head, Text(), *tables, *launch, Text(), *remarks)
+    tables = [rows_table("Systems", SYSTEM_COLUMNS, systems)] if len(systems) > 1 else []
+    tables += [_latency_table(service), facts]
+    tables.append(rows_table("Plans", PLAN_COLUMNS, service.result.plans[:MAX_TABLE_PLANS]))
+    command = Text(service.launch_command, no_wrap=True, overflow="ignore")
+    notes = [*accuracy_notes(service), f"Not modelled: {'; '.join(UNMODELLED_EFFECTS)}."]
+    return answer_group(service.verdict, [*tables, *([command] if command else [])], notes)
 
 
 def accuracy_notes(service: Service) -> list[str]:
@@ -274,12 +270,11 @@ def accuracy_notes(service: Service) -> list[str]:
         f"Published throughputs: 84 % lie between {low:g} and {high:g} times the prediction.",
     ]
     if service.load.arrival_kind == "most" and not service.limits.limits_by_name:
-        texts.append(
-            "All requests are there at once, so that first tokens wait in the queue; --rate or --ttft bound it."
-        )
-    return (
-        texts if service.best is None else [*texts, f"Calibration: {service.best.layout.iteration_tables.calibration}"]
-    )
+        waits = "first tokens wait in the queue; --rate or --ttft bound it."
+        texts.append(f"All requests are there at once, so that {waits}")
+    if service.best is not None:
+        texts.append(f"Calibration: {service.best.layout.iteration_tables.calibration}")
+    return texts
 
 
 def load_description(service: Service) -> str:
@@ -307,7 +302,7 @@ def load_description(service: Service) -> str:
     return "{}; prompts of {:,.0f} tokens, answers of {:,.0f}.".format(arrival, *lengths)
 
 
-def _latency_table(service: Service) -> RenderableType:
+def _latency_table(service: Service) -> Table:
     facts = empty_table("Latency", ["time", *LATENCY_STATISTICS])
     for part, name in LATENCY_ROW_NAMES.items():
         times = service.latencies(part)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Group, RenderableType
-from rich.text import Text
+from rich.console import RenderableType
 
-from paleo.report.columns import AnswerColumn, Document, row_json, rows_table, wrapped_text
-from paleo.serving.single_pass import format_three_digits, forward_passes
-from paleo.units import format_duration, with_noun
+from paleo.report.columns import AnswerColumn, Document, answer_group, row_json, rows_table
+from paleo.serving.single_pass import BatchedService, format_three_digits, forward_passes
+from paleo.units import with_noun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paleo.serving.single_pass import BatchedService
 
 #: Factors within which nine of ten measured rates of MLPerf Inference lie (docs/howto/serve.md).
 THROUGHPUT_INTERVAL_FACTORS = (0.7, 1.4)
@@ -27,22 +25,14 @@ UNMODELLED_EFFECTS = (
 )
 
 
-def _rate(service: BatchedService) -> str:
-    return "-" if service.requests_per_s is None else format_three_digits(service.requests_per_s)
+def _rate(row: Any) -> str:
+    return "-" if row.requests_per_s is None else format_three_digits(row.requests_per_s)
 
 
 BATCH_COLUMNS = (
     AnswerColumn("batch", lambda each: each.requests, "batch", "count"),
-    AnswerColumn(
-        "batch_s", lambda each: each.batch_time, "time", "words", lambda each: format_duration(each.batch_time)
-    ),
-    AnswerColumn(
-        "requests_per_s_per_gpu",
-        lambda each: each.requests_per_s,
-        "requests/s/GPU",
-        "words",
-        lambda each: format_three_digits(each.requests_per_s),
-    ),
+    AnswerColumn("batch_s", lambda each: each.batch_time, "time", "duration"),
+    AnswerColumn("requests_per_s_per_gpu", lambda each: each.requests_per_s, "requests/s/GPU", "words", _rate),
 )
 SYSTEM_COLUMNS = (
     AnswerColumn("system", lambda service: service.system.name, "system"),
@@ -78,7 +68,9 @@ def json_document(service: BatchedService, systems: Sequence[BatchedService] = (
     Document
         Dict of plain values, times in seconds.
     """
-    best, rate = service.best, service.requests_per_s
+    best, rate, latency = service.best, service.requests_per_s, None
+    if best is not None:
+        latency = {name: share * best.batch_time for name, share in LATENCY_OVER_BATCH_TIME.items()}
     tokens = (
         "tokens_per_s", "ttft_s", "tpot_s", "kv_cache", "usd_per_million_tokens", "joules_per_token", "steady",
         "disaggregation", "strategy",
@@ -106,9 +98,7 @@ def json_document(service: BatchedService, systems: Sequence[BatchedService] = (
         "possible": best is not None,
         "requests_per_s": rate,
         "requests_per_s_interval": None if rate is None else [rate * end for end in THROUGHPUT_INTERVAL_FACTORS],
-        "latency_s": None
-        if best is None
-        else {name: share * best.batch_time for name, share in LATENCY_OVER_BATCH_TIME.items()},
+        "latency_s": latency,
         "batch": None if best is None else best.requests,
         "usd_per_million_requests": service.usd_per_million,
         "limited_by": None if best is None else "the limit of latency" if service.limit else "arithmetic and memory",
@@ -139,9 +129,8 @@ def table(service: BatchedService, systems: Sequence[BatchedService] = ()) -> Re
     RenderableType
         Tables for the console.
     """
-    parts: list[RenderableType] = [wrapped_text(Text(service.verdict, style="bold")), Text()]
-    if len(systems) > 1:
-        parts += [rows_table("Systems", SYSTEM_COLUMNS, systems), Text()]
+    tables = [rows_table("Systems", SYSTEM_COLUMNS, systems)] if len(systems) > 1 else []
+    tables.append(rows_table("Batches of a device", BATCH_COLUMNS, service.request_batches))
     low, high = THROUGHPUT_INTERVAL_FACTORS
     notes = [
         _request(service),
@@ -149,12 +138,7 @@ def table(service: BatchedService, systems: Sequence[BatchedService] = ()) -> Re
         "A request waits while the batch before it is computed, so that the slowest takes the time of two batches.",
         f"Not modelled: {'; '.join(UNMODELLED_EFFECTS)}.",
     ]
-    return Group(
-        *parts,
-        rows_table("Batches of a device", BATCH_COLUMNS, service.request_batches),
-        Text(),
-        *map(wrapped_text, notes),
-    )
+    return answer_group(service.verdict, tables, notes)
 
 
 def _request(service: BatchedService) -> str:
@@ -164,7 +148,5 @@ def _request(service: BatchedService) -> str:
     parts = forward_passes(service.model)
     if len(parts) == parts[0].count == parts[0].samples == 1:
         return f"A request is one forward pass of {service.model.name}; a diffusion takes one for each of its steps."
-    passes = [
-        f"{part.model} {with_noun(part.count, 'time')} with {with_noun(part.samples, 'sample')}" for part in parts
-    ]
-    return f"A request runs {' and '.join(passes)}."
+    passes = ((part.model, with_noun(part.count, "time"), with_noun(part.samples, "sample")) for part in parts)
+    return f"A request runs {' and '.join(f'{model} {times} with {samples}' for model, times, samples in passes)}."

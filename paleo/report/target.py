@@ -36,29 +36,15 @@ def _columns(tariff: Tariff) -> Iterator[AnswerColumn]:
     yield AnswerColumn("strategy", lambda point: point.prediction.plan.strategy_text, "strategy", "", _strategy)
     yield AnswerColumn("samples", lambda point: point.samples, "samples", "prefix")
     yield AnswerColumn("steps", lambda point: point.steps, "steps", "count")
-    yield AnswerColumn(
-        "step_time_s", lambda point: point.step_time, "step time", "words", lambda p: format_duration(p.step_time)
-    )
+    yield AnswerColumn("step_time_s", lambda point: point.step_time, "step time", "duration")
     yield AnswerColumn("evaluation_s", lambda point: point.total_evaluation_time, "evaluation", "words", _evaluation)
-    yield AnswerColumn(
-        "minutes",
-        lambda point: point.time_to_target / MINUTE,
-        "time",
-        "words",
-        lambda p: format_duration(p.time_to_target),
-    )
-    yield AnswerColumn("minutes_interval", _minutes, "90 % interval", "words", _interval)
+    yield AnswerColumn("", lambda point: point.time_to_target, "time", "duration")
+    yield AnswerColumn("minutes", lambda point: point.time_to_target / MINUTE)
+    yield AnswerColumn("minutes_interval", lambda point: [end / MINUTE for end in point.interval])
+    yield AnswerColumn("", lambda point: " to ".join(map(format_duration, point.interval)), "90 % interval", "words")
     yield AnswerColumn("usd", lambda point: point.usd(tariff), "cost", "USD")
     yield AnswerColumn("kwh", lambda point: point.kwh(tariff), "energy", "kWh")
     yield AnswerColumn("fits", lambda point: point.prediction.memory.fits)
-
-
-def _minutes(point: TargetTime) -> list[float]:
-    return [end / MINUTE for end in point.interval]
-
-
-def _interval(point: TargetTime) -> str:
-    return " to ".join(map(format_duration, point.interval))
 
 
 def _strategy(point: TargetTime) -> str:
@@ -142,9 +128,8 @@ def table(
     low, high = map(format_duration, best.interval)
     fastest = "fastest on " if len(curve.points) > 1 else ""
     count, cost = with_noun(best.prediction.plan.gpus, "GPU"), best.usd(tariff)
-    time = f"{format_duration(best.time_to_target)} (90 %: {low} to {high})" + (
-        "" if cost is None else f", {format_usd(cost)}"
-    )
+    time = f"{format_duration(best.time_to_target)} (90 %: {low} to {high})"
+    time += "" if cost is None else f", {format_usd(cost)}"
     head = f"{best.task.title} on {system.name}: {fastest}{count}, {'; '.join([time, *curve.limit_texts])}."
     law = f"Samples by {curve.points[0].task.law.source}."
     points = rows_table("", _columns(tariff), curve.points)

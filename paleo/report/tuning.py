@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Group, RenderableType
-from rich.text import Text
+from rich.console import RenderableType
 
 from paleo.report.columns import (
     AnswerColumn,
+    answer_group,
     format_percent_tenths,
     name_value_table,
     row_json,
     rows_table,
-    wrapped_text,
 )
 from paleo.units import HOUR, format_duration, format_quantity
 
@@ -36,9 +35,8 @@ def _columns(study: TuningStudy) -> list[AnswerColumn]:
         AnswerColumn("workers", lambda point: point.workers, "at once", "count"),
         AnswerColumn("strategy", lambda point: point.trial_estimate.predictions[0].plan.strategy_text or "dp", "plan"),
         AnswerColumn("step_time_s", lambda point: point.trial_estimate.predictions[0].step_time, "step", "s"),
-        AnswerColumn(
-            "hours", lambda point: point.seconds / HOUR, "wall time", "s", lambda each: format_duration(each.seconds)
-        ),
+        AnswerColumn("hours", lambda point: point.seconds / HOUR),
+        AnswerColumn("", lambda point: point.seconds, "wall time", "duration"),
         AnswerColumn("gpu_hours", lambda point: point.gpu_hours, "GPU-h", "count"),
         AnswerColumn("usd", lambda point: point.usd(tariff), "cost", "USD", optional=True),
     ]
@@ -69,6 +67,7 @@ def json_document(study: TuningStudy) -> dict[str, Any]:
         The document.
     """
     best, tuning, margin, regret = study.fastest_search, study.tuning, study.deadline_margin, study.regret
+    times = best.trial_estimate.trial_times
     return {
         "verdict": study.verdict,
         "model": study.model.name,
@@ -91,10 +90,10 @@ def json_document(study: TuningStudy) -> dict[str, Any]:
         "gpus_per_trial": best.trial_estimate.gpus,
         "trials_by_rung": _rungs(study),
         "overheads_s": {
-            "start": best.trial_estimate.trial_times.launch_time,
-            "restore": best.trial_estimate.trial_times.restore[0],
-            "save": best.trial_estimate.trial_times.save[0],
-            "evaluation": best.trial_estimate.trial_times.evaluation[0],
+            "start": times.launch_time,
+            "restore": times.restore[0],
+            "save": times.save[0],
+            "evaluation": times.evaluation[0],
         },
         "cheapest": row_json(_columns(study), study.cheapest_search),
         "deadline": None
@@ -129,18 +128,11 @@ def table(study: TuningStudy) -> RenderableType:
     """
     best, tuning = study.fastest_search, study.tuning
     low, high = best.interval
-    kwh = best.kwh(study.tariff)
+    kwh, first = best.kwh(study.tariff), best.timeline.first_full_trial_time
+    interval = f"90 % interval {format_duration(low)} to {format_duration(high)}"
     rows = [
-        (
-            "wall time",
-            f"{format_duration(best.seconds)}  (90 % interval {format_duration(low)} to {format_duration(high)})",
-        ),
-        (
-            "first whole trial",
-            format_duration(best.timeline.first_full_trial_time)
-            if np.isfinite(best.timeline.first_full_trial_time)
-            else "none",
-        ),
+        ("wall time", f"{format_duration(best.seconds)}  ({interval})"),
+        ("first whole trial", format_duration(first) if np.isfinite(first) else "none"),
         ("GPU-hours", f"{best.gpu_hours:,.1f}, {format_percent_tenths(best.timeline.utilisation)} of them busy"),
         ("energy", "-" if kwh is None else f"{kwh:,.1f} kWh"),
         ("global batch", f"{study.batch:,} samples"),
@@ -149,15 +141,10 @@ def table(study: TuningStudy) -> RenderableType:
     ]
     if study.regret is not None:
         part = study.regret
-        rows.append(
-            (
-                "regret",
-                f"{format_percent_tenths(part.median)} of the trials are better than the one returned (90 % interval "
-                f"{format_percent_tenths(part.interval[0])} to {format_percent_tenths(part.interval[1])}), if scores "
-                f"of a rung and "
-                f"final ones correlate by {part.correlation:g}",
-            )
-        )
+        ends = " to ".join(map(format_percent_tenths, part.interval))
+        better = f"{format_percent_tenths(part.median)} of the trials are better than the one returned"
+        correlated = f"if scores of a rung and final ones correlate by {part.correlation:g}"
+        rows.append(("regret", f"{better} (90 % interval {ends}), {correlated}"))
     unit = "tokens" if _rungs(study)[0]["tokens"] is not None else "samples"
     rungs = [
         AnswerColumn("", lambda rung: rung[unit], unit, "", lambda rung: format_quantity(rung[unit], "")),
@@ -166,17 +153,12 @@ def table(study: TuningStudy) -> RenderableType:
     points = sorted(study.searches, key=lambda point: (-point.gpus, point.seconds))
     notes = [f"Does not run: {refusal}." for refusal in study.refusals]
     notes.append(f"Not modelled: {'; '.join(study.unmodelled)}.")
-    return Group(
-        wrapped_text(Text(study.verdict, style="bold")),
-        Text(),
+    tables = (
         name_value_table("The search", rows),
-        Text(),
         rows_table("Trials by rung", rungs, _shortened(_rungs(study))),
-        Text(),
         rows_table("Divisions of the GPUs", _columns(study), points[:_LISTED]),
-        Text(),
-        *(wrapped_text(note) for note in notes),
     )
+    return answer_group(study.verdict, tables, notes)
 
 
 def _shortened(rungs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -239,10 +221,6 @@ def _busy_workers(axes: Any, point: TuningSearch) -> None:
     axes.stackplot(times / HOUR, busy, labels=names, colors=colours, step="post")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.axhline(point.workers, color="black", linewidth=0.8)
-    axes.set(
-        xlabel="hours",
-        ylabel="trials at once",
-        title=f"{point.trial_estimate.gpus} GPUs a trial",
-        ylim=(0, point.workers * 1.25),
-    )
+    axes.set(xlabel="hours", ylabel="trials at once", ylim=(0, point.workers * 1.25))
+    axes.set_title(f"{point.trial_estimate.gpus} GPUs a trial")
     axes.legend(loc="upper center", ncols=min(len(groups), 4), fontsize=8)

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from paleo.errors import PaleoError, PlanError
 from paleo.lowering.stages_and_recompute import RECOMPUTE_POLICIES, has_mixed_recompute
 from paleo.predict import Prediction, predict
-from paleo.specs.run import replace_fields
-
-if TYPE_CHECKING:
-    from paleo.specs.run import Run
+from paleo.specs.run import Run, replace_fields
 
 #: How much deeper a pipeline is tried than it is.
 _DEEPER = 8
@@ -73,7 +69,8 @@ def _kinds(prediction: Prediction) -> Iterator[Iterator[_Change]]:
 
     The groups are microbatch, sharding, recomputation, tensor parallelism, offload and pipeline.
     """
-    yield _microbatches(prediction)
+    size = prediction.plan.microbatch
+    yield ({"microbatch": size >> halvings} for halvings in range(1, size.bit_length()))
     yield _strategies(prediction, "zero")
     training = not prediction.run.forward_only
     yield _recomputations(prediction) if training else iter(())
@@ -99,21 +96,13 @@ def _recomputations(prediction: Prediction) -> Iterator[_Change]:
     yield {"recompute": "full"}
 
 
-def _microbatches(prediction: Prediction) -> Iterator[_Change]:
-    size = prediction.plan.microbatch // 2
-    while size >= 1:
-        yield {"microbatch": size}
-        size //= 2
-
-
 def _strategies(prediction: Prediction, axis: str) -> Iterator[_Change]:
     """Yield changes of the strategy to a larger degree of one mesh axis, or to a higher ZeRO stage."""
     plan = prediction.plan
     if plan.strategy.preset != "dp":
         return
     if axis == "zero":
-        stages = range(plan.strategy.zero + 1, 4) if plan.zero_shards > 1 else range(0)
-        for stage in stages:
+        for stage in range(plan.strategy.zero + 1, 4 if plan.zero_shards > 1 else 0):
             yield {"zero": stage}
         return
     present = plan.mesh.degree(axis)

@@ -104,15 +104,10 @@ class TrainingLogAudit:
     @property
     def outlying_quantities(self) -> tuple[str, ...]:
         """Names of logged quantities (step, memory, …) that differ from the prediction by more than its usual error."""
-        low, high = self.expected_prediction.interval
-        step = () if low <= self.measured_quantities["step"] <= high else ("step",)
-        others = [name for name in self.measured_quantities if name != "step"]
-        apart = (
-            name
-            for name in others
-            if abs(_deviation(name, self.measured_quantities, self.predicted_quantities)) > _ASTRAY
-        )
-        return (*step, *apart)
+        measured, (low, high) = self.measured_quantities, self.expected_prediction.interval
+        step = () if low <= measured["step"] <= high else ("step",)
+        others = {name: _deviation(name, measured, self.predicted_quantities) for name in measured if name != "step"}
+        return (*step, *(name for name, deviation in others.items() if abs(deviation) > _ASTRAY))
 
     @property
     def log_irregularities(self) -> tuple[str, ...]:
@@ -145,20 +140,17 @@ class TrainingLogAudit:
         if len(self.faults) < 2:
             return None
         first, second = (fault.evidence for fault in self.faults[:2])
-        apart = {
-            name: abs(math.log(first[name] / second[name])) / _DEVIATION.get(name, _PART_DEVIATION)
-            for name in first.keys() & second.keys() - self.measured_quantities.keys()
-            if first[name] > 0 and second[name] > 0
-        }
+        unlogged = first.keys() & second.keys() - self.measured_quantities.keys()
+        logs = {name: math.log(first[name] / second[name]) for name in unlogged if first[name] > 0 and second[name] > 0}
+        apart = {name: abs(log) / _DEVIATION.get(name, _PART_DEVIATION) for name, log in logs.items()}
         best = max(apart, key=lambda name: apart[name], default=None)
         return best if best is not None and apart[best] > _ASTRAY else None
 
     @property
     def interval(self) -> tuple[float, float]:
         """Range that holds nine of ten logged step times [s]: the median, and 1.645 standard deviations each way."""
-        return _interval_around(
-            self.measured_quantities["step"], 1.645 * max(self.relative_step_deviation, _DEVIATION["step"])
-        )
+        deviation = max(self.relative_step_deviation, _DEVIATION["step"])
+        return _interval_around(self.measured_quantities["step"], 1.645 * deviation)
 
 
 def _interval_around(seconds: float, width: float) -> tuple[float, float]:
@@ -185,35 +177,39 @@ def _evidence_of_log(log: TrainingLog, expected: Prediction) -> dict[str, float]
 
     Memory is the largest logged value. SpecError is raised if the log has no step times.
     """
-    settled = log.steps[_WARM_UP:] if len(log.steps) > _WARM_UP + 1 else log.steps
-    seconds = [value for record in settled if (value := _seconds(record, expected)) is not None]
+    settled = _settled_steps(log)
+    seconds = _step_seconds(log, expected)
     if not seconds:
         raise SpecError("the log states neither seconds of a step nor tokens a second")
     evidence = {"step": median(seconds)}
-    for name, values in (
-        ("memory", [record.memory for record in log.steps if record.memory]),
-        ("samples", [record.global_batch for record in settled if record.global_batch]),
-    ):
-        if values:
-            evidence[name] = max(values) if name == "memory" else median(values)
-    computing = [
-        (
-            record.slowest_rank_parts["forward"] + record.slowest_rank_parts["backward"],
-            record.fastest_rank_parts["forward"] + record.fastest_rank_parts["backward"],
-        )
-        for record in settled
-        if {"forward", "backward"} <= record.slowest_rank_parts.keys() & record.fastest_rank_parts.keys()
-    ]
+    if memory := [record.memory for record in log.steps if record.memory]:
+        evidence["memory"] = max(memory)
+    if batches := [record.global_batch for record in settled if record.global_batch]:
+        evidence["samples"] = median(batches)
+    computing = []
+    for record in settled:
+        slow, fast = record.slowest_rank_parts, record.fastest_rank_parts
+        if {"forward", "backward"} <= slow.keys() & fast.keys():
+            computing.append((slow["forward"] + slow["backward"], fast["forward"] + fast["backward"]))
     if computing:
         evidence["compute"] = median([fastest for _, fastest in computing])
         evidence["spread"] = median([slowest / fastest for slowest, fastest in computing])
     for part in ("exchange", "optimizer"):
-        stated = [record.fastest_rank_parts[part] for record in settled if part in record.fastest_rank_parts]
-        if stated:
+        if stated := [record.fastest_rank_parts[part] for record in settled if part in record.fastest_rank_parts]:
             evidence[part] = median(stated)
     if len(seconds) >= 5:
         evidence["unsteadiness"] = 1.0 + _scatter(seconds)
     return evidence
+
+
+def _settled_steps(log: TrainingLog) -> Sequence[StepRecord]:
+    """Return the logged steps after warm-up; all of them if the log is too short for that."""
+    return log.steps[_WARM_UP:] if len(log.steps) > _WARM_UP + 1 else log.steps
+
+
+def _step_seconds(log: TrainingLog, expected: Prediction) -> list[float]:
+    """Return the durations [s] of those steps after warm-up that state one."""
+    return [value for record in _settled_steps(log) if (value := _seconds(record, expected)) is not None]
 
 
 def _seconds(record: StepRecord, expected: Prediction) -> float | None:
@@ -413,19 +409,10 @@ def audit_training_log(log: TrainingLog, expected: Prediction) -> TrainingLogAud
     best = faults[0] if faults else None
     ratio = known["step"] / (best.evidence if best else plain)["step"]
     scatter = known.get("unsteadiness", 1.0) - 1.0
-    settled = log.steps[_WARM_UP:] if len(log.steps) > _WARM_UP + 1 else log.steps
-    seconds = [value for record in settled if (value := _seconds(record, expected)) is not None]
-    return TrainingLogAudit(
-        log,
-        expected,
-        measured_quantities=known,
-        predicted_quantities=plain,
-        faults=tuple(faults),
-        measured_to_best_fit_step_time_ratio=ratio,
-        relative_step_deviation=scatter,
-        step_time_on_more_ranks=_beyond(expected, best, ratio, scatter),
-        late_step_share=sum(value > _LATE_STEP * median(seconds) for value in seconds) / len(seconds),
-    )
+    seconds = _step_seconds(log, expected)
+    late_share = sum(value > _LATE_STEP * median(seconds) for value in seconds) / len(seconds)
+    beyond = _beyond(expected, best, ratio, scatter)
+    return TrainingLogAudit(log, expected, known, plain, tuple(faults), ratio, scatter, beyond, late_share)
 
 
 def _refined(hypothesis: _Hypothesis, expected: Prediction, measured: _Evidence) -> list[_Fault]:
@@ -450,10 +437,8 @@ def _beyond(
 
     Returns the number of ranks, the step time [s] and its interval [s]; None if the system is too small.
     """
-    observed = expected if fault is None else fault.prediction
-    gpus = expected.plan.gpus * _RANKS_BEYOND
-    batch = observed.plan.global_batch * _RANKS_BEYOND
-    strategy = without_data_parallel_degree(observed.run.strategy)
+    observed, gpus = expected if fault is None else fault.prediction, expected.plan.gpus * _RANKS_BEYOND
+    batch, strategy = observed.plan.global_batch * _RANKS_BEYOND, without_data_parallel_degree(observed.run.strategy)
     more = {"gpus": gpus, "global_batch": batch, "batch": None, "strategy": strategy}
     try:
         larger = predict(observed.model, observed.system, observed.run.model_copy(update=more))
@@ -503,15 +488,12 @@ class CollectiveAudit:
             return f"{subject}: the log holds {self.log.run_count} runs; state one alone."
         if not self.fault_time_ratios:
             return f"{subject}: as predicted, nothing in this log says otherwise."
-        words = {
-            "slow link": "links carry {share:.0%} of what is predicted",
-            "late start": "small payloads take {factor:.1f} times as long as predicted, large ones do not",
-            "faster than stated": "links carry {share:.0%} of what is predicted",
-        }
-        parts = [
-            f"{name}: {words[name].format(share=1.0 / factor, factor=factor)}"
-            for name, factor in self.fault_time_ratios.items()
-        ]
+        parts = []
+        for name, factor in self.fault_time_ratios.items():
+            words = f"links carry {1.0 / factor:.0%} of what is predicted"
+            if name == "late start":
+                words = f"small payloads take {factor:.1f} times as long as predicted, large ones do not"
+            parts.append(f"{name}: {words}")
         return f"{subject}: {'; '.join(parts)}."
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.collectives.base import Array, CollectiveAlgorithm, algorithms_for
+from paleo.collectives.base import Array, algorithms_for
 from paleo.errors import PlanError, SpecError
 from paleo.pricing.calibration_lookup import constant_efficiencies
 from paleo.pricing.communication import (
@@ -182,17 +182,12 @@ def compare_algorithms(
         )
     fabric = Fabric(system, constant_efficiencies=constant, user_calibration=measured, dtype=dtype)
     links = fabric.links(1, ranks)
-    bounds = {
-        in_network: float(
-            fabric.collective_model.time_lower_bound(operation, payload_bytes, links, in_network=in_network)
-        )
-        for in_network in (False, True)
-    }
+    bound = fabric.collective_model.time_lower_bound
+    bounds = {inside: float(bound(operation, payload_bytes, links, in_network=inside)) for inside in (False, True)}
     rows = _rows(operation, payload_bytes, links, fabric, bounds)
     best = next(row for row in rows if row.chosen_by_library)
     return CollectiveStudy(
-        operation, payload_bytes, ranks=ranks, fabric=fabric, group_levels=system.group_levels(1, ranks), links=links,
-        rows=rows,
+        operation, payload_bytes, ranks, fabric, system.group_levels(1, ranks), links, rows,
         crossovers=_worthwhile(fabric, operation, links), lower_bound=bounds[best.in_network],
         calibration_text=describe_collective_calibration(fabric, operation, links),
     )  # fmt: skip
@@ -215,48 +210,28 @@ def _rows(
 
     Parameter servers are included, although a run uses them only on request.
     """
-    payload = np.asarray(payload_bytes)
+    payload, model = np.asarray(payload_bytes), fabric.collective_model
     algorithms = [algorithm for algorithm in algorithms_for(operation) if links.can_run(algorithm, operation)]
-    seconds = fabric.algorithm_times(
-        operation, links, np.asarray(payload_bytes), [algorithm.name for algorithm in algorithms]
-    )
+    seconds = fabric.algorithm_times(operation, links, payload, [algorithm.name for algorithm in algorithms])
     factor = float(bus_factor(operation, links.ranks))
-    candidates = {each.name: each for each in fabric.collective_model.candidate_algorithms(operation, links)}
-    chosen = {
-        name for name, each in candidates.items() if fabric.collective_model.would_run(each, operation, payload, links)
-    }
-    rows = [
-        _row(algorithm, payload_bytes, float(seconds[algorithm.name]), factor,
-             float(algorithm.traffic(operation, payload, links.fan_outs).steps),
-             bounds[not algorithm.is_one_port], algorithm.name in chosen, algorithm.name in candidates)
-        for algorithm in algorithms
-    ]  # fmt: skip
-    return tuple(sorted((row for row in rows if math.isfinite(row.time)), key=lambda row: (row.time, row.algorithm)))
-
-
-def _row(
-    algorithm: CollectiveAlgorithm,
-    payload_bytes: float,
-    seconds: float,
-    factor: float,
-    steps: float,
-    bound: float,
-    automatic: bool,
-    candidate: bool,
-) -> AlgorithmTime:
-    rate = payload_bytes / seconds if seconds > 0 else math.inf
-    ratio = seconds / bound if bound > 0 else 1.0
-    return AlgorithmTime(
-        algorithm.name,
-        seconds,
-        algorithm_bandwidth=rate,
-        bus_bandwidth=factor * rate,
-        lower_bound_ratio=ratio,
-        steps=steps,
-        chosen_by_library=automatic,
-        available_in_library=candidate,
-        in_network=algorithm.reduces_in_network,
-    )
+    candidates = {each.name: each for each in model.candidate_algorithms(operation, links)}
+    rows = []
+    for algorithm in algorithms:
+        name, time, bound = algorithm.name, float(seconds[algorithm.name]), bounds[not algorithm.is_one_port]
+        rate = payload_bytes / time if time > 0 else math.inf
+        row = AlgorithmTime(
+            name,
+            time,
+            algorithm_bandwidth=rate,
+            bus_bandwidth=factor * rate,
+            lower_bound_ratio=time / bound if bound > 0 else 1.0,
+            steps=float(algorithm.traffic(operation, payload, links.fan_outs).steps),
+            chosen_by_library=name in candidates and bool(model.would_run(candidates[name], operation, payload, links)),
+            available_in_library=name in candidates,
+            in_network=algorithm.reduces_in_network,
+        )
+        rows += [row] if math.isfinite(time) else []
+    return tuple(sorted(rows, key=lambda row: (row.time, row.algorithm)))
 
 
 def _worthwhile(fabric: Fabric, operation: str, links: GroupLinks) -> tuple[Crossover, ...]:
@@ -332,9 +307,8 @@ def _of_layers(prediction: Prediction) -> Iterator[StepCollective]:
         passes = 2 if transfer.recomputed and program.sections[index].recompute_policy == "full" else 1
         calls = round(float(layers[index]) * transfer.calls_per_iteration * passes * float(batch.microbatches[0]))
         if seconds > 0 and calls:
-            yield _step_collective(
-                batch, "layers", transfer.operation, (transfer.axis,), calls, transfer.payload_bytes, seconds
-            )
+            size = transfer.payload_bytes
+            yield _step_collective(batch, "layers", transfer.operation, (transfer.axis,), calls, size, seconds)
 
 
 def _over_replicas(prediction: Prediction) -> Iterator[StepCollective]:
@@ -349,24 +323,17 @@ def _over_replicas(prediction: Prediction) -> Iterator[StepCollective]:
     holding = kinds.layer_and_tied_copy_counts[batch.assignment.stage_kind[_busiest(prediction)]]
     passes = math.ceil(float(batch.microbatches[0]))
     sums = passes if batch.scatters_every_pass else 1
+    reduced = gradient_elements_by_axes(program, mesh, 1)
     sent: list[tuple[str, ExchangedTensors, dict[Axes, npt.NDArray[np.float64]], float, int]] = [
-        (
-            "gradients",
-            "gradients",
-            gradient_elements_by_axes(program, mesh, 1),
-            formats.accumulated_gradient_bytes,
-            sums,
-        )
+        ("gradients", "gradients", reduced, formats.accumulated_gradient_bytes, sums)
     ]
     if batch.zero:
         content: ExchangedTensors = "all" if batch.shards_parameters else "trained"
         shares = gathered_elements_by_axes(program, mesh, 1, frozen=batch.shards_parameters)
         sent.append(("weights", content, shares, formats.parameter_bytes, 2 * passes if batch.shards_parameters else 1))
     kinds_of = [event.task.kind for event in prediction.timeline.events] if batch.assignment.stages == 1 else []
-    travelling = {
-        "gradients": kinds_of.count("bucket"),
-        "weights": kinds_of.count("gather") if batch.shards_parameters else 0,
-    }
+    gathers = kinds_of.count("gather") if batch.shards_parameters else 0
+    travelling = {"gradients": kinds_of.count("bucket"), "weights": gathers}
     for words, content, shares, width, calls in sent:
         for axes, elements in shares.items():
             payload = float(holding @ elements) * width
@@ -374,10 +341,8 @@ def _over_replicas(prediction: Prediction) -> Iterator[StepCollective]:
                 if over and part > 0:
                     pieces = max(calls, travelling[words])
                     size, groups = part * calls / pieces, batch.layouts.communication_groups([0], [over])
-                    seconds = float(
-                        batch.layouts.exchange_collective_times(operation, [0], groups, np.array([size]))[0]
-                    )
-                    yield _step_collective(batch, words, operation, over, pieces, size, seconds)
+                    times = batch.layouts.exchange_collective_times(operation, [0], groups, np.array([size]))
+                    yield _step_collective(batch, words, operation, over, pieces, size, float(times[0]))
 
 
 def _between_stages(prediction: Prediction) -> Iterator[StepCollective]:
@@ -387,10 +352,8 @@ def _between_stages(prediction: Prediction) -> Iterator[StepCollective]:
         return
     section = batch.assignment.model_chunks[0][-1][0]
     split = 1.0 if batch.layouts.sequence_parallel[0] else float(mesh.degree("tp"))
-    payload, seconds = (
-        float(batch.layer_times.output_bytes[section][0]) / split,
-        float(batch.cases.send_time(section)[0]),
-    )
+    payload = float(batch.layer_times.output_bytes[section][0]) / split
+    seconds = float(batch.cases.send_time(section)[0])
     calls = 2 * batch.assignment.chunks_per_stage * math.ceil(float(batch.microbatches[0]))
     yield _step_collective(batch, "activations", "send_recv", ("pp",), calls, payload, seconds)
 
@@ -403,18 +366,9 @@ def _step_collective(
     batch: ConfigurationBatch, content: str, operation: str, axes: Axes, calls: int, payload: float, seconds: float
 ) -> StepCollective:
     mesh, fabric = batch.layouts.meshes[0], batch.backend.fabric
-    links = fabric.links(mesh.stride(axes), mesh.group_size(axes))
-    price = _time_source(fabric, operation.partition("@")[0], links)
-    return StepCollective(
-        content,
-        operation,
-        axes=axes,
-        ranks=mesh.group_size(axes),
-        calls=calls,
-        payload_bytes=payload,
-        seconds=seconds,
-        time_source=price,
-    )
+    ranks = mesh.group_size(axes)
+    source = _time_source(fabric, operation.partition("@")[0], fabric.links(mesh.stride(axes), ranks))
+    return StepCollective(content, operation, axes, ranks, calls, payload, seconds, source)
 
 
 def _time_source(fabric: Fabric, operation: str, links: GroupLinks) -> str:
@@ -426,9 +380,7 @@ def _time_source(fabric: Fabric, operation: str, links: GroupLinks) -> str:
         between = family == "collective.fabric"
         levels = fabric.system.levels[inside : len(links.levels)] if between else fabric.system.levels[:inside]
         datasheet = f"datasheet ({', '.join(level.link.name for level in levels)})"
-        source_names = {
-            "measured": f"measured ({entry.source_name}.yaml)",
-            "inherited": f"inherited ({entry.source_name})",
-        }
-        sources.append(source_names.get(entry.origin, datasheet))
+        name = entry.source_name
+        names = {"measured": f"measured ({name}.yaml)", "inherited": f"inherited ({name})"}
+        sources.append(names.get(entry.origin, datasheet))
     return ", ".join(dict.fromkeys(sources))

@@ -35,7 +35,7 @@ from paleo.pricing.power import (
     power_limited_clock_share,
     relative_flop_energy,
 )
-from paleo.specs.device import Price
+from paleo.specs.device import Device, Price
 from paleo.specs.loading import Spec, to_python_numbers, validate_mapping
 from paleo.specs.prices import (
     BilledDevices,
@@ -46,9 +46,9 @@ from paleo.specs.prices import (
     parse_rental_term,
     purchase_quote,
 )
-from paleo.specs.system import load_system
+from paleo.specs.system import System, load_system
 from paleo.step.waiting import normal_quantile
-from paleo.studies.goodput import LongRunOptions, predict_long_run
+from paleo.studies.goodput import LongRun, LongRunOptions, predict_long_run
 from paleo.studies.gradient_exchange import step_time_under_consistency
 from paleo.units import (
     HOUR,
@@ -67,11 +67,8 @@ from paleo.units import (
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
-    from paleo.specs.device import Device
     from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
-    from paleo.specs.system import System
-    from paleo.studies.goodput import LongRun
 
 
 Array = npt.NDArray[np.float64]
@@ -203,21 +200,14 @@ class Power:
     def mean_running_power(self) -> float:
         """Mean power while kernels run, each capped at the power limit [W]."""
         total = float(self.kernel_seconds.sum())
-        return (
-            float((np.minimum(self.uncapped_kernel_power, self.power_limit) * self.kernel_seconds).sum()) / total
-            if total
-            else self.idle
-        )
+        if not total:
+            return self.idle
+        return float((np.minimum(self.uncapped_kernel_power, self.power_limit) * self.kernel_seconds).sum()) / total
 
     @property
     def average(self) -> float:
         """Mean power over the step [W]."""
         return self.idle + self.busy_share * (self.mean_running_power - self.idle)
-
-    @property
-    def dynamic_energy(self) -> float:
-        """Energy of one GPU in a step above idle power, without any power limit [J]."""
-        return float(((self.uncapped_kernel_power - self.idle) * self.kernel_seconds).sum())
 
     def with_power_limit(self, limit: float, least_voltage_clock: float) -> Power:
         """Return the power of the same step under a lower power limit, which lowers the clock of each kernel.
@@ -234,16 +224,11 @@ class Power:
         Power
             Power of the slower step.
         """
-        excess = (self.uncapped_kernel_power - self.idle) / max(
-            limit - self.idle, MIN_ARITHMETIC_POWER_SHARE * self.power_limit
-        )
+        allowed = max(limit - self.idle, MIN_ARITHMETIC_POWER_SHARE * self.power_limit)
+        excess = (self.uncapped_kernel_power - self.idle) / allowed
         seconds = self.kernel_seconds / power_limited_clock_share(excess, least_voltage_clock)
-        return replace(
-            self,
-            kernel_seconds=seconds,
-            power_limit=limit,
-            step_time=self.step_time + float((seconds - self.kernel_seconds).sum()),
-        )
+        step_time = self.step_time + float((seconds - self.kernel_seconds).sum())
+        return replace(self, kernel_seconds=seconds, power_limit=limit, step_time=step_time)
 
     def with_step_time(self, seconds: float) -> Power:
         """Return the power of the same kernels in a longer step, in which the board idles between kernels.
@@ -327,13 +312,9 @@ def _energies(prediction: Prediction, figures: PowerParameters) -> Array:
     """Return the energies [J] of a FLOP on tensor cores, of a FLOP on ordinary cores, and of a byte from memory."""
     dtype, device = prediction.plan.dtype, prediction.system.device
     on_tensor_cores = dtype in device.tensor_dtypes and dtype != "fp32"
-    family = (
-        f"gemm.{dtype}"
-        if default_precision(dtype).quantises_operands
-        else "gemm.tensor"
-        if on_tensor_cores
-        else _VECTOR_FAMILY
-    )
+    family = "gemm.tensor" if on_tensor_cores else _VECTOR_FAMILY
+    if default_precision(dtype).quantises_operands:
+        family = f"gemm.{dtype}"
     flop, vector = (
         figures.arithmetic_energy_share * _calibrated(GemmParameters, device, name).parameters.training_energy_per_flop
         for name in (family, _VECTOR_FAMILY)
@@ -396,9 +377,7 @@ def training_energy(prediction: Prediction, seconds: float, tariff: Tariff) -> f
         Energy [J]; None if the device file has no design power.
     """
     watts = device_power(prediction)
-    if watts is None:
-        return None
-    return seconds * (_watts_of_all(prediction, watts.average, tariff))
+    return None if watts is None else seconds * _watts_of_all(prediction, watts.average, tariff)
 
 
 def _watts_of_all(prediction: Prediction, busy: float, tariff: Tariff) -> float:
@@ -553,10 +532,8 @@ def parse_training_amount(
     SpecError
         If more than one is given, or a number is out of range.
     """
-    tokens_of_sample = None if tokens is None else build_graph(model, batch=1, overrides=run.model).tokens_per_sample
-    return convert_training_amount(
-        model, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=tokens_of_sample
-    )
+    per_sample = None if tokens is None else build_graph(model, batch=1, overrides=run.model).tokens_per_sample
+    return convert_training_amount(model, epochs=epochs, samples=samples, tokens=tokens, tokens_per_sample=per_sample)
 
 
 def default_samples_to_train(model: ModelSpec) -> TrainingAmount:
@@ -675,32 +652,28 @@ def estimate_training(
         If the run never finishes.
     """
     terms, plan = tariff or Tariff(), prediction.plan
-    needed = (
-        amount.requirement(prediction) if amount.requirement is not None else _need(prediction, amount, critical_batch)
-    )
+    requirement = amount.requirement
+    needed = _need(prediction, amount, critical_batch) if requirement is None else requirement(prediction)
     work, (low, high) = needed.seconds, needed.interval
     rate, price = rent_rate(prediction.system, plan.gpus, terms)
     failing = None if long_run is None else predict_long_run(prediction, work, long_run)
-    seconds = work if failing is None else failing.wall_time
+    seconds = work
     if failing is not None:
-        early, late = failing.wall_time_interval
+        seconds, (early, late) = failing.wall_time, failing.wall_time_interval
         low, high = low + early - work, high + late - work
-    spares = 0 if failing is None else failing.spares
-    if rate is not None and spares:
-        rate *= 1.0 + spares / occupied_machines(prediction.system, plan.gpus)
+        if rate is not None and failing.spares:
+            rate *= 1.0 + failing.spares / occupied_machines(prediction.system, plan.gpus)
     watts = prediction.system.device.tdp
     limit = None if watts is None else _watts_of_all(prediction, watts, terms) * seconds
-    joules = training_energy(prediction, seconds, terms)
-    steps = math.ceil(needed.samples / plan.global_batch)
     return TrainingEstimate(
         amount,
         needed.samples,
-        steps=steps,
+        steps=math.ceil(needed.samples / plan.global_batch),
         time=seconds,
         interval=(low, high),
         price_per_s=rate,
         price=price,
-        energy=joules,
+        energy=training_energy(prediction, seconds, terms),
         energy_at_design_power=limit,
         tariff=terms,
         long_run=failing,
@@ -782,10 +755,8 @@ def rent_rate(system: System, gpus: int, tariff: Tariff | None = None) -> tuple[
         rate = quote.device_price / terms.years
         years = f"{terms.years / SECONDS_PER_YEAR:.3g} years"
         purchase = f"bought at {quote.device_price:,.0f} USD for each GPU, written off over {years}"
-        source = f"{purchase}; {quote.price.source}"
-        return rate * billed_devices(system, gpus).devices, quote.price.model_copy(
-            update={"rate": rate, "source": source}
-        )
+        price = quote.price.model_copy(update={"rate": rate, "source": f"{purchase}; {quote.price.source}"})
+        return rate * billed_devices(system, gpus).devices, price
     offer = machine_rent(system, gpus, terms.term)
     if offer is None or (terms.electricity is not None and not (offer[2] or terms.market)):
         return None, None

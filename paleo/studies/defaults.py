@@ -32,13 +32,10 @@ AUTO = "auto"
 #: Devices from which language models are trained with Megatron-Core on NVIDIA's, and with torchtitan below.
 LARGE_RUN_GPUS = 16
 #: Fields and groups of a run that describe a plan; a run that states one of them is taken as it stands.
-PLAN_FIELDS = frozenset(
-    {
-        "batch", "microbatch", "pipeline", "recompute", "placement", "exchange", "forward_only", "offload",
-        "calibration", "input", "kernels.attention", "kernels.cuda_graph", "variation.jitter", "variation.slow_ranks",
-        "fabric",
-    }
-)  # fmt: skip
+PLAN_FIELDS = frozenset([
+    "batch", "microbatch", "pipeline", "recompute", "placement", "exchange", "forward_only", "offload", "calibration",
+    "input", "kernels.attention", "kernels.cuda_graph", "variation.jitter", "variation.slow_ranks", "fabric",
+])  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +61,8 @@ class RunWithDefaults:
         software = self.software_reason and f"software {self.run.software} ({self.software_reason})"
         strategy = self.strategy_reason and f"the plan ({self.strategy_reason})"
         chosen = " and ".join(filter(None, (software, strategy)))
-        options = " and ".join(
-            filter(None, (self.software_reason and "--software", self.strategy_reason and "--strategy"))
-        )
+        both = (self.software_reason and "--software", self.strategy_reason and "--strategy")
+        options = " and ".join(filter(None, both))
         return f"Chosen: {chosen}; {options} choose{'' if ' ' in options else 's'} others." if chosen else ""
 
 
@@ -88,7 +84,6 @@ def usual_software(model: ModelSpec, system: System, run: Run) -> tuple[str, str
         Name of a software profile, and the reason in a few words.
     """
     device, language = system.device, _is_language_model(model, run)
-    dtype = run.dtype or device.training_dtype
     if device.kind == "tpu":
         return ("maxtext", "language models on TPUs") if language else (TPU_PROFILE_NAME, "compiled programs on TPUs")
     if not language:
@@ -99,13 +94,10 @@ def usual_software(model: ModelSpec, system: System, run: Run) -> tuple[str, str
         return "primus", "language models on AMD's devices"
     if not device.vendor.upper().startswith("NVIDIA"):
         return Run.model_fields["software"].default, "no framework's abilities are known for this device"
-    if run.gpus >= LARGE_RUN_GPUS or dtype == "fp16":
-        why = (
-            f"language models from {LARGE_RUN_GPUS} NVIDIA GPUs"
-            if run.gpus >= LARGE_RUN_GPUS
-            else "language models in fp16"
-        )
-        return "megatron-core", why
+    if run.gpus >= LARGE_RUN_GPUS:
+        return "megatron-core", f"language models from {LARGE_RUN_GPUS} NVIDIA GPUs"
+    if (run.dtype or device.training_dtype) == "fp16":
+        return "megatron-core", "language models in fp16"
     return "torchtitan", f"language models below {LARGE_RUN_GPUS} NVIDIA GPUs"
 
 
@@ -214,22 +206,16 @@ def plan_for_scaling_curve(model: ModelSpec, system: System, run: Run, counts: S
     RunWithDefaults
         Run with the chosen plan, which grows by data-parallel replicas; the run itself if it sets a plan or none fits.
     """
-    searched = [
-        count
-        for count in sorted(counts)
-        if leaves_software_and_plan_open(model, rescaled_run(run, count)) and run.exchange.consistency == "bsp"
-    ]
-    for gpus in searched:
-        choice = with_defaults(model, system, rescaled_run(run, gpus))
+    sized = [rescaled_run(run, count) for count in sorted(counts) if run.exchange.consistency == "bsp"]
+    for each in (each for each in sized if leaves_software_and_plan_open(model, each)):
+        choice = with_defaults(model, system, each)
         step = predict(model, system, choice.run)
         if step.memory.fits:
-            update: dict[str, object] = {
-                "strategy": without_data_parallel_degree(choice.run.strategy),
-                "pipeline.cut": None,
-            }
+            strategy = without_data_parallel_degree(choice.run.strategy)
+            update: dict[str, object] = {"strategy": strategy, "pipeline.cut": None}
             if run.global_batch is None:
                 update["batch"] = step.plan.local_batch
-            reason = f"{choice.strategy_reason} on {gpus} GPUs, then replicas"
+            reason = f"{choice.strategy_reason} on {each.gpus} GPUs, then replicas"
             return RunWithDefaults(replace_fields(choice.run, update), choice.software_reason, reason)
     return RunWithDefaults(run)
 
@@ -276,9 +262,7 @@ def with_defaults(model: ModelSpec, system: System, run: Run) -> RunWithDefaults
     """
     wants_plan, wants_software = leaves_plan_open(run), run.software == AUTO
     explicit = run.strategy == AUTO or wants_software
-    if not wants_plan and not wants_software:
-        return RunWithDefaults(run)
-    if not explicit and not _is_language_model(model, run):
+    if not (wants_plan or wants_software) or not (explicit or _is_language_model(model, run)):
         return RunWithDefaults(run)
     reason = ""
     if wants_software or (wants_plan and "software" not in run.model_fields_set):
@@ -384,11 +368,11 @@ def _best(model: ModelSpec, system: System, run: Run) -> PlanRow | None:
         rows.append(simplest_plan(plans_with_memory_headroom(result, system), system.device.memory.usable_bytes))
         if rows[-1].memory <= roomy:
             return rows[-1]
-    return min(
-        rows,
-        key=lambda row: (not row.fits, row.memory > roomy, row.step_time if row.fits else row.memory),
-        default=None,
-    )
+
+    def place(row: PlanRow) -> tuple[bool, bool, float]:
+        return not row.fits, row.memory > roomy, row.step_time if row.fits else row.memory
+
+    return min(rows, key=place, default=None)
 
 
 def _spaces(model: ModelSpec, run: Run) -> Iterator[SearchSpace]:
@@ -408,9 +392,8 @@ def _spaces(model: ModelSpec, run: Run) -> Iterator[SearchSpace]:
         sequence_parallel=None if run.software in ("fsdp2", "deepspeed", "maxtext") else True,
     )  # fmt: skip
     if facts["experts"]:
-        lean = replace(
-            small, microbatches=(1,), recompute=tuple(dict.fromkeys((small.recompute[0], small.recompute[-1])))
-        )
+        recompute = tuple(dict.fromkeys((small.recompute[0], small.recompute[-1])))
+        lean = replace(small, microbatches=(1,), recompute=recompute)
         yield replace(lean, degrees={**degrees, "tp": 1})
         yield lean
     else:

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,6 @@ FloatOrArray = float | Array
 #: How a checkpoint reaches storage: training waits for all of it, for the copy to host memory, or for that alone while
 #: most failures are survived by the copy in memory.
 CheckpointMode = Literal["sync", "async", "memory"]
-_CHECKPOINTING: tuple[CheckpointMode, ...] = ("sync", "async", "memory")
 #: Share of failures that leave the copy in host memory intact (DLRover: three of four restart a process).
 MEMORY_SURVIVAL_SHARE = 0.75
 
@@ -157,10 +156,8 @@ _HOPELESS = 100.0
 
 def two_level_goodput(
     *, memory_interval: FloatOrArray, memory_save: FloatOrArray, storage_interval: FloatOrArray,
-    storage_save: FloatOrArray,
-    restart_memory: FloatOrArray, restart_storage: FloatOrArray, mtbf: FloatOrArray,
-    survived: float = MEMORY_SURVIVAL_SHARE,
-    lag: FloatOrArray = 0.0,
+    storage_save: FloatOrArray, restart_memory: FloatOrArray, restart_storage: FloatOrArray, mtbf: FloatOrArray,
+    survived: float = MEMORY_SURVIVAL_SHARE, lag: FloatOrArray = 0.0,
 ) -> Array:  # fmt: skip
     """Return the goodput of a run with checkpoints at two levels, in host memory and in storage.
 
@@ -226,24 +223,16 @@ def _age(between: FloatOrArray, mtbf: Array) -> Array:
 _SHORT = 1e-4
 
 
-def _save_seconds(
-    *, total_bytes: FloatOrArray, process_rate: FloatOrArray, processes: FloatOrArray = 1.0,
-    node_rate: FloatOrArray = math.inf,
-    nodes: FloatOrArray = 1.0, storage_rate: FloatOrArray = math.inf, fixed: FloatOrArray = 0.0,
-    tensors: FloatOrArray = 0.0,
-    per_tensor: FloatOrArray = 0.0,
-) -> Array:  # fmt: skip
-    """Return the time to write a checkpoint to storage [s].
+def _write_time(
+    total_bytes: float, process_rate: float, processes: float, storage_rate: float, *,
+    nodes: float = 1.0, node_rate: float = math.inf,
+) -> float:  # fmt: skip
+    """Return the time to write a checkpoint to storage [s]; processes, node links or storage limit the rate [byte/s].
 
-    The slowest of processes, node links and storage limits the rate; a fixed time and a time per tensor are added.
-    Rates are in byte/s.
-
-    >>> float(_save_seconds(total_bytes=2e10, process_rate=1e9, processes=8, storage_rate=4e9))
+    >>> _write_time(2e10, process_rate=1e9, processes=8, storage_rate=4e9)
     5.0
     """
-    total = np.asarray(total_bytes, dtype=np.float64)
-    slowest = np.maximum(total / (process_rate * np.asarray(processes)), total / (node_rate * np.asarray(nodes)))
-    return np.asarray(np.maximum(slowest, total / storage_rate) + fixed + np.asarray(tensors) * per_tensor)
+    return max(total_bytes / (process_rate * processes), total_bytes / (node_rate * nodes), total_bytes / storage_rate)
 
 
 def spare_node_count(*, nodes: float, node_rate: float, repair: float, quantile: float = 0.99) -> int:
@@ -433,11 +422,8 @@ class CheckpointTimes:
         float
             Time [s].
         """
-        return float(
-            best_checkpoint_interval(
-                save=self.save, mtbf=mtbf / self.memory_survival_share if self.memory_survival_share else mtbf
-            )
-        )
+        mean = mtbf / self.memory_survival_share if self.memory_survival_share else mtbf
+        return float(best_checkpoint_interval(save=self.save, mtbf=mean))
 
     def storage_checkpoint_interval(self, interval: float) -> float:
         """Return the time between checkpoint copies in storage: at least the time in which one copy is written.
@@ -557,10 +543,8 @@ class LongRun:
             absence = checkpoints.repair / self.mtbf / checkpoints.replicas
             return {"checkpoints": saving, "restarts": checkpoints.restart / self.mtbf, "replicas away": absence}
         storage_interval = checkpoints.storage_checkpoint_interval(self.checkpoint_interval)
-        from_memory, from_storage = (
-            checkpoints.memory_survival_share / self.mtbf,
-            (1.0 - checkpoints.memory_survival_share) / self.mtbf,
-        )
+        survived = checkpoints.memory_survival_share
+        from_memory, from_storage = survived / self.mtbf, (1.0 - survived) / self.mtbf
         repeated = from_memory * (self.checkpoint_interval + checkpoints.save) / 2.0
         repeated += from_storage * ((storage_interval + checkpoints.save) / 2.0 + checkpoints.durable_lag)
         restarts = from_memory * checkpoints.restart_memory + from_storage * checkpoints.restart
@@ -594,21 +578,10 @@ def _long_run(
     share = float(checkpoints.goodput(chosen, mtbf))
     if not share > _NEVER:
         raise CapacityError(
-            f"never finishes: a failure every {format_duration(mtbf)}, "
-            f"{format_duration(checkpoints.restart)} to restart, "
-            f"checkpoints of {format_quantity(checkpoint_bytes, 'B')} every {format_duration(chosen)}"
+            f"never finishes: a failure every {format_duration(mtbf)}, {format_duration(checkpoints.restart)} to "
+            f"restart, checkpoints of {format_quantity(checkpoint_bytes, 'B')} every {format_duration(chosen)}"
         )
-    return LongRun(
-        work,
-        mtbf,
-        checkpoint_bytes=checkpoint_bytes,
-        checkpoints=checkpoints,
-        checkpoint_interval=chosen,
-        goodput=share,
-        failure_rate_range=rate_range,
-        failure_rate_source=source,
-        spares=spares,
-    )
+    return LongRun(work, mtbf, checkpoint_bytes, checkpoints, chosen, share, rate_range, source, spares)
 
 
 #: Goodput below which a run is said never to finish.
@@ -618,10 +591,8 @@ _NEVER = 1e-4
 def _check_room(place: str, needed: float, capacity: float | None) -> None:
     """Raise CapacityError if a checkpoint of ``needed`` bytes exceeds the ``capacity`` [byte] of ``place``."""
     if capacity is not None and needed > capacity:
-        raise CapacityError(
-            f"{place}: a checkpoint of {format_quantity(needed, 'B')} does not fit into "
-            f"{format_quantity(capacity, 'B')}"
-        )
+        sizes = f"{format_quantity(needed, 'B')} does not fit into {format_quantity(capacity, 'B')}"
+        raise CapacityError(f"{place}: a checkpoint of {sizes}")
 
 
 _Entry = TypeVar("_Entry")
@@ -704,12 +675,9 @@ def storage_by_name(name: str, rate: float | None = None) -> CheckpointStorage:
     SpecError
         If the name is unknown and has no rate.
     """
-    known = next((storage for word, storage in _STORAGES.items() if word in name.lower()), None)
-    if known is None and rate is None:
+    if rate is None or any(word in name.lower() for word in _STORAGES):
         return _by_word("storage", name, _STORAGES)
-    if known is None:
-        return CheckpointStorage(rate=float(rate or 0.0))
-    return known
+    return CheckpointStorage(rate=rate)
 
 
 def _by_word(kind: str, name: str, table: Mapping[str, _Entry]) -> _Entry:
@@ -758,22 +726,12 @@ def checkpoint_pause(
     """
     writer = _by_word("software", software, _WRITERS)
     single = writer.single and not (writer.passes > 1.0 and nodes > 1)
-    writing = 1.0 if single else processes
+    writing, passes = (1.0, writer.passes) if single else (processes, 1.0)
     if mode != "sync":
         return writer.pause + total_bytes / (writer.copy_rate * writing)
-    return float(
-        _save_seconds(
-            total_bytes=total_bytes * writer.passes if single else total_bytes,
-            process_rate=writer.rate,
-            processes=writing,
-            node_rate=storage.node_rate,
-            nodes=1.0 if single else nodes,
-            storage_rate=storage.rate * writer.passes if single else storage.rate,
-            fixed=storage.seconds_per_save,
-            tensors=tensors,
-            per_tensor=storage.seconds_per_tensor,
-        )
-    )
+    storing = {"nodes": 1.0 if single else nodes, "node_rate": storage.node_rate}
+    written = _write_time(total_bytes * passes, writer.rate, writing, storage.rate * passes, **storing)
+    return written + storage.seconds_per_save + tensors * storage.seconds_per_tensor
 
 
 #: Bytes kept of a parameter: weight in 16 bits, fp32 master and two states of Adam.
@@ -788,8 +746,12 @@ _COPY_RATE, _PAUSE = 10.0 * GIGA, 0.2
 _REPAIR = DAY
 
 
-def _quantity(option: str, text: str, dimension: str, *, positive: bool = False) -> float:
+def _quantity(
+    option: str, text: str | None, dimension: str, default: _Entry, *, positive: bool = False
+) -> float | _Entry:
     """Convert the text of a command-line option to SI units; raise SpecError, which names the option, if it fails."""
+    if text is None:
+        return default
     try:
         return Quantity(dimension, positive).parse_text(text)
     except SpecError as error:
@@ -836,10 +798,9 @@ def _checkpoint_bytes(prediction: Prediction) -> float:
     rule, matrices = configure_optimizer(prediction.run.optimizer), 0.0
     if rule.matrix_update is not None:
         for node in prediction.graph.nodes:
-            whole = (weight_matrix(tensor, node.operations) for tensor in node.parameters.values())
-            matrices += (
-                sum(rule.matrix_update.state_count(m) - rule.state_count * m.elements for m in whole if m) * node.repeat
-            )
+            whole = [weight_matrix(tensor, node.operations) for tensor in node.parameters.values()]
+            more = sum(rule.matrix_update.state_count(m) - rule.state_count * m.elements for m in whole if m)
+            matrices += more * node.repeat
     bytes_of_parameter = formats.parameter_bytes + rule.state_bytes(formats)
     return float(prediction.graph.parameters * bytes_of_parameter + matrices * formats.state_bytes)
 
@@ -914,8 +875,11 @@ def predict_long_run(prediction: Prediction, work: float, options: LongRunOption
         If a checkpoint does not fit or the run never finishes.
     """
     nodes = occupied_machines(prediction.system, prediction.plan.gpus)
-    rates = _reliability(prediction, options)
-    repair = _REPAIR if options.repair is None else _quantity("repair", options.repair, "time")
+    rates = system_reliability(prediction.system)
+    if options.failures is not None:  # failures per node and second, such as ``4/knodeday`` or ``0.004/nodeday``
+        rate = _quantity("failures", options.failures, "failures", 0.0)
+        rates = Reliability.model_construct(failures=rate, low=rate, high=rate, source="as stated")
+    repair = _quantity("repair", options.repair, "time", _REPAIR)
     spares = options.spares
     if spares is None:
         ready = prediction.system.price_per_node is None
@@ -953,15 +917,6 @@ def goodput_of_prediction(prediction: Prediction, options: LongRunOptions) -> fl
         return 0.0
 
 
-def _reliability(prediction: Prediction, options: LongRunOptions) -> Reliability:
-    if options.failures is None:
-        return system_reliability(prediction.system)
-    # Parse failures per node and second, such as ``4/knodeday`` or ``0.004/nodeday``; raise SpecError without such a
-    # unit.
-    rate = _quantity("failures", options.failures, "failures")
-    return Reliability.model_construct(failures=rate, low=rate, high=rate, source="as stated")
-
-
 def _checkpoints_of(
     prediction: Prediction, options: LongRunOptions, *, in_repair: float, repair: float
 ) -> CheckpointTimes:  # fmt: skip
@@ -972,46 +927,36 @@ def _checkpoints_of(
     total, plan = _checkpoint_bytes(prediction), prediction.plan
     nodes = occupied_machines(prediction.system, plan.gpus)
     rate = checkpoint_storage_bandwidth(options)
-    size = (
-        None
-        if options.storage_size is None
-        else _quantity("storage-size", options.storage_size, "bytes", positive=True)
-    )
-    _check_room("storage", total, size)
-    mode, writer = _checkpointing_named(options.checkpointing), _WRITERS["megatron"].rate
-    write = float(
-        _save_seconds(total_bytes=total, process_rate=writer, processes=plan.gpus, nodes=nodes, storage_rate=rate)
-    )
     copy = total / plan.gpus / _COPY_RATE
-    path = RestartTimes()
+    _check_room("storage", total, _quantity("storage-size", options.storage_size, "bytes", None, positive=True))
+    mode, writer = cast("CheckpointMode", options.checkpointing or "sync"), _WRITERS["megatron"].rate
+    if mode not in get_args(CheckpointMode):
+        raise SpecError(f"--checkpointing {mode!r} is none of {', '.join(get_args(CheckpointMode))}")
+    write, pause, path = _write_time(total, writer, plan.gpus, rate), _PAUSE + copy, RestartTimes()
     # Compute the seconds until a node is replaced: by a spare, by a cloud machine that boots, or by the first
     # repaired one.
-    swap = RestartTimes().replace
+    replace = path.replace if prediction.system.price_per_node is None else ON_DEMAND_BOOT_TIME.seconds
     if options.spares is not None:
-        replace = mean_node_replacement_time(mean_in_repair=in_repair, spares=options.spares, repair=repair, swap=swap)
-    else:
-        replace = ON_DEMAND_BOOT_TIME.seconds if prediction.system.price_per_node is not None else swap
-    restart = path.total_time(total / rate, replace)
-    if options.restart is not None:
-        restart = _quantity("restart", options.restart, "time")
-    if options.elastic:
-        _check_replicas(prediction)
-        standing = path.detect + path.warm_up if options.restart is None else restart
-        absence = replace + path.launch + copy
-        return CheckpointTimes(
-            write if mode == "sync" else _PAUSE + copy, standing, 0.0, replicas=plan.dp, repair=absence
+        replace = mean_node_replacement_time(
+            mean_in_repair=in_repair, spares=options.spares, repair=repair, swap=path.replace
         )
+    restart = _quantity("restart", options.restart, "time", path.total_time(total / rate, replace))
+    if options.elastic:
+        if plan.dp < 2 or plan.strategy.zero:
+            lacks = f"--elastic: {plan.strategy_text or 'one GPU'} has no replica that others can do without"
+            raise SpecError(f"{lacks}; expected dp of 2 or more whose states are not sharded (zero=0)")
+        standing = path.detect + path.warm_up if options.restart is None else restart
+        save, absence = write if mode == "sync" else pause, replace + path.launch + copy
+        return CheckpointTimes(save, standing, 0.0, replicas=plan.dp, repair=absence)
     if mode == "sync":
         return CheckpointTimes(write, restart)
     if mode == "async":
-        return CheckpointTimes(_PAUSE + copy, restart, write)
+        return CheckpointTimes(pause, restart, write)
     host = prediction.system.host
     if host is not None and host.memory is not None:
         _check_room("host memory of a node", (total / nodes), host.memory)
     memory_restart = min(path.total_time(copy, 0.0), restart)
-    return CheckpointTimes(
-        _PAUSE + copy, restart, write, memory_survival_share=MEMORY_SURVIVAL_SHARE, restart_memory=memory_restart
-    )
+    return CheckpointTimes(pause, restart, write, MEMORY_SURVIVAL_SHARE, memory_restart)
 
 
 def checkpoint_storage_bandwidth(options: LongRunOptions) -> float:
@@ -1032,40 +977,17 @@ def checkpoint_storage_bandwidth(options: LongRunOptions) -> float:
     SpecError
         If the option is not valid.
     """
-    if options.storage is None:
-        return _STORAGE_RATE
-    return _quantity("storage", options.storage, "bandwidth", positive=True)
-
-
-def _check_replicas(prediction: Prediction) -> None:
-    """Raise SpecError if a run cannot be elastic: it needs two data-parallel replicas or more and no ZeRO sharding."""
-    plan = prediction.plan
-    if plan.dp < 2 or plan.strategy.zero:
-        raise SpecError(
-            f"--elastic: {plan.strategy_text or 'one GPU'} has no replica that others can do "
-            f"without; expected dp of 2 or "
-            "more whose states are not sharded (zero=0)"
-        )
-
-
-def _checkpointing_named(text: str | None) -> CheckpointMode:
-    """Check the name of a checkpointing mode: ``sync`` (the default), ``async`` or ``memory``."""
-    for mode in _CHECKPOINTING:
-        if mode == (text or "sync"):
-            return mode
-    raise SpecError(f"--checkpointing {text!r} is none of {', '.join(_CHECKPOINTING)}")
+    return _quantity("storage", options.storage, "bandwidth", _STORAGE_RATE, positive=True)
 
 
 def _checkpoint_interval(text: str | None, step_time: float) -> float | None:
     """Convert ``30min`` or ``250steps`` to the time between checkpoints [s]; None for ``auto``, the best interval."""
     if text in (None, "auto"):
         return None
-    steps = re.match(r"\s*(\d{1,15})\s*steps?\s*\Z", str(text))
-    if steps:
+    if steps := re.match(r"\s*(\d{1,15})\s*steps?\s*\Z", str(text)):
         return float(steps.group(1)) * step_time
     try:
         return Quantity("time").parse_text(text)
     except SpecError:
-        raise SpecError(
-            f"--checkpoint {text!r:.60}: expected auto, a time as 30min or whole steps as 250steps"
-        ) from None
+        expected = "expected auto, a time as 30min or whole steps as 250steps"
+        raise SpecError(f"--checkpoint {text!r:.60}: {expected}") from None

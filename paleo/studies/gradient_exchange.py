@@ -183,14 +183,12 @@ def _workload_of(prediction: Prediction) -> DataParallelWorkload:
     seconds, _ = batch.layouts.gradient_exchange_times_and_bytes(batch.assignment, plan.strategy.zero, chunks=False)
     exchange = float(seconds.sum(axis=1).max()) if plan.dp > 1 else 0.0
     noise = StepTimeNoise.from_run(run, batch.backend.software, plan.local_batch)
+    served = _has_servers(run.exchange.servers, run.exchange.consistency)
     compute = max(after.step_time - exchange, 0.0)
-    elements = float(
-        batch.layouts.stage_parameter_counts(batch.assignment.distinct_stages_and_chunks.stages, trained=True).max()
-    )
+    kinds = batch.assignment.distinct_stages_and_chunks.stages
+    elements = float(batch.layouts.stage_parameter_counts(kinds, trained=True).max())
     payload = elements * batch.backend.formats.accumulated_gradient_bytes
-    tensors = (
-        sum(section.trained_tensor_count * section.repeat for section in prediction.program.sections) / plan.stages
-    )
+    tensors = sum(each.trained_tensor_count * each.repeat for each in prediction.program.sections) / plan.stages
     return DataParallelWorkload(
         workers=float(plan.dp),
         compute_time=compute,
@@ -202,7 +200,7 @@ def _workload_of(prediction: Prediction) -> DataParallelWorkload:
         tensors=float(tensors),
         jitter=float(noise.independent),
         persistent_jitter=noise.persistent,
-        server=_server(prediction),
+        server=_server_of(run, prediction.system, batch.backend.software) if served else None,
     )
 
 
@@ -214,14 +212,6 @@ def _farthest_send_time(prediction: Prediction, payload: float) -> float:
     stride, ranks = np.array([mesh.stride(BATCH_AXES)]), np.array([mesh.group_size(BATCH_AXES)])
     fabric = prediction.step_arrays.batch.backend.fabric
     return float(fabric.collective_times("send_recv", stride, ranks, np.array([payload]))[0])
-
-
-def _server(prediction: Prediction) -> ParameterServers | None:
-    """Return the parameter servers of a predicted run; None if its consistency model has none."""
-    run = prediction.run
-    if not _has_servers(run.exchange.servers, run.exchange.consistency):
-        return None
-    return _server_of(run, prediction.system, prediction.step_arrays.batch.backend.software)
 
 
 def _has_servers(servers: int | None, model: str) -> bool:
@@ -239,15 +229,13 @@ def _server_of(run: Run, system: System, software: SoftwareProfile) -> Parameter
     """
     links = [level for level in system.levels if level.ranks is None] or list(system.levels)
     if not links:
-        raise PlanError(
-            f"consistency {run.exchange.consistency}: {system.name} is one device without links to a server"
-        )
+        name = run.exchange.consistency
+        raise PlanError(f"consistency {name}: {system.name} is one device without links to a server")
     port = links[-1].link.bandwidth * max(1, links[-1].ports or 1)
     memory = system.host.memory_bandwidth if system.host is not None and system.host.memory_bandwidth else np.inf
     rate = 1.0 / (1.0 / port + _SERVER_PASSES / memory)
-    return ParameterServers(
-        seconds_per_tensor=software.gradients.server_call, bandwidth=float(rate), count=run.exchange.servers or 1
-    )
+    call, count = software.gradients.server_call, run.exchange.servers or 1
+    return ParameterServers(seconds_per_tensor=call, bandwidth=float(rate), count=count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,10 +265,8 @@ class CompressionStudy:
     @property
     def mean_step_time(self) -> float:
         """Mean step time of the run [s]: a share w of its steps (the warm-up) is uncompressed, 1 − w is compressed."""
-        return (
-            self.warm_up_share * self.uncompressed_prediction.step_time
-            + (1.0 - self.warm_up_share) * self.prediction.step_time
-        )
+        share, dense = self.warm_up_share, self.uncompressed_prediction.step_time
+        return share * dense + (1.0 - share) * self.prediction.step_time
 
     @property
     def saves_time(self) -> bool:
@@ -313,21 +299,12 @@ def compression_study(prediction: Prediction) -> CompressionStudy | None:
     plain = float(wire_bytes((CompressedCollective("all_reduce", gradient.bytes),), gradient))
     coding = float(batch.layouts.compression_times(kinds).max())
     before = dense.step_arrays.batch
-    exchange, _ = before.layouts.gradient_exchange_times_and_bytes(
-        before.assignment, prediction.plan.strategy.zero, chunks=False
-    )
+    zero = prediction.plan.strategy.zero
+    exchange, _ = before.layouts.gradient_exchange_times_and_bytes(before.assignment, zero, chunks=False)
     seconds = float(exchange.sum(axis=1).max())
     rate = plain / seconds if seconds > 0 else np.inf
-    return CompressionStudy(
-        prediction,
-        dense,
-        method=method,
-        sent_bytes=sent,
-        uncompressed_sent_bytes=plain,
-        compression_time=coding,
-        uncompressed_bandwidth=rate,
-        break_even_bandwidth=float(break_even_bandwidth(plain, sent, coding)),
-    )
+    pays_below = float(break_even_bandwidth(plain, sent, coding))
+    return CompressionStudy(prediction, dense, method, sent, plain, coding, rate, pays_below)
 
 
 #: Rates over that of the system at which steps are compared.
@@ -511,9 +488,8 @@ def _gradient(study: CollectiveStudy, width: float, tensors: int) -> SummedGradi
     sides = 2.0 * tensors * (elements / tensors) ** 0.5
     return SummedGradient(
         elements=elements, tensors=float(tensors), ranks=float(study.ranks), element_bytes=width,
-        matrices=float(tensors),
-        ranks_per_node=float(min(study.ranks, study.system.devices_per_node)), matrix_elements=elements,
-        matrix_side_sums=sides,
+        matrices=float(tensors), matrix_elements=elements, matrix_side_sums=sides,
+        ranks_per_node=float(min(study.ranks, study.system.devices_per_node)),
     )  # fmt: skip
 
 
@@ -531,9 +507,8 @@ def _rows(
     for scheme, messages in schemes.items():
         wire = sum(_seconds(study, message) for message in messages)
         less = float(wire_bytes(messages, whole))
-        rows.append(
-            CompressedAllReduce(name, scheme, wire, coding, less, float(break_even_bandwidth(sent, less, coding)))
-        )
+        pays_below = float(break_even_bandwidth(sent, less, coding))
+        rows.append(CompressedAllReduce(name, scheme, wire, coding, less, pays_below))
     return rows
 
 
@@ -702,7 +677,8 @@ def exchange_search(
             refused.append(f"{compress or 'dense'}: {error}")
             continue
         batch, names = searched.global_batch, dict.fromkeys(consistencies)
-        works = _works(searched, system) if names.keys() - {_SYNCHRONOUS} else []
+        ranking = searched.ranking if names.keys() - {_SYNCHRONOUS} else None
+        works = [] if ranking is None else [_work(part, system) for part in ranking.parts]
         for name in names:
             scores = _scores(searched, works, name, price)
             configurations += int(np.isfinite(scores).sum())
@@ -775,12 +751,8 @@ class _Work(NamedTuple):
     servers: int | None
 
 
-def _works(searched: FoundPlans, system: System) -> list[_Work]:
-    """Return step times and workload of each part of a plan search; they are the same under all consistency models."""
-    return [] if searched.ranking is None else [_work(part, system) for part in searched.ranking.parts]
-
-
 def _work(part: EvaluatedGroup, system: System) -> _Work:
+    """Return step times and workload of one part of a plan search; they are the same under all consistency models."""
     results = part.results
     order = np.argsort(results.batch_index, kind="stable")
     ends = np.searchsorted(results.batch_index[order], np.arange(len(results.batches) + 1))
@@ -797,13 +769,10 @@ def _work(part: EvaluatedGroup, system: System) -> _Work:
 
 def _joined(workloads: Sequence[DataParallelWorkload]) -> DataParallelWorkload:
     """Concatenate the arrays of several workloads of one system and run."""
-    names = [
-        each.name for each in fields(DataParallelWorkload) if isinstance(getattr(workloads[0], each.name), np.ndarray)
-    ]
-    arrays: dict[str, Any] = {
-        name: np.concatenate([getattr(workload, name) for workload in workloads]) for name in names
-    }
-    return replace(workloads[0], **arrays)
+    first = workloads[0]
+    names = [each.name for each in fields(first) if isinstance(getattr(first, each.name), np.ndarray)]
+    arrays: dict[str, Any] = {name: np.concatenate([getattr(work, name) for work in workloads]) for name in names}
+    return replace(first, **arrays)
 
 
 def _effective(work: _Work, name: str, price: StalenessPenalty, batch: int) -> Array:
@@ -832,12 +801,8 @@ def _neighbour_seconds(layouts: Layouts, payload: Array) -> Array:
 
 def _tensors(layouts: Layouts) -> Array:
     """Count the trained parameter tensors over all pipeline stages, for each parallel layout; shape (layouts,)."""
-    return np.array(
-        [
-            float(sum(section.trained_tensor_count * section.repeat for section in each.sections))
-            for each in layouts.programs
-        ]
-    )
+    counts = [sum(part.trained_tensor_count * part.repeat for part in each.sections) for each in layouts.programs]
+    return np.array(counts, dtype=np.float64)
 
 
 def _workload(
@@ -849,13 +814,11 @@ def _workload(
     step times [s].
     """
     layouts, layout = batch.layouts, batch.cases.layout_index[rows]
-    elements = layouts.stage_parameter_counts(batch.assignment.distinct_stages_and_chunks.stages, trained=True).max(
-        axis=0
-    )
+    kinds = batch.assignment.distinct_stages_and_chunks.stages
+    elements = layouts.stage_parameter_counts(kinds, trained=True).max(axis=0)
     payload = elements * batch.backend.formats.accumulated_gradient_bytes
-    exchange = (
-        layouts.gradient_exchange_times_and_bytes(batch.assignment, batch.zero, chunks=False)[0].sum(axis=1).max(axis=0)
-    )
+    seconds, _ = layouts.gradient_exchange_times_and_bytes(batch.assignment, batch.zero, chunks=False)
+    exchange = seconds.sum(axis=1).max(axis=0)
     neighbour = layouts.cache.get_or_compute("neighbour", lambda: _neighbour_seconds(layouts, payload))
     tensors = layouts.cache.get_or_compute("tensors of all stages", lambda: _tensors(layouts))
     noise = StepTimeNoise.from_run(run, batch.backend.software, np.array(layouts.local_batches, dtype=np.float64))

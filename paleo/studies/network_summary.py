@@ -117,6 +117,7 @@ def _counted(node: Node, formats: Precision, storage: SavedTensorCounter, known:
     forward = tuple(kernel for operation in node.operations for kernel in operation.forward_kernels(formats))
     backward = tuple(kernel for operation in node.operations for kernel in operation.backward_kernels(formats))
     model_counts = [model_flops(operation, formats) for operation in node.operations]
+    iterations = max(node.repeat, 1)
     kept = [tensor for operation in node.operations for tensor in operation.saved_tensors if tensor.role != "parameter"]
     return LayerCounts(
         node.name,
@@ -130,8 +131,7 @@ def _counted(node: Node, formats: Precision, storage: SavedTensorCounter, known:
         model_flops_backward=sum(flops for _, flops in model_counts),
         bytes_forward=sum(kernel.bytes for kernel in forward),
         bytes_backward=sum(kernel.bytes for kernel in backward),
-        saved_bytes=sum(tensor.bytes(formats) * storage.count_new_copies(tensor, node) for tensor in kept)
-        / max(node.repeat, 1),
+        saved_bytes=sum(tensor.bytes(formats) * storage.count_new_copies(tensor, node) for tensor in kept) / iterations,
         repeat=node.repeat,
         kernels=forward,
     )
@@ -165,16 +165,12 @@ def layer_speeds(summary: NetworkSummary, system: System, run: Run) -> list[Laye
         One entry for each layer that computes.
     """
     total, seconds = summary.total("flops_forward"), layer_forward_times(summary, system, run)
-    return [
-        LayerSpeed(
-            layer.type,
-            layer.arithmetic_intensity,
-            layer.flops_forward / time,
-            layer.flops_forward * layer.repeat / total,
-        )
-        for layer, time in zip(summary.layers, seconds, strict=True)
-        if layer.flops_forward > 0 and time > 0
-    ]
+    speeds = []
+    for layer, time in zip(summary.layers, seconds, strict=True):
+        if layer.flops_forward > 0 and time > 0:
+            share = layer.flops_forward * layer.repeat / total
+            speeds.append(LayerSpeed(layer.type, layer.arithmetic_intensity, layer.flops_forward / time, share))
+    return speeds
 
 
 #: Why kernels of a layer may be faster than the roof of the FLOP that are counted.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
@@ -35,7 +36,7 @@ from paleo.studies.cost import (
 from paleo.studies.gradient_exchange import ConsistencyStudy, consistency_study
 from paleo.studies.scale import ScaleCurve, Scaling, predict_scale_curve
 from paleo.studies.what_if import HARDWARE_SCALERS
-from paleo.units import DAY, format_duration, parse_quantity
+from paleo.units import DAY, format_dollars, format_duration, parse_quantity
 
 if TYPE_CHECKING:
     from paleo.search.plans import FoundPlans
@@ -105,16 +106,14 @@ class ComparedSystem:
     @property
     def step_time(self) -> float | None:
         """Step time on this system [s]: the time for one global batch; None if the run cannot be predicted on it."""
-        if self.consistency is not None:
-            return self.consistency.step_time
-        return None if self.prediction is None else self.prediction.step_time
+        source = self.consistency or self.prediction
+        return None if source is None else source.step_time
 
     @property
     def samples_per_s(self) -> float | None:
         """Throughput of all GPUs of this system [samples/s]; None if the run cannot be predicted on it."""
-        if self.consistency is not None:
-            return self.consistency.samples_per_s
-        return None if self.prediction is None else self.prediction.samples_per_s
+        source = self.consistency or self.prediction
+        return None if source is None else source.samples_per_s
 
     @property
     def fits(self) -> bool:
@@ -162,13 +161,8 @@ class SystemComparison:
         ComparedSystem, optional
             The system with its prediction; None if the objective is known for no system.
         """
-        known = [
-            (getattr(candidate.training, objective), index)
-            for index, candidate in enumerate(self.candidates)
-            if candidate.fits
-        ]
-        figures = [pair for pair in known if pair[0] is not None]
-        return self.candidates[min(figures)[1]] if figures else None
+        known = [each for each in self.candidates if each.fits and getattr(each.training, objective) is not None]
+        return min(known, key=lambda candidate: getattr(candidate.training, objective), default=None)
 
     def overlapping_candidates(self, objective: Objective) -> tuple[ComparedSystem, ...]:
         """Return the systems that cannot be told from the best one: their 90 % interval overlaps that of the best.
@@ -186,9 +180,8 @@ class SystemComparison:
         winner = self.best(objective)
         low, high = (_interval_of(winner, objective) if winner is not None else None) or (0.0, -1.0)
         others = [each for each in self.candidates if each.fits and each is not winner]
-        return tuple(
-            each for each in others if (ends := _interval_of(each, objective)) and ends[0] <= high and low <= ends[1]
-        )
+        known = ((each, _interval_of(each, objective)) for each in others)
+        return tuple(each for each, ends in known if ends is not None and ends[0] <= high and low <= ends[1])
 
     def ranked(self, objective: Objective) -> SystemComparison:
         """Sort the compared systems, best first; systems without a value come next, those that do not fit last.
@@ -275,7 +268,7 @@ def compare_systems(
     candidates, errors = [], list[PaleoError]()
     for system, count in machines:
         try:
-            prediction = _predicted(model, system, run.model_copy(update={"gpus": count}), planner)
+            prediction = _planned(model, system, run.model_copy(update={"gpus": count}), planner)[0][0]
             cost = estimate_training(prediction, amount, tariff, long_run=long_run)
             candidates.append(ComparedSystem(system, prediction, cost, consistency=consistency_study(prediction)))
         except (PlanError, SpecError, CapacityError) as error:
@@ -284,7 +277,10 @@ def compare_systems(
     if errors and len(errors) == len(candidates):
         raise errors[0]
     if not any(candidate.fits for candidate in candidates):
-        candidates = [_advised(candidate) for candidate in candidates]
+        candidates = [
+            replace(each, advice=suggest_memory_savings(each.prediction)) if each.prediction is not None else each
+            for each in candidates
+        ]
     return SystemComparison(amount, tuple(candidates), searched)
 
 
@@ -297,25 +293,20 @@ def _common_batch(model: ModelSpec, systems: Sequence[tuple[System, int]], run: 
         return run.global_batch
     system, gpus = max(systems, key=lambda entry: entry[1])
     strategy = "dp" if run.strategy == AUTO else run.strategy
-    return plan(
-        model, system, run.model_copy(update={"gpus": gpus, "microbatch": None, "strategy": strategy})
-    ).global_batch
+    largest = run.model_copy(update={"gpus": gpus, "microbatch": None, "strategy": strategy})
+    return plan(model, system, largest).global_batch
 
 
-def _predicted(model: ModelSpec, system: System, run: Run, planner: PlanSearch | None) -> Prediction:
+def _planned(
+    model: ModelSpec, system: System, run: Run, planner: PlanSearch | None
+) -> tuple[Sequence[Prediction], int, int]:
+    """Return the predictions of a run, best first, with the numbers of plans compared and of those that fit."""
     if run.strategy != AUTO:
-        return predict(model, system, run)
+        step = predict(model, system, run)
+        return [step], 1, int(step.memory.fits)
     if planner is None:
         raise PlanError("strategy 'auto': nothing searches for one here")
-    return planner(model, system, run.model_copy(update={"strategy": "dp"}))[0][0]
-
-
-def _advised(candidate: ComparedSystem) -> ComparedSystem:
-    return (
-        candidate
-        if candidate.prediction is None
-        else replace(candidate, advice=suggest_memory_savings(candidate.prediction))
-    )
+    return planner(model, system, run.model_copy(update={"strategy": "dp"}))
 
 
 #: How far each figure of the hardware is moved, up and down.
@@ -396,12 +387,12 @@ class SystemOffer:
 
     candidate: ComparedSystem
     gpus: int
-    plans_compared: int
-    plans_fitting: int
-    runner_up: Prediction | None
-    power: Power | None
-    sensitivity: tuple[HardwareSensitivity, ...]
-    scaling_curve: ScaleCurve | None
+    plans_compared: int = 0
+    plans_fitting: int = 0
+    runner_up: Prediction | None = None
+    power: Power | None = None
+    sensitivity: tuple[HardwareSensitivity, ...] = ()
+    scaling_curve: ScaleCurve | None = None
 
     @property
     def prediction(self) -> Prediction | None:
@@ -436,21 +427,6 @@ class Purchase:
         winner = self.comparison.best(objective)
         return next((offer for offer in self.offers if offer.candidate is winner), None) if winner is not None else None
 
-    def overlapping_candidates(self, objective: Objective) -> tuple[ComparedSystem, ...]:
-        """Return the systems that cannot be told from the best one: their 90 % interval overlaps that of the best.
-
-        Parameters
-        ----------
-        objective : Objective
-            ``time``, ``cost`` or ``energy``.
-
-        Returns
-        -------
-        tuple of ComparedSystem
-            Systems with their predictions, without the best one.
-        """
-        return self.comparison.overlapping_candidates(objective)
-
 
 def recommend_plans(request: PurchaseRequest) -> Purchase:
     """Recommend a training plan on every system of a purchase study, all at the same global batch.
@@ -478,18 +454,7 @@ def recommend_plans(request: PurchaseRequest) -> Purchase:
             offers.append(_offer(request, system, gpus, batch))
         except (PlanError, SpecError, CapacityError) as error:
             errors.append(error)
-            offers.append(
-                SystemOffer(
-                    ComparedSystem(system, problem=str(error)),
-                    gpus,
-                    plans_compared=0,
-                    plans_fitting=0,
-                    runner_up=None,
-                    power=None,
-                    sensitivity=(),
-                    scaling_curve=None,
-                )
-            )
+            offers.append(SystemOffer(ComparedSystem(system, problem=str(error)), gpus))
     if len(errors) == len(offers):
         raise errors[0]
     return Purchase(request, batch, tuple(offers))
@@ -499,16 +464,10 @@ def _offer(request: PurchaseRequest, system: System, gpus: int, batch: int) -> S
     from paleo.search.gpu_counts import recommended_plans
 
     run = request.run.model_copy(update={"gpus": gpus, "global_batch": batch, "batch": None})
-    if run.strategy == AUTO:
-        planner = request.planner or recommended_plans
-        predictions, tried, fit = planner(request.model, system, run.model_copy(update={"strategy": "dp"}))
-    else:
-        predictions = [predict(request.model, system, run)]
-        tried, fit = 1, int(predictions[0].memory.fits)
+    predictions, tried, fit = _planned(request.model, system, run, request.planner or recommended_plans)
     best, fitting = predictions[0], [prediction for prediction in predictions if prediction.memory.fits]
-    trained = estimate_training(
-        best, request.amount, request.tariff, critical_batch=request.critical_batch, long_run=request.long_run
-    )
+    critical, failures = request.critical_batch, request.long_run
+    trained = estimate_training(best, request.amount, request.tariff, critical_batch=critical, long_run=failures)
     return SystemOffer(
         ComparedSystem(system, best, trained, consistency=consistency_study(best)),
         gpus,
@@ -541,21 +500,11 @@ def hardware_sensitivities(
     tuple of HardwareSensitivity
         Step times relative to the unchanged hardware, the most important property first.
     """
-    return tuple(
-        sorted(
-            (_moved(prediction, figure, change) for figure in HARDWARE_SCALERS),
-            key=lambda sensitivity: -sensitivity.largest_change,
-        )
-    )
-
-
-def _moved(prediction: Prediction, figure: str, change: float) -> HardwareSensitivity:
-    low, high = (
-        prediction.predict_variant(HARDWARE_SCALERS[figure](prediction.system, factor))
-        for factor in (1 - change, 1 + change)
-    )
-    step = prediction.step_time
-    return HardwareSensitivity(figure, low.step_time / step, high.step_time / step, low.memory.fits)
+    step, found = prediction.step_time, list[HardwareSensitivity]()
+    for name, scale in HARDWARE_SCALERS.items():
+        low, high = (prediction.predict_variant(scale(prediction.system, 1 + part)) for part in (-change, change))
+        found.append(HardwareSensitivity(name, low.step_time / step, high.step_time / step, low.memory.fits))
+    return tuple(sorted(found, key=lambda sensitivity: -sensitivity.largest_change))
 
 
 #: The largest count that is tried to find one that fits, or that is in time.
@@ -613,8 +562,13 @@ def parse_purchase_requirements(
     >>> parse_purchase_requirements(None, "1.5d", "20k USD", "cost", Tariff()).deadline
     129600.0
     """
-    seconds = None if deadline is None else _seconds(str(deadline))
-    dollars = None
+    seconds = dollars = None
+    if deadline is not None:
+        try:
+            seconds = parse_quantity(str(deadline), "time")
+        except SpecError:
+            expected = "expected a time with its unit, such as 60d or 12h"
+            raise SpecError(f"--deadline {str(deadline)!r}: {expected}") from None
     if budget is not None:
         try:
             dollars = parse_quantity(str(budget).removesuffix("USD").strip(), "count")
@@ -625,14 +579,6 @@ def parse_purchase_requirements(
     if seconds is not None and seconds <= 0:
         raise SpecError(f"--deadline {deadline!r}: expected a time above zero, such as 60d or 12h")
     return PurchaseRequirements(amount, seconds, dollars, objective, tariff)
-
-
-def _seconds(deadline: str) -> float:
-    """Convert a deadline such as ``60d`` to seconds; raise SpecError if the text is no time with a unit."""
-    try:
-        return parse_quantity(deadline, "time")
-    except SpecError:
-        raise SpecError(f"--deadline {deadline!r}: expected a time with its unit, such as 60d or 12h") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -675,17 +621,20 @@ class PlanWithCost:
     @property
     def training_time(self) -> float | None:
         """Duration of the whole training [s]; None without an amount of training."""
-        return None if self.best_training is None else self.best_training.time * self.step_time_ratio
+        return self._of_training("time")
 
     @property
     def usd(self) -> float | None:
-        cost = None if self.best_training is None else self.best_training.cost
-        return None if cost is None else cost * self.step_time_ratio
+        return self._of_training("cost")
 
     @property
     def joules(self) -> float | None:
-        energy = None if self.best_training is None else self.best_training.energy
-        return None if energy is None else energy * self.step_time_ratio
+        return self._of_training("energy")
+
+    def _of_training(self, figure: str) -> float | None:
+        """Return the time, cost or energy of the training with this plan; all are proportional to its step time."""
+        value = getattr(self.best_training, figure, None)
+        return None if value is None else value * self.step_time_ratio
 
     @property
     def goodput(self) -> float | None:
@@ -713,20 +662,15 @@ class PlanWithCost:
         float
             Seconds, USD, joules or GPUs; inf if unknown.
         """
-        figures = {
-            "time": self.row.step_time if self.training_time is None else self.training_time,
-            "cost": self.usd,
-            "energy": self.joules,
-            "gpus": float(self.row.gpus),
-        }
-        value = figures[objective]
+        row = self.row
+        if objective == "gpus":
+            return float(row.gpus)
+        value = self._of_training(objective)
+        if value is None and objective == "time":
+            value = row.step_time
         if value is None:
             return math.inf
-        fastest = (
-            self.row.tie_group_step_time / self.row.step_time
-            if self.row.tie_group_step_time and objective != "gpus"
-            else 1.0
-        )
+        fastest = row.tie_group_step_time / row.step_time if row.tie_group_step_time else 1.0
         return float(f"{value * fastest:.9g}")
 
     @property
@@ -804,16 +748,8 @@ class PurchasePlans:
         system, batch = self.searches[0][0], self.global_batch
         results = [result for each, result in self.searches if each is system and result.global_batch == batch]
         rows = tuple(plan.row for plan in self.plans if plan.system is system)
-        return replace(
-            merge_search_results(results, system, results[0].objective),
-            plans=rows,
-            objective=self.requirements.objective,
-        )
-
-    @property
-    def launch_settings_line(self) -> str:
-        """Options with which the framework (such as Megatron-LM) launches the first plan, in one line of text."""
-        return self.launch_settings_and_preparation[0]
+        merged = merge_search_results(results, system, results[0].objective)
+        return replace(merged, plans=rows, objective=self.requirements.objective)
 
     @property
     def launch_settings_and_preparation(self) -> tuple[str, str]:
@@ -894,26 +830,24 @@ def plan_purchase(
         else:
             tried.search_smallest_count(system)
     if not tried.searches:
-        raise PlanError(
-            "; ".join(dict.fromkeys(f"{each.gpus_and_nodes_text(gpus)}: {why}" for each, gpus, why in tried.skipped))
-        )
-    priced = tried.plans
-    priced.sort(
-        key=lambda plan: (
-            not plan.meets(wish),
-            not plan.row.fits,
-            not plan.has_memory_headroom,
-            plan.objective_value(wish.objective),
-        )
-    )
+        reasons = (f"{each.gpus_and_nodes_text(gpus)}: {why}" for each, gpus, why in tried.skipped)
+        raise PlanError("; ".join(dict.fromkeys(reasons)))
+
+    def place(plan: PlanWithCost) -> tuple[bool, bool, bool, float]:
+        value = plan.objective_value(wish.objective)
+        return not plan.meets(wish), not plan.row.fits, not plan.has_memory_headroom, value
+
+    priced = sorted(tried.plans, key=place)
     batch = priced[0].best_prediction.plan.global_batch
     leading = tuple(_selected_plans(priced, top, top if not largest else None))
     reply = PurchasePlans(model, wish, batch, leading, tuple(tried.searches), tuple(tried.skipped))
     if reply.best is not None or not largest:
         return reply
+    # A larger GPU count (by doublings) that meets the requirements, and offload to host memory if no plan fits.
     kept = run.model_copy(update={"global_batch": batch, "batch": None})
-    remedies = _remedies(tried, offers, kept, any(plan.row.fits for plan in priced))
-    return replace(reply, remedies=tuple(remedies))
+    more = _more_gpus(replace(tried, run=kept, top=1), offers)
+    offload = None if any(plan.row.fits for plan in priced) else _offload(model, offers, kept)
+    return replace(reply, remedies=tuple(remedy for remedy in (more, offload) if remedy is not None))
 
 
 @dataclass
@@ -946,21 +880,24 @@ class _Searches:
         PlanWithCost or None
             Fastest plan with its cost; None if no plan is found.
         """
-        plans = list[PlanWithCost]()
+        from paleo.search.gpu_counts import search_gpu_counts
+
+        wish, plans = self.requirements, list[PlanWithCost]()
         software, space = self.choose_search(system, gpus)
         stated = {"software": software} if software != self.run.software else {}
-        for run in _runs_at_all_batches(self.run.model_copy(update=stated), self.requirements):
-            try:
-                result = _search(self.model, system, gpus, run, space, self.top)
-                plans += _priced(self.model, system, result, self.requirements)
+        for run in _runs_at_all_batches(self.run.model_copy(update=stated), wish):
+            try:  # the fastest plans of one system and GPU count also cost and consume the least there
+                result = search_gpu_counts(self.model, system, run, (gpus,), space=space, top=self.top)
+                lead, cost = predict(self.model, system, result.plans[0].run), None
+                if wish.amount is not None:
+                    cost = estimate_training(lead, wish.amount, wish.tariff, long_run=wish.long_run)
+                plans += [PlanWithCost(system, row, lead, cost) for row in result.plans]
             except PaleoError as error:
                 self.skipped.append((system, gpus, str(error)))
                 continue
             self.searches.append((system, result))
         self.plans += plans
-        return min(
-            plans, key=lambda plan: (not plan.meets(self.requirements), plan.objective_value("time")), default=None
-        )
+        return min(plans, key=lambda plan: (not plan.meets(wish), plan.objective_value("time")), default=None)
 
     def search_smallest_count(self, system: System) -> None:
         """Search for the smallest GPU count of a system that meets the requirements.
@@ -987,11 +924,8 @@ class _Searches:
             plan = self.best_plan(system, units * unit)
             if plan is None:
                 continue
-            late = (
-                self.requirements.deadline is not None
-                and plan.training_time is not None
-                and plan.training_time > self.requirements.deadline
-            )
+            time, deadline = plan.training_time, self.requirements.deadline
+            late = deadline is not None and time is not None and time > deadline
             if plan.meets(self.requirements):
                 high, guess = units, units // 2
             elif plan.row.fits and not late:
@@ -999,8 +933,8 @@ class _Searches:
             else:
                 left = [size for size in left if size > units or _odd_factor(size) < _odd_factor(units)]
                 guess = 2 * units
-            if self.requirements.deadline is not None and plan.training_time is not None and plan.row.fits:
-                ideal = units * plan.training_time / self.requirements.deadline
+            if deadline is not None and time is not None and plan.row.fits:
+                ideal = units * time / deadline
                 least, guess = max(least, _EFFICIENT * ideal), math.ceil(ideal)
 
 
@@ -1045,30 +979,6 @@ def _runs_at_all_batches(run: Run, wish: PurchaseRequirements) -> list[Run]:
     return [run.model_copy(update={"global_batch": batch}) for batch in batches] or [run]
 
 
-def _search(model: ModelSpec, system: System, gpus: int, run: Run, space: SearchSpace | None, top: int) -> FoundPlans:
-    """Search the ``top`` fastest plans for one system and GPU count; they also cost and consume the least there."""
-    from paleo.search.gpu_counts import search_gpu_counts
-
-    return search_gpu_counts(model, system, run, (gpus,), space=space, top=top)
-
-
-def _priced(model: ModelSpec, system: System, result: FoundPlans, wish: PurchaseRequirements) -> list[PlanWithCost]:
-    first = result.plans[0]
-    lead = predict(model, system, first.run)
-    whole = None if wish.amount is None else estimate_training(lead, wish.amount, wish.tariff, long_run=wish.long_run)
-    return [PlanWithCost(system, row, lead, whole) for row in result.plans]
-
-
-def _remedies(tried: _Searches, offers: Sequence[_SystemCounts], run: Run, fits: bool) -> Iterator[Remedy]:
-    """Yield changes to a purchase that would help where no plan meets the requirements.
-
-    They are a larger GPU count (by doublings) that meets them, and offload to host memory if no plan ``fits``.
-    """
-    more = _more_gpus(replace(tried, run=run, top=1), offers)
-    offload = None if fits else _offload(tried.model, offers, run)
-    yield from (remedy for remedy in (more, offload) if remedy is not None)
-
-
 def _more_gpus(tried: _Searches, offers: Sequence[_SystemCounts]) -> Remedy | None:
     for system, counts in offers:
         gpus = max(counts, default=_MOST_GPUS) * 2
@@ -1084,21 +994,12 @@ def _offload(model: ModelSpec, offers: Sequence[_SystemCounts], run: Run) -> Rem
     """Return offload to host memory as a remedy, with ZeRO-3 and full recomputation; None if the run fits nowhere."""
     for system, counts in offers:
         for parts in ("optimizer", "optimizer,gradients,parameters"):
-            offloaded = {
-                "gpus": max(counts),
-                "strategy": "zero=3",
-                "recompute": "full",
-                "microbatch": 1,
-                "offload": parts,
-            }
-            chosen = replace_fields(run, offloaded)
-            try:
-                fits = predict(model, system, chosen).memory.fits
-            except PaleoError:
-                continue
-            if fits:
-                words = f"with {parts} in host memory it fits"
-                return Remedy(words, estimate_command(model, system, chosen))
+            offloaded = {"strategy": "zero=3", "recompute": "full", "microbatch": 1, "offload": parts}
+            chosen = replace_fields(run, {"gpus": max(counts), **offloaded})
+            with suppress(PaleoError):
+                if predict(model, system, chosen).memory.fits:
+                    command = estimate_command(model, system, chosen)
+                    return Remedy(f"with {parts} in host memory it fits", command)
     return None
 
 
@@ -1135,11 +1036,8 @@ def verdict_without_remedies(reply: PurchasePlans) -> str:
         Sentence with time and cost of the best or nearest plan.
     """
     wish, best = reply.requirements, reply.best
-    parts = []
-    if wish.deadline is not None:
-        parts.append(format_long_duration(wish.deadline))
-    if wish.budget is not None:
-        parts.append(f"{wish.budget:,.0f} USD")
+    deadline = [] if wish.deadline is None else [format_long_duration(wish.deadline)]
+    parts = deadline + ([] if wish.budget is None else [f"{wish.budget:,.0f} USD"])
     limits = " within " + " and ".join(parts) if parts else ""
     if best is not None:
         title = {"time": "Fastest", "cost": "Cheapest", "energy": "Least energy", "gpus": "Fewest GPUs"}[wish.objective]
@@ -1165,7 +1063,7 @@ def _summary(plan: PlanWithCost) -> str:
         low, high = (format_long_duration(end / plan.row.step_time * plan.training_time) for end in plan.interval)
         sentence += f", {format_long_duration(plan.training_time)} (90 %: {low} to {high})"
     if plan.usd is not None:
-        sentence += f", {plan.usd:,.0f} USD" if plan.usd >= 100 else f", {plan.usd:.3g} USD"
+        sentence += f", {format_dollars(plan.usd)}"
     return sentence
 
 
@@ -1182,8 +1080,6 @@ def format_long_duration(seconds: float) -> str:
     str
         Text such as ``12.5 days``.
     """
-    return (
-        format_duration(seconds)
-        if seconds < DAY
-        else f"{seconds / DAY:{'.3g' if seconds < 100 * DAY else ',.0f'}} days"
-    )
+    if seconds < DAY:
+        return format_duration(seconds)
+    return f"{seconds / DAY:{'.3g' if seconds < 100 * DAY else ',.0f'}} days"

@@ -154,25 +154,24 @@ def rank_reinforcement_steps(question: ReinforcementQuestion) -> tuple[list[Rein
 
     @cache
     def engines(sharding: Sharding, gpus: int) -> list[RolloutGenerator]:
-        ahead = question.staleness
-        return attempted(
-            lambda: predict_generator(model, system, gpus, rollouts, sharding, staleness=ahead),
-            f"engine of {sharding.text}",
-        )
+        ahead, name = question.staleness, f"engine of {sharding.text}"
+        return attempted(lambda: predict_generator(model, system, gpus, rollouts, sharding, staleness=ahead), name)
 
     def trained(run: Run) -> list[TrainerPrediction]:
         return attempted(lambda: predict_trainer(model, system, run), f"trainer of {run.strategy}")
 
     @cache
     def trainers(gpus: int, searched: bool) -> list[TrainerPrediction]:
-        runs = _searched(question, gpus) if searched else _stated(question, gpus)
+        if searched:
+            return trained(_searched(question, gpus))
+        tried = question.strategies or question.usual_strategies
+        runs = (trainer_run(gpus, rollouts, strategy, question.software) for strategy in tried)
         return [each for run in runs for each in trained(run)]
 
     def composed(searched: bool) -> list[ReinforcementStep]:
+        kind, ahead = question.algorithm, question.staleness
         return [
-            reinforcement_step(
-                system, engine, each, rollouts, algorithm=question.algorithm, staleness=question.staleness
-            )
+            reinforcement_step(system, engine, each, rollouts, algorithm=kind, staleness=ahead)
             for sharding in question.layouts or candidate_shardings(model, system, question.gpus)
             for first, second in question.gpu_splits(sharding)
             for engine in engines(sharding, first)
@@ -187,22 +186,12 @@ def rank_reinforcement_steps(question: ReinforcementQuestion) -> tuple[list[Rein
     return sorted(steps, key=lambda each: (not each.trainer_fits, each.step_time)), [*refusals]
 
 
-def _stated(question: ReinforcementQuestion, gpus: int) -> list[Run]:
-    tried = question.strategies or question.usual_strategies
-    return [trainer_run(gpus, question.rollouts, strategy, question.software) for strategy in tried]
-
-
-def _searched(question: ReinforcementQuestion, gpus: int) -> list[Run]:
-    """Search the best training plan for the trainer on ``gpus`` GPUs, and return its run as a list of one.
-
-    The search also chooses recomputation and microbatch.
-    """
+def _searched(question: ReinforcementQuestion, gpus: int) -> Run:
+    """Search the best training plan for the trainer on ``gpus`` GPUs, with recomputation and microbatch."""
     rollouts = question.rollouts
-    stated = Run(
-        gpus=gpus, strategy=AUTO, global_batch=rollouts.batch, software=question.software,
-        model={"seq": rollouts.sequence_tokens},
-    )  # fmt: skip
-    return [with_defaults(question.model, question.system, stated).run]
+    size = {"gpus": gpus, "global_batch": rollouts.batch, "model": {"seq": rollouts.sequence_tokens}}
+    stated = Run(strategy=AUTO, software=question.software, **size)
+    return with_defaults(question.model, question.system, stated).run
 
 
 @dataclass(frozen=True)
@@ -237,11 +226,9 @@ class ReinforcementStudy:
     @property
     def usd(self) -> float | None:
         """Rent of the whole training run with the best layout [USD]; None without a price or a layout."""
-        return (
-            None
-            if self.usd_per_s is None or not self.steps
-            else self.step_count * self.steps[0].step_time * self.usd_per_s
-        )
+        if self.usd_per_s is None or not self.steps:
+            return None
+        return self.step_count * self.steps[0].step_time * self.usd_per_s
 
     @property
     def verdict(self) -> str:
@@ -254,16 +241,13 @@ class ReinforcementStudy:
         best = self.steps[0]
         main = max(best.parts, key=best.parts.__getitem__)
         share = best.parts[main] / best.step_time
-        split = (
-            "" if question.staleness == 0 else f", {best.generator_gpus} GPUs generate and {best.trainer_gpus} train"
-        )
+        split = f", {best.generator_gpus} GPUs generate and {best.trainer_gpus} train" if question.staleness else ""
         cost = "" if self.usd is None else f", {self.usd:,.0f} USD"
         fits = "" if best.trainer_fits else " The trainer does not fit into memory."
         return (
             f"A step of {question.algorithm.upper()} on {question.model.title} takes "
-            f"{format_duration(best.step_time)} on "
-            f"{machine}{split}; {100 * share:.0f} % of it {main.replace('_', ' ')}. "
-            f"{self.step_count:,} steps take {self.days:.2g} days{cost}.{fits}"
+            f"{format_duration(best.step_time)} on {machine}{split}; {100 * share:.0f} % of it "
+            f"{main.replace('_', ' ')}. {self.step_count:,} steps take {self.days:.2g} days{cost}.{fits}"
         )
 
 

@@ -12,17 +12,24 @@ from paleo.errors import CapacityError, PlanError, SpecError, suggest_names
 from paleo.parallel.plan import plan
 from paleo.predict import Prediction, predict
 from paleo.pricing.links.topology import NetworkShare, NodePlacement, parse_node_placement, placement_nic_share
-from paleo.specs.run import replace_fields
-from paleo.studies.cost import TrainingAmount, TrainingEstimate, estimate_training
+from paleo.specs.run import Run, replace_fields
+from paleo.studies.cost import Tariff, TrainingAmount, TrainingEstimate, estimate_training
 from paleo.studies.goodput import LongRunOptions, goodput_of_prediction
 from paleo.studies.gradient_exchange import ConsistencyStudy, consistency_study
-from paleo.units import DAY, HOUR, comma_separated, format_duration, format_gibibytes, format_percent, with_noun
+from paleo.units import (
+    DAY,
+    HOUR,
+    comma_separated,
+    format_dollars,
+    format_duration,
+    format_gibibytes,
+    format_percent,
+    with_noun,
+)
 
 if TYPE_CHECKING:
     from paleo.specs.model import ModelSpec
-    from paleo.specs.run import Run
     from paleo.specs.system import System
-    from paleo.studies.cost import Tariff
 
 
 Scaling = Literal["strong", "weak"]
@@ -87,41 +94,38 @@ class ScalePoint:
     @property
     def step_time(self) -> float:
         """Step time at this GPU count [s]: the time in which all workers process the global batch once."""
-        return self.required_prediction.step_time if self.consistency is None else self.consistency.step_time
+        return (self.consistency or self.required_prediction).step_time
 
     @property
-    def exposed_exchange_time(self) -> float:
-        """Exposed communication of a step [s]; for asynchronous updates exposed exchange and waiting for workers."""
-        study = self.consistency
-        return (
-            self.required_prediction.breakdown.communication_exposed
-            if study is None
-            else float(study.consistency_result.exposed_time)
-        )
+    def exposed_exchange_share(self) -> float:
+        """Share (0 to 1) of a step that is exposed communication, or also waits for workers in asynchronous updates."""
+        if self.consistency is None:
+            return self.required_prediction.breakdown.communication_exposed / self.step_time
+        return float(self.consistency.consistency_result.exposed_time) / self.step_time
 
     @property
     def samples_per_s(self) -> float:
         """Throughput of all GPUs [samples/s]."""
-        return self.required_prediction.samples_per_s if self.consistency is None else self.consistency.samples_per_s
+        return (self.consistency or self.required_prediction).samples_per_s
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOP utilisation (0 to 1) under the consistency model of the run."""
+        return (self.consistency or self.required_prediction).mfu
 
     @property
     def updates_per_s(self) -> float:
         """Optimizer updates per second over all workers; a synchronous step is one update."""
-        return (
-            1.0 / self.step_time
-            if self.consistency is None
-            else float(self.consistency.consistency_result.updates_per_s)
-        )
+        study = self.consistency
+        return 1.0 / self.step_time if study is None else float(study.consistency_result.updates_per_s)
 
     @property
     def staleness(self) -> tuple[float, float]:
         """Mean and standard deviation of gradient staleness [updates]; zero for synchronous steps."""
-        study = self.consistency
-        return (
-            (0.0, 0.0)
-            if study is None
-            else (float(study.consistency_result.staleness_mean), float(study.consistency_result.staleness_sd))
-        )
+        if self.consistency is None:
+            return 0.0, 0.0
+        result = self.consistency.consistency_result
+        return float(result.staleness_mean), float(result.staleness_sd)
 
     @property
     def is_usable(self) -> bool:
@@ -173,9 +177,13 @@ class ScaleCurve:
         return ", ".join(words + ([f"{self.node_placement} nodes"] if self.node_placement != "packed" else []))
 
     @property
+    def usable_points(self) -> list[ScalePoint]:
+        """Points whose GPU count can run, whether the run fits in memory there or not."""
+        return [point for point in self.points if point.is_usable]
+
+    @property
     def base_point(self) -> ScalePoint:
-        fitting = [point for point in self.points if point.fits]
-        return (fitting or [point for point in self.points if point.is_usable])[0]
+        return next((point for point in self.points if point.fits), None) or self.usable_points[0]
 
     def speedup(self, point: ScalePoint) -> float:
         """Return the throughput at one GPU count relative to the smallest count that runs.
@@ -265,7 +273,7 @@ def predict_scale_curve(
         raise SpecError(f"gpus: {list(counts)} must be counts of 1 or more, such as 1,2,4,8")
     rising = sorted(set(counts))
     fixed = _fixed_batch(model, system, run, rising, scaling)
-    points = tuple(_failing(_point(model, system, run, count, scaling, fixed), long_run) for count in rising)
+    points = tuple(_point(model, system, run, count, scaling, fixed, long_run) for count in rising)
     if not any(point.is_usable for point in points):
         raise PlanError(points[0].problem)
     if amount is not None:
@@ -276,13 +284,13 @@ def predict_scale_curve(
 def _with_training(
     point: ScalePoint, amount: TrainingAmount, tariff: Tariff | None, long_run: LongRunOptions | None
 ) -> ScalePoint:
-    """Add time, cost and energy of an amount of training to a scaling point; None if failures prevent an end."""
+    """Add time, cost and energy of an amount of training to a scaling point, unless failures prevent an end."""
+    if not point.is_usable:
+        return point
     try:
-        cost = (
-            estimate_training(point.required_prediction, amount, tariff, long_run=long_run) if point.is_usable else None
-        )
+        cost = estimate_training(point.required_prediction, amount, tariff, long_run=long_run)
     except CapacityError:
-        cost = None
+        return point
     return replace(point, training=cost)
 
 
@@ -333,27 +341,23 @@ def _fixed_batch(model: ModelSpec, system: System, run: Run, counts: Sequence[in
     raise first or PlanError("no gpus")
 
 
-def _point(model: ModelSpec, system: System, run: Run, count: int, scaling: Scaling, fixed: int) -> ScalePoint:
+def _point(
+    model: ModelSpec, system: System, run: Run, gpus: int, scaling: Scaling, fixed: int, long_run: LongRunOptions | None
+) -> ScalePoint:
     batches = {"global_batch": fixed, "batch": None} if scaling == "strong" else {"batch": fixed, "global_batch": None}
-    at = run.model_copy(update={"gpus": count, "microbatch": None, **batches})
+    at = run.model_copy(update={"gpus": gpus, "microbatch": None, **batches})
     try:
         chosen = plan(model, system, at)
         microbatch = None if run.microbatch is None else min(run.microbatch, chosen.local_batch)
         prediction = predict(model, system, at.model_copy(update={"microbatch": microbatch}))
         consistency = consistency_study(prediction)
     except PlanError as error:
-        return ScalePoint(count, None, str(error))
+        return ScalePoint(gpus, None, str(error))
+    problem = ""
     if chosen.idle_gpus and chosen.local_batch == 1:
-        idle = with_noun(chosen.idle_gpus, "GPU")
-        problem = f"{_NO_SAMPLES}: {chosen.global_batch:,} of them, {idle} idle"
-        return ScalePoint(count, prediction, problem, consistency)
-    return ScalePoint(count, prediction, consistency=consistency)
-
-
-def _failing(point: ScalePoint, long_run: LongRunOptions | None) -> ScalePoint:
-    if long_run is None or point.prediction is None:
-        return point
-    return replace(point, goodput=goodput_of_prediction(point.prediction, long_run))
+        problem = f"{_NO_SAMPLES}: {chosen.global_batch:,} of them, {with_noun(chosen.idle_gpus, 'GPU')} idle"
+    goodput = None if long_run is None else goodput_of_prediction(prediction, long_run)
+    return ScalePoint(gpus, prediction, problem, consistency, goodput)
 
 
 def failure_limit_sentence(curve: ScaleCurve) -> str:
@@ -372,13 +376,10 @@ def failure_limit_sentence(curve: ScaleCurve) -> str:
     last = next((point for point in reversed(curve.points) if point.fits and point.goodput is not None), None)
     if last is None:
         return ""
-    best = curve.fastest_point_with_failures
+    best, kept = curve.fastest_point_with_failures, format_percent(last.goodput or 0.0)
     if best is None:
-        kept = format_percent(last.goodput or 0.0)
         return f"With failures it still gains at {with_noun(last.gpus, 'GPU')} (goodput {kept})."
-    lost = (
-        f"goodput {format_percent(best.goodput or 0.0)} there, {format_percent(last.goodput or 0.0)} at {last.gpus:,}"
-    )
+    lost = f"goodput {format_percent(best.goodput or 0.0)} there, {kept} at {last.gpus:,}"
     return f"With failures it turns over at {with_noun(best.gpus, 'GPU')}: more of them finish later ({lost})."
 
 
@@ -400,10 +401,7 @@ def scaling_verdict(curve: ScaleCurve) -> ScalingVerdict:
         Number of GPUs, sentence and cause.
     """
     if not curve.base_point.fits:
-        least = min(
-            (point for point in curve.points if point.is_usable),
-            key=lambda point: point.required_prediction.memory.total,
-        )
+        least = min(curve.usable_points, key=lambda point: point.required_prediction.memory.total)
         where = f"at best ({with_noun(least.gpus, 'GPU')}) {_shortage(least.required_prediction)}"
         return ScalingVerdict(None, f"Does not fit at any of these counts: {where}.", "memory")
     last = curve.base_point
@@ -433,7 +431,7 @@ def node_placement_advice(curves: Sequence[ScaleCurve]) -> tuple[str, ...]:
     """
     sentences = []
     for curve in curves:
-        points = [point for point in curve.points if point.is_usable]
+        points = curve.usable_points
         study = node_placement_study(points[-1].required_prediction) if points else None
         if study is not None:
             sentences.append(f"{curve.node_placement} nodes at {with_noun(points[-1].gpus, 'GPU')}: {study.advice}")
@@ -442,14 +440,11 @@ def node_placement_advice(curves: Sequence[ScaleCurve]) -> tuple[str, ...]:
 
 def _pays_up_to(curve: ScaleCurve, last: ScalePoint) -> str:
     """Return the beginning of a scaling verdict: why smaller GPU counts do not run, and up to which count GPUs pay."""
-    first, base = curve.points[0], curve.base_point
-    start = "P" if base is first else f"Runs from {with_noun(base.gpus, 'GPU')} on ({_reason(first)}); p"
+    first, base, start = curve.points[0], curve.base_point, "P"
+    if base is not first:
+        reason = first.problem or f"{first.gpus}: {_shortage(first.required_prediction)}"
+        start = f"Runs from {with_noun(base.gpus, 'GPU')} on ({reason}); p"
     return f"{start}ays up to {with_noun(last.gpus, 'GPU')}"
-
-
-def _reason(point: ScalePoint) -> str:
-    """Return the reason why a run does not work at one GPU count of a scaling curve, as text."""
-    return point.problem or f"{point.gpus}: {_shortage(point.required_prediction)}"
 
 
 def _relative_gain(curve: ScaleCurve, last: ScalePoint, point: ScalePoint) -> float:
@@ -506,20 +501,16 @@ def cost_verdict(curve: ScaleCurve) -> str | None:
 
 
 def _spent(trained: TrainingEstimate) -> str:
-    return f"{_dollars(trained.cost or 0.0)} in {format_duration(trained.time)}"
-
-
-def _dollars(value: float) -> str:
-    return f"{value:,.0f} USD" if value >= 100 else f"{value:,.3g} USD"
+    return f"{format_dollars(trained.cost or 0.0)} in {format_duration(trained.time)}"
 
 
 def _price_of_time_saved(before: TrainingEstimate, after: TrainingEstimate) -> str:
     """Return a text on the additional cost of a larger GPU count per hour or day of training time that it saves."""
     more, saved = (after.cost or 0.0) - (before.cost or 0.0), before.time - after.time
     if saved <= 0:
-        return f"cost {_dollars(more)} more and save no time"
+        return f"cost {format_dollars(more)} more and save no time"
     unit, seconds = ("day", DAY) if saved >= DAY else ("hour", HOUR)
-    return f"cost {_dollars(more)} more, {_dollars(more / saved * seconds)} for each {unit} saved"
+    return f"cost {format_dollars(more)} more, {format_dollars(more / saved * seconds)} for each {unit} saved"
 
 
 def _shortage(prediction: Prediction) -> str:
@@ -550,17 +541,11 @@ def _limiting_part(curve: ScaleCurve, point: ScalePoint) -> tuple[str, str]:
     parts, fair = _scaling_parts(point), _scaling_parts(curve.base_point)
     cause = max(parts, key=lambda part: parts[part] - fair[part] * shrinks)
     share, batch = format_percent(parts[cause] / point.step_time), step.plan.local_batch
-    served = {} if point.consistency is None or not point.consistency.has_servers else _server_words(point.consistency)
     words = {"share": share, "batch": with_noun(batch, "sample"), "s": "s" if batch == 1 else ""}
-    return cause, _WORDS[cause].format(**words, **served)
-
-
-def _server_words(study: ConsistencyStudy) -> dict[str, str]:
-    """Return texts on parameter servers: their utilisation (``busy``) and the workers that saturate them (``knee``)."""
-    return {
-        "busy": format_percent(float(study.consistency_result.utilization)),
-        "knee": f"{float(study.consistency_result.knee):.3g}",
-    }
+    if point.consistency is not None and point.consistency.has_servers:
+        servers = point.consistency.consistency_result
+        words |= {"busy": format_percent(float(servers.utilization)), "knee": f"{float(servers.knee):.3g}"}
+    return cause, _WORDS[cause].format(**words)
 
 
 def _scaling_parts(point: ScalePoint) -> dict[str, float]:
@@ -599,9 +584,7 @@ def curve_warnings(curves: Sequence[ScaleCurve]) -> list[str]:
         Warnings, each with its GPU counts in front.
     """
     firsts, counts = dict[str, str](), dict[str, list[int]]()
-    for point in (
-        point for curve in curves for point in curve.points if point.prediction is not None and point.is_usable
-    ):
+    for point in (point for curve in curves for point in curve.usable_points):
         for warning in point.required_prediction.warnings:
             alike = re.sub(r"[\d.,]+", "0", warning)
             firsts.setdefault(alike, warning)
@@ -646,8 +629,8 @@ class NodePlacementStudy:
     @property
     def network_units(self) -> str:
         """Plural of the network unit, for messages: "leaf switches", "units of rails" or "groups" of a dragonfly."""
-        outer = (level for level in self.prediction.system.levels if self.prediction.system.is_inter_node_level(level))
-        level = next(outer)
+        system = self.prediction.system
+        level = next(filter(system.is_inter_node_level, system.levels))
         if level.topology == "dragonfly":
             return "groups"
         return "units of rails" if level.routing == "rail" else "leaf switches"
@@ -655,31 +638,24 @@ class NodePlacementStudy:
     @property
     def advice(self) -> str:
         """Advice on whether node placement matters to this run, in a sentence or two."""
-        share = self.port_share
+        share, direct = self.port_share, _direct_rails_words(self.port_share)
         if share.leaves <= 1:
-            return (
-                f"All nodes lie on one {self.network_unit}: what lies above it does not "
-                f"matter.{_direct_rails_words(share)}"
-            )
+            return f"All nodes lie on one {self.network_unit}: what lies above it does not matter.{direct}"
         rings = f"rings sorted by leaf keep {format_percent(share.ring_share)} of the nodes' ports"
         exchanges = f"all-to-alls {format_percent(share.exchange_share)}"
         unsorted = f"rings in the order of the ranks would keep {format_percent(share.unsorted_ring_share)}"
         if self.lengthens_step:
             longer = f"The step is {100 * (self.slowdown - 1):.0f} % longer than on packed nodes of one's own"
             ask = f"Ask for nodes that share {self.network_units}"
-            return f"Placement matters: {longer}; {rings}, {exchanges}. {ask}.{_direct_rails_words(share)}"
+            return f"Placement matters: {longer}; {rings}, {exchanges}. {ask}.{direct}"
         if self.slowdown < 1.0 - _NOTABLE:
             shorter = f"The step is {100 * (1 - self.slowdown):.0f} % shorter than on packed nodes"
-            reason = (
-                f"{exchanges} over the links of {share.leaves:.3g} {self.network_units}, as long as "
-                f"others leave them idle"
-            )
-            return f"Spread nodes are faster here: {shorter}; {rings}, {reason}.{_direct_rails_words(share)}"
+            links = f"over the links of {share.leaves:.3g} {self.network_units}, as long as others leave them idle"
+            return f"Spread nodes are faster here: {shorter}; {rings}, {exchanges} {links}.{direct}"
         if share.exchange_share < 1.0 - _NOTABLE or share.unsorted_ring_share < 1.0 - _NOTABLE:
             return f"Placement does not matter to this run: {rings}. It would to others: {exchanges}, and {unsorted}."
-        return (
-            f"Placement does not matter: the links above a {self.network_unit} carry what its nodes can send; {rings}."
-        )
+        above = f"the links above a {self.network_unit} carry what its nodes can send"
+        return f"Placement does not matter: {above}; {rings}."
 
 
 def node_placement_study(prediction: Prediction) -> NodePlacementStudy | None:

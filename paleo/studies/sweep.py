@@ -39,7 +39,7 @@ from paleo.specs.run import FORMER_FIELD_NAMES, Run, flatten_to_paths
 from paleo.specs.software import load_software
 from paleo.specs.system import System, load_system
 from paleo.studies.cost import JOULES_PER_KWH, MAX_TRAINING_AMOUNT, Tariff, comparable_tariff, device_power
-from paleo.studies.gradient_exchange import ConsistencyStudy, consistency_study
+from paleo.studies.gradient_exchange import consistency_study
 from paleo.studies.what_if import change_system
 from paleo.units import parse_quantity
 
@@ -74,12 +74,11 @@ class SweepStudy(Spec):
     @classmethod
     def _amounts_with_prefixes(cls, axes: dict[str, list[Any]]) -> dict[str, list[Any]]:
         """Convert amounts of training on the axes, such as ``15T`` tokens or ``4M`` samples, to numbers."""
-        return {
-            name: [parse_quantity(value, "count") if isinstance(value, str) else value for value in values]
-            if name in _AMOUNTS
-            else values
-            for name, values in axes.items()
+        numbers = {
+            name: [parse_quantity(value, "count") if isinstance(value, str) else value for value in axes[name]]
+            for name in axes.keys() & set(_AMOUNTS)
         }
+        return axes | numbers
 
     @property
     def step_axes(self) -> dict[str, list[Any]]:
@@ -155,10 +154,8 @@ class SweepStudy(Spec):
         PaleoError
             If the run cannot be predicted, for example because a value of an axis is not valid.
         """
-        changes = tuple(
-            (key.removeprefix("system."), value) for key, value in point.items() if key.startswith("system.")
-        )
-        system = job.changed_system(str(point["system"]), changes)
+        changes = [(key.removeprefix("system."), value) for key, value in point.items() if key.startswith("system.")]
+        system = job.changed_system(str(point["system"]), tuple(changes))
         return _figures(predict(job.models[str(point["model"])], system, _run_of(self, point)))
 
 
@@ -268,9 +265,8 @@ def _tariff_of(account: _Point) -> Tariff:
         value = account.get(name)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if name in account and not (number and 0 < value <= MAX_TRAINING_AMOUNT):  # type: ignore[operator]
-            raise SpecError(
-                f"axes.{name}: {value!r:.60} must be a number above zero, and at most {MAX_TRAINING_AMOUNT:.0e}"
-            )
+            expected = f"must be a number above zero, and at most {MAX_TRAINING_AMOUNT:.0e}"
+            raise SpecError(f"axes.{name}: {value!r:.60} {expected}")
     stated = {key: account[key] for key in Tariff.model_fields if account.get(key) is not None}
     return validate_mapping(Tariff, stated, "axes")
 
@@ -290,7 +286,6 @@ def _run_of(study: SweepStudy, point: _Point) -> Run:
 _Record = dict[str, Any]
 _Columns = dict[str, Any]
 _Writer = Callable[[Iterator[_Columns]], int]
-_Format = Callable[[BinaryIO, Path, Iterator[_Columns]], int]
 
 #: Rows that are written at once.
 _BLOCK = 200_000
@@ -299,8 +294,7 @@ _CYCLE = ("updates_per_s", "staleness_mean", "staleness_sd", "server_utilization
 _FIGURES = (
     "plan", "dtype", "global_batch_size", "microbatch_size", "step_time_s", "step_time_low_s", "step_time_high_s",
     "samples_per_s", "tokens_per_s", "mfu", "memory_bytes", "memory_capacity_bytes", "fits", "compute_s",
-    "memory_bound_s", "launch_s", "communication_exposed_s", "bubble_s", "optimizer_s", "gpu_power_w",
-    *_CYCLE,
+    "memory_bound_s", "launch_s", "communication_exposed_s", "bubble_s", "optimizer_s", "gpu_power_w", *_CYCLE,
 )  # fmt: skip
 #: Figures that accounts are worked out from and that no table shows: ``rent_per_s`` by any price, of the market too,
 #: ``listed_rent_per_s`` by a price of the very system.
@@ -336,18 +330,14 @@ def _columns(study: SweepStudy, block: Sequence[tuple[_Point, _Record]], account
         columns[name] = np.repeat(_array([point[name] for point, _ in block]), many)
     for name in study.cost_axes:
         columns[name] = np.tile(_array([account[name] for account in accounts]), len(block))
-    figures = {name: _figure(name, [record.get(name) for _, record in block]) for name in (*study.columns, *_HIDDEN)}
+    figures = {}
+    for name in (*study.columns, *_HIDDEN):  # NaN where a number is missing
+        kind = object if name in _WORDS else np.float64
+        figures[name] = np.array([record.get(name) for _, record in block], dtype=kind)
     columns |= {name: np.repeat(figures[name], many) for name in study.columns}
     columns |= _paid(study, {name: figures[name][:, None] for name in figures}, accounts)
     columns["problem"] = np.repeat(_array([record["problem"] for _, record in block]), many)
     return columns
-
-
-def _figure(name: str, values: Sequence[Any]) -> np.ndarray[Any, Any]:
-    """Convert a result column to float64, with NaN for missing values; columns of text become object arrays."""
-    if name not in _WORDS:
-        return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
-    return np.array(values, dtype=object)
 
 
 def _array(values: Sequence[Any]) -> np.ndarray[Any, Any]:
@@ -355,7 +345,7 @@ def _array(values: Sequence[Any]) -> np.ndarray[Any, Any]:
     if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
         return np.array(values, dtype=np.int64)
     if all(value is None or type(value) in (int, float) for value in values) and any(v is not None for v in values):
-        return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+        return np.array(values, dtype=np.float64)
     column = np.empty(len(values), dtype=object)
     column[:] = [str(value) if isinstance(value, list | dict) else value for value in values]
     return column
@@ -388,8 +378,8 @@ def _paid(study: SweepStudy, known: Mapping[str, Any], accounts: Sequence[_Point
     host = np.array([tariff.host_power or 0.0 for tariff in tariffs])
     pue = np.array([tariff.pue for tariff in tariffs])
     energy = (numbers["watts"] + host * numbers["billed"]) * seconds * pue
-    stated = np.array([math.nan if tariff.gpu_price is None else tariff.gpu_price for tariff in tariffs])
-    electricity = np.array([math.nan if tariff.electricity is None else tariff.electricity for tariff in tariffs])
+    stated = np.array([tariff.gpu_price for tariff in tariffs], dtype=np.float64)
+    electricity = np.array([tariff.electricity for tariff in tariffs], dtype=np.float64)
     market = np.array([tariff.market for tariff in tariffs])
     rent = np.where(market, numbers["rent_per_s"], numbers["listed_rent_per_s"])
     hired = np.where(np.isnan(stated), rent, stated * numbers["billed"]) * seconds
@@ -413,22 +403,10 @@ def _table_writer(output: Path) -> _Writer:
         try:
             import pyarrow  # noqa: F401
         except ImportError:
-            raise SpecError(
-                "Parquet needs the extra parquet: pip install 'paleo-perf[parquet]'; or write .csv"
-            ) from None
+            missing = "Parquet needs the extra parquet: pip install 'paleo-perf[parquet]'; or write .csv"
+            raise SpecError(missing) from None
     write = _write_parquet if output.suffix == ".parquet" else _write_csv
-    return lambda columns: _written(output, write, columns)
-
-
-def _written(output: Path, write: _Format, columns: Iterator[_Columns]) -> int:
-    rows = 0
-
-    def counted(file: BinaryIO) -> None:
-        nonlocal rows
-        rows = write(file, output, columns)
-
-    write_atomically(output, counted)
-    return rows
+    return lambda columns: write_atomically(output, lambda file: write(file, output, columns))
 
 
 def _write_csv(raw: BinaryIO, output: Path, blocks_of: Iterator[_Columns]) -> int:
@@ -568,14 +546,13 @@ def _evaluate(job: SweepJob, part: int) -> list[_Record]:
     """Predict the points of one part of a sweep in order; a point that cannot be predicted gets the reason instead."""
     job.check_release_and_files()
     first, last = part * _PART, min((part + 1) * _PART, job.study.point_count)
-    return [_record(job, job.study.axis_values_at(index)) for index in range(first, last)]
-
-
-def _record(job: SweepJob, point: _Point) -> _Record:
-    try:
-        return job.study.predict_table_row(job, point)
-    except PaleoError as error:
-        return {"problem": " ".join(str(error).split())}
+    records: list[_Record] = []
+    for index in range(first, last):
+        try:
+            records.append(job.study.predict_table_row(job, job.study.axis_values_at(index)))
+        except PaleoError as error:
+            records.append({"problem": " ".join(str(error).split())})
+    return records
 
 
 def _figures(prediction: Prediction) -> _Record:
@@ -586,6 +563,12 @@ def _figures(prediction: Prediction) -> _Record:
     spent = {f"{name}_s": value for name, value in asdict(prediction.breakdown).items()}
     tokens, offer = prediction.graph.tokens_per_sample, machine_rent(prediction.system, plan.gpus)
     devices = billed_devices(prediction.system, plan.gpus).devices
+    cycle: _Record = dict.fromkeys(_CYCLE)
+    if study is not None:
+        result = study.consistency_result
+        values = (result.updates_per_s, result.staleness_mean, result.staleness_sd, result.utilization, result.knee)
+        known = map(float, values)
+        cycle = {name: None if math.isnan(value) else value for name, value in zip(_CYCLE, known, strict=True)}
     figures = {
         "plan": plan.strategy_text or "dp",
         "dtype": plan.dtype,
@@ -609,21 +592,9 @@ def _figures(prediction: Prediction) -> _Record:
         "tdp": prediction.system.device.tdp,
         "dataset_samples": None if data is None else data.samples,
         "tokens_per_sample": tokens,
-        **(_SYNCHRONOUS if study is None else _cycle(study)),
+        **cycle,
     }
     return {**{name: value for name, value in spent.items() if name in _FIGURES}, **figures, "problem": ""}
-
-
-#: Columns of the consistency model, empty for plain synchronous steps.
-_SYNCHRONOUS: _Record = dict.fromkeys(_CYCLE)
-
-
-def _cycle(study: ConsistencyStudy) -> _Record:
-    """Return the result columns of asynchronous updates: update rate, staleness, and load of parameter servers."""
-    cycle = study.consistency_result
-    figures = (cycle.updates_per_s, cycle.staleness_mean, cycle.staleness_sd, cycle.utilization, cycle.knee)
-    values = (float(figure) for figure in figures)
-    return {name: None if math.isnan(value) else value for name, value in zip(_CYCLE, values, strict=True)}
 
 
 SweepEvaluator = Callable[[SweepJob, Sequence[int]], Iterator[tuple[int, list[_Record]]]]
@@ -798,9 +769,8 @@ def _watched(client: Any, scheduler: str, warn: Callable[[str], object]) -> Iter
             with suppress(OSError, CancelledError, RuntimeError):  # a scheduler that has gone is another's to say
                 before, populated = populated, bool(client.scheduler_info()["workers"])
                 if before and not populated:
-                    warn(
-                        f"--scheduler {scheduler}: has no worker; waiting for one (start workers, or stop: {_GOES_ON})"
-                    )
+                    waiting = f"waiting for one (start workers, or stop: {_GOES_ON})"
+                    warn(f"--scheduler {scheduler}: has no worker; {waiting}")
             over.wait(_LOOK_S)
 
     watcher = Thread(target=watch, daemon=True)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from paleo.predict import Prediction, predict
 from paleo.specs.loading import MAX_EXACT_INTEGER
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run, flatten_to_paths, replace_fields, user_set_fields
-from paleo.specs.task import NO_EVALUATION, TrainingCode, TrainingTask, load_task
+from paleo.specs.task import NO_EVALUATION, QualityEvaluation, TrainingCode, TrainingTask, load_task
 from paleo.studies.cost import (
     INTERVAL_STANDARD_DEVIATIONS,
     JOULES_PER_KWH,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from paleo.specs.calibration import Calibration
     from paleo.specs.device import Device
     from paleo.specs.system import System
-    from paleo.specs.task import QualityEvaluation
 
 
 #: What nobody modelled stays: two submitters of one system and configuration differ by 2 to 4 %.
@@ -93,10 +93,8 @@ class TargetTime:
 
         Errors of the number of samples and of the step time are taken as independent.
         """
-        spread = math.exp(
-            INTERVAL_STANDARD_DEVIATIONS
-            * math.sqrt(self.samples_log_deviation**2 + self.step_log_deviation**2 + _SUBMITTERS**2)
-        )
+        variance = self.samples_log_deviation**2 + self.step_log_deviation**2 + _SUBMITTERS**2
+        spread = math.exp(INTERVAL_STANDARD_DEVIATIONS * math.sqrt(variance))
         return self.time_to_target / spread, self.time_to_target * spread
 
     @property
@@ -280,20 +278,13 @@ def time_from_prediction(
     """
     system, plan = prediction.system, prediction.plan
     task = task.for_device_kind(system.device.kind)
-    ratio, sigma = _code_ratio(
-        task.code,
-        system.device,
-        samples_per_gpu=global_batch / plan.gpus,
-        nodes=plan.gpus / max(system.devices_per_node, 1),
-    )
+    nodes = plan.gpus / max(system.devices_per_node, 1)
+    ratio, sigma = _code_ratio(task.code, system.device, samples_per_gpu=global_batch / plan.gpus, nodes=nodes)
     samples, sigma_samples = _samples_needed(task, global_batch, runs)
     if not math.isfinite(samples):
         raise PlanError(f"{task.name}: a global batch of {global_batch:,.0f} never reaches {task.target}")
-    spread = (
-        math.log(prediction.interval[1] / prediction.step_time) / INTERVAL_STANDARD_DEVIATIONS
-        if not task.code.ratio
-        else 0.0
-    )
+    if not task.code.ratio:
+        sigma = max(sigma, math.log(prediction.interval[1] / prediction.step_time) / INTERVAL_STANDARD_DEVIATIONS)
     return TargetTime(
         task=task,
         prediction=prediction,
@@ -304,7 +295,7 @@ def time_from_prediction(
         evaluation_count=_evaluations(task.evaluation, samples),
         evaluation_time=_evaluation_time(task, forward * ratio, plan),
         samples_log_deviation=sigma_samples,
-        step_log_deviation=max(sigma, spread),
+        step_log_deviation=sigma,
         warnings=(*prediction.warnings, *task.law.warnings(global_batch)),
     )
 
@@ -384,15 +375,12 @@ class TargetScaling:
     @property
     def limit_texts(self) -> list[str]:
         """Texts on the GPU counts beyond which a doubling saves little, and beyond which training gets slower."""
-        knee = (
-            [] if self.knee is None else [f"beyond {with_noun(self.knee, 'GPU')} a doubling saves less than a quarter"]
-        )
-        end = (
-            []
-            if self.largest_useful_gpus is None
-            else [f"more than {with_noun(self.largest_useful_gpus, 'GPU')} are slower"]
-        )
-        return knee + end
+        texts = []
+        if self.knee is not None:
+            texts.append(f"beyond {with_noun(self.knee, 'GPU')} a doubling saves less than a quarter")
+        if self.largest_useful_gpus is not None:
+            texts.append(f"more than {with_noun(self.largest_useful_gpus, 'GPU')} are slower")
+        return texts
 
 
 #: A doubling of GPUs that saves less than this share of the time is beyond the knee.
@@ -418,11 +406,8 @@ def target_scaling(points: list[TargetTime], skipped: Mapping[int, str] | None =
     gpus = [point.prediction.plan.gpus for point in ordered]
     seconds = [point.time_to_target for point in ordered]
     knee = None
-    for (fewer, long), (more, short) in zip(
-        zip(gpus, seconds, strict=True), zip(gpus[1:], seconds[1:], strict=True), strict=False
-    ):
-        doublings = math.log2(more / fewer)
-        if knee is None and 1.0 - (short / long) ** (1.0 / doublings) < _KNEE:
+    for (fewer, long), (more, short) in pairwise(zip(gpus, seconds, strict=True)):
+        if knee is None and 1.0 - (short / long) ** (1.0 / math.log2(more / fewer)) < _KNEE:
             knee = fewer
     best = int(np.argmin(seconds))
     return TargetScaling(tuple(ordered), knee, gpus[best] if best < len(gpus) - 1 else None, skipped or {})
@@ -486,10 +471,9 @@ def _best_layout(task: TrainingTask, point: TargetTime) -> TargetTime:
 
     first = point.prediction
     run = first.run.model_copy(update={"microbatch": None, "strategy": "dp"})
+    space = supported_search_space(SearchSpace(), run.software)
     try:
-        plan = search(
-            first.model, first.system, run, space=supported_search_space(SearchSpace(), run.software), top=1
-        ).plans[0]
+        plan = search(first.model, first.system, run, space=space, top=1).plans[0]
     except PaleoError:
         return point
     if not plan.fits:
@@ -545,9 +529,10 @@ def _best_batch(
 #: A batch that takes this many times as long as the best so far ends the search for larger ones.
 _RISEN = 1.5
 #: Plans in the order in which they are tried where none is given and data parallelism does not fit.
-MODEL_PARALLEL_STRATEGIES = ("zero=1", "zero=3", "tp=2,zero=1,sp", "tp=4,zero=1,sp", "tp=8,zero=1,sp",
-    "tp=4,pp=4,zero=1,sp",
-                  "tp=8,pp=8,zero=1,sp", "tp=8,pp=16,zero=1,sp", "tp=8,pp=4,zero=1,sp")  # fmt: skip
+MODEL_PARALLEL_STRATEGIES = (
+    "zero=1", "zero=3", "tp=2,zero=1,sp", "tp=4,zero=1,sp", "tp=8,zero=1,sp", "tp=4,pp=4,zero=1,sp",
+    "tp=8,pp=8,zero=1,sp", "tp=8,pp=16,zero=1,sp", "tp=8,pp=4,zero=1,sp",
+)  # fmt: skip
 
 
 def _first_fitting(
@@ -774,9 +759,8 @@ def _need(task: TrainingTask, prediction: Prediction) -> TrainingRequirement:
     batch = prediction.plan.global_batch * task.packed
     point = time_from_prediction(task, prediction, forward_pass_time(prediction), global_batch=batch)
     ratio = point.step_time / prediction.step_time
-    return TrainingRequirement(
-        point.samples / task.packed, point.time_to_target, point.interval, ratio, point.total_evaluation_time
-    )
+    samples, evaluation = point.samples / task.packed, point.total_evaluation_time
+    return TrainingRequirement(samples, point.time_to_target, point.interval, ratio, evaluation)
 
 
 def run_and_amount_for_target(

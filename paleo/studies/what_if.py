@@ -13,12 +13,11 @@ from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
 from paleo.errors import SpecError, suggest_names
-from paleo.specs.device import Memory
+from paleo.specs.device import Device, Memory
 from paleo.specs.loading import Spec
 from paleo.units import Quantity
 
 if TYPE_CHECKING:
-    from paleo.specs.device import Device
     from paleo.specs.system import System
 
 
@@ -168,8 +167,7 @@ def _arithmetic(system: System, factor: float) -> System:
 def _memory_scaler(field: str) -> Callable[[System, float], System]:
     def changed(system: System, factor: float) -> System:
         memory = system.device.memory
-        new = getattr(memory, field) * factor
-        return _with_device_fields(system, memory=_with_figure(memory, field, new))
+        return _with_device_fields(system, memory=_with_figure(memory, field, getattr(memory, field) * factor))
 
     return changed
 

@@ -101,7 +101,7 @@ def test_flags_name_the_layout(software: str, words: str) -> None:
     reply = plan_purchase(
         load_model(MODEL), [(load_system("dgx-a100-80gb"), (8,))], run, PurchaseRequirements(), space=space
     )
-    assert [word for word in words.split("|") if word not in reply.launch_settings_line] == []
+    assert [word for word in words.split("|") if word not in reply.launch_settings_and_preparation[0]] == []
     assert settings_line(reply.plans[0].best_prediction)
 
 

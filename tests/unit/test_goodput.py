@@ -13,7 +13,7 @@ from paleo.studies.goodput import (
     RestartTimes,
     _check_room,
     _long_run,
-    _save_seconds,
+    _write_time,
     best_checkpoint_interval,
     elastic_goodput,
     goodput,
@@ -105,9 +105,9 @@ def test_published_runs() -> None:
 
 
 def test_checkpoints_of_one_process_do_not_get_faster_with_more() -> None:
-    one = _save_seconds(total_bytes=2e10, process_rate=0.625e9)
+    one = _write_time(2e10, 0.625e9, 1.0, math.inf)
     assert float(one) == 32.0  # torch.save writes from one process: 32 s with 1, 8, 16 and 32 of them
-    assert float(_save_seconds(total_bytes=2e10, process_rate=0.625e9, processes=32, storage_rate=7.5e9)) < 3.0
+    assert _write_time(2e10, 0.625e9, 32, 7.5e9) < 3.0
 
 
 def test_bad_input() -> None:

@@ -395,7 +395,7 @@ def test_a_list_shows_the_peak_that_training_reaches_for(name: str, dtype: str) 
     """Not that of the narrowest format, in which nobody trains."""
     device = load_device(name)
     assert device.training_dtype == dtype
-    assert f"{format_quantity(device.peak_flops_per_s(dtype), 'FLOP/s')} {dtype}," in _device_line(name)
+    assert f"{format_quantity(device.peak_flops_per_s(dtype), 'FLOP/s')} {dtype}," in _device_line(device)
 
 
 @pytest.mark.parametrize(

@@ -6,20 +6,18 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import PREDICT_HELP_GROUP, app, print_result, print_warnings
+from paleo.cli.application import PREDICT_HELP_GROUP, app, print_result
 from paleo.cli.options import (
     COLLECTIVE_OPERATIONS,
     JsonOption,
     RunOptions,
     SystemName,
     catalog_name_completion,
-    with_run_options,
     word_completion,
 )
 
 
 @app.command(rich_help_panel=PREDICT_HELP_GROUP)
-@with_run_options
 def audit(
     log: Annotated[str, typer.Argument()],
     system: SystemName,
@@ -55,13 +53,10 @@ def audit(
         from paleo.services import audit_service
 
         line = options.from_[0] if options.from_ else None
-        served = audit_service(
-            benchmark, model, system, gpus=options.gpus or 1, strategy=options.strategy, command=line,
-            engine=options.software or "vllm",
-        )  # fmt: skip
+        stated = {"gpus": options.gpus or 1, "strategy": options.strategy, "command": line}
+        served = audit_service(benchmark, model, system, engine=options.software or "vllm", **stated)
         print_result(served.json_document, served.table, as_json)
         return
     network = model if model is not None or options.launch_file_network is None else options.launch_file_network
     answer = answered(log, system, network, operation=operation, run=options.build_run())
-    print_result(answer.json_document, answer.table, as_json)
-    print_warnings(options.warnings())
+    print_result(answer.json_document, answer.table, as_json, options.warnings())

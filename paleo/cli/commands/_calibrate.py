@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -66,17 +66,12 @@ def calibrate(
     from paleo.calibrate import command
 
     if fit:
-        exit_with_code(
-            command.fit_tables(
-                files or [], output=output, output_dir=output_dir, only=only or [], free=_comma_separated(free),
-                hold_out=hold_out or [],
-            )
-        )  # fmt: skip
+        lists: dict[str, Any] = {"only": only or [], "hold_out": hold_out or [], "free": _comma_separated(free)}
+        exit_with_code(command.fit_tables(files or [], output=output, output_dir=output_dir, **lists))
         return
     if files:
-        raise SpecError(
-            f"{files[0]}: measured tables need --fit; without it `paleo calibrate` measures the device {device}"
-        )
+        without = f"without it `paleo calibrate` measures the device {device}"
+        raise SpecError(f"{files[0]}: measured tables need --fit; {without}")
     if command.world_size() > 1:
         exit_with_code(command.benchmark_collectives(device=device, system=name, output_dir=output_dir or "."))
         return

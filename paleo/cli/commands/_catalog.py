@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from paleo.cli.application import CATALOG_HELP_GROUP, app, checked_plot_path, print_result, save_plot
+from paleo.cli.application import CATALOG_HELP_GROUP, app, print_result, save_plot
 from paleo.cli.options import JsonOption, PlotFileOption, catalog_name_completion
 from paleo.errors import SpecError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from paleo.specs.system import System
 
 
 def _kinds(incomplete: str) -> list[str]:
@@ -78,19 +73,13 @@ def show(
     *kind, name = words[-2:]
     if len(words) > 2:
         raise SpecError(f"show takes NAME or KIND NAME, not {len(words)} words")
-    path, entries = checked_plot_path(plot), catalog.find_entries(name, *kind)
+    entries = catalog.find_entries(name, *kind)
     systems = [entry for _, entry in entries if isinstance(entry, System)]
-    if path is not None and not systems:
+    if plot is not None and not systems:
         raise SpecError(f"--plot: draws the links of a system, and {name!r} is a {entries[0][0]}")
     print_result(
         lambda: {kind: catalog.json_document(entry) for kind, entry in entries},
         lambda: Group(*(part for kind, entry in entries for part in catalog.entry_tables(f"{kind} {name}", entry))),
         as_json,
     )
-    save_plot(path, lambda: _links(systems[0]))
-
-
-def _links(system: System) -> Figure:
-    from paleo.report.collective import plot_interconnect
-
-    return plot_interconnect(system)
+    save_plot(plot, lambda collective: collective.plot_interconnect(systems[0]), "collective")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paleo.cli.application import PREDICT_HELP_GROUP, app, checked_plot_path, print_result, save_plot
+from paleo.cli.application import PREDICT_HELP_GROUP, app, print_result, save_plot
 from paleo.cli.options import COLLECTIVE_OPERATIONS, JsonOption, PlotFileOption, SystemName, word_completion
 from paleo.errors import SpecError
 
@@ -55,18 +55,13 @@ def collective(
     from paleo.studies import collective as studies
     from paleo.units import Quantity
 
-    path = checked_plot_path(plot)
     try:
         payload = Quantity("bytes", positive=True).parse_text(bytes_)
     except SpecError as error:
         raise SpecError(f"--bytes: {error}") from None
-    study = studies.compare_algorithms(
-        operation, payload, ranks, load_system(system), calibration=calibration, dtype=dtype
-    )
-    if path is not None:
-        from paleo.report import plots
-
-        save_plot(path, lambda: plots.plot_collective_times(study))
+    machine = load_system(system)
+    study = studies.compare_algorithms(operation, payload, ranks, machine, calibration=calibration, dtype=dtype)
+    save_plot(plot, lambda plots: plots.plot_collective_times(study))
     if compress is None:
         print_result(lambda: reports.json_document(study), lambda: reports.table(study), as_json)
         return

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import typer
-
-from paleo.cli.application import (
-    DECIDE_HELP_GROUP,
-    EXIT_NO,
-    app,
-    checked_plot_path,
-    print_result,
-    print_warnings,
-    save_plot,
-)
+from paleo.cli.application import DECIDE_HELP_GROUP, app, exit_unless, print_result, save_plot
 from paleo.cli.options import (
     JsonOption,
     ObjectiveOption,
@@ -23,7 +13,6 @@ from paleo.cli.options import (
     Systems,
     TargetTaskOption,
     TrainingOptions,
-    with_training_options,
 )
 from paleo.errors import SpecError
 
@@ -55,18 +44,13 @@ def set_common_gpu_count(options: TrainingOptions, systems: str) -> TrainingOpti
         return options
     if len(counts) == 1:
         return replace(options, gpus=int(counts.pop()))
-    if (
-        options.launch_file_job is None
-        or options.launch_file_job.plan.global_batch
-        or options.batch
-        or options.global_batch
-    ):
+    job = options.launch_file_job
+    if job is None or job.plan.global_batch or options.batch or options.global_batch:
         return options
     raise SpecError("--from states samples per rank, and the systems have different counts; add --global-batch N")
 
 
 @app.command(rich_help_panel=DECIDE_HELP_GROUP)
-@with_training_options
 def compare(
     *,
     model: OptionalModel = None,
@@ -95,24 +79,15 @@ def compare(
     if for_ is not None:
         from paleo.serve_train_split import split_serving_and_training
 
-        both = split_serving_and_training(
-            options.network(model), systems, for_, run=options.build_run(), **options.price_and_failure_keywords()
-        )
+        run, terms = options.build_run(), options.price_and_failure_keywords()
+        both = split_serving_and_training(options.network(model), systems, for_, run=run, **terms)
         print_result(both.json_document, both.table, as_json)
-        if not both.is_possible:
-            raise typer.Exit(EXIT_NO)
+        exit_unless(both.is_possible)
         return
     from paleo.questions import compare as answered
 
-    path = checked_plot_path(plot)
-    answer = answered(
-        options.network(model), systems, **options.estimate_keywords(), target=target, objective=objective
-    )
-    if path is not None:
-        from paleo.report import plots
-
-        save_plot(path, lambda: plots.plot_systems(answer.comparison))
-    print_result(answer.json_document, answer.table, as_json)
-    print_warnings(options.warnings())
-    if not any(candidate.fits for candidate in answer.comparison.candidates):
-        raise typer.Exit(EXIT_NO)
+    stated = options.estimate_keywords() | {"target": target, "objective": objective}
+    answer = answered(options.network(model), systems, **stated)
+    save_plot(plot, lambda plots: plots.plot_systems(answer.comparison))
+    print_result(answer.json_document, answer.table, as_json, options.warnings())
+    exit_unless(any(candidate.fits for candidate in answer.comparison.candidates))

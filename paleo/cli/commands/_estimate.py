@@ -7,11 +7,10 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import (
-    EXIT_NO,
     PREDICT_HELP_GROUP,
     app,
     check_launch_option,
-    checked_plot_path,
+    exit_unless,
     print_result,
     print_warnings,
     save_plot,
@@ -27,12 +26,10 @@ from paleo.cli.options import (
     TargetLossOption,
     TargetTaskOption,
     TrainingOptions,
-    with_training_options,
 )
 
 
 @app.command(rich_help_panel=PREDICT_HELP_GROUP)
-@with_training_options
 def estimate(
     *,
     model: OptionalModel = None,
@@ -59,22 +56,15 @@ def estimate(
     """
     from paleo.questions import estimate as answered
 
-    path = checked_plot_path(plot)
     check_launch_option(launch, options.software)
-    answer = answered(
-        options.network(model), system, **options.estimate_keywords(), loss=loss, target=target, noise_scale=noise_scale
-    )
-    if path is not None:
-        from paleo.report import plots
-
-        picture = (
-            plots.plot_step_and_memory
-            if answer.prediction.run.exchange.compress is None
-            else plots.plot_compressed_step_time
-        )
-        save_plot(path, lambda: picture(answer.prediction))
+    stated = options.estimate_keywords() | {"loss": loss, "target": target, "noise_scale": noise_scale}
+    answer = answered(options.network(model), system, **stated)
+    step = answer.prediction
+    if step.run.exchange.compress is None:
+        save_plot(plot, lambda plots: plots.plot_step_and_memory(step))
+    else:
+        save_plot(plot, lambda plots: plots.plot_compressed_step_time(step))
     print_result(answer.json_document, lambda: answer.table(verbose=verbose), as_json)
     write_launch_files(launch, lambda: answer.prediction)
     print_warnings((*options.warnings(), *(answer.prediction.warnings if as_json else ()), *answer.notes))
-    if not answer.memory.fits:
-        raise typer.Exit(EXIT_NO)
+    exit_unless(answer.memory.fits)

@@ -7,16 +7,8 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import DECIDE_HELP_GROUP, EXIT_NO, app, checked_plot_path, print_result, save_plot
-from paleo.cli.options import (
-    JsonOption,
-    PlotFileOption,
-    TariffOptions,
-    catalog_name_completion,
-    options_from_dataclass,
-    with_tariff_options,
-    word_completion,
-)
+from paleo.cli.application import DECIDE_HELP_GROUP, app, exit_unless, print_result, save_plot
+from paleo.cli.options import JsonOption, PlotFileOption, TariffOptions, catalog_name_completion, word_completion
 
 _POLICIES = ("backfill", "elastic", "fair", "fifo", "las", "priority", "srtf")
 
@@ -58,8 +50,6 @@ class ClusterOptions:
 
 
 @app.command(rich_help_panel=DECIDE_HELP_GROUP)
-@options_from_dataclass("cluster", ClusterOptions)
-@with_tariff_options
 def fleet(
     jobs: Annotated[str, typer.Argument()],
     system: Annotated[str, typer.Option(autocompletion=catalog_name_completion("systems"))],
@@ -83,12 +73,7 @@ def fleet(
     """
     from paleo.questions import fleet as answered
 
-    path = checked_plot_path(plot)
     answer = answered(jobs, system, **asdict(cluster), **asdict(rates))
-    if path is not None:
-        from paleo.report.cluster import plot_job_schedule
-
-        save_plot(path, lambda: plot_job_schedule(answer.study))
+    save_plot(plot, lambda cluster: cluster.plot_job_schedule(answer.study), "cluster")
     print_result(answer.json_document, answer.table, as_json)
-    if not answer.requirements_met:
-        raise typer.Exit(EXIT_NO)
+    exit_unless(answer.requirements_met)

@@ -9,32 +9,27 @@ import typer
 
 from paleo.cli.application import (
     DECIDE_HELP_GROUP,
-    EXIT_NO,
     app,
     check_launch_option,
-    checked_page_path,
-    checked_plot_path,
+    exit_unless,
     print_result,
-    print_warnings,
     save_plot,
     write_launch_files,
 )
 from paleo.cli.options import (
+    SYSTEMS_AND_DEVICES,
     JsonOption,
     LaunchFileOption,
     OptionalModel,
+    PageFileOption,
     PlotFileOption,
     TargetTaskOption,
     TrainingOptions,
-    catalog_name_completion,
-    with_training_options,
     word_completion,
 )
 from paleo.errors import SpecError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from paleo.answers import PlanResult, SearchResult
     from paleo.predict import Prediction
     from paleo.specs.model import ModelSpec
@@ -42,14 +37,13 @@ if TYPE_CHECKING:
 
 
 @app.command("plan", rich_help_panel=DECIDE_HELP_GROUP)
-@with_training_options
 def plan_(
     *,
     model: OptionalModel = None,
     options: TrainingOptions,
     gpus: str | None = None,
-    system: Annotated[str | None, typer.Option(autocompletion=catalog_name_completion("systems", "devices"))] = None,
-    systems: Annotated[str | None, typer.Option(autocompletion=catalog_name_completion("systems", "devices"))] = None,
+    system: Annotated[str | None, typer.Option(autocompletion=SYSTEMS_AND_DEVICES)] = None,
+    systems: Annotated[str | None, typer.Option(autocompletion=SYSTEMS_AND_DEVICES)] = None,
     objective: Annotated[str, typer.Option(autocompletion=word_completion("time", "cost", "energy", "gpus"))] = "time",
     target: TargetTaskOption = None,
     deadline: str | None = None,
@@ -60,7 +54,7 @@ def plan_(
     per_layer: bool = False,
     as_json: JsonOption = False,
     plot: PlotFileOption = None,
-    explore: str | None = None,
+    explore: PageFileOption = None,
     launch: LaunchFileOption = None,
     staleness_cost: float | None = None,
     noise_scale: float | None = None,
@@ -110,21 +104,20 @@ def plan_(
 
     if options.from_ and gpus is not None:
         options = replace(options, gpus=questions.parse_gpu_counts(gpus)[0])
-    path, names, run = checked_plot_path(plot), _systems(system, systems), options.build_run(searched=True)
+    names, run = _systems(system, systems), options.build_run(searched=True)
     stated = 0 if options.launch_file_job is None else options.launch_file_job.plan.gpus
     network, gpus = options.network(model), gpus or (str(stated) if stated else None)
-    page = checked_page_path(explore)
     check_launch_option(launch, options.software)
     modes = staleness_cost is not None or noise_scale is not None
     # Raise SpecError if a page or a picture is requested for an answer that has none.
     machines = len(names)
-    if page is not None and (machines > 1 or per_layer):
+    if explore is not None and (machines > 1 or per_layer):
         raise SpecError("--explore: the page holds the plans of one system; use --system, without --per-layer")
-    if path is not None and machines > 1:
+    if plot is not None and machines > 1:
         raise SpecError("--plot: the plot has the plans of one system; use --system")
-    if per_layer and path is not None:
+    if per_layer and plot is not None:
         raise SpecError("--plot: there is no plot of --per-layer; omit one of them")
-    if modes and (machines > 1 or page is not None or path is not None):
+    if modes and (machines > 1 or explore is not None or plot is not None):
         raise SpecError("--staleness-cost: only for one system and as a table; omit --systems, --plot and --explore")
     if gpus is None and (modes or per_layer):
         raise SpecError("--gpus is missing; expected GPU counts such as 64 or 8..64")
@@ -139,14 +132,12 @@ def plan_(
     if gpus is None or systems is not None or terms != plain or any(value is not None for value in goal.values()):
         answer = questions.plan(network, names, gpus, **goal, **terms, **size)
     else:
-        whole = exhaustive or path is not None or page is not None  # pictures show all configurations
+        whole = exhaustive or plot is not None or explore is not None  # pictures show all configurations
         answer = questions.search(network, names[0], gpus or "", explain=explain, exhaustive=whole, **size)
-    _draw(answer, path, page)
-    print_result(answer.json_document, answer.table, as_json)
-    print_warnings(options.warnings())
+    _draw(answer, plot, explore)
+    print_result(answer.json_document, answer.table, as_json, options.warnings())
     write_launch_files(launch, lambda: _first_prediction(answer))
-    if answer.best is None:
-        raise typer.Exit(EXIT_NO)
+    exit_unless(answer.best is not None)
 
 
 def _print_special_search(
@@ -174,9 +165,8 @@ def _print_special_search(
         from paleo.search.layer_splits import search_layer_splits
 
         split = search_layer_splits(network, machine, run)
-        print_result(
-            lambda: reports.layers_document(*names, split), lambda: reports.layers_table(*names, split), as_json
-        )
+        shown = (*names, split)
+        print_result(lambda: reports.layers_document(*shown), lambda: reports.layers_table(*shown), as_json)
         return
     from paleo.studies.gradient_exchange import StalenessPenalty, exchange_search
 
@@ -185,14 +175,10 @@ def _print_special_search(
     compressions = [None if name in ("none", "dense") else name for name in stated]
     searched = exchange_search(
         network, machine, run, StalenessPenalty(*price), counts=counts, space=search_space_of_unset_fields(stated_run),
-        top=top,
-        consistencies=consistencies, compressions=compressions,
+        top=top, consistencies=consistencies, compressions=compressions,
     )  # fmt: skip
-    print_result(
-        lambda: reports.exchange_search_json(*names, searched),
-        lambda: reports.exchange_search_table(*names, searched),
-        as_json,
-    )
+    found = (*names, searched)
+    print_result(lambda: reports.exchange_search_json(*found), lambda: reports.exchange_search_table(*found), as_json)
 
 
 def _comma_separated(text: str, option: str) -> list[str]:
@@ -216,13 +202,10 @@ def _first_prediction(answer: PlanResult | SearchResult) -> Prediction:
     return predict(answer.model, first.system, first.row.run)
 
 
-def _draw(answer: PlanResult | SearchResult, path: Path | None, page: Path | None) -> None:
+def _draw(answer: PlanResult | SearchResult, plot: str | None, page: str | None) -> None:
     """Write the plot and the HTML page of all plans on the answer's system, if requested."""
-    if path is not None:
-        from paleo.report import plots
-
-        names, capacity = (answer.model.name, answer.system.name), answer.system.device.memory.usable_bytes
-        save_plot(path, lambda: plots.plot_plans(*names, answer.found_plans, capacity))
+    names, capacity = (answer.model.name, answer.system.name), answer.system.device.memory.usable_bytes
+    save_plot(plot, lambda plots: plots.plot_plans(*names, answer.found_plans, capacity))
     if page is not None:
         from paleo.files import write_text
         from paleo.report.html_pages import plan_search_page

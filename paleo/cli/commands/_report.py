@@ -7,23 +7,15 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import DECIDE_HELP_GROUP, EXIT_NO, app
-from paleo.cli.options import (
-    ModelName,
-    ObjectiveOption,
-    TargetTaskOption,
-    TrainingOptions,
-    catalog_name_completion,
-    with_training_options,
-)
+from paleo.cli.application import DECIDE_HELP_GROUP, app, exit_unless
+from paleo.cli.options import SYSTEMS_AND_DEVICES, ModelName, ObjectiveOption, TargetTaskOption, TrainingOptions
 from paleo.files import check_output_path, write_text
 
 
 @app.command(rich_help_panel=DECIDE_HELP_GROUP)
-@with_training_options
 def report(
     model: ModelName,
-    systems: Annotated[str, typer.Option(autocompletion=catalog_name_completion("systems", "devices"))],
+    systems: Annotated[str, typer.Option(autocompletion=SYSTEMS_AND_DEVICES)],
     options: TrainingOptions,
     output: Annotated[str, typer.Option("-o", "--output")] = "report.html",
     target: TargetTaskOption = None,
@@ -70,11 +62,9 @@ def report(
 
     path = check_output_path(output, (".html", ".htm"))
     network, stated_run = load_model(model), replace_any_software(options.build_run())
-    run = (
-        stated_run
-        if "strategy" in stated_run.model_fields_set
-        else stated_run.model_copy(update={"strategy": purchase.AUTO})
-    )
+    run = stated_run
+    if "strategy" not in run.model_fields_set:
+        run = run.model_copy(update={"strategy": purchase.AUTO})
     stated = parse_training_amount(network, run, **options.amount_keywords())
     offers = parse_systems_with_gpu_counts(systems, run.gpus)
     run, amount = run_and_amount_for_target(network, run, target, stated, [system for system, _ in offers])
@@ -93,8 +83,6 @@ def report(
             long_run=options.long_run_options(),
         )
     )
-    text = page(study, date=datetime.date.today().isoformat())
-    write_text(path, text)
+    write_text(path, page(study, date=datetime.date.today().isoformat()))
     sys.stderr.write(f"wrote {path}\n")
-    if not any(offer.candidate.fits for offer in study.offers):
-        raise typer.Exit(EXIT_NO)
+    exit_unless(any(offer.candidate.fits for offer in study.offers))

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from paleo.cli.application import EXIT_NO, PREDICT_HELP_GROUP, app, checked_page_path, print_result, write_page
+from paleo.cli.application import PREDICT_HELP_GROUP, app, exit_unless, print_result, write_page
 from paleo.cli.options import (
     JsonOption,
     ModelName,
     OptionalWholeNumber,
+    PageFileOption,
     SystemName,
     TariffOptions,
     catalog_name_completion,
-    options_from_dataclass,
-    with_tariff_options,
     word_completion,
 )
 
-if TYPE_CHECKING:
-    from paleo.services import ReinforcementResult
+_ALGORITHMS = ("grpo", "rloo", "dapo", "ppo", "dpo")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +54,7 @@ class ReinforcementOptions:
         Framework profile of the trainer.
     """
 
-    algorithm: Annotated[str, typer.Option(autocompletion=word_completion("grpo", "rloo", "dapo", "ppo", "dpo"))] = (
-        "grpo"
-    )
+    algorithm: Annotated[str, typer.Option(autocompletion=word_completion(*_ALGORITHMS))] = "grpo"
     rollouts: Annotated[int, typer.Option(min=1)] = 512
     batch: Annotated[int | None, typer.Option(min=1)] = None
     input: str = "200"
@@ -73,8 +69,6 @@ class ReinforcementOptions:
 
 
 @app.command(rich_help_panel=PREDICT_HELP_GROUP)
-@options_from_dataclass("step", ReinforcementOptions)
-@with_tariff_options
 def rl(
     model: ModelName,
     system: SystemName,
@@ -82,7 +76,7 @@ def rl(
     rates: TariffOptions,
     gpus: OptionalWholeNumber = None,
     as_json: JsonOption = False,
-    explore: str | None = None,
+    explore: PageFileOption = None,
 ) -> None:
     """Predict a step of reinforcement learning: generation, log-probabilities, training, new weights.
 
@@ -99,15 +93,7 @@ def rl(
     """
     from paleo.services import rl as answered
 
-    page = checked_page_path(explore)
     answer = answered(model, system, gpus=gpus, **asdict(step), **asdict(rates))
-    write_page(page, lambda date: _page(answer, date))
+    write_page(explore, lambda pages, date: pages.reinforcement_page(answer.study, date=date))
     print_result(answer.json_document, answer.table, as_json)
-    if not answer.layout_found:
-        raise typer.Exit(EXIT_NO)
-
-
-def _page(answer: ReinforcementResult, date: str) -> str:
-    from paleo.report.service_pages import reinforcement_page
-
-    return reinforcement_page(answer.study, date=date)
+    exit_unless(answer.layout_found)

@@ -6,29 +6,12 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import (
-    EXIT_NO,
-    PREDICT_HELP_GROUP,
-    app,
-    checked_plot_path,
-    print_result,
-    print_warnings,
-    save_plot,
-)
-from paleo.cli.options import (
-    GpuCounts,
-    JsonOption,
-    OptionalModel,
-    PlotFileOption,
-    SystemName,
-    TrainingOptions,
-    with_training_options,
-)
+from paleo.cli.application import PREDICT_HELP_GROUP, app, exit_unless, print_result, save_plot
+from paleo.cli.options import GpuCounts, JsonOption, OptionalModel, PlotFileOption, SystemName, TrainingOptions
 from paleo.errors import SpecError
 
 
 @app.command(rich_help_panel=PREDICT_HELP_GROUP)
-@with_training_options
 def scale(
     *,
     model: OptionalModel = None,
@@ -55,16 +38,10 @@ def scale(
     """
     from paleo.questions import scale as answered
 
-    path = checked_plot_path(plot)
     if mode is not None and mode_option not in (None, mode):
         raise SpecError(f"--mode {mode_option}: the argument MODE is {mode!r}; use one of them")
     answer = answered(options.network(model), system, gpus, mode=mode or mode_option, **options.estimate_keywords())
-    if path is not None:
-        from paleo.report import plots
-
-        curves, names = answer.curves, (answer.model.name, answer.system.name)
-        save_plot(path, lambda: plots.plot_exchange_scaling(curves) or plots.plot_scaling(*names, curves))
-    print_result(answer.json_document, answer.table, as_json)
-    print_warnings(options.warnings())
-    if not any(curve.base_point.fits for curve in answer.curves):
-        raise typer.Exit(EXIT_NO)
+    curves, names = answer.curves, (answer.model.name, answer.system.name)
+    save_plot(plot, lambda plots: plots.plot_exchange_scaling(curves) or plots.plot_scaling(*names, curves))
+    print_result(answer.json_document, answer.table, as_json, options.warnings())
+    exit_unless(any(curve.base_point.fits for curve in answer.curves))

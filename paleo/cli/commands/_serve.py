@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from paleo.cli.application import (
-    EXIT_NO,
-    PREDICT_HELP_GROUP,
-    app,
-    checked_page_path,
-    checked_plot_path,
-    print_result,
-    print_warnings,
-    save_plot,
-    write_page,
-)
+from paleo.cli.application import PREDICT_HELP_GROUP, app, exit_unless, print_result, save_plot, write_page
 from paleo.cli.options import (
+    SYSTEMS_AND_DEVICES,
     JsonOption,
     OptionalModel,
     OptionalWholeNumber,
+    PageFileOption,
     PlotFileOption,
     TariffOptions,
     catalog_name_completion,
-    options_from_dataclass,
-    with_tariff_options,
     word_completion,
 )
 from paleo.errors import SpecError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from paleo.services import ServeResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,20 +103,16 @@ class ServiceOptions:
 
 
 @app.command(rich_help_panel=PREDICT_HELP_GROUP)
-@options_from_dataclass("service", ServiceOptions)
-@with_tariff_options
 def serve(
     *,
     model: OptionalModel = None,
-    system: Annotated[
-        str, typer.Option("--systems", "--system", autocompletion=catalog_name_completion("systems", "devices"))
-    ],
+    system: Annotated[str, typer.Option("--systems", "--system", autocompletion=SYSTEMS_AND_DEVICES)],
     gpus: OptionalWholeNumber = None,
     service: ServiceOptions,
     rates: TariffOptions,
     as_json: JsonOption = False,
     plot: PlotFileOption = None,
-    explore: str | None = None,
+    explore: PageFileOption = None,
 ) -> None:
     """Predict how many requests a service answers a second, how fast, and at what price.
 
@@ -153,30 +134,13 @@ def serve(
     from paleo.services import SinglePassResult
     from paleo.services import serve as answered
 
-    path, page = checked_plot_path(plot), checked_page_path(explore)
     count = 1 if gpus is None else gpus
     answer = answered(model, system, gpus=count, **asdict(service), **asdict(rates))
-    if isinstance(answer, SinglePassResult):
-        if path is not None or page is not None:
-            raise SpecError(f"--plot and --explore: {answer.service.model.name} generates no tokens; see the table")
-    else:
-        _draw(answer, path, page)
-    print_result(answer.json_document, answer.table, as_json)
-    print_warnings(answer.warnings)
-    if not answer.limits_met:
-        raise typer.Exit(EXIT_NO)
-
-
-def _draw(answer: ServeResult, path: Path | None, page: Path | None) -> None:
-    """Write the plot and the HTML page of a serving answer, if requested."""
-    if path is not None and answer.limits_met:
-        from paleo.report.serving import plot_service
-
-        save_plot(path, lambda: plot_service(answer.service))
-    write_page(page, lambda date: _page(answer, date))
-
-
-def _page(answer: ServeResult, date: str) -> str:
-    from paleo.report.service_pages import service_page
-
-    return service_page(answer.service, answer.compared_services, date=date)
+    if not isinstance(answer, SinglePassResult):
+        service_plans, compared = answer.service, answer.compared_services
+        save_plot(plot if answer.limits_met else None, lambda reports: reports.plot_service(service_plans), "serving")
+        write_page(explore, lambda pages, date: pages.service_page(service_plans, compared, date=date))
+    elif plot is not None or explore is not None:
+        raise SpecError(f"--plot and --explore: {answer.service.model.name} generates no tokens; see the table")
+    print_result(answer.json_document, answer.table, as_json, answer.warnings)
+    exit_unless(answer.limits_met)

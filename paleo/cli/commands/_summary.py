@@ -6,24 +6,16 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import PREDICT_HELP_GROUP, app, checked_plot_path, print_result, save_plot
-from paleo.cli.options import (
-    JsonOption,
-    ModelName,
-    PlotFileOption,
-    RunOptions,
-    catalog_name_completion,
-    with_run_options,
-)
+from paleo.cli.application import PREDICT_HELP_GROUP, app, print_result, save_plot
+from paleo.cli.options import SYSTEMS_AND_DEVICES, JsonOption, ModelName, PlotFileOption, RunOptions
 from paleo.errors import SpecError
 
 
 @app.command(rich_help_panel=PREDICT_HELP_GROUP)
-@with_run_options
 def summary(
     model: ModelName,
     options: RunOptions,
-    system: Annotated[str | None, typer.Option(autocompletion=catalog_name_completion("systems", "devices"))] = None,
+    system: Annotated[str | None, typer.Option(autocompletion=SYSTEMS_AND_DEVICES)] = None,
     as_json: JsonOption = False,
     plot: PlotFileOption = None,
 ) -> None:
@@ -43,14 +35,10 @@ def summary(
     from paleo.specs.system import load_system
     from paleo.studies.network_summary import summarise_network
 
-    path = checked_plot_path(plot)
-    if path is not None and system is None:
+    if plot is not None and system is None:
         raise SpecError("--plot: a roofline needs a device; name one with --system")
     run = options.build_run()
     machine = None if system is None else load_system(system)
     study = summarise_network(load_model(model), run, machine)
-    if path is not None and machine is not None:
-        from paleo.report import plots
-
-        save_plot(path, lambda: plots.plot_roofline(study, machine, run))
+    save_plot(plot, lambda plots: plots.plot_roofline(study, machine, run))
     print_result(lambda: summary_document(study), lambda: summary_table(study), as_json)

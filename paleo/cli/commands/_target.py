@@ -7,15 +7,7 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import (
-    EXIT_NO,
-    PREDICT_HELP_GROUP,
-    app,
-    checked_plot_path,
-    print_result,
-    print_warnings,
-    save_plot,
-)
+from paleo.cli.application import PREDICT_HELP_GROUP, app, exit_unless, print_result, save_plot
 from paleo.cli.options import (
     GpuCounts,
     JsonOption,
@@ -25,12 +17,10 @@ from paleo.cli.options import (
     TargetLossOption,
     TariffOptions,
     catalog_name_completion,
-    with_tariff_options,
 )
 
 
 @app.command(rich_help_panel=PREDICT_HELP_GROUP)
-@with_tariff_options
 def target(
     task: Annotated[str, typer.Argument(autocompletion=catalog_name_completion("tasks"))],
     system: SystemName,
@@ -67,15 +57,10 @@ def target(
     """
     from paleo.questions import target as answered
 
-    path = checked_plot_path(plot)
     options = {"strategy": strategy, "dtype": dtype, "software": software}
     stated = {name: value for name, value in options.items() if value is not None}
     answer = answered(task, system, gpus, batch=batch, loss=loss, noise_scale=noise_scale, **stated, **asdict(rates))
-    if path is not None:
-        from paleo.report import plots
-
-        save_plot(path, lambda: plots.plot_time_to_target(answer.system.name, answer.curve))
-    print_result(answer.json_document, answer.table, as_json)
-    print_warnings(list(dict.fromkeys(warning for point in answer.points for warning in point.warnings)))
-    if not any(point.prediction.memory.fits for point in answer.points):
-        raise typer.Exit(EXIT_NO)
+    save_plot(plot, lambda plots: plots.plot_time_to_target(answer.system.name, answer.curve))
+    warnings = dict.fromkeys(warning for point in answer.points for warning in point.warnings)
+    print_result(answer.json_document, answer.table, as_json, list(warnings))
+    exit_unless(any(point.prediction.memory.fits for point in answer.points))

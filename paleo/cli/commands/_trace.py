@@ -9,12 +9,11 @@ from typing import Annotated
 import typer
 
 from paleo.cli.application import PREDICT_HELP_GROUP, app, print_warnings
-from paleo.cli.options import OptionalModel, RunOptions, SystemName, with_run_options
+from paleo.cli.options import OptionalModel, RunOptions, SystemName
 from paleo.files import check_output_path, write_text
 
 
 @app.command(rich_help_panel=PREDICT_HELP_GROUP)
-@with_run_options
 def trace(
     *,
     model: OptionalModel = None,
@@ -39,8 +38,7 @@ def trace(
 
     check_output_path(output)
     answer = estimate(options.network(model), system, run=options.build_run())
-    text = json_text(traced(answer.prediction)) + "\n"
-    write_text(output, text)
+    write_text(output, json_text(traced(answer.prediction)) + "\n")
     sys.stderr.write(f"wrote {output}\n")
     chosen = answer.run_with_defaults.automatic_choices_text if answer.run_with_defaults is not None else ""
     print_warnings([*([chosen] if chosen else []), *answer.prediction.warnings])

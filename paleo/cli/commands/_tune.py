@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import DECIDE_HELP_GROUP, EXIT_NO, app, checked_plot_path, print_result, save_plot
+from paleo.cli.application import DECIDE_HELP_GROUP, app, exit_unless, print_result, save_plot
 from paleo.cli.options import (
     JsonOption,
     ModelName,
@@ -15,8 +15,6 @@ from paleo.cli.options import (
     RunPriceAndFailureOptions,
     SystemName,
     WholeNumber,
-    options_from_dataclass,
-    with_run_and_price_options,
     word_completion,
 )
 
@@ -85,8 +83,6 @@ class TuneOptions:
 
 
 @app.command(rich_help_panel=DECIDE_HELP_GROUP)
-@options_from_dataclass("search", TuneOptions)
-@with_run_and_price_options
 def tune(
     model: ModelName,
     system: SystemName,
@@ -112,13 +108,8 @@ def tune(
     """
     from paleo.questions import tune as answered
 
-    path = checked_plot_path(plot)
     stated = asdict(search) | {"vary": search.vary or (), "run": options.build_run()}
     answer = answered(model, system, gpus, trials=trials, **stated, **options.price_and_failure_keywords())
-    if path is not None:
-        from paleo.report.tuning import plot_trials
-
-        save_plot(path, lambda: plot_trials(answer.study))
+    save_plot(plot, lambda tuning: tuning.plot_trials(answer.study), "tuning")
     print_result(answer.json_document, answer.table, as_json)
-    if not answer.deadline_met:
-        raise typer.Exit(EXIT_NO)
+    exit_unless(answer.deadline_met)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paleo.cli.application import MEASURE_HELP_GROUP, app, checked_plot_path, print_result, save_plot
+from paleo.cli.application import MEASURE_HELP_GROUP, app, print_result, save_plot
 from paleo.cli.options import JsonOption, PlotFileOption
 
 
@@ -40,10 +40,9 @@ def validate(
     from paleo.questions import validate as answered
     from paleo.tables.validation_report import prediction_plot, write_predictions
 
-    picture = checked_plot_path(plot)
     rows = None if predictions is None else check_output_path(predictions, (".csv", ".csv.gz"), option="--predictions")
     answer = answered(files, calibration=calibration)
     if rows is not None:
         write_predictions(rows, answer.reports)
-    save_plot(picture, lambda: prediction_plot(answer.reports))
+    save_plot(plot, lambda _: prediction_plot(answer.reports))
     print_result(answer.json_document, lambda: answer.table(worst=worst), as_json)
