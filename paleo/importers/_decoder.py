@@ -176,7 +176,7 @@ def _head(config: Config, decoder: Decoder) -> list[ModelFileEntry]:
     classes = {"features": class_count(config), "dim": "classes"}
     if kind == "ForSequenceClassification":  # every position is scored, then the last one is selected
         return [{"name": "head", "linear": classes | {"bias": False}}, "select", "cross_entropy"]
-    if kind == "ModelMapping":
+    if kind == "Model":
         return []
     raise UnsupportedHeadError(kind)
 

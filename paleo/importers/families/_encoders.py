@@ -47,7 +47,7 @@ def _bert_head(config: Config, kind: str) -> list[ModelFileEntry]:
         ],
         "ForSequenceClassification": [*pooler, {"dropout": {"rate": "=dropout"}}, classes, "cross_entropy"],
         "ForTokenClassification": [{"dropout": {"rate": "=dropout"}}, classes, "cross_entropy"],
-        "ModelMapping": pooler,
+        "Model": pooler,
     }
     if kind not in heads or (roberta and kind == "ForPreTraining"):
         raise UnsupportedHeadError(kind)
@@ -124,7 +124,7 @@ FAMILY_READERS.register("camembert")(roberta)
 def vit(config: Config) -> ModelMapping:
     """Return the network that a ViT configuration describes (Dosovitskiy et al., 2021)."""
     kind = architecture_head_suffix(config, ("ViT",), "ForImageClassification")
-    if kind not in ("ForImageClassification", "ModelMapping"):
+    if kind not in ("ForImageClassification", "Model"):
         raise UnsupportedHeadError(kind)
     keys = {"image": "image_size", "patch": "patch_size", "colours": "num_channels", "hidden": "hidden_size"}
     keys |= {"heads": "num_attention_heads", "layers": "num_hidden_layers", "ffn": "intermediate_size"}
