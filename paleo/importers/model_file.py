@@ -20,7 +20,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,6 @@ from paleo.importers._builder import (
     ImportedNetwork,
     LayerEntry,
     NetworkBuilder,
-    TensorPlace,
     UntranslatableError,
 )
 from paleo.importers._network_trace import Trace, TracedCall, saved_for_backward
@@ -257,9 +256,9 @@ def network_of_trace(trace: Trace) -> ImportedNetwork:
 
 
 def _place(builder: NetworkBuilder, call: TracedCall) -> None:
-    if all(value.is_static or value.is_integer for value in call.outputs):
+    if not any(value.is_activation for value in call.outputs):
         return
-    names = {name for value in call.inputs if value is not None for name in value.parameter_names}
+    names = call.parameter_names
     builder.adds_frozen_layers = bool(names) and (names <= builder.trace.frozen_parameters or not call.trains_weights)
     mark = len(builder.network.entries)
     known = dict(builder.place_by_value), dict(builder.parameter_owners), dict(builder.view_sources)
@@ -274,10 +273,9 @@ def _place(builder: NetworkBuilder, call: TracedCall) -> None:
             _place_opaque(builder, call)
     if call.stops_gradient:
         for value in call.outputs:
-            if value in builder.place_by_value and not (value.is_static or value.is_integer):
-                builder.place_by_value[value] = TensorPlace.output_of(
-                    builder.add_layer("detach", {}, [builder.place_by_value[value]], call.path)
-                )
+            if value in builder.place_by_value and value.is_activation:
+                entry = builder.add_layer("detach", {}, [builder.place_by_value[value]], call.path)
+                builder.place_by_value[value] = entry.place
 
 
 def _translate(builder: NetworkBuilder, call: TracedCall) -> None:
@@ -299,7 +297,7 @@ def _check_parameters(
     builder: NetworkBuilder, call: TracedCall, entries: Sequence[LayerEntry], before: set[str]
 ) -> None:
     """Check that the layers made from a call hold as many new parameters as the call is the first to read."""
-    names = frozenset[str]().union(*(v.parameter_names for v in call.inputs if v is not None))
+    names = call.parameter_names
     new = sum(builder.trace.parameter_counts[name] for name in names if name not in before)
     stated = sum(entry.unshared_parameter_count for entry in entries)
     learned = [entry for entry in entries if entry.unshared_parameter_count]
@@ -311,42 +309,31 @@ def _check_parameters(
     if stated > new:
         raise UntranslatableError(f"{stated:g} parameters, not {new}")
     if stated < new and entries:
-        last = entries[-1]
-        builder.replace_producer(
-            last,
-            builder.add_parameter_layer(int(new - stated), TensorPlace.output_of(last), call.source_name, call.path),
-        )
+        holder = builder.add_parameter_layer(int(new - stated), entries[-1].place, call.source_name, call.path)
+        builder.replace_producer(entries[-1], holder)
 
 
 def _place_opaque(builder: NetworkBuilder, call: TracedCall) -> None:
     """Append an ``opaque`` layer for a call that no layer describes, with its bytes, FLOP and parameters."""
     sources = builder.activation_or_index_inputs(call) or [builder.first_input]
     largest = max(sources, key=lambda source: source.tensor.elements).tensor
-    values = [value for value in call.outputs if not (value.is_static or value.is_integer) and value.elements]
+    values = [value for value in call.outputs if value.is_activation and value.elements]
     for value in values:
-        options: dict[str, Any] = {
-            "of": call.source_name,
-            "parameters": builder.new_parameter_count(call.inputs) or None,
-        }
-        options["dims"] = dict(zip(builder.dim_names(value.shape, largest), value.shape, strict=True)) or {"batch": 1}
-        options["keeps"] = "nothing"
+        options: dict[str, Any] = {"of": call.source_name}
+        options["parameters"] = builder.new_parameter_count(call.inputs) or None
+        options["dims"] = builder.dims_of(value.shape, largest) or {"batch": 1}
+        options["keeps"] = (saved_for_backward(call) if value is values[0] else None) or "nothing"
         if value is values[0]:
-            kept = {
-                "keeps": saved_for_backward(call) or "nothing",
-                "kept_per_element": builder.saved_temporaries_per_element(call, value),
-            }
-            options |= kept | {"flops_per_element": call.flops / value.elements if call.flops else None}
+            options["kept_per_element"] = builder.saved_temporaries_per_element(call, value)
+            options["flops_per_element"] = call.flops / value.elements if call.flops else None
         entry = builder.add_layer("opaque", options, sources, call.path)
-        builder.place_by_value[value] = TensorPlace.output_of(entry)
-        for name in frozenset[str]().union(*(v.parameter_names for v in call.inputs if v is not None)):
+        builder.place_by_value[value] = entry.place
+        for name in call.parameter_names:
             builder.parameter_owners.setdefault(name, entry)
 
 
-LossChoice = Literal["auto", "none"]
-
-
 def model_file_of_trace(
-    trace: Trace, *, title: str, source: str, sizes: Mapping[str, int], loss: LossChoice = "auto"
+    trace: Trace, *, title: str, source: str, sizes: Mapping[str, int], loss: str = "auto"
 ) -> dict[str, Any]:
     """Convert a trace to the content of a model file, a dict ready for YAML.
 
@@ -360,7 +347,7 @@ def model_file_of_trace(
         Origin of the network.
     sizes : dict of str to int
         Default values of the sizes that the trace found to be variable, such as ``seq``.
-    loss : LossChoice, optional
+    loss : str, optional
         ``auto`` ends a classifier with its loss, ``none`` does not.
 
     Returns
@@ -370,7 +357,7 @@ def model_file_of_trace(
     """
     network = network_of_trace(recognise_patterns(trace))
     writer = _Writer(network)
-    ending = _loss(network) if loss == "auto" else None
+    ending = None if loss == "none" else _loss(network)
     layers = writer.network_lines(fold_repeated_layers(network.entries), ending)
     params = {name: size for name, size in sizes.items() if name != "batch"}
     model: dict[str, Any] = {"title": title, "task": "imported", "source": source}

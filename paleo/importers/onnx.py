@@ -179,18 +179,11 @@ def model_file_of_onnx(
     """
     from paleo.importers.model_file import model_file_of_trace
 
-    trace, known = trace_onnx_file(path, sizes or {})
-    name = title or Path(path).name
-    return model_file_of_trace(
-        trace,
-        title=f"{name} (ONNX)",
-        source=f"ONNX file {Path(path).name}",
-        sizes=known,
-        loss="none" if loss == "none" else "auto",
-    )
+    trace, name = trace_onnx_file(path, sizes or {}), Path(path).name
+    return model_file_of_trace(trace, title=f"{title or name} (ONNX)", source=f"ONNX file {name}", sizes={}, loss=loss)
 
 
-def trace_onnx_file(path: str | Path, sizes: Mapping[str, int]) -> tuple[Trace, dict[str, int]]:
+def trace_onnx_file(path: str | Path, sizes: Mapping[str, int]) -> Trace:
     """Read an ONNX file as a trace, with a probe size for the batch.
 
     Parameters
@@ -202,8 +195,8 @@ def trace_onnx_file(path: str | Path, sizes: Mapping[str, int]) -> tuple[Trace, 
 
     Returns
     -------
-    tuple[Trace, dict[str, int]]
-        Calls of the network, and the sizes of its named dims.
+    Trace
+        Calls of the network.
 
     Raises
     ------
@@ -287,18 +280,9 @@ def _remove_weights(graph: Any) -> None:
             _remove_weights(inner)
     for tensor in graph.initializer:
         if math.prod(tensor.dims) > MAX_CONSTANT_ELEMENTS:
-            for data in (
-                "raw_data",
-                "float_data",
-                "int32_data",
-                "int64_data",
-                "double_data",
-                "uint64_data",
-                "string_data",
-            ):
-                tensor.ClearField(data)
+            for data in ("raw", "float", "int32", "int64", "double", "uint64", "string", "external"):
+                tensor.ClearField(f"{data}_data")
             tensor.ClearField("data_location")
-            tensor.ClearField("external_data")
 
 
 class _Reader:
@@ -316,30 +300,23 @@ class _Reader:
         self.notes: list[str] = []
         self._readers: dict[str, Any] = {}
 
-    def read(self) -> tuple[Trace, dict[str, int]]:
+    def read(self) -> Trace:
         self._initializers(self.graph.initializer)
         inputs = self._inputs()
         shapes = self._shapes()
-        calls = [call for node in self.graph.node for call in [self._call(node, shapes)] if call is not None]
+        calls = [call for node in self.graph.node if (call := self._call(node, shapes)) is not None]
         outputs = [self.values[output.name] for output in self.graph.output if output.name in self.values]
         outputs = [value for value in outputs if value is not None and not value.is_static]
         if not outputs:
             raise SpecError(f"{self.path}: no output depends on an input")
         sizes = {v.name: v.elements for v in self.values.values() if v is not None and v.origin == "parameter"}
-        used = {name for call in calls for v in call.inputs if v is not None for name in v.parameter_names}
-        trace = Trace(
-            inputs,
-            outputs,
-            calls,
-            {n: s for n, s in sizes.items() if n in used},
-            {"batch": self.probe} if self.probe > 1 else {},
-            notes=tuple(self.notes),
-            fixed_batch=None if self.probing else next((value.shape[0] for value in inputs if value.shape), None),
-        )
+        probes = {"batch": self.probe} if self.probe > 1 else {}
+        fixed = None if self.probing else next((value.shape[0] for value in inputs if value.shape), None)
+        trace = Trace(inputs, outputs, calls, sizes, probes, notes=tuple(self.notes), fixed_batch=fixed)
         trace.remove_dead_calls()
-        live = {name for call in trace.calls for v in call.inputs if v is not None for name in v.parameter_names}
-        trace.parameter_counts = {name: size for name, size in trace.parameter_counts.items() if name in live}
-        return trace, {}
+        live = {name for call in trace.calls for name in call.parameter_names}
+        trace.parameter_counts = {name: size for name, size in sizes.items() if name in live}
+        return trace
 
     def _initializers(self, tensors: Iterable[Any]) -> None:
         statistics = {
