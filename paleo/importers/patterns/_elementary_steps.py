@@ -283,4 +283,4 @@ def _module_group(
         return None if weights else group
     if len(weights) > 1 or (weights and weights[0].shape != result.shape[-1:]):
         return None
-    return CallGroup(calls, result, "rms_norm", scope.type, [taken, *(weights or [None])], path=scope.path)
+    return CallGroup(calls, result, "rms_norm", scope.type, [taken, weights[0] if weights else None], path=scope.path)
