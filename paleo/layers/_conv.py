@@ -144,17 +144,17 @@ def convolution_expansion(
     if min(space) < 1:
         raise GraphError(f"{name}: kernel {list(kernel)} does not fit the input {format_shape(x)}")
     dims = x.dims[2:]
-    grouped: dict[str, DimSize] = {"groups": groups} if groups > 1 else {}
-    batch: dict[str, DimSize] = {x.dims[0]: x.sizes[0]}
+    grouped = {"groups": groups} if groups > 1 else {}
+    batch = {x.dims[0]: x.sizes[0]}
     c_in, c_out = int(x.sizes[1]) // groups, channels // groups
-    taps: dict[str, DimSize] = {f"kernel_{d}": k for d, k in zip(dims, kernel, strict=True)}
-    source: dict[str, DimSize] = {f"in_{d}": n for d, n in zip(dims, x.sizes[2:], strict=True)}
-    target: dict[str, DimSize] = dict(zip(dims, space, strict=True))
+    taps = {f"kernel_{d}": k for d, k in zip(dims, kernel, strict=True)}
+    source = {f"in_{d}": n for d, n in zip(dims, x.sizes[2:], strict=True)}
+    target = dict(zip(dims, space, strict=True))
     lhs = x.reshaped(batch | grouped | {"in_channels": c_in} | source)
-    weight: dict[str, DimSize] = grouped | {"channels": c_out, "in_channels": c_in} | taps
-    rhs = Tensor(f"{name}.weight", tuple(weight), tuple(weight.values()), "parameter")
+    weight = grouped | {"channels": c_out, "in_channels": c_in} | taps
+    rhs = Tensor.of(f"{name}.weight", weight, "parameter")
     result = batch | grouped | {"channels": c_out} | target
-    out = Tensor(name, tuple(result), tuple(result.values()))
+    out = Tensor.of(name, result)
     shift = Tensor(
         f"{name}.bias",
         tuple(grouped | {"channels": c_out}),
@@ -194,7 +194,7 @@ class Pool(Layer):
             space = tuple(int(-(-n // s)) for n, s in zip(x.sizes[2:], stride, strict=True))
         if min(space) < 1:
             raise GraphError(f"{name}: pooling window {list(kernel)} does not fit the input {format_shape(x)}")
-        sizes: dict[str, DimSize] = dict(zip(x.dims, (*x.sizes[:2], *space), strict=True))
+        sizes = dict(zip(x.dims, (*x.sizes[:2], *space), strict=True))
         slides = zip(x.dims[2:], kernel, stride, padding, strict=True)
         return x.reshaped(sizes).like(name), tuple(SlidingWindow(d, d, "", s, 1, int(p), k) for d, k, s, p in slides)
 
@@ -218,8 +218,8 @@ class MaxPool(Pool):
         out, windows = self.output_and_windows(name, x)
         keeps = (out.like(f"{name}.indices", role="index"), *([x] if self.keeps_input else []))
         flops = float(_elements(windows) - 1)
-        return LayerOperations(
-            (MemoryPass(name, "pool", (x,), out, saved=keeps, flops_per_element=flops, windows=windows),), out
+        return LayerOperations.of(
+            MemoryPass(name, "pool", (x,), out, saved=keeps, flops_per_element=flops, windows=windows)
         )
 
 
@@ -231,7 +231,7 @@ class AvgPool(Pool):
         (x,) = inputs
         out, windows = self.output_and_windows(name, x)
         flops = float(_elements(windows))
-        return LayerOperations((MemoryPass(name, "pool", (x,), out, flops_per_element=flops, windows=windows),), out)
+        return LayerOperations.of(MemoryPass(name, "pool", (x,), out, flops_per_element=flops, windows=windows))
 
 
 @LAYERS.register("global_pool")
@@ -244,7 +244,7 @@ class GlobalPool(Layer):
     def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (3, 4, 5))
-        sizes: dict[str, DimSize] = dict(zip(x.dims[:2], x.sizes[:2], strict=True))
+        sizes = dict(zip(x.dims[:2], x.sizes[:2], strict=True))
         out = x.reshaped(sizes).like(name)
         keeps = (out.like(f"{name}.indices", role="index"),) if self.operation == "max" else ()
         shape = sizes | (dict.fromkeys(x.dims[2:], 1) if self.keep_space else {})
@@ -262,7 +262,7 @@ class AdaptiveAvgPool(Layer):
         self.check_rank(name, x, (3, 4, 5))
         sizes = {d: n if i < 2 else self.size for i, (d, n) in enumerate(zip(x.dims, x.sizes, strict=True))}
         out = x.reshaped(sizes).like(name)
-        return LayerOperations((MemoryPass(name, "pool", (x,), out),), out)
+        return LayerOperations.of(MemoryPass(name, "pool", (x,), out))
 
 
 # Regions of images in two-stage detectors: proposals, their non-maximum suppression, and crops of feature maps

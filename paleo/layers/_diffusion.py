@@ -12,7 +12,7 @@ from paleo.layers._linear import tied_gradient_passes, up_projection_operations
 from paleo.layers._loss import CrossEntropy
 from paleo.layers.base import LAYERS, Layer, LayerImplementations, LayerOperations, format_shape, linear_projection
 from paleo.operations.base import MemoryPass, Operation
-from paleo.operations.tensor import DimSize, Tensor
+from paleo.operations.tensor import Tensor
 
 # A vocabulary in clusters by frequency: a cluster's logits are computed only for the tokens whose word is in it
 
@@ -108,7 +108,7 @@ class AdaptiveSoftmax(ClusteredVocabulary):
             weight = f"{tables if cluster else name}.projection.weight"
             product, states = linear_projection(f"{name}.projection", states, {"width": width}, weight=weight)
             operations.append(product)
-        sizes: dict[str, DimSize] = {"vocab": self.sizes[cluster]}
+        sizes = {"vocab": self.sizes[cluster]}
         product, logits = linear_projection(f"{name}.logits", states, sizes, bias=True, weight=f"{tables}.weight")
         if self.tie:  # without narrowing, the tables of all clusters are parts of one
             operations += tied_gradient_passes(

@@ -178,7 +178,7 @@ class Embedding(Layer):
         gather = MemoryPass(
             name, "gather", (x,), out, (table,), keeps, flops_per_element=0.0, table_rows_per_output=True
         )
-        return LayerOperations((gather,), out)
+        return LayerOperations.of(gather)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +258,7 @@ class EmbeddingBag(Layer):
         gather = MemoryPass(
             name, "gather", (x,), out, (table,), (x,), flops_per_element=flops, table_rows_per_output=self.bag
         )
-        return LayerOperations((gather,), out)
+        return LayerOperations.of(gather)
 
 
 @LAYERS.register("dot_interaction")

@@ -22,7 +22,7 @@ class Softmax(Layer):
         (x,) = inputs
         out = choices.with_output_precision(x.like(name), "softmax")
         pass_ = MemoryPass(name, "softmax", (x,), out, saved=(out,), flops_per_element=5.0, reduced_dims=(x.dims[-1],))
-        return LayerOperations((pass_,), out)
+        return LayerOperations.of(pass_)
 
 
 #: Temporaries of PyTorch's vocabulary-parallel loss in its backward pass, each as large as the saved tensor: zeros less
@@ -108,7 +108,7 @@ class BinaryCrossEntropy(Layer):
     def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         out = x.like(name, role="statistic")
-        return LayerOperations((MemoryPass(name, "elementwise", (x,), out, saved=(x,), flops_per_element=5.0),), out)
+        return LayerOperations.of(MemoryPass(name, "elementwise", (x,), out, saved=(x,), flops_per_element=5.0))
 
 
 @LAYERS.register("ctc")
@@ -148,7 +148,7 @@ class RegressionLoss(Layer):
     def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         out = x.like(name, role="statistic")
-        return LayerOperations((MemoryPass(name, "elementwise", (x,), out, saved=(x,), flops_per_element=3.0),), out)
+        return LayerOperations.of(MemoryPass(name, "elementwise", (x,), out, saved=(x,), flops_per_element=3.0))
 
 
 @LAYERS.register("squared_error")
@@ -175,7 +175,7 @@ class StackFrames(Layer):
         self.check_rank(name, x, (3,))
         frames = -(-int(x.sizes[1]) // self.factor)
         out = Tensor(name, x.dims, (x.sizes[0], frames, x.sizes[2] * self.factor))
-        return LayerOperations((MemoryPass(name, "copy", (x,), out, flops_per_element=0.0),), out)
+        return LayerOperations.of(MemoryPass(name, "copy", (x,), out, flops_per_element=0.0))
 
 
 @LAYERS.register("joint")
@@ -196,8 +196,8 @@ class TransducerJoint(Layer):
         pairs = frames.sizes[1] * labels.sizes[1]
         out = Tensor(name, (frames.dims[0], "pairs", frames.dims[-1]), (frames.sizes[0], pairs, frames.sizes[-1]))
         keeps = (out,)
-        return LayerOperations(
-            (MemoryPass(name, "elementwise", (frames, labels), out, saved=keeps, flops_per_element=2.0),), out
+        return LayerOperations.of(
+            MemoryPass(name, "elementwise", (frames, labels), out, saved=keeps, flops_per_element=2.0)
         )
 
 

@@ -19,7 +19,7 @@ from paleo.layers.base import (
     format_shape,
 )
 from paleo.operations.base import MemoryPass
-from paleo.operations.tensor import DimSize, Tensor
+from paleo.operations.tensor import Tensor
 
 
 class Activation(Layer):
@@ -55,7 +55,7 @@ class Dropout(Layer):
             return LayerOperations((), x)
         out = x.like(name)
         mask = x.like(f"{name}.mask", role="mask")
-        return LayerOperations((MemoryPass(name, "dropout", (x,), out, saved=(mask,), flops_per_element=2.0),), out)
+        return LayerOperations.of(MemoryPass(name, "dropout", (x,), out, saved=(mask,), flops_per_element=2.0))
 
 
 class TensorJoin(Layer):
@@ -83,9 +83,7 @@ class Add(TensorJoin):
         largest = self.check_broadcast(name, inputs, broadcast=True)
         out = replace(largest.like(name), stays_fp32=any(x.stays_fp32 for x in inputs))
         flops = float(len(inputs) - 1)
-        return LayerOperations(
-            (MemoryPass(name, "elementwise", inputs, out, flops_per_element=flops, backward_rule="free"),), out
-        )
+        return LayerOperations.of(MemoryPass(name, "elementwise", inputs, out, (), (), flops, backward_rule="free"))
 
 
 @LAYERS.register("multiply")
@@ -99,9 +97,7 @@ class Multiply(TensorJoin):
         out = self.check_broadcast(name, inputs, broadcast=True).like(name)
         spread = choices.gates == "separate" and any(x.elements < out.elements for x in inputs)
         backward: Literal["derived", "by input"] = "by input" if spread else "derived"
-        return LayerOperations(
-            (MemoryPass(name, "elementwise", inputs, out, saved=inputs, backward_rule=backward),), out
-        )
+        return LayerOperations.of(MemoryPass(name, "elementwise", inputs, out, saved=inputs, backward_rule=backward))
 
 
 @LAYERS.register("concat")
@@ -121,7 +117,7 @@ class Concat(TensorJoin):
                 raise GraphError(f"{name}: {format_shape(x)} and {format_shape(first)} cannot be joined along {dim!r}")
         sizes = {d: sum(x.size(d) for x in inputs) if d == dim else first.size(d) for d in first.dims}
         out = first.reshaped(sizes).like(name)
-        return LayerOperations((MemoryPass(name, "copy", inputs, out, flops_per_element=0.0),), out)
+        return LayerOperations.of(MemoryPass(name, "copy", inputs, out, flops_per_element=0.0))
 
 
 @LAYERS.register("identity")
@@ -151,7 +147,7 @@ class Reshape(Layer):
 
     def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
-        sizes: dict[str, DimSize] = {x.dims[0]: x.sizes[0]} | {d: n for d, n in self.dims.items() if d != x.dims[0]}
+        sizes = {x.dims[0]: x.sizes[0]} | {d: n for d, n in self.dims.items() if d != x.dims[0]}
         if math.prod(sizes.values()) != x.elements:
             target = " × ".join(f"{d}={n}" for d, n in sizes.items())
             raise GraphError(f"{name}: {format_shape(x)} has {x.elements:g} elements and cannot be viewed as {target}")
@@ -167,9 +163,9 @@ class ToSequence(Layer):
 
     def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
-        sizes: dict[str, DimSize] = {x.dims[0]: x.sizes[0], self.sequence: math.prod(x.sizes[2:]), self.dim: x.sizes[1]}
+        sizes = {x.dims[0]: x.sizes[0], self.sequence: math.prod(x.sizes[2:]), self.dim: x.sizes[1]}
         out = x.reshaped(sizes).like(name)
-        return LayerOperations((MemoryPass(name, "copy", (x,), out, flops_per_element=0.0),), out)
+        return LayerOperations.of(MemoryPass(name, "copy", (x,), out, flops_per_element=0.0))
 
 
 @LAYERS.register("spectrogram_to_sequence")
@@ -179,9 +175,9 @@ class SpectrogramToSequence(Layer):
     def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (4,))
-        sizes: dict[str, DimSize] = {x.dims[0]: x.sizes[0], "seq": x.sizes[3], "features": x.sizes[1] * x.sizes[2]}
+        sizes = {x.dims[0]: x.sizes[0], "seq": x.sizes[3], "features": x.sizes[1] * x.sizes[2]}
         out = x.reshaped(sizes).like(name)
-        return LayerOperations((MemoryPass(name, "copy", (x,), out, flops_per_element=0.0),), out)
+        return LayerOperations.of(MemoryPass(name, "copy", (x,), out, flops_per_element=0.0))
 
 
 @LAYERS.register("select")
@@ -196,7 +192,7 @@ class Select(Layer):
             raise GraphError(f"{name}: input {format_shape(x)} has no dim {self.dim!r}")
         out = x.without_dims(self.dim, name=name)
         taken = x.without_dims(self.dim, name=x.name)
-        return LayerOperations((MemoryPass(name, "copy", (taken,), out, flops_per_element=0.0),), out)
+        return LayerOperations.of(MemoryPass(name, "copy", (taken,), out, flops_per_element=0.0))
 
 
 @LAYERS.register("take")
@@ -210,9 +206,9 @@ class SelectEntries(Layer):
         (x,) = inputs
         if self.dim not in x.dims or self.count > x.size(self.dim):
             raise GraphError(f"{name}: input {format_shape(x)} has no {self.count} entries along {self.dim!r}")
-        taken = x.reshaped({d: self.count if d == self.dim else n for d, n in zip(x.dims, x.sizes, strict=True)})
+        taken = x.reshaped({d: self.count if d == self.dim else n for d, n in x.shape.items()})
         out = taken.like(name)
-        return LayerOperations((MemoryPass(name, "gather", (taken,), out, flops_per_element=0.0),), out)
+        return LayerOperations.of(MemoryPass(name, "gather", (taken,), out, flops_per_element=0.0))
 
 
 @LAYERS.register("mean")
@@ -226,7 +222,7 @@ class Mean(Layer):
         if self.dim not in x.dims:
             raise GraphError(f"{name}: input {format_shape(x)} has no dim {self.dim!r}")
         out = x.without_dims(self.dim, name=name)
-        return LayerOperations((MemoryPass(name, "reduce", (x,), out),), out)
+        return LayerOperations.of(MemoryPass(name, "reduce", (x,), out))
 
 
 @LAYERS.register("upsample")
@@ -240,9 +236,7 @@ class Upsample(Layer):
         (x,) = inputs
         sizes = {d: n if i < 2 else n * self.factor for i, (d, n) in enumerate(zip(x.dims, x.sizes, strict=True))}
         out = x.reshaped(sizes).like(name)
-        return LayerOperations(
-            (MemoryPass(name, "copy", (x,), out, flops_per_element=7.0 if self.bilinear else 0.0),), out
-        )
+        return LayerOperations.of(MemoryPass(name, "copy", (x,), out, flops_per_element=7.0 if self.bilinear else 0.0))
 
 
 @LAYERS.register("crop")
@@ -262,7 +256,7 @@ class Crop(Layer):
             target = list(self.size) if isinstance(self.size, list) else [self.size] * (len(inputs[0].dims) - 2)
         if len(target) != len(x.dims) - 2 or any(w > n for w, n in zip(target, x.sizes[2:], strict=True)):
             raise GraphError(f"{name}: {format_shape(x)} cannot be cropped to {target}")
-        sizes: dict[str, DimSize] = dict(zip(x.dims, (*x.sizes[:2], *target), strict=True))
+        sizes = dict(zip(x.dims, (*x.sizes[:2], *target), strict=True))
         out = x.reshaped(sizes).like(name)
         return LayerOperations((MemoryPass(name, "copy", (x.reshaped(sizes),), out, flops_per_element=0.0),), out)
 
@@ -287,7 +281,7 @@ class ClassToken(Layer):
         batch, seq, hidden = x.dims
         out = x.reshaped({batch: x.sizes[0], seq: x.sizes[1] + 1, hidden: x.sizes[2]}).like(name)
         token = Tensor(f"{name}.token", (hidden,), (x.sizes[2],), "parameter")
-        return LayerOperations((MemoryPass(name, "copy", (x,), out, parameters=(token,), flops_per_element=0.0),), out)
+        return LayerOperations.of(MemoryPass(name, "copy", (x,), out, parameters=(token,), flops_per_element=0.0))
 
 
 @LAYERS.register("position_embedding")
@@ -307,10 +301,8 @@ class PositionEmbedding(Layer):
             raise GraphError(f"{name}: {rows} positions are fewer than the sequence of {x.size(seq):g}")
         table = Tensor(f"{name}.weight", ("positions", hidden), (rows, x.size(hidden)), "parameter")
         tables = (table,) if self.learned else ()
-        out = x.like(name)
-        return LayerOperations(
-            (MemoryPass(name, "elementwise", (x,), out, parameters=tables, table_rows_per_output=self.learned),), out
-        )
+        work = MemoryPass(name, "elementwise", (x,), x.like(name), tables, table_rows_per_output=self.learned)
+        return LayerOperations.of(work)
 
 
 @LAYERS.register("scale")
@@ -323,4 +315,4 @@ class LayerScale(Layer):
         (x,) = inputs
         weight = Tensor(f"{name}.weight", (x.dims[-1],), (x.sizes[-1],), "parameter")
         out = x.like(name)
-        return LayerOperations((MemoryPass(name, "elementwise", (x,), out, parameters=(weight,), saved=(x,)),), out)
+        return LayerOperations.of(MemoryPass(name, "elementwise", (x,), out, parameters=(weight,), saved=(x,)))
