@@ -57,6 +57,11 @@ class LayerEntry:
     frozen: bool = False
 
     @property
+    def references(self) -> list[EntryReference]:
+        """Entries and inputs of the network that it reads or whose weights it uses; None for weights of its own."""
+        return [*self.inputs, self.weight_owner, self.tied_entry]
+
+    @property
     def place(self) -> TensorPlace:
         """Place of the layer's output tensor."""
         return TensorPlace(self, self.out)
@@ -78,6 +83,9 @@ class LayerEntry:
         return sum(kernel.flops for operation in self.operations for kernel in operation.backward_kernels(_FP32))
 
 
+EntryReference = LayerEntry | str | None
+
+
 @dataclass(frozen=True)
 class TensorPlace:
     """Place of a traced tensor in an imported network: the producing layer entry or network input, and the tensor."""
@@ -88,7 +96,7 @@ class TensorPlace:
     @property
     def dims(self) -> dict[str, DimSize]:
         """Mapping of dim names to sizes."""
-        return dict(zip(self.tensor.dims, self.tensor.sizes, strict=True))
+        return self.tensor.shape
 
 
 @dataclass
@@ -361,13 +369,13 @@ class NetworkBuilder:
         self.network.output_entry = place.producer
         if left:
             self.network.output_entry = self.add_parameter_layer(left, place, "parameters that nothing reads", "")
-        read: set[LayerEntry | str] = {self.network.output_entry}
+        read: set[EntryReference] = {self.network.output_entry}
         kept = []
         for entry in reversed(self.network.entries):
             if entry.kind == "view" and entry not in read:
                 continue
             kept.append(entry)
-            read.update(ref for ref in (*entry.inputs, entry.weight_owner, entry.tied_entry) if ref is not None)
+            read.update(entry.references)
         self.network.entries = kept[::-1]
         return self.network
 
