@@ -61,8 +61,7 @@ def inline_known_branches(onnx: Any, graph: Any, truth: Callable[[Any], bool | N
         taken.append(branch)
     if taken:
         copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
-        initializers = [tensor for branch in taken for tensor in branch.initializer]
-        graph.initializer.extend(initializers)
+        graph.initializer.extend([tensor for branch in taken for tensor in branch.initializer])
         del graph.node[:]
         graph.node.extend(copies)
     return taken
@@ -319,9 +318,8 @@ class _Reader:
         return trace
 
     def _initializers(self, tensors: Iterable[Any]) -> None:
-        statistics = {
-            name for node in self.graph.node if node.op_type == "BatchNormalization" for name in list(node.input)[3:5]
-        }
+        norms = (node for node in self.graph.node if node.op_type == "BatchNormalization")
+        statistics = {name for node in norms for name in list(node.input)[3:5]}
         for tensor in tensors:
             index = tensor.data_type not in FLOAT_TYPES
             learned = not index and tensor.name not in statistics and math.prod(tensor.dims) > 1
@@ -329,11 +327,11 @@ class _Reader:
             self.values[tensor.name] = self._constant(tensor.name, shape, index=index, learned=learned)
             self._remember(tensor.name, tensor)
 
-    def _constant(self, name: str, shape: Shape, *, index: bool, learned: bool) -> TracedTensor:
-        sources = frozenset({name}) if learned else frozenset[str]()
-        return TracedTensor(
-            shape, "parameter" if learned else "constant", name, index, is_static=True, parameter_names=sources
-        )
+    @staticmethod
+    def _constant(name: str, shape: Shape, *, index: bool, learned: bool = False) -> TracedTensor:
+        if learned:
+            return TracedTensor(shape, "parameter", name, index, True, frozenset({name}))
+        return TracedTensor(shape, "constant", name, index, is_static=True)
 
     def _remember(self, name: str, tensor: Any, *, constant: bool = False) -> None:
         """Keep the numbers of a small constant tensor (integers.
@@ -429,14 +427,9 @@ class _Reader:
         for place, node in enumerate(self.graph.node):
             follows = not following.isdisjoint(node.input)
             if node.op_type == "Reshape" and len(node.input) > 1 and self.probe > 1:
-                value = self.values.get(node.input[0])
+                value, target = self.values.get(node.input[0]), self.constants.get(node.input[1], [])
                 source = value.shape if value is not None else shapes.get(node.input[0], ((), False))[0]
-                target = self.constants.get(node.input[1])
-                if (
-                    target is not None
-                    and source[:1] == (1 if follows else self.probe,)
-                    and _keeps_batch_of_one(source, target)
-                ):
+                if source[:1] == (1 if follows else self.probe,) and _keeps_batch_of_one(source, target):
                     name, sizes = f"{node.input[1]}@{place}", [self.probe, *(int(size) for size in target[1:])]
                     kind = self.onnx.TensorProto.INT64
                     self.graph.initializer.append(self.onnx.helper.make_tensor(name, kind, [len(sizes)], sizes))
@@ -483,9 +476,8 @@ class _Reader:
         try:
             inferred = self.onnx.shape_inference.infer_shapes(self.model, strict_mode=False, data_prop=True)
         except Exception as error:
-            raise SpecError(
-                f"{self.path}: its shapes do not fit together ({type(error).__name__}: {_short(error)})"
-            ) from None
+            problem = f"{type(error).__name__}: {_short(error)}"
+            raise SpecError(f"{self.path}: its shapes do not fit together ({problem})") from None
         shapes = {}
         for info in (*inferred.graph.value_info, *inferred.graph.output):
             tensor = info.type.tensor_type
@@ -500,7 +492,6 @@ class _Reader:
         Return True if there were new ones.
         """
         folded = False
-        ranks = {name: len(shape) for name, (shape, _) in shapes.items()}
         sizes = {name: shape for name, (shape, _) in shapes.items()}
         sizes |= {name: value.shape for name, value in self.values.items() if value is not None}
         for node in self.graph.node:
@@ -514,12 +505,11 @@ class _Reader:
                 continue
             name = node.output[0]
             self.constants[name] = numbers
-            if name in ranks and node.op_type != "Constant":
+            if name in shapes and node.op_type != "Constant":
                 shape = sizes[name] if math.prod(sizes[name]) == len(numbers) else (len(numbers),)
-                kind = self.onnx.TensorProto.INT64 if shapes[name][1] else self.onnx.TensorProto.FLOAT
-                tensor = self.onnx.helper.make_tensor(
-                    name, kind, shape, [int(n) if shapes[name][1] else n for n in numbers]
-                )
+                whole = shapes[name][1]
+                kind = self.onnx.TensorProto.INT64 if whole else self.onnx.TensorProto.FLOAT
+                tensor = self.onnx.helper.make_tensor(name, kind, shape, list(map(int, numbers)) if whole else numbers)
                 node.CopyFrom(self.onnx.helper.make_node("Constant", [], [name], value=tensor))
                 folded = True
         return folded
@@ -536,18 +526,16 @@ class _Reader:
         missing = [name for name in node.output if name and name not in shapes]
         shaped = [name for name in node.output if name and name in shapes]
         if not shaped:
-            if all(v is None or v.is_static or v.is_integer for v in inputs):
+            if not any(v is not None and v.is_activation for v in inputs):
                 self._static(node, shapes)
                 return None
             gives = f"what {node.op_type[:60]} of {node.domain[:60] or 'ONNX'} gives"
-            raise SpecError(
-                f"{self.path}: node {node.name[:60]!r}: no shape can be inferred for {gives} ({missing[0]!r:.60})"
-            )
+            where = f"{self.path}: node {node.name[:60]!r}"
+            raise SpecError(f"{where}: no shape can be inferred for {gives} ({missing[0]!r:.60})")
         source, elements = inputs[0] if inputs else None, math.prod(shapes[shaped[0]][0])
         if node.op_type == "Reshape" and source is not None and source.elements != elements:
-            raise SpecError(
-                f"{self.path}: node {node.name[:60]!r}: Reshape makes {elements} numbers of {source.elements}"
-            )
+            where = f"{self.path}: node {node.name[:60]!r}"
+            raise SpecError(f"{where}: Reshape makes {elements} numbers of {source.elements}")
         numbers = [self.constants.get(name) for name in node.input]
         reading = TranslatedCall("unknown", inputs)
         if len(inputs) >= self._fewest_inputs(node):
@@ -575,7 +563,7 @@ class _Reader:
         """Record the outputs of a node that calculates with shapes as constants, as such nodes take no time."""
         for name in node.output:
             shape, index = shapes.get(name, ((1,), True))
-            self.values[name] = TracedTensor(shape, "constant", name, index, is_static=True)
+            self.values[name] = self._constant(name, shape, index=index)
 
     def _constant_node(self, node: Any) -> None:
         for attribute in node.attribute:
@@ -589,7 +577,7 @@ class _Reader:
                 self._remember(node.output[0], attribute.t, constant=True)
                 return
         for name in node.output:
-            self.values[name] = TracedTensor((1,), "constant", name, is_integer=False, is_static=True)
+            self.values[name] = self._constant(name, (1,), index=False)
 
     def _unmerged(self, value: TracedTensor | None, node: Any) -> TracedTensor | None:
         """Return a bias vector as a separate parameter for each node that reads the vector.
@@ -645,7 +633,7 @@ def _flops(call: TracedCall) -> float | None:
 
     Returns None for other calls, whose layers count their own.
     """
-    left, right = [*call.inputs, None, None][:2]
+    left, right = call.input(0), call.input(1)
     if left is None or right is None or call.out.is_integer:
         return None
     if call.kind == "conv" and len(right.shape) > 2:

@@ -126,6 +126,10 @@ def on_meta_device(module: Any) -> Iterator[None]:
             config.use_cache = True
 
 
+def _module_sizes(module: Any) -> set[int]:
+    return {size for tensor in (*module.parameters(), *module.buffers()) for size in tensor.shape}
+
+
 def _probed(module: Any, inputs: Sequence[InputSpec], *, probe_seq: bool, share: float = 1.0) -> ProbedInputs:
     """Return the inputs with batch, and perhaps sequence, set to prime probe sizes that the module does not use.
 
@@ -133,10 +137,8 @@ def _probed(module: Any, inputs: Sequence[InputSpec], *, probe_seq: bool, share:
     """
     if not inputs:
         raise SpecError("a torch module needs at least one --input")
-    taken = {size for tensor in (*module.parameters(), *module.buffers()) for size in tensor.shape}
-    first = inputs[0]
-    batch = first.shape[0]
-    taken |= {size for spec in inputs for size in spec.shape[1:]}
+    first, batch = inputs[0], inputs[0].shape[0]
+    taken = _module_sizes(module) | {size for spec in inputs for size in spec.shape[1:]}
     probes = {"batch": probe_sizes(taken, 1, least=101)[0]}
     seq = None
     if probe_seq and first.is_integer and len(first.shape) == 2 and first.shape[1] >= MIN_PROBED_SEQ:
@@ -170,8 +172,7 @@ def _seq_is_open(module: Any, inputs: Sequence[InputSpec], sizes: ProbedInputs, 
     """
     if "seq" not in sizes.probes:
         return True
-    known = {size for tensor in (*module.parameters(), *module.buffers()) for size in tensor.shape}
-    known |= {size for spec in inputs for size in spec.shape}
+    known = _module_sizes(module) | {size for spec in inputs for size in spec.shape}
     least = sizes.probes["seq"] // 2
 
     def others(trace: Trace) -> set[int]:
@@ -228,9 +229,7 @@ def model_file_of_module(
             if not _seq_is_open(module, inputs, sizes, trace):
                 continue
             stated = {name: inputs[0].shape[1] if name == "seq" else 0 for name in trace.probe_size_by_dim}
-            return model_file_of_trace(
-                trace, title=title, source=source, sizes=stated, loss="none" if loss == "none" else "auto"
-            )
+            return model_file_of_trace(trace, title=title, source=source, sizes=stated, loss=loss)
         except SpecError as error:
             failed = failed or error
     raise failed or SpecError("the module cannot be traced")
