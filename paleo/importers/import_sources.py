@@ -82,8 +82,8 @@ def model_file_of_config(path: str | Path, *, seq: int | None = None) -> ModelMa
     source = model.pop("source", f"configuration {Path(config.path).name} of {config.get('_name_or_path') or kind}")
     without_title = {key: value for key, value in model.items() if key != "title"}
     released = configured_weight_format(config)
-    head = {"title": f"{kind} imported from {config.path}", "task": model.pop("task"), "source": source}
-    return head | ({"released": released} if released else {}) | without_title
+    first = {"title": f"{kind} imported from {config.path}", "task": model.pop("task"), "source": source}
+    return first | ({"released": released} if released else {}) | without_title
 
 
 def _in_library(kind: object) -> bool:

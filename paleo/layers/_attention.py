@@ -170,7 +170,7 @@ def stepwise_rotary_passes(name: str, part: Tensor) -> tuple[tuple[MemoryPass, .
     halves, cosines, rotated_half, sines, total, out = (
         part.like(f"{name}.{step}") for step in ("halves", "cosines", "rotated_half", "sines", "sum", "rotated")
     )
-    half = dict(zip(part.dims, (*part.sizes[:-1], int(part.sizes[-1]) // 2), strict=True))
+    half = part.shape | {part.dims[-1]: int(part.sizes[-1]) // 2}
     first, second, minus = (part.reshaped(half, name=f"{name}.{step}") for step in ("first", "second", "minus"))
     summed = replace(_unfused_pass((cosines, sines), total), backward_rule="free")
     return (
@@ -430,14 +430,12 @@ class LatentAttention(Layer):
         The rotated parts are joined to the others, and the values are copied because one product yields them together
         with the keys.
         """
-        rope_query = query.reshaped(dict(zip(query.dims, (*query.sizes[:-1], self.rope_dim), strict=True)))
-        nope_key = key.reshaped(dict(zip(key.dims, (*key.sizes[:-1], self.nope_dim), strict=True)))
+        rope_query = query.reshaped(query.shape | {query.dims[-1]: self.rope_dim})
+        nope_key = key.reshaped(key.shape | {key.dims[-1]: self.nope_dim})
         of_query, query_part = stepwise_rotary_passes(f"{query.name}.rotary", rope_query)
         of_key, key_part = stepwise_rotary_passes(f"{key.name}.rotary", rotary)
         joined = query.like(f"{query.name}.rotated"), key.like(f"{key.name}.rotated"), value.like(f"{value.name}.copy")
-        nope_query = replace(
-            nope_key, name=f"{query.name}.rest", dims=query.dims, sizes=(*query.sizes[:-1], self.nope_dim)
-        )
+        nope_query = nope_key.reshaped(query.shape | {query.dims[-1]: self.nope_dim}, name=f"{query.name}.rest")
         inputs = (nope_query, query_part), (nope_key, key_part), (value,)
         passes = (*of_query, *of_key, *(_unfused_pass(each, out) for each, out in zip(inputs, joined, strict=True)))
         each = calls[0] / len(passes), calls[1] / sum(step.backward_rule != "free" for step in passes)
@@ -466,9 +464,8 @@ class LatentAttention(Layer):
         ``packed`` holds the latent vector from which they are projected, and the rotary key.
         """
         batch, seq, _ = packed.dims
-        latent = packed.reshaped(
-            {batch: packed.sizes[0], seq: packed.sizes[1], "kv_rank": self.kv_rank}, name=f"{name}.latent"
-        )
+        sizes = {batch: packed.sizes[0], seq: packed.sizes[1], "kv_rank": self.kv_rank}
+        latent = packed.reshaped(sizes, name=f"{name}.latent")
         norm = rms_norm(latent, f"{name}.kv_norm")
         heads = {"kv_heads": self.heads}
         latent = norm.out.with_renamed_dims({seq: x.dims[1]})

@@ -60,11 +60,8 @@ class CrossEntropy(Layer):
             temporary_tensor_count_if_split=VOCAB_PARALLEL_LOSS_TEMPORARIES * (choices.loss == "upcast"),
             backward_traffic_factor=2.0 if choices.loss in _TWO_FUNCTIONS else 1.0,
         )  # fmt: skip
-        metrics = tuple(
-            each
-            for number in range(choices.metric_loss_evaluations)
-            for each in _logged_loss(f"{name}.metric{number}", x, last)
-        )
+        numbers = range(choices.metric_loss_evaluations)
+        metrics = tuple(step for number in numbers for step in _logged_loss(f"{name}.metric{number}", x, last))
         if within:
             return LayerOperations((final, *metrics), out)
         cast = MemoryPass(f"{name}.cast", "elementwise", (x,), wide)
@@ -130,13 +127,7 @@ class Ctc(Layer):
         table = Tensor(f"{name}.alpha", (batch, seq, "positions"), (x.sizes[0], x.sizes[1], positions), "statistic")
         out = Tensor(name, (batch,), (x.sizes[0],), "statistic")
         soft = MemoryPass(
-            f"{name}.softmax",
-            "softmax",
-            (x,),
-            probabilities,
-            saved=(probabilities,),
-            flops_per_element=5.0,
-            reduced_dims=(alphabet,),
+            f"{name}.softmax", "softmax", (x,), probabilities, (), (probabilities,), 5.0, reduced_dims=(alphabet,)
         )
         recursion = MemoryPass(name, "elementwise", (probabilities,), out, saved=(table,), flops_per_element=6.0)
         return LayerOperations((soft, recursion), out)
@@ -195,10 +186,7 @@ class TransducerJoint(Layer):
             )
         pairs = frames.sizes[1] * labels.sizes[1]
         out = Tensor(name, (frames.dims[0], "pairs", frames.dims[-1]), (frames.sizes[0], pairs, frames.sizes[-1]))
-        keeps = (out,)
-        return LayerOperations.of(
-            MemoryPass(name, "elementwise", (frames, labels), out, saved=keeps, flops_per_element=2.0)
-        )
+        return LayerOperations.of(MemoryPass(name, "elementwise", (frames, labels), out, (), (out,), 2.0))
 
 
 @LAYERS.register("transducer_loss")

@@ -63,15 +63,13 @@ class TensorJoin(Layer):
 
     input_count: ClassVar[int | None] = None
 
-    def check_broadcast(self, name: str, inputs: tuple[Tensor, ...], *, broadcast: bool = False) -> Tensor:
+    def check_broadcast(self, name: str, inputs: tuple[Tensor, ...]) -> Tensor:
         largest = max(inputs, key=lambda t: t.elements)
         for x in inputs:
             pairs = zip(x.sizes, largest.sizes, strict=False)
-            fits = len(x.dims) == len(largest.dims) and all(a == b or (broadcast and a == 1) for a, b in pairs)
-            if not fits:
-                raise GraphError(
-                    f"{name}: {format_shape(x)} and {format_shape(largest)} cannot be joined element by element"
-                )
+            if len(x.dims) != len(largest.dims) or not all(a in (1, b) for a, b in pairs):
+                shapes = f"{format_shape(x)} and {format_shape(largest)}"
+                raise GraphError(f"{name}: {shapes} cannot be joined element by element")
         return largest
 
 
@@ -80,7 +78,7 @@ class Add(TensorJoin):
     """Sum of two tensors. Both inputs have the gradient of the output, so the backward pass costs nothing."""
 
     def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
-        largest = self.check_broadcast(name, inputs, broadcast=True)
+        largest = self.check_broadcast(name, inputs)
         out = replace(largest.like(name), stays_fp32=any(x.stays_fp32 for x in inputs))
         flops = float(len(inputs) - 1)
         return LayerOperations.of(MemoryPass(name, "elementwise", inputs, out, (), (), flops, backward_rule="free"))
@@ -94,7 +92,7 @@ class Multiply(TensorJoin):
     """
 
     def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
-        out = self.check_broadcast(name, inputs, broadcast=True).like(name)
+        out = self.check_broadcast(name, inputs).like(name)
         spread = choices.gates == "separate" and any(x.elements < out.elements for x in inputs)
         backward: Literal["derived", "by input"] = "by input" if spread else "derived"
         return LayerOperations.of(MemoryPass(name, "elementwise", inputs, out, saved=inputs, backward_rule=backward))
@@ -110,13 +108,9 @@ class Concat(TensorJoin):
         first = inputs[0]
         dim = self.dim or ("channels" if "channels" in first.dims else first.dims[-1])
         for x in inputs:
-            same = x.dims == first.dims and all(
-                a == b for d, a, b in zip(x.dims, x.sizes, first.sizes, strict=True) if d != dim
-            )
-            if dim not in x.dims or not same:
+            if dim not in x.dims or x.dims != first.dims or x.shape | {dim: 0} != first.shape | {dim: 0}:
                 raise GraphError(f"{name}: {format_shape(x)} and {format_shape(first)} cannot be joined along {dim!r}")
-        sizes = {d: sum(x.size(d) for x in inputs) if d == dim else first.size(d) for d in first.dims}
-        out = first.reshaped(sizes).like(name)
+        out = first.reshaped(first.shape | {dim: sum(x.size(dim) for x in inputs)}).like(name)
         return LayerOperations.of(MemoryPass(name, "copy", inputs, out, flops_per_element=0.0))
 
 
@@ -206,7 +200,7 @@ class SelectEntries(Layer):
         (x,) = inputs
         if self.dim not in x.dims or self.count > x.size(self.dim):
             raise GraphError(f"{name}: input {format_shape(x)} has no {self.count} entries along {self.dim!r}")
-        taken = x.reshaped({d: self.count if d == self.dim else n for d, n in x.shape.items()})
+        taken = x.reshaped(x.shape | {self.dim: self.count})
         out = taken.like(name)
         return LayerOperations.of(MemoryPass(name, "gather", (taken,), out, flops_per_element=0.0))
 
@@ -234,8 +228,7 @@ class Upsample(Layer):
 
     def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
-        sizes = {d: n if i < 2 else n * self.factor for i, (d, n) in enumerate(zip(x.dims, x.sizes, strict=True))}
-        out = x.reshaped(sizes).like(name)
+        out = x.reshaped(x.shape | {dim: x.size(dim) * self.factor for dim in x.dims[2:]}).like(name)
         return LayerOperations.of(MemoryPass(name, "copy", (x,), out, flops_per_element=7.0 if self.bilinear else 0.0))
 
 
@@ -253,12 +246,11 @@ class Crop(Layer):
         if self.size is None:
             target = list(inputs[1].sizes[2:])
         else:
-            target = list(self.size) if isinstance(self.size, list) else [self.size] * (len(inputs[0].dims) - 2)
+            target = list(self.size) if isinstance(self.size, list) else [self.size] * (len(x.dims) - 2)
         if len(target) != len(x.dims) - 2 or any(w > n for w, n in zip(target, x.sizes[2:], strict=True)):
             raise GraphError(f"{name}: {format_shape(x)} cannot be cropped to {target}")
-        sizes = dict(zip(x.dims, (*x.sizes[:2], *target), strict=True))
-        out = x.reshaped(sizes).like(name)
-        return LayerOperations((MemoryPass(name, "copy", (x.reshaped(sizes),), out, flops_per_element=0.0),), out)
+        taken = x.reshaped(x.shape | dict(zip(x.dims[2:], target, strict=True)))
+        return LayerOperations.of(MemoryPass(name, "copy", (taken,), taken.like(name), flops_per_element=0.0))
 
 
 @LAYERS.register("detach")
@@ -278,8 +270,8 @@ class ClassToken(Layer):
     def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (3,))
-        batch, seq, hidden = x.dims
-        out = x.reshaped({batch: x.sizes[0], seq: x.sizes[1] + 1, hidden: x.sizes[2]}).like(name)
+        _, seq, hidden = x.dims
+        out = x.reshaped(x.shape | {seq: x.sizes[1] + 1}).like(name)
         token = Tensor(f"{name}.token", (hidden,), (x.sizes[2],), "parameter")
         return LayerOperations.of(MemoryPass(name, "copy", (x,), out, parameters=(token,), flops_per_element=0.0))
 
