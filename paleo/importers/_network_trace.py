@@ -11,6 +11,20 @@ from typing import Any, Literal
 Shape = tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """Shape and dtype of one input; ``name`` is set for a keyword argument."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    name: str | None = None
+
+    @property
+    def is_integer(self) -> bool:
+        """True if the input holds integers or booleans, such as token ids."""
+        return self.dtype in ("int64", "int32", "bool")
+
+
 @dataclass(eq=False)
 class TracedTensor:
     """Tensor in a trace of a network.

@@ -18,14 +18,11 @@ import math
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from paleo.errors import SpecError
 from paleo.importers._builder import TorchInvocation, base_operator_name, read_torch_call
-from paleo.importers._network_trace import ModuleCall, TracedCall, TracedTensor, make_call
-
-if TYPE_CHECKING:
-    from paleo.importers.torch_modules import InputSpec
+from paleo.importers._network_trace import InputSpec, ModuleCall, TracedCall, TracedTensor, make_call
 
 #: Functions that select boxes by their scores.
 BOX_SELECTION_FUNCTIONS = (

@@ -18,8 +18,7 @@ from paleo.importers._transformers_models import is_transformers_family, trace_l
 from paleo.importers.model_file import RECOGNISED, UNRECOGNISED, validated_yaml
 from paleo.importers.onnx import MAX_DIM_SIZE
 from paleo.importers.onnx import model_file_of_onnx as onnx_mapping
-from paleo.importers.torch import InputSpec, build_module, load_module, model_file_of_module, parse_input
-from paleo.importers.torch_modules import import_torch
+from paleo.importers.torch import InputSpec, build_module, import_torch, load_module, model_file_of_module, parse_input
 from paleo.importers.transformers_configuration import FAMILY_READERS as FAMILIES
 from paleo.importers.transformers_configuration import (
     INDEXER_FAMILIES,
