@@ -342,8 +342,8 @@ def from_onnx(file: str | Path, *, sizes: Mapping[str, int] | None = None, loss:
     """
     if not isinstance(sizes, Mapping | None):
         raise SpecError(f"sizes: {sizes!r:.60}: expected a mapping of named dims, such as {{'seq': 128}}")
-    given, most = sizes or {}, MAX_DIM_SIZE - 1
-    stated = {str(name): checked_count(f"sizes: {name}:", size, 1, most) for name, size in given.items()}
+    named, most = sizes or {}, MAX_DIM_SIZE - 1
+    stated = {str(name): checked_count(f"sizes: {name}:", size, 1, most) for name, size in named.items()}
     return import_network("onnx", str(file), sizes=stated, loss=loss).model
 
 

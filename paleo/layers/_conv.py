@@ -302,8 +302,8 @@ class RoiAlign(Layer):
     def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         x, boxes = inputs
         if len(x.dims) != 4 or len(boxes.dims) != 3:
-            found = f"{format_shape(x)} and {format_shape(boxes)}"
-            raise GraphError(f"{name}: expected a feature map and boxes, found {found}")
+            shapes = f"{format_shape(x)} and {format_shape(boxes)}"
+            raise GraphError(f"{name}: expected a feature map and boxes, found {shapes}")
         regions = x.sizes[0] * (self.regions or boxes.sizes[1])
         dims = (x.dims[0], x.dims[1], "height", "width")
         out = Tensor(name, dims, (regions, x.sizes[1], self.size, self.size))
