@@ -686,17 +686,14 @@ def _below(value: Mapping[str, Any] | Sequence[Any], indent: int) -> list[str]:
 def _item(value: Any, indent: int) -> list[str]:
     """Return the YAML lines of one list entry, the first with a dash."""
     pad = " " * indent
-    line = f"{pad}- {_flow(value)}" if not _single(value) else f"{pad}- {_flow(value)[1:-1]}"
+    # A mapping of one key to a value that is not a bare word needs no braces.
+    bare = isinstance(value, Mapping) and len(value) == 1 and next(iter(value.values())) is not None
+    line = f"{pad}- {_flow(value)[1:-1] if bare else _flow(value)}"
     loop = isinstance(value, Mapping) and "layers" in value
     if (len(line) <= YAML_LINE_WIDTH and not loop) or not isinstance(value, Mapping | list) or not value:
         return [line]
     first, *lines = _below(value, indent + 2)
     return [f"{pad}- {first.lstrip()}", *lines]
-
-
-def _single(value: Any) -> bool:
-    """Return True if braces can be left out: a mapping of one key to a value that is not a bare word."""
-    return isinstance(value, Mapping) and len(value) == 1 and next(iter(value.values())) is not None
 
 
 def _flow(value: Any) -> str:

@@ -289,16 +289,12 @@ def _trace_of(module: Any, tape: TorchCallRecorder, outputs: list[TracedTensor],
         notes=tuple(dict.fromkeys(tape.notes)),
         fixed_batch=sizes.fixed_batch,
     )
-    trace.checkpointed_modules = tuple(tape.checkpointed) or _would_checkpoint(module)
+    parts = module.named_modules()
+    recomputed = tuple(name for name, part in parts if getattr(part, "gradient_checkpointing", False) is True)
+    trace.checkpointed_modules = tuple(tape.checkpointed) or recomputed
     trace.remove_dead_calls()
     trace.mark_untrained_calls()
     return trace
-
-
-def _would_checkpoint(module: Any) -> tuple[str, ...]:
-    """Return the names of the modules that recompute activations in training (``gradient_checkpointing``)."""
-    parts = module.named_modules()
-    return tuple(name for name, part in parts if getattr(part, "gradient_checkpointing", False) is True)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
 from paleo.errors import PlanError, suggest_names
+from paleo.layers.base import LayerOperations, with_frozen_weights
 from paleo.network.graph import GRAPH_TRANSFORMS, Graph, Node
 from paleo.operations.base import (
     Kernel,
@@ -268,13 +269,11 @@ def _nothing_trained_message(graph: Graph, tuning: FineTuning) -> str:
     if tuning.lora_rank is None:
         return f"freeze: {', '.join(tuning.frozen_patterns)} leaves no weight of {graph.name} to train"
     hints = {"attention": " whose layers are called attention; try all", "all": ""}
-    names = f" called {tuning.adapter_targets!r}; {suggest_names(tuning.adapter_targets, _product_names(graph))}"
+    products = [op.name for node in graph.nodes for op in node.operations if _has_weight(op)]
+    near = suggest_names(tuning.adapter_targets, [*ADAPTER_TARGETS, *products])
+    names = f" called {tuning.adapter_targets!r}; {near}"
     hint = hints.get(tuning.adapter_targets, names)
     return f"lora: model {graph.name!r} has no products with weights in repeated blocks{hint}"
-
-
-def _product_names(graph: Graph) -> list[str]:
-    return [*ADAPTER_TARGETS, *(each.name for node in graph.nodes for each in node.operations if _has_weight(each))]
 
 
 def _fine_tuned_layer(node: Node, tuning: FineTuning, frozen: bool) -> Node:
@@ -317,11 +316,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _freeze_layer(node: Node) -> Node:
-    return replace(node, operations=tuple(map_tensors(operation, _without_training) for operation in node.operations))
-
-
-def _without_training(tensor: Tensor) -> Tensor:
-    return replace(tensor, needs_gradient=False) if tensor.role == "parameter" else tensor
+    return replace(node, operations=with_frozen_weights(LayerOperations(node.operations, node.out)).operations)
 
 
 def _with_nf4_weight(product: Contraction) -> Contraction:
@@ -414,7 +409,10 @@ def _split_by_frozen_layers(graph: Graph, patterns: Sequence[str]) -> tuple[Grap
     frozen = {node.name for node in graph.nodes if not node.loops and _is_frozen((node.name,), patterns)}
     for loop, times in dict.fromkeys(node.loops[0] for node in graph.nodes if node.loops):
         inside = [node for node in graph.nodes if node.loops[:1] == ((loop, times),)]
-        layers = [_frozen_in(inside, loop, iteration, patterns) for iteration in range(times)]
+        layers = [
+            frozenset(node.name for node in inside if _is_frozen(_names(node, iteration), patterns))
+            for iteration in range(times)
+        ]
         groups = [(names, len(list(members))) for names, members in groupby(layers)]
         if len(groups) == 1:
             frozen |= layers[0]
@@ -437,10 +435,6 @@ def _names(node: Node, iteration: int) -> tuple[str, ...]:
 
 def _is_frozen(names: Sequence[str], patterns: Sequence[str]) -> bool:
     return any(_matches(name, pattern) for name in names for pattern in patterns)
-
-
-def _frozen_in(nodes: Sequence[Node], loop: str, iteration: int, patterns: Sequence[str]) -> frozenset[str]:
-    return frozenset(node.name for node in nodes if _is_frozen(_names(node, iteration), patterns))
 
 
 def _part_iterations(loop: str, lengths: Sequence[int]) -> dict[str, int]:
