@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from paleo.errors import GraphError, SpecError, suggest_names
 from paleo.layers.base import (
@@ -403,8 +403,7 @@ class _Scope:
 ModelFilePath = tuple[str | int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(NamedTuple):
     """Entry of a model file: its content, the names that it may use, the tensor before it, and the way to it."""
 
     body: dict[str, Any]
@@ -471,7 +470,7 @@ class _Builder:
             raise self._error((*path, "share"), "`share:` goes with a layer or a block of the file")
         if "frozen" in body and not any(key in LAYERS for key in body):
             raise self._error((*path, "frozen"), "`frozen:` goes with a layer")
-        place = replace(place, x=self._sources(place)[0])
+        place = _Place(body, scope, self._sources(place)[0], path)
         add = self._repeat if "repeat" in body else self._branches if "branches" in body else self._add_single
         out = add(place, [key for key in body if key not in _RESERVED])
         if name is not None:
@@ -653,7 +652,7 @@ class _Builder:
         if not same:
             return None
         # Later iterations read a tensor that needs a gradient, so the one copy is counted with that gradient.
-        return self._fold_loop(replace(place, x=replace(x, needs_gradient=True)), times, label)
+        return self._fold_loop(place._replace(x=replace(x, needs_gradient=True)), times, label)
 
     def _branches(self, place: _Place, extra: list[str]) -> Tensor:
         branches, join = place.body["branches"], place.body.get("join")
@@ -691,7 +690,7 @@ def _prefixes(scope: str, owner: str, known: set[str]) -> Iterator[str]:
 
 
 def _sizes(x: Tensor) -> dict[str, DimSize]:
-    return {f"in_{dim}": size for dim, size in x.shape.items()}
+    return {f"in_{dim}": size for dim, size in zip(x.dims, x.sizes, strict=True)}
 
 
 #: Changes that runs make to a network, each in a file of this folder. A change returns the graph as is if the run does
