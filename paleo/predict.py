@@ -84,9 +84,10 @@ class Prediction:
     ``graph`` has the layers of the network at the local batch of all replicas. ``program`` is what one rank computes
     and sends. ``kernels`` are the times of its kernels in order. ``model_chunks`` are the pieces of a pipeline.
     ``step_arrays`` is the step of this configuration with all its arrays. ``breakdown`` is the time of the step by
-    part, and ``memory`` the bytes of the fullest device by purpose. ``flops`` are the FLOP of the network in a step,
-    without recomputation and padding. ``host_memory`` is host memory for each device [bytes]. ``calibration`` says
-    which measurements the prices rest on. ``unmodelled`` lists what a real step has and this prediction omits.
+    part, and ``memory`` the bytes of the fullest device by purpose. ``model_flops_per_step`` are the FLOP of the
+    network in a step, without recomputation and padding. ``host_memory`` is host memory for each device [bytes].
+    ``calibration`` says which measurements the prices rest on. ``unmodelled`` lists what a real step has and this
+    prediction omits.
 
     Predictions are compared by identity: a prediction equals only itself.
     """
@@ -101,7 +102,7 @@ class Prediction:
     step_arrays: StepPredictions
     breakdown: Breakdown
     memory: MemoryFootprint
-    flops: float
+    model_flops_per_step: float
     uncertainty: StepUncertainty
     calibration: str
     unmodelled: tuple[str, ...]
@@ -237,12 +238,12 @@ class Prediction:
         B, count all). Convolutions count the products of the algorithm that is used, which are fewer with Winograd's
         and Fourier transforms; `direct_flops_per_s` counts the FLOP of the direct algorithm.
         """
-        return self.flops * self.executed_flop_ratio / self._peak_flops
+        return self.model_flops_per_step * self.executed_flop_ratio / self._peak_flops
 
     @property
     def direct_flops_per_s(self) -> float:
         """FLOP of the network per second on all GPUs, with convolutions counted by the direct algorithm."""
-        return self.flops / self.step_time
+        return self.model_flops_per_step / self.step_time
 
     @cached_property
     def executed_flop_ratio(self) -> float:
@@ -355,7 +356,7 @@ def predict(
         step_arrays=steps,
         breakdown=breakdown,
         memory=memory,
-        flops=flops,
+        model_flops_per_step=flops,
         uncertainty=step_uncertainty(program, layout, backend, exposed=exposed, update=update),
         calibration=backend.describe_calibration(layout.mesh),
         unmodelled=(

@@ -53,7 +53,7 @@ from paleo.studies.cost import (
     CountOrText,
     Tariff,
     convert_training_amount,
-    default_training_amount,
+    default_samples_to_train,
     estimate_training,
     parse_tariff,
     parse_training_amount,
@@ -205,7 +205,7 @@ def scale(
     network, machine = _model(model), resolve_system(system)
     counts = parse_gpu_counts(gpus)
     stated = parse_training_amount(network, question.run, epochs=epochs, samples=samples, tokens=tokens)
-    training_amount = stated or default_training_amount(network)
+    training_amount = stated or default_samples_to_train(network)
     terms = question.long_run, training_amount, question.tariff
     choice = plan_for_scaling_curve(network, machine, question.run, counts)
     curves = (
@@ -456,7 +456,7 @@ def plan(
     )
     failing = require_training_amount(question.long_run, training_amount)
     if deadline is None and budget is None and (question.tariff != Tariff() or objective in ("cost", "energy")):
-        training_amount = training_amount or default_training_amount(network)
+        training_amount = training_amount or default_samples_to_train(network)
     sought = not all(counts for _, counts in offers)
     objective = "gpus" if sought else objective
     wish = replace(

@@ -177,7 +177,7 @@ def serve(
     Returns
     -------
     ServeResult or SinglePassResult
-        The answer; ``limits_met`` is False if no plan, or no batch size, meets the limits.
+        The answer; `ServeResult.limits_met` is False if no plan, or no batch size, meets the limits.
     """
     drafts: dict[str, Any] = {}
     if command is not None:

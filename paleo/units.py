@@ -420,7 +420,7 @@ def format_duration(seconds: float, *, digits: int = 3, like: float | None = Non
 def common_unit_time(column: Iterable[float]) -> float | None:
     """Choose the time whose unit (s, ms, us) a whole table column is printed in.
 
-    The result is meant for the argument ``like`` of `format_duration`.
+    `format_duration` takes it as the time whose unit the others share.
 
     Parameters
     ----------

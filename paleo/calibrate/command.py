@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -61,8 +61,8 @@ from paleo.calibrate.mlperf_tasks import (
     is_mlperf_task_table,
 )
 from paleo.calibrate.software import (
+    FIT_ONLY_HOST_WAITS,
     MIN_STEPS,
-    WAITING_OPTION,
     SoftwareJob,
     cross_validated_waiting_fit,
     fit_software,
@@ -87,10 +87,13 @@ if TYPE_CHECKING:
 
 ProgressCallback = Callable[[str], object]
 #: What `--only` asks for.
-LEDGER_OPTION = "ledger"
-#: Kinds of tables of steps of networks, and the one whose steps tell what sustained arithmetic costs.
+REPORT_ONLY_SOURCE_ERRORS = "ledger"
+#: Kinds of tables of training steps, whose predictions state the parts of their intervals, and the one whose steps tell
+#: what sustained arithmetic costs.
 TRANSFORMER_TABLE = "llm_iterations"
-STEP_TABLES = (TRANSFORMER_TABLE, "cnn_iterations", "other_iterations", "serving", "mlperf/inference")
+STEP_TABLES = (TRANSFORMER_TABLE, "cnn_iterations", "other_iterations")
+#: Kinds of tables whose sources stand in the ledger: runs of engines, too, to which nothing is fitted here.
+LEDGER_TABLES = (*STEP_TABLES, "serving", "inference")
 #: Columns of the ledger; errors, biases and coverages as fractions.
 SOURCE_ERROR_COLUMNS = (
     "table", "source", "rows", "mean_error", "bias", "left_out_error", "left_out_bias", "coverage",
@@ -115,16 +118,13 @@ def step_errors_by_source(files: Sequence[str], report: ProgressCallback = str) 
     DataFrame
         Columns `SOURCE_ERROR_COLUMNS`, one line per source of at least `MIN_SOURCE_ROWS` rows.
     """
-    from paleo.calibrate import interval_constants, sustained_energy
-
     known = sustained_energy.dense_steps([file for file in files if table_kind_name(file) == TRANSFORMER_TABLE], report)
     calibrations = {
         name: sustained_energy.energy_factor_calibration(sustained_energy.fit_energy_factors(others))
         for name, _, others in known.leave_one_out()
     }
-    coverages = interval_constants.cross_validated_coverage(interval_constants.step_errors(files, report)).set_index(
-        "source"
-    )
+    coverages = interval_constants.cross_validated_coverage(interval_constants.step_errors(files, report))
+    inside = coverages.set_index("source")["inside"]
     lines = []
     for file in files:
         report(f"{Path(file).name}: each source left out")
@@ -132,8 +132,7 @@ def step_errors_by_source(files: Sequence[str], report: ProgressCallback = str) 
         for source, errors in whole.errors_by_group(whole.row_sources).items():
             if errors.rows >= MIN_SOURCE_ROWS:
                 tested = _left_out_errors(whole, source, calibrations.get(source)) or errors
-                inside = coverages["inside"].get(f"{whole.table.name}: {source}", np.nan)
-                shares = errors.coverage, inside, errors.baseline_mape
+                shares = errors.coverage, inside.get(f"{whole.table.name}: {source}", np.nan), errors.baseline_mape
                 values = (errors.mape, errors.bias, tested.mape, tested.bias, *shares)
                 numbers = [np.nan if value is None else round(float(value), DIGITS) for value in values]
                 lines.append((Path(file).name, source, errors.rows, *numbers))
@@ -151,8 +150,7 @@ def _left_out_errors(whole: FileReport, source: str, calibration: Calibration | 
     other = table.without_fits_to_source(source) if calibration is None else table.with_calibration(calibration)
     if other is table:
         return None
-    seconds = other.predict(whole.frame[chosen]).values
-    return residual_errors(seconds, whole.measured[chosen])
+    return residual_errors(other.predict(whole.frame[chosen]).values, whole.measured[chosen])
 
 
 def kernel_source_errors(job: KernelFitJob) -> Iterator[tuple[str, ResidualErrors]]:
@@ -174,9 +172,7 @@ def kernel_source_errors(job: KernelFitJob) -> Iterator[tuple[str, ResidualError
         remainder = tuple(complement for _, complement in parts if len(complement.measured_times))
         tested = [part for part, complement in parts if len(part.measured_times) and len(complement.measured_times)]
         if tested and count_rows(remainder) >= MIN_ROWS_TO_HOLD_OUT:
-            result = kernel_fit(
-                KernelFitJob(job.table_kind, job.file, job.hardware, job.family, job.timing_method, remainder), {}
-            ).run()
+            result = kernel_fit(replace(job, rows=remainder), {}).run()
             yield str(name), residual_errors(*predicted_and_measured(job.table_kind, tested, result.parameters))
 
 
@@ -208,10 +204,10 @@ def worsened_sources(before: pd.DataFrame, after: pd.DataFrame, points: float = 
     """
     both = before.merge(after, on=["table", "source"], how="left", suffixes=("", "_now"))
     grown = both[~(both["left_out_error_now"] <= both["left_out_error"] + points)]
-    errors, stored = (100.0 * grown[name] for name in ("left_out_error_now", "left_out_error"))
+    columns = grown[["table", "source", "left_out_error_now", "left_out_error"]]
     return [
-        (source, f"{table}, {source}: {new:.1f} % where the ledger has {old:.1f} %")
-        for table, source, new, old in zip(grown["table"], grown["source"], errors, stored, strict=True)
+        (source, f"{table}, {source}: {100.0 * new:.1f} % where the ledger has {100.0 * old:.1f} %")
+        for table, source, new, old in columns.itertuples(index=False)
     ]
 
 
@@ -339,18 +335,15 @@ def fit_tables(
         raise SpecError("-o and --output-dir exclude each other: one file, or one file a device in a folder")
     if any(is_folder(file) for file in files):
         return _fit_folders(files, output_dir, today, [*only, *free, *hold_out])
-    if hold_out and WAITING_OPTION not in only:
-        raise SpecError(f"--hold-out {hold_out[0]}: keeps sources back from --only {WAITING_OPTION}, from no other fit")
+    if hold_out and FIT_ONLY_HOST_WAITS not in only:
+        raise SpecError(
+            f"--hold-out {hold_out[0]}: keeps sources back from --only {FIT_ONLY_HOST_WAITS}, from no other fit"
+        )
     date = today or datetime.date.today().isoformat()
     request = _Request(files, output, output_dir, only, free, hold_out, date)
-    if selects_special_fit(interval_constants.INTERVALS_OPTION, only, free):
-        return _fit_intervals(request)
-    if selects_special_fit(sustained_energy.ARITHMETIC_OPTION, only, free):
-        return _fit_arithmetic(request)
-    if selects_special_fit(WAITING_OPTION, only, free):
-        return _fit_waiting(request)
-    if selects_special_fit(LEDGER_OPTION, only, free):
-        return _write_source_errors(files, output)
+    for option, fit in _SPECIAL_FITS.items():
+        if selects_special_fit(option, only, free):
+            return fit(request)
     columns = [_column_names(file) for file in files]
     if all(is_mlperf_task_table(names) for names in columns):
         return _fit_tasks(request)
@@ -397,8 +390,8 @@ def _fit_folders(paths: Sequence[str], output_dir: str | None, today: str | None
     stages = (
         (kernels, ()),
         ([file for file in tables if names[file] == PowerTable.name], ()),
-        (dense, (sustained_energy.ARITHMETIC_OPTION,)),
-        (steps, (interval_constants.INTERVALS_OPTION,)),
+        (dense, (sustained_energy.FIT_ONLY_ARITHMETIC_ENERGY,)),
+        (steps, (interval_constants.FIT_ONLY_PREDICTION_INTERVALS,)),
     )
     for files, only in stages:
         if files:
@@ -414,7 +407,8 @@ def _fit_folders(paths: Sequence[str], output_dir: str | None, today: str | None
     report_console().print(_table(headings, lines, "kernels by source, with what the other sources give"))
     unfitted = [Path(file).name for file in tables if not any(file in files for files, _ in stages)]
     sys.stderr.write(f"not fitted: {', '.join(unfitted)}\n" if unfitted else "")
-    return _write_source_errors(steps, str(Path(output_dir) / "ledger.csv")) if dense else 0
+    listed_sources = [file for file in tables if names[file] in LEDGER_TABLES]
+    return _write_source_errors(listed_sources, str(Path(output_dir) / "ledger.csv")) if dense else 0
 
 
 def clear_catalog_caches() -> None:
@@ -435,12 +429,11 @@ def _write_source_errors(files: Sequence[str], output: str | None) -> int:
     with _progress(3 * len(files) + len(sustained_energy.TRIAL_ENERGY_FACTORS)) as report:
         errors = step_errors_by_source(files, report)
     shares = [
-        (line[0], line[1], str(line[2]), *(f"{100 * value:.1f}" for value in line[3:]))
-        for line in errors.itertuples(index=False)
+        (table, source, str(rows), *(f"{100 * value:.1f}" for value in values))
+        for table, source, rows, *values in errors.itertuples(index=False)
     ]
-    report_console().print(
-        _table([name.replace("_", " ") for name in SOURCE_ERROR_COLUMNS], shares, "steps by source, %")
-    )
+    headings = [name.replace("_", " ") for name in SOURCE_ERROR_COLUMNS]
+    report_console().print(_table(headings, shares, "steps by source, %"))
     if place is not None:
         write_text(place, errors.to_csv(index=False))
     return 0
@@ -461,10 +454,9 @@ def _fit_kernels(request: _Request) -> int:
             written = request.write_calibrations(fitted, places)
     _print_calibrations(written, places)
     for entry in (entry for calibration in written.values() for entry in calibration.entries if not entry.residual):
-        sys.stderr.write(
-            f"warning: {entry.family}, {entry.stack}: {with_noun(entry.rows_fitted, 'row')} for "
-            f"{len(entry.parameters)} numbers, and none held out: {MIN_ROWS_TO_HOLD_OUT} or more rows can be tested\n"
-        )
+        rows = f"{with_noun(entry.rows_fitted, 'row')} for {len(entry.parameters)} numbers, and none held out"
+        tested = f"{MIN_ROWS_TO_HOLD_OUT} or more rows can be tested"
+        sys.stderr.write(f"warning: {entry.family}, {entry.stack}: {rows}: {tested}\n")
     skipped = count_unusable_rows(request.files)
     if skipped:
         sys.stderr.write(
@@ -500,16 +492,11 @@ def _fit_steps(request: _Request, work: Sequence[SoftwareJob]) -> int:
         terminal = report_console(markup=False)
         rows = f"{record.rows_fitted} steps fitted, {record.rows_held_out} held out"
         terminal.print(f"{name} -> {places[name]}: {rows}")
-        terminal.print(
-            _table(("number", "before", "after"), ((number, *values) for number, values in result.changed_values()))
-        )
+        terminal.print(_table(("number", "before", "after"), result.changed_values()))
         terminal.print(f"on the {record.residual.rows} steps held out: {_errors_text(record.residual)}")
         if job.skipped_rows:
-            terminal.print(
-                f"{job.skipped_rows} rows left out: not predicted (`paleo validate` says why), or of software without "
-                f"a "
-                "profile"
-            )
+            why = "not predicted (`paleo validate` says why), or of software without a profile"
+            terminal.print(f"{job.skipped_rows} rows left out: {why}")
     return 0
 
 
@@ -526,9 +513,9 @@ def _fit_links(request: _Request) -> int:
             except SpecError as error:
                 refused.append(str(error))
                 continue
-            request.write_calibrations(
-                [fit for result in results if result.reduces_error for fit in result.fitted_entries], places
-            )
+            better = [(fit.job.system.name, fit.entries) for fit in results if fit.reduces_error]
+            written = [FittedEntry(system, entry) for system, entries in better for entry in entries]
+            request.write_calibrations(written, places)
     if refused and not results:
         raise SpecError(" / ".join(refused))
     sys.stderr.write("".join(f"{line}\n" for line in refused))
@@ -555,9 +542,8 @@ def _fit_tasks(request: _Request) -> int:
         share, pairs = gpu_ranking_accuracy(submissions)
         terminal = report_console()
         terminal.print(_table(CROSS_VALIDATION_HEADINGS, error_table_rows(submissions), title))
-        terminal.print(
-            f"pairs of two kinds of GPUs in the right order: {format_percent(share)} of {with_noun(pairs, 'pair')}"
-        )
+        right = f"{format_percent(share)} of {with_noun(pairs, 'pair')}"
+        terminal.print(f"pairs of two kinds of GPUs in the right order: {right}")
     return code
 
 
@@ -575,11 +561,8 @@ def _fit_constants(request: _Request, fit: Callable[..., ConstantsFit], parts: i
 
 
 def _fit_arithmetic(request: _Request) -> int:
-    result = _fit_constants(
-        request,
-        sustained_energy.cross_validated_energy_fit,
-        len(request.files) * (len(sustained_energy.TRIAL_ENERGY_FACTORS) + 1),
-    )
+    predictions = len(request.files) * (len(sustained_energy.TRIAL_ENERGY_FACTORS) + 1)
+    result = _fit_constants(request, sustained_energy.cross_validated_energy_fit, predictions)
     parts = [f"{word} {part}" for word in ("before", "fitted", "left out") for part in ("bias", "mape")]
     lines = [
         (str(line["source"]), str(line["rows"]), *(f"{100 * line[part]:.1f}" for part in parts))
@@ -592,10 +575,8 @@ def _fit_arithmetic(request: _Request) -> int:
 
 def _fit_intervals(request: _Request) -> int:
     result = _fit_constants(request, interval_constants.cross_validated_interval_fit, len(request.files))
-    lines = []
-    for (_, source), (_, alone) in zip(
-        result.fitted_coverage.iterrows(), result.left_out_coverage.iterrows(), strict=True
-    ):
+    lines, coverages = [], (result.fitted_coverage.iterrows(), result.left_out_coverage.iterrows())
+    for (_, source), (_, alone) in zip(*coverages, strict=True):
         shares = [f"{part[name]:{form}}" for part in (source, alone) for name, form in _COVERAGE_FORMATS]
         lines.append((str(source["source"]), str(source["rows"]), *shares))
     headings = ("source", "rows", "fitted", "half-width", "left out", "half-width")
@@ -612,11 +593,8 @@ def _fit_waiting(request: _Request) -> int:
         result = cross_validated_waiting_fit(request.files, request.held_out_sources, report)
     profiles = result.fitted_profiles(request.files, request.date)
     if request.output is not None and len(profiles) > 1:
-        names = ", ".join(profile.name for profile in profiles)
-        raise SpecError(
-            f"-o {request.output}: the power is that of {len(profiles)} profiles ({names}); name a folder with "
-            "--output-dir"
-        )
+        names = f"{len(profiles)} profiles ({', '.join(profile.name for profile in profiles)})"
+        raise SpecError(f"-o {request.output}: the power is that of {names}; name a folder with --output-dir")
     places = request.output_paths([profile.name for profile in profiles])
     for profile in profiles:
         write_text(places[profile.name], software_profile_yaml(profile))
@@ -626,13 +604,11 @@ def _fit_waiting(request: _Request) -> int:
         shares = (f"{errors.rows}", f"{test.exponent:.3g}", f"{errors.mape:.1%}", f"{errors.bias:+.1%}")
         lines.append((test.source, *shares, word))
     before = ", ".join(f"{profile.name} {profile.host.waiting_power:g}" for profile in result.profiles_before)
-    steps, title = with_noun(result.rows_fitted, "step"), "sources with the power that the others give"
+    known = f"{result.exponent:.3g} by {with_noun(result.rows_fitted, 'step')}"
     terminal = report_console(markup=False)
-    terminal.print(
-        f"host.waiting_power: {result.exponent:.3g} by {steps}, one sigma {result.log_standard_deviation:.0%} "
-        f"(before: {before})"
-    )
-    terminal.print(_table(("source", "rows", "power", "MAPE", "bias", ""), lines, title))
+    terminal.print(f"host.waiting_power: {known}, one sigma {result.log_standard_deviation:.0%} (before: {before})")
+    headings, title = ("source", "rows", "power", "MAPE", "bias", ""), "sources with the power that the others give"
+    terminal.print(_table(headings, lines, title))
     terminal.print(f"on the {result.residual.rows} steps left out: {_errors_text(result.residual)}")
     terminal.print(f"-> {', '.join(str(places[profile.name]) for profile in profiles)}")
     return 0
@@ -643,6 +619,13 @@ def _errors_text(residual: FittedResidual | HeldOutErrors) -> str:
     return shares if residual.total_error is None else f"{shares}, total {residual.total_error:+.1%}"
 
 
+#: Fits that option ``--only`` names by themselves.
+_SPECIAL_FITS: Mapping[str, Callable[[_Request], int]] = {
+    interval_constants.FIT_ONLY_PREDICTION_INTERVALS: _fit_intervals,
+    sustained_energy.FIT_ONLY_ARITHMETIC_ENERGY: _fit_arithmetic,
+    FIT_ONLY_HOST_WAITS: _fit_waiting,
+    REPORT_ONLY_SOURCE_ERRORS: lambda request: _write_source_errors(request.files, request.output),
+}
 #: Headings of columns of words; others hold figures.
 TEXT_HEADINGS = frozenset({"number", "source", "benchmark", "family", "stack", "subject", "table", ""})
 
@@ -668,7 +651,7 @@ def _print_calibrations(written: Mapping[str, Calibration], places: Mapping[str,
             errors = [getattr(residual, name, None) for name in ("median_ape", "mape", "bias", "total_error")]
             shares = ["-" if error is None else format(error, form) for error, form in zip(errors, forms, strict=True)]
             lines.append((entry.family, entry.stack, str(entry.rows_fitted), str(entry.rows_held_out), *shares))
-        report_console().print(_table(headings, lines, f"{calibration.subject} -> {places[subject]}"))
+        report_console().print(_table(headings, lines, f"{calibration.device_or_system} -> {places[subject]}"))
 
 
 @contextmanager
@@ -812,9 +795,7 @@ def benchmark_collectives(
         raise SpecError("under torchrun collectives are measured; say with --name which system of the catalog this is")
     known, torch = load_system(system).name, import_torch()
     tables = MeasurementFolder(Path(output_dir), known, "")
-    measured = measure_collectives(
-        torch, device.partition(":")[0], known, today or datetime.date.today().isoformat(), collective_benchmarks
-    )
-    for point, row in measured:
+    date = today or datetime.date.today().isoformat()
+    for point, row in measure_collectives(torch, device.partition(":")[0], known, date, collective_benchmarks):
         tables.append(point, row)
     return 0

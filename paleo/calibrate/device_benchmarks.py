@@ -63,21 +63,24 @@ def _gemm_points(dtypes: tuple[str, ...], largest: int) -> Iterator[BenchmarkPoi
     single = [(*sizes, 1) for sizes in (*square, *skinny, *deep, *odd)]
     for dtype, (m, n, k, batch) in itertools.product(dtypes, [*single, *batched]):
         if max(m, n, k) <= largest:
-            sizes = {"m": m, "n": n, "k": k, "batch": batch}
-            row = {"dtype": dtype, **sizes, "trans_a": "N", "trans_b": "N", "launch": "queued"}
-            yield BenchmarkPoint("gemm", row)
+            yield _product(dtype, m, n, k, batch)
             if batch == 1 and m % 128 == 0 and m == n:
-                yield BenchmarkPoint("gemm", row | {"trans_b": "T"})
+                yield _product(dtype, m, n, k, layout="NT")
             if m == n and m in (64, 512, 2048):
-                yield BenchmarkPoint("gemm", row | {"launch": "eager"})
+                yield _product(dtype, m, n, k, batch, launch="eager")
     unaligned = [(4096, 50257, 768), (8192, 1001, 2048), (4096, 4095, 4096), (2048, 4096, 4095), (4095, 2048, 4096)]
-    forms = (("N", "T"), ("N", "N"), ("T", "N"))
-    for dtype, (m, n, k), (left, right) in itertools.product(dtypes, unaligned, forms):
+    for dtype, (m, n, k), layout in itertools.product(dtypes, unaligned, ("NT", "NN", "TN")):
         if max(m, k) <= largest and BYTES_PER_ELEMENT[dtype] == 2:
-            sizes = {"m": m, "n": n, "k": k, "batch": 1}
-            yield BenchmarkPoint(
-                "gemm", {"dtype": dtype, **sizes, "trans_a": left, "trans_b": right, "launch": "queued"}
-            )
+            yield _product(dtype, m, n, k, layout=layout)
+
+
+def _product(
+    dtype: str, m: int, n: int, k: int, batch: int = 1, layout: str = "NN", launch: str = "queued"
+) -> BenchmarkPoint:
+    sizes = {"m": m, "n": n, "k": k, "batch": batch}
+    return BenchmarkPoint(
+        "gemm", {"dtype": dtype, **sizes, "trans_a": layout[0], "trans_b": layout[1], "launch": launch}
+    )
 
 
 def _elementwise_points(dtypes: tuple[str, ...], largest: int) -> Iterator[BenchmarkPoint]:
@@ -96,10 +99,7 @@ def _elementwise_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Bench
 
 
 def _stream(op: str, shape: tuple[int, ...], dtype: str, cache: str, launch: str = "queued") -> BenchmarkPoint:
-    elements = 1
-    for extent in shape:
-        elements *= extent
-    moved = elements * BYTES_PER_ELEMENT[dtype] * (3 if op == "add" else 2)
+    moved = math.prod(shape) * BYTES_PER_ELEMENT[dtype] * (3 if op == "add" else 2)
     text = "x".join(map(str, shape))
     row = {"op": op, "shape": text, "dtype": dtype, "bytes_moved": moved, "cache": cache, "launch": launch}
     return BenchmarkPoint("elementwise", row)
@@ -116,9 +116,8 @@ def _attention_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Benchma
             continue
         common = {"dtype": dtype, "batch": batch, "q_heads": q_heads, "kv_heads": kv_heads, "head_dim": head_dim}
         for phase, queries in (("encoder", length), ("generation", 1)):
-            yield BenchmarkPoint(
-                "attention", {"phase": phase, **common, "q_len": queries, "kv_len": length, "causal": False}
-            )
+            asked = {"phase": phase, **common, "q_len": queries, "kv_len": length, "causal": False}
+            yield BenchmarkPoint("attention", asked)
         widths = {"head_num": q_heads, "kv_head_num": kv_heads, "qk_head_dim": head_dim, "v_head_dim": head_dim}
         for op in ("sdp_fwd", "sdp_bwd"):
             blank = dict.fromkeys(("m", "k", "n", "layout", "groups", "group_m", "stage"))
@@ -133,31 +132,22 @@ def _conv_points(dtypes: tuple[str, ...], largest: int) -> Iterator[BenchmarkPoi
         (128, 28, 128, 3, 1, 1), (512, 28, 256, 1, 0, 1), (256, 14, 256, 3, 1, 1), (512, 7, 512, 3, 1, 1),
         (2048, 7, 512, 1, 0, 1), (192, 17, 192, 7, 3, 1), (48, 35, 64, 5, 2, 1), (64, 224, 64, 3, 1, 1),
     )  # fmt: skip
-    for dtype, batch, layer, direction in itertools.product(
-        dtypes, (1, 16, 64), layers, ("fwd", "bwd_data", "bwd_filter")
-    ):
+    directions = ("fwd", "bwd_data", "bwd_filter")
+    for dtype, batch, layer, direction in itertools.product(dtypes, (1, 16, 64), layers, directions):
         c, size, k, taps, pad, stride = layer
         if size * batch <= largest and dtype != "fp8":
             sizes = {"n": batch, "c": c, "h": size, "w": size, "k": k, "r": taps, "s": taps, "pad_h": pad, "pad_w": pad}
-            yield BenchmarkPoint(
-                "conv", {"dtype": dtype, **sizes, "stride_h": stride, "stride_w": stride, "direction": direction}
-            )
+            steps = {"stride_h": stride, "stride_w": stride, "direction": direction}
+            yield BenchmarkPoint("conv", {"dtype": dtype, **sizes, **steps})
 
 
 def _rnn_points(dtypes: tuple[str, ...], largest: int) -> Iterator[BenchmarkPoint]:
     """List recurrent layers (vanilla, LSTM, GRU) to benchmark: short and long sequences, narrow and wide cells."""
     sizes = (
-        (256, 16, 150),
-        (512, 32, 25),
-        (_KIBI, 64, 25),
-        (1760, 16, 50),
-        (1536, 8, 50),
-        (2048, 128, 25),
-        (2816, 32, 20),
-    )
-    for dtype, cell, (hidden, batch, steps), direction in itertools.product(
-        dtypes, ("vanilla", "lstm", "gru"), sizes, ("fwd", "bwd")
-    ):
+        (256, 16, 150), (512, 32, 25), (_KIBI, 64, 25), (1760, 16, 50), (1536, 8, 50), (2048, 128, 25), (2816, 32, 20),
+    )  # fmt: skip
+    combinations = itertools.product(dtypes, ("vanilla", "lstm", "gru"), sizes, ("fwd", "bwd"))
+    for dtype, cell, (hidden, batch, steps), direction in combinations:
         if hidden <= largest and dtype in ("fp32", "fp16"):
             shape = {"hidden": hidden, "batch": batch, "timesteps": steps}
             yield BenchmarkPoint("rnn", {"dtype": dtype, "cell": cell, **shape, "direction": direction})
@@ -177,25 +167,17 @@ def _deepbench_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Benchma
         (5124, 700, 2048), (35, 700, 2048), (7680, 1500, 2560), (3072, 1500, _KIBI), (512, 24000, 1536),
         (_KIBI, 8, 500000),
     )  # fmt: skip
-    for dtype, (m, n, k), (left, right) in itertools.product(dtypes, shapes, (("N", "N"), ("T", "N"), ("N", "T"))):
+    for dtype, (m, n, k), layout in itertools.product(dtypes, shapes, ("NN", "TN", "NT")):
         if max(m, n, k) <= largest * 64:
-            sizes = {"m": m, "n": n, "k": k, "batch": 1}
-            yield BenchmarkPoint(
-                "gemm", {"dtype": dtype, **sizes, "trans_a": left, "trans_b": right, "launch": "queued"}
-            )
+            yield _product(dtype, m, n, k, layout=layout)
 
 
 BenchmarkSuite = Callable[[tuple[str, ...], int], Iterator[BenchmarkPoint]]
 #: Name -> points; the order is the order of measuring.
 SUITES: Mapping[str, BenchmarkSuite] = {
-    "gemm": _gemm_points,
-    "elementwise": _elementwise_points,
-    "attention": _attention_points,
-    "conv": _conv_points,
-    "rnn": _rnn_points,
-    "copies": _copies_points,
-    "deepbench": _deepbench_points,
-}
+    "gemm": _gemm_points, "elementwise": _elementwise_points, "attention": _attention_points, "conv": _conv_points,
+    "rnn": _rnn_points, "copies": _copies_points, "deepbench": _deepbench_points,
+}  # fmt: skip
 #: What is measured where nothing else is asked for.
 DEFAULT_SUITES = ("gemm", "elementwise", "attention", "conv", "rnn", "copies")
 #: Payloads of collectives [byte]: from one packet to what fills the links.
@@ -262,20 +244,11 @@ def collective_benchmarks(ranks: int, ranks_per_node: int, dtype: str = "bf16") 
         One benchmark for each operation, group and payload.
     """
     groups = [n for n in (2, 4, 8, 16) if n < ranks and n <= ranks_per_node] + [ranks]
-    return [
-        BenchmarkPoint(
-            "collective",
-            {
-                "op": op,
-                "dtype": dtype,
-                "ranks": n,
-                "ranks_per_node": min(n, ranks_per_node),
-                "bytes": payload,
-                "algo": "",
-            },
-        )
-        for op, n, payload in itertools.product(_COLLECTIVES, groups, PAYLOAD_BYTES)
-    ]
+    points = []
+    for op, n, payload in itertools.product(_COLLECTIVES, groups, PAYLOAD_BYTES):
+        group = {"ranks": n, "ranks_per_node": min(n, ranks_per_node)}
+        points.append(BenchmarkPoint("collective", {"op": op, "dtype": dtype, **group, "bytes": payload, "algo": ""}))
+    return points
 
 
 SOURCE_NAME = "paleo calibrate"
@@ -509,38 +482,15 @@ class DeviceBenchmarkRunner:
             flush = self._flush if point.row.get("cache") == "cold" else None
             eager = point.row.get("launch") == "eager"
             timing = self.clock.time_eager(calls[0]) if eager else self.clock.time_calls(calls, flush)
-        return self.table_row(point, timing)
-
-    def table_row(self, point: BenchmarkPoint, timing: KernelTiming) -> dict[str, Any]:
-        """Build the table row of a benchmark from its measured time.
-
-        Parameters
-        ----------
-        point : BenchmarkPoint
-            Kernel that was timed.
-        timing : KernelTiming
-            Measured time and timing method.
-
-        Returns
-        -------
-        dict of str to object
-            Columns of the measured table with their values; time in column ``time_us`` [us].
-        """
         times = {"time_us": round(timing.seconds / MICROSECOND, 4), "timing": timing.timing_method}
-        return {
-            "source": SOURCE_NAME,
-            "device": self.name,
-            "library": self.library,
-            **point.row,
-            **times,
-            **self.further_columns,
-        } | ({"clock_mhz": _sustained_clock(self.torch, self.device)} if self.on_cuda else {"clock_mhz": ""})
+        clock = _sustained_clock(self.torch, self.device) if self.on_cuda else ""
+        names = {"source": SOURCE_NAME, "device": self.name, "library": self.library}
+        return {**names, **point.row, **times, **self.further_columns, "clock_mhz": clock}
 
     def _flush(self) -> None:
         if not hasattr(self, "_scratch"):
-            self._scratch = self.torch.empty(
-                _FLUSH_BYTES if self.on_cuda else 2**22, dtype=self.torch.uint8, device=self.device
-            )
+            size = _FLUSH_BYTES if self.on_cuda else 2**22
+            self._scratch = self.torch.empty(size, dtype=self.torch.uint8, device=self.device)
         self._scratch.zero_()
 
     def random_normal(self, *shape: int, dtype: str) -> Any:
@@ -576,7 +526,7 @@ def _tf32(torch: Any, allowed: bool) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = cudnn
 
 
-def _gemm(bench: DeviceBenchmarkRunner, row: Mapping[str, Any]) -> list[KernelCall]:
+def _gemm(bench: DeviceBenchmarkRunner, row: Row) -> list[KernelCall]:
     m, n, k, batch, dtype = row["m"], row["n"], row["k"], row["batch"], row["dtype"]
 
     def operand(rows: int, columns: int, transposed: bool) -> Any:
@@ -589,7 +539,7 @@ def _gemm(bench: DeviceBenchmarkRunner, row: Mapping[str, Any]) -> list[KernelCa
     return [_partial(bench.torch.matmul, left, operand(k, n, row["trans_b"] == "T")) for _ in range(copies)]
 
 
-def _elementwise(bench: DeviceBenchmarkRunner, row: Mapping[str, Any]) -> list[KernelCall]:
+def _elementwise(bench: DeviceBenchmarkRunner, row: Row) -> list[KernelCall]:
     torch, shape = bench.torch, tuple(int(part) for part in row["shape"].split("x"))
     x, out = bench.random_normal(*shape, dtype=row["dtype"]), bench.random_normal(*shape, dtype=row["dtype"])
     functional = torch.nn.functional
@@ -605,13 +555,13 @@ def _elementwise(bench: DeviceBenchmarkRunner, row: Mapping[str, Any]) -> list[K
     return [operations[row["op"]]]
 
 
-def _attention(bench: DeviceBenchmarkRunner, row: Mapping[str, Any]) -> list[KernelCall]:
+def _attention(bench: DeviceBenchmarkRunner, row: Row) -> list[KernelCall]:
     lengths, heads = (row["q_len"], row["kv_len"]), (row["q_heads"], row["kv_heads"])
     attend, _ = _attention_call(bench, row, heads, lengths, row["head_dim"], causal=bool(row["causal"]))
     return [attend]
 
 
-def _training_attention(bench: DeviceBenchmarkRunner, row: Mapping[str, Any]) -> list[KernelCall]:
+def _training_attention(bench: DeviceBenchmarkRunner, row: Row) -> list[KernelCall]:
     torch, heads = bench.torch, (row["head_num"], row["kv_head_num"])
     with torch.enable_grad():
         attend, inputs = _attention_call(bench, row, heads, (row["seq_len"],) * 2, row["qk_head_dim"], causal=True)
@@ -623,7 +573,7 @@ def _training_attention(bench: DeviceBenchmarkRunner, row: Mapping[str, Any]) ->
 
 def _attention_call(
     bench: DeviceBenchmarkRunner,
-    row: Mapping[str, Any],
+    row: Row,
     heads: tuple[int, int],
     lengths: tuple[int, int],
     width: int,
@@ -632,7 +582,8 @@ def _attention_call(
 ) -> tuple[KernelCall, list[Any]]:
     """Build a call of scaled-dot-product attention to benchmark: (call, [queries, keys, values])."""
     torch, batch = bench.torch, row["batch"]
-    sizes = zip((heads[0], heads[1], heads[1]), (lengths[0], lengths[1], lengths[1]), strict=True)
+    queries, keys = zip(heads, lengths, strict=True)
+    sizes = (queries, keys, keys)
     inputs = [bench.random_normal(batch, count, length, width, dtype=row["dtype"]) for count, length in sizes]
     if torch.is_grad_enabled():
         inputs = [tensor.requires_grad_() for tensor in inputs]
@@ -640,7 +591,7 @@ def _attention_call(
     return _partial(torch.nn.functional.scaled_dot_product_attention, *inputs, **options), inputs
 
 
-def _conv(bench: DeviceBenchmarkRunner, row: Mapping[str, Any]) -> list[KernelCall]:
+def _conv(bench: DeviceBenchmarkRunner, row: Row) -> list[KernelCall]:
     """Build the call of a convolution benchmark; 16-bit tensors are channels-last, to time no transposition."""
     torch, dtype = bench.torch, row["dtype"]
     torch.backends.cudnn.benchmark = True
@@ -653,24 +604,13 @@ def _conv(bench: DeviceBenchmarkRunner, row: Mapping[str, Any]) -> list[KernelCa
         return [_partial(torch.nn.functional.conv2d, x, weight, **options)]
     gradient = torch.randn_like(out)
     of_data = row["direction"] == "bwd_data"
-    no_bias, dilation, output_mask = [0], [1, 1], [of_data, not of_data, False]
-    arguments = (
-        gradient,
-        x,
-        weight,
-        None,
-        [*options["stride"]],
-        [*options["padding"]],
-        dilation,
-        False,
-        no_bias * 2,
-        1,
-        output_mask,
-    )
-    return [_partial(torch.ops.aten.convolution_backward, *arguments)]
+    stride, padding, dilation, output_padding = [*options["stride"]], [*options["padding"]], [1, 1], [0, 0]
+    no_bias, transposed, groups, output_mask = None, False, 1, [of_data, not of_data, False]
+    arguments = (stride, padding, dilation, transposed, output_padding, groups, output_mask)
+    return [_partial(torch.ops.aten.convolution_backward, gradient, x, weight, no_bias, *arguments)]
 
 
-def _rnn(bench: DeviceBenchmarkRunner, row: Mapping[str, Any]) -> list[KernelCall]:
+def _rnn(bench: DeviceBenchmarkRunner, row: Row) -> list[KernelCall]:
     """Build the call of a recurrent-layer benchmark; the input has one feature, so that its product is cheap."""
     torch = bench.torch
     cell = {"vanilla": torch.nn.RNN, "lstm": torch.nn.LSTM, "gru": torch.nn.GRU}[row["cell"]]
@@ -684,7 +624,7 @@ def _rnn(bench: DeviceBenchmarkRunner, row: Mapping[str, Any]) -> list[KernelCal
     return [_partial(torch.autograd.grad, out, leaves, torch.randn_like(out), retain_graph=True)]
 
 
-def _copies(bench: DeviceBenchmarkRunner, row: Mapping[str, Any]) -> list[KernelCall]:
+def _copies(bench: DeviceBenchmarkRunner, row: Row) -> list[KernelCall]:
     torch = bench.torch
     host = torch.empty(row["bytes"], dtype=torch.uint8, pin_memory=bench.on_cuda)
     remote = torch.empty(row["bytes"], dtype=torch.uint8, device=bench.device)
@@ -697,15 +637,10 @@ def _partial(call: Callable[..., object], *arguments: Any, **named: Any) -> Kern
 
 
 #: Table -> what makes the calls of a row.
-_BUILDERS: Mapping[str, Callable[[DeviceBenchmarkRunner, Mapping[str, Any]], list[KernelCall]]] = {
-    "gemm": _gemm,
-    "elementwise": _elementwise,
-    "attention": _attention,
-    "training_kernels": _training_attention,
-    "conv": _conv,
-    "rnn": _rnn,
-    "copies": _copies,
-}
+_BUILDERS: Mapping[str, Callable[[DeviceBenchmarkRunner, Row], list[KernelCall]]] = {
+    "gemm": _gemm, "elementwise": _elementwise, "attention": _attention, "training_kernels": _training_attention,
+    "conv": _conv, "rnn": _rnn, "copies": _copies,
+}  # fmt: skip
 
 
 def import_torch() -> Any:
@@ -746,14 +681,14 @@ def device_benchmark_runner(text: str, name: str | None, date: str) -> DeviceBen
         raise SpecError(f"--device {text}: no such kind of device; expected cuda, cuda:1 or cpu") from None
     if device.type not in ("cuda", "cpu"):
         raise SpecError(f"--device {text}: expected cuda, cuda:1, … (or cpu, to test the path)")
-    if device.type == "cuda" and not torch.cuda.is_available():
+    on_cuda = device.type == "cuda"
+    if on_cuda and not torch.cuda.is_available():
         raise SpecError(
             f"--device {text}: torch {torch.__version__} sees no CUDA device. Measuring needs an NVIDIA GPU, its "
             "driver and a CUDA build of torch; measured tables of other machines are fitted with --fit FILE…"
         )
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if on_cuda and (device.index or 0) >= torch.cuda.device_count():
         raise SpecError(f"--device {text}: there are {torch.cuda.device_count()} CUDA devices")
-    on_cuda = device.type == "cuda"
     if not on_cuda and name is None:
         raise SpecError(
             f"--device {text}: nothing tells which device of the catalog this CPU is; say --name NAME (`paleo list "
@@ -767,9 +702,8 @@ def device_benchmark_runner(text: str, name: str | None, date: str) -> DeviceBen
     more = {"device_reported": reported, "driver": _nvidia_smi("driver_version") if on_cuda else "", "date": date}
     version = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
     cudnn = f" (cuDNN {version // 10000}.{version // 100 % 100}.{version % 100})" if version else ""
-    return DeviceBenchmarkRunner(
-        torch, device, device_catalog_name(reported, name), clock, f"PyTorch {torch.__version__}{cudnn}", more
-    )
+    library = f"PyTorch {torch.__version__}{cudnn}"
+    return DeviceBenchmarkRunner(torch, device, device_catalog_name(reported, name), clock, library, more)
 
 
 def device_catalog_name(reported: str, name: str | None) -> str:
@@ -817,6 +751,12 @@ def _sustained_clock(torch: Any, device: Any) -> str:
     return _nvidia_smi("clocks.sm")
 
 
+#: Columns of a measured row that do not say what was asked for.
+_RESULT_COLUMNS = frozenset(
+    {"source", "device", "library", "time_us", "timing", "device_reported", "driver", "date", "clock_mhz"}
+)
+
+
 class MeasurementFolder:
     """Folder of CSV files to which benchmark results are appended.
 
@@ -856,10 +796,12 @@ class MeasurementFolder:
             True if the table has such a row.
         """
         if point.table not in self._done:
-            self._done[point.table] = set(self._keys(point.table))
+            path = self.path(point.table)
+            rows = read_csv_rows(path) if is_file(path) else ()
+            self._done[point.table] = {self._key(row) for row in rows if row.get("library") == self.library}
         return self._key(point.row) in self._done[point.table]
 
-    def append(self, point: BenchmarkPoint, row: Mapping[str, Any]) -> None:
+    def append(self, point: BenchmarkPoint, row: Row) -> None:
         """Append a measured row to the CSV file of its table; the header of a new file comes from its first row.
 
         Parameters
@@ -870,8 +812,7 @@ class MeasurementFolder:
             Table row with the measured time.
         """
         path = self.path(point.table)
-        names = self._header(path) or list(row)
-        append_csv_row(path, names, row)
+        append_csv_row(path, (csv_columns(path) if is_file(path) else None) or list(row), row)
         self.is_measured(point)
         self._done[point.table].add(self._key(point.row))
 
@@ -879,30 +820,9 @@ class MeasurementFolder:
         """List the CSV files of the benchmarked device in the folder, sorted."""
         return sorted(self.folder.glob(f"{self.device}.*.csv"))
 
-    def _header(self, path: Path) -> list[str] | None:
-        return csv_columns(path) if is_file(path) else None
-
-    def _keys(self, table: str) -> Iterator[str]:
-        path = self.path(table)
-        for row in read_csv_rows(path) if is_file(path) else ():
-            if row.get("library") == self.library:
-                yield self._key(row)
-
-    def _key(self, row: Mapping[str, Any]) -> str:
-        result_columns = {
-            "source",
-            "device",
-            "library",
-            "time_us",
-            "timing",
-            "device_reported",
-            "driver",
-            "date",
-            "clock_mhz",
-        }
-        return "|".join(
-            f"{name}={row[name]}" for name in sorted(row) if name not in result_columns and row[name] is not None
-        )
+    def _key(self, row: Row) -> str:
+        asked = sorted(name for name in row if name not in _RESULT_COLUMNS and row[name] is not None)
+        return "|".join(f"{name}={row[name]}" for name in asked)
 
 
 def run_benchmarks(
@@ -996,7 +916,7 @@ def measure_collectives(
     distributed.destroy_process_group()
 
 
-def _collective_time(torch: Any, device: Any, team: Any, row: Mapping[str, Any], member: bool) -> float | None:
+def _collective_time(torch: Any, device: Any, team: Any, row: Row, member: bool) -> float | None:
     """Measure the mean time of a collective in a loop, as nccl-tests does [s].
 
     None for ranks outside the group, or if the backend lacks the collective.

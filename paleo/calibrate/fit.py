@@ -38,7 +38,7 @@ CONFIGURATION_COLUMNS = (
 #: Log error at which the loss turns from square to linear; also the standard error of one row under the prior.
 LOSS_SCALE = 0.1
 #: Share of configurations to fit, and to set the interval on; the rest is held out for the report.
-FIT_SHARE, INTERVAL_SHARE = 0.5, 0.25
+FITTED_CONFIGURATION_SHARE, INTERVAL_CONFIGURATION_SHARE = 0.5, 0.25
 #: Share of a range that a start keeps from its ends; log step of a numerical derivative.
 BOUND_MARGIN = 1 / 1000
 #: Rows from which a source weighs as much as another and is left out by itself.
@@ -99,12 +99,8 @@ class MeasuredRows:
         MeasuredRows
             The kept rows, with the same datasheet and timing method.
         """
-        return MeasuredRows(
-            self.frame.iloc[np.arange(len(self.frame))[mask]],
-            self.datasheet,
-            self.group_name,
-            self.measured_times[mask],
-        )
+        chosen = self.frame.iloc[np.arange(len(self.frame))[mask]]
+        return MeasuredRows(chosen, self.datasheet, self.group_name, self.measured_times[mask])
 
 
 def count_rows(rows: Iterable[MeasuredRows]) -> int:
@@ -234,12 +230,14 @@ def split_by_configuration(
     missing = [name for name in configuration if name not in frame.columns]
     if missing:
         raise SpecError(f"column {missing[0]!r} is missing; {suggest_names(missing[0], map(str, frame.columns))}")
-    words = join_cells(frame, configuration) + f"|{seed}"
+    words = join_cells_to_keys(frame, configuration) + f"|{seed}"
     fraction = (pd.util.hash_array(words.to_numpy(dtype=object)) % 9973) / 9973
-    return np.digitize(fraction, [FIT_SHARE, FIT_SHARE + INTERVAL_SHARE]).astype(np.int64)
+    return np.digitize(
+        fraction, [FITTED_CONFIGURATION_SHARE, FITTED_CONFIGURATION_SHARE + INTERVAL_CONFIGURATION_SHARE]
+    ).astype(np.int64)
 
 
-def join_cells(frame: pd.DataFrame, columns: Sequence[str]) -> pd.Series[str]:
+def join_cells_to_keys(frame: pd.DataFrame, columns: Sequence[str]) -> pd.Series[str]:
     """Join the cells of some columns into one text per row, to identify configurations; all empty cells count as equal.
 
     Parameters
@@ -275,11 +273,8 @@ def sample_rows(rows: Sequence[MeasuredRows], limit: int, seed: int) -> list[Mea
         Groups with at most ``limit`` rows altogether.
     """
     generator, share = np.random.default_rng(seed), max(1, limit // max(1, len(rows)))
-    return [
-        group.select(np.sort(generator.permutation(len(group.measured_times))[:share]))
-        for group in rows
-        if len(group.measured_times)
-    ]
+    filled = [group for group in rows if len(group.measured_times)]
+    return [group.select(np.sort(generator.permutation(len(group.measured_times))[:share])) for group in filled]
 
 
 class _LogVector(Generic[Parameters]):
@@ -290,21 +285,17 @@ class _LogVector(Generic[Parameters]):
 
     def __init__(self, fit: Fit[Parameters], stacks: Sequence[str]) -> None:
         start, fields = fit.start_values, {field.name: field for field in dataclasses.fields(fit.start_values)}  # type: ignore[arg-type]
-        for name in (*fit.parameters_per_stack, *fit.fixed_parameters, *fit.released_parameters):
+        for name in (*fit.parameters_per_stack, *fit.fixed_parameters, *fit.additionally_fitted_parameters):
             if name not in fields:
                 raise SpecError(f"unknown parameter {name!r} of {type(start).__name__}; {suggest_names(name, fields)}")
-        released = {
-            name
-            for name, field in fields.items()
-            if field.metadata.get("fitted", True) or name in fit.released_parameters
-        }
-        moving = [name for name in fields if name in released and name not in fit.fixed_parameters]
+        fitted = (name for name, field in fields.items() if field.metadata.get("fitted", True))
+        released = {*fitted, *fit.additionally_fitted_parameters} - {*fit.fixed_parameters}
+        moving = [name for name in fields if name in released]
+        varying = [name for name in moving if name in fit.parameters_per_stack]
         self.start, self.stacks = start, list(stacks)
-        self.keys = [(name, None) for name in moving if name not in fit.parameters_per_stack] + [
-            (name, stack) for name in moving if name in fit.parameters_per_stack for stack in stacks
-        ]
-        low, high = (np.log([fields[name].metadata[end] for name, _ in self.keys]) for end in ("low", "high"))
-        self.low, self.high = low, high
+        self.keys: list[tuple[str, str | None]] = [(name, None) for name in moving if name not in varying]
+        self.keys += [(name, stack) for name in varying for stack in stacks]
+        self.low, self.high = (np.log([fields[name].metadata[end] for name, _ in self.keys]) for end in ("low", "high"))
         self.centre = self.move_inside_bounds(self.to_log_vector(start))
 
     def to_log_vector(self, point: Parameters) -> Array:
@@ -379,9 +370,10 @@ def log_errors(kind: TimePredictor, rows: Sequence[MeasuredRows], parameters: Ma
     ndarray, shape (rows,)
         Natural logarithms of predicted over measured time.
     """
-    filled = [group for group in rows if len(group.measured_times)]
     parts = [
-        np.log(kind.predict_times(g.frame, g.datasheet, parameters[g.group_name]) / g.measured_times) for g in filled
+        np.log(kind.predict_times(group.frame, group.datasheet, parameters[group.group_name]) / group.measured_times)
+        for group in rows
+        if len(group.measured_times)
     ]
     return np.concatenate(parts) if parts else np.zeros(0)
 
@@ -426,13 +418,13 @@ class Fit(Generic[Parameters]):
         Parameters at which the search starts; their fields state the bounds (`paleo.specs.calibration.parameter`).
     alternative_starts : sequence of dataclass
         Further starts of searches, for nearly discrete parameters (tile sizes).
-    parameters_per_stack, fixed_parameters, released_parameters : sequence of str
+    parameters_per_stack, fixed_parameters, additionally_fitted_parameters : sequence of str
         Names of parameters with one value per stack (launch costs), and of parameters that stay at `start_values`.
-        Released parameters are fitted although by default they are not.
+        Those of the third kind are fitted although by default they are not.
     max_training_rows : int
         Largest number of rows that a search uses.
-    search_count : int
-        Number of searches: the first from `start_values`, the others from random points nearby.
+    random_starts : int
+        Number of further searches from random points near `start_values`.
     prior_precision : float
         Inverse width, in log units, of a normal prior around `start_values`. The prior counts as one row per parameter
         and decides parameters that the rows do not determine.
@@ -456,9 +448,9 @@ class Fit(Generic[Parameters]):
     alternative_starts: Sequence[Parameters] = ()
     parameters_per_stack: Sequence[str] = ()
     fixed_parameters: Sequence[str] = ()
-    released_parameters: Sequence[str] = ()
+    additionally_fitted_parameters: Sequence[str] = ()
     max_training_rows: int = 1000
-    search_count: int = 2
+    random_starts: int = 1
     prior_precision: float = 0.5
     overestimate_weight: float = 1.0
     row_weight_exponent: float = 0.15
@@ -493,27 +485,22 @@ class Fit(Generic[Parameters]):
         run = self._search(train, packing)
         parameters = packing._unpack(run.x)
 
-        def interval(rows: Sequence[MeasuredRows]) -> tuple[FittedIntervalBin, ...]:
-            predicted, measured = predicted_and_measured(self.predictor, rows, parameters)
+        def compared(rows: Sequence[MeasuredRows], stack: str | None = None) -> tuple[Array, Array]:
+            chosen = [group for group in rows if stack in (None, group.group_name)]
+            return predicted_and_measured(self.predictor, chosen, parameters)
+
+        def interval(predicted: Array, measured: Array) -> tuple[FittedIntervalBin, ...]:
             untested = FittedIntervalBin(math.inf, *_UNTESTED_FACTORS)
             return conformal_bins(predicted, measured) if len(measured) else (untested,)
 
-        def of_stack(rows: Sequence[MeasuredRows], stack: str) -> list[MeasuredRows]:
-            return [group for group in rows if group.group_name == stack]
-
-        tested = {stack: of_stack(held_out, stack) for stack in parameters}
+        sigma = zip(map(packing.parameter_label, packing.keys), _log_sigma(run).tolist(), strict=True)
         return FitResult(
             parameters=parameters,
-            log_standard_deviations={
-                packing.parameter_label(k): float(s) for k, s in zip(packing.keys, _log_sigma(run), strict=True)
-            },
-            residual=residual_errors(*predicted_and_measured(self.predictor, held_out, parameters)),
-            residual_by_stack={
-                s: residual_errors(*predicted_and_measured(self.predictor, rows, parameters))
-                for s, rows in tested.items()
-            },
-            interval_bins=interval(between),
-            interval_by_stack={stack: interval(of_stack(between, stack)) for stack in parameters},
+            log_standard_deviations=dict(sigma),
+            residual=residual_errors(*compared(held_out)),
+            residual_by_stack={stack: residual_errors(*compared(held_out, stack)) for stack in parameters},
+            interval_bins=interval(*compared(between)),
+            interval_by_stack={stack: interval(*compared(between, stack)) for stack in parameters},
             rows_fitted=count_rows(train),
             rows_held_out=count_rows(held_out) if self.uses_held_out_rows else 0,
         )
@@ -530,14 +517,12 @@ class Fit(Generic[Parameters]):
 
         generator, least_squares = np.random.default_rng(self.seed), scipy_optimizer("least_squares")
         points = [packing.centre, *(packing.to_log_vector(alternative) for alternative in self.alternative_starts)]
-        points += [
-            packing.centre + generator.normal(0.0, 0.3, len(packing.centre)) for _ in range(self.search_count - 1)
-        ]
+        size, bounds = len(packing.centre), (packing.low, packing.high)
+        points += [packing.centre + generator.normal(0.0, 0.3, size) for _ in range(self.random_starts)]
         runs = [
             least_squares(
-                errors, packing.move_inside_bounds(point), bounds=(packing.low, packing.high), loss="soft_l1",
-                f_scale=LOSS_SCALE,
-                diff_step=np.full(len(point), BOUND_MARGIN), max_nfev=self.max_evaluations,
+                errors, packing.move_inside_bounds(point), bounds=bounds, loss="soft_l1", f_scale=LOSS_SCALE,
+                diff_step=np.full(size, BOUND_MARGIN), max_nfev=self.max_evaluations,
             )
             for point in points
         ]  # fmt: skip

@@ -29,8 +29,8 @@ from paleo.tables.run_tables import RowPrediction
 from paleo.units import with_noun
 
 ProgressCallback = Callable[[str], object]
-#: What `--only` asks for.
-INTERVALS_OPTION = "intervals"
+#: What the command-line option ``--only`` of `paleo calibrate` calls this.
+FIT_ONLY_PREDICTION_INTERVALS = "intervals"
 #: Share of a source's rows that its intervals are to hold: the middle of `_ACCEPTED_COVERAGE`, as few sources come out
 #: in between and the rest lie inside or outside as a whole.
 _TARGET_COVERAGE = 0.885
@@ -85,9 +85,8 @@ class StepErrors(StepsBySource):
             Errors and intervals of the kept rows.
         """
         figures: dict[str, Any] = {name: getattr(self.uncertainty, name)[..., rows] for name in UNCERTAINTY_FIELDS}
-        return StepErrors(
-            self.sources[rows], self.log_errors[rows], StepUncertainty(**figures, uses_constant_rates=False)
-        )
+        uncertainty = StepUncertainty(**figures, uses_constant_rates=False)
+        return StepErrors(self.sources[rows], self.log_errors[rows], uncertainty)
 
 
 def step_errors(files: Sequence[str], report: ProgressCallback = str) -> StepErrors:
@@ -123,7 +122,7 @@ def step_errors(files: Sequence[str], report: ProgressCallback = str) -> StepErr
 
 
 def _rows(file: str, report: ProgressCallback) -> Iterator[tuple[str, float, StepUncertainty]]:
-    table, frame = read_step_table(file, f"--only {INTERVALS_OPTION} fits intervals to", report)
+    table, frame = read_step_table(file, f"--only {FIT_ONLY_PREDICTION_INTERVALS} fits intervals to", report)
     measured, names = table.measured_values(frame), text_column(frame, "source")
     for index, step in enumerate(table.predict_rows(frame)):
         if isinstance(step, RowPrediction) and step.uncertainty is not None:
@@ -242,20 +241,15 @@ class IntervalConstantsFit:
         CalibrationEntry
             Entry to write into a calibration file.
         """
-        low, high = conformal_factors(np.exp(-self.measured_steps.log_errors))
+        errors, source = self.measured_steps.log_errors, table_citation(files, len(set(self.measured_steps.sources)))
+        low, high = conformal_factors(np.exp(-errors))
+        verdict = coverage_verdict(self.left_out_coverage)
         return step_calibration_entry(
-            INTERVAL_FAMILY, self.interval_parameters,
-            table_citation(files, len(np.unique(self.measured_steps.sources))), date,
-            np.exp(self.measured_steps.log_errors),
-            rows_fitted=len(self.measured_steps.log_errors),
-            rows_held_out=int(self.left_out_coverage["rows"].sum()),
-            uncertainty={field.name: round_to_digits(self._sigma(field.name),
-                2) for field in fields(IntervalParameters)},
-            interval=(
-                IntervalBin(low=round_to_digits(min(low, 1.0), 4), high=round_to_digits(max(high, 1.0), 4)),
-            ),
-            notes=f"each source of {MIN_SOURCE_ROWS} rows or more left out in turn: "
-                f"{coverage_verdict(self.left_out_coverage)}",
+            INTERVAL_FAMILY, self.interval_parameters, source, date, np.exp(errors),
+            rows_fitted=len(errors), rows_held_out=int(self.left_out_coverage["rows"].sum()),
+            uncertainty={name: round_to_digits(self._sigma(name), 2) for name in asdict(IntervalParameters())},
+            interval=(IntervalBin(low=round_to_digits(min(low, 1.0), 4), high=round_to_digits(max(high, 1.0), 4)),),
+            notes=f"each source of {MIN_SOURCE_ROWS} rows or more left out in turn: {verdict}",
         )  # fmt: skip
 
     def _sigma(self, name: str) -> float:

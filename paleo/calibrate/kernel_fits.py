@@ -38,7 +38,14 @@ from paleo.specs.calibration import Calibration, CalibrationEntry, HeldOutErrors
 from paleo.specs.loading import parse_yaml, validate_mapping
 from paleo.tables.base import ResidualErrors, residual_errors
 from paleo.tables.cells import number_column, read_table, text_column
-from paleo.tables.kernels import KERNEL_TABLES, FittedParameters, KernelTable, group_rows_for_prediction, measured_time
+from paleo.tables.kernels import (
+    KERNEL_TABLES,
+    FitTarget,
+    FittedParameters,
+    KernelTable,
+    group_rows_for_prediction,
+    measured_time,
+)
 from paleo.tables.kinds._machines import PowerTable, measured_step_time, predict_board_power
 from paleo.tables.run_tables import CELL_ERRORS, Row, RunTable, find_table_kind, row_dicts
 from paleo.tables.validation import measured_and_predicted_values, table_kind_of_file, usable_rows_of_table
@@ -195,10 +202,9 @@ def selects_special_fit(subject: str, only: Sequence[str], free: Sequence[str]) 
     if subject not in only:
         return False
     if len(only) > 1 or free:
-        named = ", ".join(
-            [*(f"--only {name}" for name in only if name != subject), *(f"--free {name}" for name in free)]
-        )
-        raise SpecError(f"--only {subject}: it is fitted by itself, all its numbers at once, not with {named}")
+        others = [*(f"--only {name}" for name in only if name != subject), *(f"--free {name}" for name in free)]
+        alone = "it is fitted by itself, all its numbers at once"
+        raise SpecError(f"--only {subject}: {alone}, not with {', '.join(others)}")
     return True
 
 
@@ -280,14 +286,11 @@ def run_kernel_fits(
     processes = min((os.cpu_count() or 1) // 2, len(work))
     solved = _fit_in_parallel(work, processes, report) if processes > 1 else _fit_serially(work, report)
     for job, result in zip(work, solved, strict=True):
-        frames = {
-            stack: pd.concat([rows.frame for rows in job.rows if rows.group_name == stack])
-            for stack in result.parameters
-        }
-        yield [
-            FittedEntry(job.hardware, _calibration_entry(job.family, stack, job.file, frame, result, date))
-            for stack, frame in frames.items()
-        ]
+        entries = []
+        for stack in result.parameters:
+            frame = pd.concat([rows.frame for rows in job.rows if rows.group_name == stack])
+            entries.append(_calibration_entry(job.family, stack, job.file, frame, result, date))
+        yield [FittedEntry(job.hardware, entry) for entry in entries]
 
 
 def _fit_serially(work: Sequence[KernelFitJob], report: Callable[[KernelFitJob], object]) -> Iterator[FitResult[Any]]:
@@ -311,10 +314,8 @@ def _fit_in_parallel(
         running: dict[Future[FitResult[Any]], int] = {}
         for place in range(len(work)):
             while place not in results:
-                unfinished = [*running.values(), *waiting]
-                for ready in [
-                    each for each in waiting if not any(_depends_on(work, each, other) for other in unfinished)
-                ]:
+                open_jobs = [*running.values(), *waiting]
+                for ready in [job for job in waiting if not any(_depends_on(work, job, other) for other in open_jobs)]:
                     waiting.remove(ready)
                     report(work[ready])
                     running[pool.submit(Fit.run, kernel_fit(work[ready], fitted))] = ready
@@ -331,11 +332,8 @@ def _depends_on(work: Sequence[KernelFitJob], place: int, other: int) -> bool:
     Both are of the same table, and differ in timing method or are of the same device or system.
     """
     job, earlier = work[place], work[other]
-    return (
-        other < place
-        and job.file == earlier.file
-        and (job.timing_method != earlier.timing_method or job.hardware == earlier.hardware)
-    )
+    may_teach = job.timing_method != earlier.timing_method or job.hardware == earlier.hardware
+    return other < place and job.file == earlier.file and may_teach
 
 
 def _parameters_by_key(job: KernelFitJob, result: FitResult[Any]) -> dict[tuple[str, str, str], Any]:
@@ -357,18 +355,14 @@ def kernel_fit(job: KernelFitJob, fitted: FittedParameters) -> Fit[Any]:
     Fit
         The fit, not run yet.
     """
-    plan = job.table_kind.fit_settings(job.hardware, job.family, job.timing_method, job.rows[0].datasheet, fitted)
+    target = FitTarget(job.hardware, job.family, job.timing_method, job.rows[0].datasheet, fitted)
+    plan = job.table_kind.fit_settings(target)
     # parts of the rows in a split; held out only if all three would have rows
-    together = np.concatenate(
-        [split_by_configuration(rows.frame, job.table_kind.configuration_columns) for rows in job.rows]
-    )
-    return Fit(
-        job.table_kind, job.rows, plan.start_values, alternative_starts=plan.alternative_starts,
-        parameters_per_stack=plan.parameters_per_stack, fixed_parameters=plan.fixed_parameters,
-        max_training_rows=plan.max_training_rows, search_count=plan.search_count, prior_precision=plan.prior_precision,
-        overestimate_weight=plan.overestimate_weight,
-        uses_held_out_rows=len(together) >= MIN_ROWS_TO_HOLD_OUT and all((together == part).any() for part in range(3)),
-    )  # fmt: skip
+    columns = job.table_kind.configuration_columns
+    together = np.concatenate([split_by_configuration(rows.frame, columns) for rows in job.rows])
+    enough = len(together) >= MIN_ROWS_TO_HOLD_OUT and all((together == part).any() for part in range(3))
+    settings = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}  # fields of `Fit`, too
+    return Fit(job.table_kind, job.rows, **settings, uses_held_out_rows=enough)
 
 
 def _calibration_entry(
@@ -397,32 +391,47 @@ def _calibration_entry(
     residual, tested = result.residual_by_stack[stack], result.rows_held_out > 0
     libraries = text_column(frame, "library")  # the most frequent first
     sigma = {
-        name: value for name, value in result.log_standard_deviations.items() if "[" not in name or f"[{stack}]" in name
+        name.partition("[")[0]: round_to_digits(value, ERROR_DIGITS)
+        for name, value in result.log_standard_deviations.items()
+        if "[" not in name or f"[{stack}]" in name
     }
     untested = f"{with_noun(residual.rows, 'row')} fitted, none held out (MAPE there {residual.mape:.3f})"
+    bins = [
+        IntervalBin(
+            up_to_s=None if math.isinf(each.up_to_s) else round_to_digits(each.up_to_s, 4),
+            low=round_to_digits(min(each.low, 1.0), 4),  # stretched to hold the prediction itself
+            high=round_to_digits(max(each.high, 1.0), 4),
+        )
+        for each in result.interval_by_stack[stack]
+    ]
     return CalibrationEntry(
-        family=family,
-        stack=stack,
-        source=f"{file} ({', '.join(sorted(set(text_column(frame, 'source')) - {''}))})",
-        date=date,
+        family=family, stack=stack, date=date, uncertainty=sigma, interval=tuple(bins),
+        source=f"{file} ({sources_text(frame)})",
         library="; ".join(libraries[libraries != ""].value_counts().index[:3])[:200] or None,
-        rows_fitted=result.rows_fitted,
-        rows_held_out=residual.rows if tested else 0,
-        parameters={
-            name: round_to_digits(value) for name, value in dataclasses.asdict(result.parameters[stack]).items()
-        },
-        uncertainty={name.partition("[")[0]: round_to_digits(value, ERROR_DIGITS) for name, value in sigma.items()},
+        rows_fitted=result.rows_fitted, rows_held_out=residual.rows if tested else 0,
+        parameters=_rounded_fields(result.parameters[stack]), notes=None if tested else untested,
         residual=rounded_residual(residual) if tested and residual.rows else None,
-        interval=tuple(
-            IntervalBin(
-                up_to_s=None if math.isinf(each.up_to_s) else round_to_digits(each.up_to_s, 4),
-                low=round_to_digits(min(each.low, 1.0), 4),  # stretched to hold the prediction itself
-                high=round_to_digits(max(each.high, 1.0), 4),
-            )
-            for each in result.interval_by_stack[stack]
-        ),
-        notes=None if tested else untested,
-    )
+    )  # fmt: skip
+
+
+def _rounded_fields(parameters: Any, digits: int = DIGITS) -> dict[str, float]:
+    return {name: round_to_digits(value, digits) for name, value in dataclasses.asdict(parameters).items()}
+
+
+def sources_text(frame: pd.DataFrame) -> str:
+    """List the sources of measured rows in one text, for a citation.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The rows.
+
+    Returns
+    -------
+    str
+        Names with commas between them, sorted.
+    """
+    return ", ".join(sorted(set(text_column(frame, "source")) - {""}))
 
 
 def step_calibration_entry(
@@ -456,9 +465,7 @@ def step_calibration_entry(
         more["residual"] = HeldOutErrors(**errors)
     return CalibrationEntry(
         family=family, stack="whole steps", source=source, date=date,
-        parameters={
-            name: round_to_digits(value, ERROR_DIGITS) for name, value in dataclasses.asdict(parameters).items()
-        },
+        parameters=_rounded_fields(parameters, ERROR_DIGITS),
         **{"interval": (IntervalBin(low=1.0, high=1.0),), **more},
     )  # fmt: skip
 
@@ -494,10 +501,7 @@ def rounded_residual(errors: ResidualErrors) -> dict[str, float]:
     dict of str to float
         Fields of `paleo.specs.calibration.HeldOutErrors`.
     """
-    return {
-        name: value if name == "rows" else round_to_digits(value, ERROR_DIGITS)
-        for name, value in dataclasses.asdict(errors).items()
-    }
+    return {**_rounded_fields(errors, ERROR_DIGITS), "rows": errors.rows}
 
 
 def round_to_digits(value: float, digits: int = DIGITS) -> float:
@@ -567,10 +571,8 @@ def calibration_yaml(calibration: Calibration) -> str:
         YAML text with a comment on its origin.
     """
     entries = [entry.model_dump(exclude_defaults=True, mode="json") for entry in calibration.entries]
-    body = yaml.safe_dump(
-        {"subject": calibration.subject, "entries": entries}, sort_keys=False, width=118, allow_unicode=True
-    )
-    return YAML_COMMENT + body
+    data = {"subject": calibration.device_or_system, "entries": entries}
+    return YAML_COMMENT + str(yaml.safe_dump(data, sort_keys=False, width=118, allow_unicode=True))
 
 
 #: The family of a board's figures in calibration files, and columns that make rows the same run, under other limits.
@@ -619,10 +621,9 @@ def fit_board_power(files: Sequence[str], only: Sequence[str], date: str) -> lis
     for name in only or devices:
         device_rows = frame[frame["device"] == name].reset_index(drop=True)
         rows = MeasuredRows(device_rows, runs, BOARD_POWER_METHOD, PowerTable().measured_values(device_rows))
-        result = Fit(watts, [rows], PowerParameters(), search_count=1, row_weight_exponent=0.0).run()
-        fitted.append(
-            FittedEntry(name, _calibration_entry(POWER_FAMILY, BOARD_POWER_METHOD, label, device_rows, result, date))
-        )
+        result = Fit(watts, [rows], PowerParameters(), random_starts=0, row_weight_exponent=0.0).run()
+        entry = _calibration_entry(POWER_FAMILY, BOARD_POWER_METHOD, label, device_rows, result, date)
+        fitted.append(FittedEntry(name, entry))
     return fitted
 
 
@@ -642,7 +643,5 @@ def _predicted_rows(frame: pd.DataFrame) -> tuple[pd.DataFrame, Mapping[str, Pre
             sound.append(runs[name] is not None)
         except (PaleoError, *CELL_ERRORS):
             sound.append(False)
-    stated = np.isfinite(table.measured_values(frame)) & np.isfinite(
-        number_column(frame, "power_limit_w", float("nan"))
-    )
+    stated = np.isfinite(table.measured_values(frame) + number_column(frame, "power_limit_w", float("nan")))
     return frame[stated & np.array(sound, dtype=bool)], runs

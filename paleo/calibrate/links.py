@@ -27,19 +27,19 @@ from paleo.calibrate.fit import (
     StepTimePredictor,
     bounded_parameter,
     count_rows,
-    join_cells,
+    join_cells_to_keys,
     log_errors,
     sample_rows,
     split_by_configuration,
 )
-from paleo.calibrate.kernel_fits import FittedEntry, round_to_digits, rounded_residual
+from paleo.calibrate.kernel_fits import round_to_digits, rounded_residual, sources_text
 from paleo.errors import PaleoError, SpecError, suggest_names
 from paleo.pricing.communication import COLLECTIVE_CALIBRATION_FAMILIES, collective_parameters
 from paleo.specs.calibration import Calibration, CalibrationEntry
 from paleo.specs.catalog import entry_names, is_path
 from paleo.specs.system import System, load_system
 from paleo.tables.base import ResidualErrors, residual_errors
-from paleo.tables.cells import read_table, text_column
+from paleo.tables.cells import read_table
 from paleo.tables.run_tables import RunTable, find_table_kind, integer_cell, row_dicts
 from paleo.tables.validation import measured_and_predicted_values, usable_rows_of_table
 from paleo.units import MICROSECOND, MILLISECOND
@@ -52,13 +52,13 @@ Flags = npt.NDArray[np.bool_]
 #: The column that names a configuration.
 _CONFIGURATION_COLUMN = ("configuration",)
 #: What ``--only`` calls the links of every system of a table.
-ALL_LINKS_OPTION = "fabric"
+FIT_ONLY_ALL_LINKS = "fabric"
 #: The stack of entries that were fitted to whole steps.
 WHOLE_STEP_STACK = "step"
 #: A row speaks for a number if making that this much worse moves its step by at least so much, relatively.
 WORSENING_FACTOR, MIN_STEP_TIME_CHANGE = 4.0, 0.005
 #: Rows that a search sees, and how often it may ask for all of them.
-TRAINING_ROWS, EVALUATIONS = 60, 12
+MAX_TRAINING_ROWS, MAX_FULL_EVALUATIONS = 60, 12
 #: One sigma of a number's logarithm above which the rows leave it open; no step repeats better than `MIN_ROW_SPREAD`.
 MAX_LOG_STANDARD_DEVIATION, MIN_ROW_SPREAD = 0.25, 0.01
 #: Log step of the derivatives behind that sigma, and how near to a bound a search has run into it.
@@ -69,8 +69,8 @@ DERIVATIVE_LOG_STEP, BOUND_LOG_TOLERANCE = 0.05, 0.02
 class LinkParameters:
     """Fitted parameters of a system's links (`LINK_PARAMETERS`): shares of the bandwidth [-] and latencies [s].
 
-    ``inside`` is for rings inside a node, ``exchange`` for pairwise exchanges inside a node, ``between`` for traffic
-    between nodes.
+    ``inside_share`` is for rings inside a node, ``exchange_share`` for pairwise exchanges inside a node,
+    ``between_share`` for traffic between nodes.
     """
 
     inside_share: float = bounded_parameter(1.0, 0.05, 1.0)
@@ -183,11 +183,9 @@ class LinkJob:
     @property
     def training_rows(self) -> list[MeasuredRows]:
         """Sample of the measured steps to which link parameters are fitted, one group per table."""
-        return sample_rows(
-            [part.select(split_by_configuration(part.frame, _CONFIGURATION_COLUMN) == 0) for part in self.rows],
-            TRAINING_ROWS,
-            0,
-        )
+        fitted = [split_by_configuration(part.frame, _CONFIGURATION_COLUMN) == 0 for part in self.rows]
+        chosen = [part.select(mask) for part, mask in zip(self.rows, fitted, strict=True)]
+        return sample_rows(chosen, MAX_TRAINING_ROWS, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +211,6 @@ class LinkFit:
         """True if the link fit has reduced the mean error on held-out steps."""
         return self.errors_after.mape < self.errors_before.mape
 
-    @property
-    def fitted_entries(self) -> list[FittedEntry]:
-        """Fitted calibration entries, each with the system whose calibration file will hold the entry."""
-        return [FittedEntry(self.job.system.name, entry) for entry in self.entries]
-
 
 def requests_link_fit(file: str | Path, only: Sequence[str]) -> bool:
     """Return True if option ``--only`` asks for a fit of link parameters to a table of steps.
@@ -232,7 +225,7 @@ def requests_link_fit(file: str | Path, only: Sequence[str]) -> bool:
     Returns
     -------
     bool
-        True for a table of steps if ``only`` names systems or `ALL_LINKS_OPTION`.
+        True for a table of steps if ``only`` names systems or `FIT_ONLY_ALL_LINKS`.
 
     Raises
     ------
@@ -243,7 +236,7 @@ def requests_link_fit(file: str | Path, only: Sequence[str]) -> bool:
     table = find_table_kind(frame.columns)
     if not isinstance(table, RunTable):
         return False
-    links = [name for name in only if name == ALL_LINKS_OPTION or name in entry_names("systems") or is_path(name)]
+    links = [name for name in only if name == FIT_ONLY_ALL_LINKS or name in entry_names("systems") or is_path(name)]
     if links and len(links) < len(only):
         other = next(name for name in only if name not in links)
         raise SpecError(f"--only {links[0]} and {other}: links and software are fitted one after the other")
@@ -258,7 +251,7 @@ def link_jobs(files: Sequence[str | Path], only: Sequence[str], free: Sequence[s
     files : sequence of str or Path
         Measured tables.
     only : sequence of str
-        Names of systems, or `ALL_LINKS_OPTION` for all systems of the tables.
+        Names of systems, or `FIT_ONLY_ALL_LINKS` for all systems of the tables.
     free : sequence of str, default ()
         Names of the link parameters to fit; all of `LINK_PARAMETERS` if empty.
 
@@ -274,10 +267,9 @@ def link_jobs(files: Sequence[str | Path], only: Sequence[str], free: Sequence[s
     """
     for name in free:
         if name not in LINK_PARAMETERS:
-            raise SpecError(
-                f"--free {name}: no such number of a system's links; {suggest_names(name, LINK_PARAMETERS)}"
-            )
-    names = [] if ALL_LINKS_OPTION in only else [load_system(name).name for name in only]
+            nearest = suggest_names(name, LINK_PARAMETERS)
+            raise SpecError(f"--free {name}: no such number of a system's links; {nearest}")
+    names = [] if FIT_ONLY_ALL_LINKS in only else [load_system(name).name for name in only]
     by_system: dict[str, list[_PredictedRows]] = {}
     for file in files:
         for name, rows in _rows_by_system(Path(file), names).items():
@@ -312,10 +304,9 @@ def _rows_by_system(file: Path, only: Sequence[str]) -> dict[str, _PredictedRows
         system_rows = frame[[system is not None and system.name == name for system in systems]]
         seconds = measured_and_predicted_values(table, system_rows)[1].values
         fine = system_rows[np.isfinite(seconds)]
-        figures = _LinkFitInputs(
-            table, system, {family: collective_parameters(system, family) for family in COLLECTIVE_CALIBRATION_FAMILIES}
-        )
         if len(fine):
+            before = {family: collective_parameters(system, family) for family in COLLECTIVE_CALIBRATION_FAMILIES}
+            figures = _LinkFitInputs(table, system, before)
             named = fine.assign(configuration=configuration_labels(fine), table=file.name)
             rows = MeasuredRows(named, figures, WHOLE_STEP_STACK, table.measured_values(fine))
             out[name] = _PredictedRows(rows, seconds[np.isfinite(seconds)], len(system_rows) - len(fine))
@@ -346,40 +337,31 @@ def configuration_labels(frame: pd.DataFrame) -> pd.Series[str]:
         One label per row.
     """
     columns = [name for name in CONFIGURATION_COLUMNS if name in frame.columns]
-    return join_cells(frame, columns)
+    return join_cells_to_keys(frame, columns)
 
 
 def _job(groups: Sequence[_PredictedRows], names: Sequence[str]) -> LinkJob:
     figures: _LinkFitInputs = groups[0].rows.datasheet
-    leads = {
-        name: getattr(figures.parameters_before[group.family].parameters, group.field_name)
-        for name, group in LINK_PARAMETERS.items()
-    }
-    start = LinkParameters(**leads)
+    before = figures.parameters_before
+    numbers = LINK_PARAMETERS.items()
+    start = LinkParameters(**{name: getattr(before[of.family].parameters, of.field_name) for name, of in numbers})
     spoken = {name: [_dependent_rows(group, start, name) for group in groups] for name in names}
     used = [np.any([flags[index] for flags in spoken.values()], axis=0) for index in range(len(groups))]
     kept = [(group.rows.select(mask), mask) for group, mask in zip(groups, used, strict=True)]
-    words = sorted(
-        {
-            f"{name} ({', '.join(sorted(set(text_column(part, 'source')) - {''}))})"
-            for group, _ in kept
-            for name, part in group.frame.groupby("table")
-        }
-    )
-    return LinkJob(
-        figures.system, start, "; ".join(words), tuple(group for group, mask in kept if mask.any()),
-        {name: np.concatenate([group[mask] for group, mask in zip(flags, used, strict=True)])
-         for name, flags in spoken.items()},
-        sum(group.skipped_rows for group in groups),
-    )  # fmt: skip
+    tables = [part for group, _ in kept for part in group.frame.groupby("table")]
+    words = sorted({f"{name} ({sources_text(part)})" for name, part in tables})
+    dependent = {
+        name: np.concatenate([group[mask] for group, mask in zip(flags, used, strict=True)])
+        for name, flags in spoken.items()
+    }
+    rows, skipped = tuple(group for group, mask in kept if mask.any()), sum(group.skipped_rows for group in groups)
+    return LinkJob(figures.system, start, "; ".join(words), rows, dependent, skipped)
 
 
 def _dependent_rows(group: _PredictedRows, start: LinkParameters, name: str) -> Flags:
     """Mark rows whose step time grows by `MIN_STEP_TIME_CHANGE` if a parameter is `WORSENING_FACTOR` worse."""
-    value = getattr(start, name)
-    worse = dataclasses.replace(
-        start, **{name: value / WORSENING_FACTOR if name.endswith("share") else value * WORSENING_FACTOR}
-    )
+    factor = 1.0 / WORSENING_FACTOR if name.endswith("share") else WORSENING_FACTOR
+    worse = dataclasses.replace(start, **{name: getattr(start, name) * factor})
     slower = _time_predictor([name]).predict_times(group.rows.frame, group.rows.datasheet, worse)
     return np.asarray(slower / group.predicted_times - 1.0 >= MIN_STEP_TIME_CHANGE)
 
@@ -431,16 +413,12 @@ def _fit_determined(job: LinkJob, moving: list[str], left: dict[str, str]) -> tu
         parameters = Fit(
             _time_predictor(moving), job.training_rows, parameters,
             fixed_parameters=[name for name in LINK_PARAMETERS if name not in moving],
-            max_training_rows=TRAINING_ROWS, search_count=1, prior_precision=0.0, row_weight_exponent=0.0,
-            max_evaluations=EVALUATIONS,
-            uses_held_out_rows=False,
+            max_training_rows=MAX_TRAINING_ROWS, random_starts=0, prior_precision=0.0, row_weight_exponent=0.0,
+            max_evaluations=MAX_FULL_EVALUATIONS, uses_held_out_rows=False,
         ).run().parameters[WHOLE_STEP_STACK]  # fmt: skip
-        sigma = log_sigmas(job, parameters, moving)
-        open_numbers = [
-            name
-            for name in sigma
-            if sigma[name] > MAX_LOG_STANDARD_DEVIATION or _reached_bound(parameters, name) is not None
-        ]
+        sigma = link_log_standard_deviations(job, parameters, moving)
+        at_bound = {name for name in sigma if _reached_bound(parameters, name) is not None}
+        open_numbers = [name for name in sigma if sigma[name] > MAX_LOG_STANDARD_DEVIATION or name in at_bound]
         if not open_numbers:
             return parameters, sigma
         loose = max(open_numbers, key=lambda name: sigma[name])
@@ -450,7 +428,7 @@ def _fit_determined(job: LinkJob, moving: list[str], left: dict[str, str]) -> tu
     return parameters, {}
 
 
-def log_sigmas(job: LinkJob, parameters: LinkParameters, moving: Sequence[str]) -> dict[str, float]:
+def link_log_standard_deviations(job: LinkJob, parameters: LinkParameters, moving: Sequence[str]) -> dict[str, float]:
     """Compute the standard deviation of the logarithm of each fitted link parameter.
 
     The formula is sqrt(diag(s² (JᵀJ)⁻¹)), with the Jacobian J of log errors and the spread s of the rows, at least
@@ -471,19 +449,15 @@ def log_sigmas(job: LinkJob, parameters: LinkParameters, moving: Sequence[str]) 
         Standard deviation by name; inf if the rows do not determine the parameter.
     """
 
-    def errors(name: str | None, factor: float) -> Array:
-        point = (
-            parameters
-            if name is None
-            else dataclasses.replace(parameters, **{name: getattr(parameters, name) * factor})
-        )
+    def errors(**factors: float) -> Array:
+        moved = {name: getattr(parameters, name) * factor for name, factor in factors.items()}
+        point = dataclasses.replace(parameters, **moved)
         return log_errors(_time_predictor(moving), job.training_rows, {WHOLE_STEP_STACK: point})
 
     up, down = math.exp(DERIVATIVE_LOG_STEP), math.exp(-DERIVATIVE_LOG_STEP)
-    jacobian = np.stack(
-        [(errors(name, up) - errors(name, down)) / (2.0 * DERIVATIVE_LOG_STEP) for name in moving], axis=1
-    )
-    spread = max(1.4826 * float(np.median(np.abs(errors(None, 1.0)))), MIN_ROW_SPREAD)
+    slopes = [(errors(**{name: up}) - errors(**{name: down})) / (2.0 * DERIVATIVE_LOG_STEP) for name in moving]
+    jacobian = np.stack(slopes, axis=1)
+    spread = max(1.4826 * float(np.median(np.abs(errors()))), MIN_ROW_SPREAD)
     _, sizes, rotation = np.linalg.svd(jacobian, full_matrices=False)
     with np.errstate(divide="ignore", invalid="ignore"):
         variance = np.nansum((rotation / sizes[:, None]) ** 2, axis=0)
@@ -531,7 +505,8 @@ def _link_fit(
         fitted = int((~job.held_out_mask & np.any([job.dependent_rows[name] for name in numbers], axis=0)).sum())
         update = {
             "parameters": {name: round_to_digits(value) for name, value in entry.parameters.items()},
-            "source": job.source, "date": date, "rows_fitted": min(fitted, TRAINING_ROWS), "rows_held_out": after.rows,
+            "source": job.source, "date": date,
+            "rows_fitted": min(fitted, MAX_TRAINING_ROWS), "rows_held_out": after.rows,
             "uncertainty": {LINK_PARAMETERS[name].field_name: round_to_digits(sigma[name], 2) for name in numbers},
             "residual": rounded_residual(after) if after.rows else None,
             "notes": _notes(job, parameters, numbers, before),
@@ -624,17 +599,10 @@ def fitted_parameter_rows(result: LinkFit) -> Iterator[tuple[str, ...]]:
         (name, value before, value after, standard deviation, meaning or the reason why it was not fitted).
     """
     for name, number in LINK_PARAMETERS.items():
+        before, after = (
+            _value_text(name, getattr(at, name)) for at in (result.job.start_parameters, result.parameters)
+        )
         if name in result.log_standard_deviations:
-            after, sigma = (
-                _value_text(name, getattr(result.parameters, name)),
-                f"{math.expm1(result.log_standard_deviations[name]):.1%}",
-            )
-            yield name, _value_text(name, getattr(result.job.start_parameters, name)), after, sigma, number.meaning
+            yield name, before, after, f"{math.expm1(result.log_standard_deviations[name]):.1%}", number.meaning
         elif name in result.unfitted_reasons:
-            yield (
-                name,
-                _value_text(name, getattr(result.job.start_parameters, name)),
-                "as it was",
-                "",
-                result.unfitted_reasons[name],
-            )
+            yield name, before, "as it was", "", result.unfitted_reasons[name]

@@ -45,11 +45,12 @@ from paleo.tables.kinds._mlperf_training import (
     samples_in_task_unit,
     submission_time_to_target,
 )
-from paleo.tables.run_tables import CELL_ERRORS, has_value, row_dicts
+from paleo.tables.run_tables import CELL_ERRORS, has_value, number_cell, row_dicts
 from paleo.tables.validation import usable_rows_of_table
 from paleo.units import MILLISECOND
 
 if TYPE_CHECKING:
+    from paleo.specs.device import Device
     from paleo.specs.loading import Spec
 
 #: Columns that tell a table of reference points.
@@ -73,7 +74,7 @@ def is_convergence_table(columns: Iterable[str]) -> bool:
     return set(columns) >= CONVERGENCE_TABLE_COLUMNS
 
 
-def reference_points_of(task: TrainingTask, table: pd.DataFrame) -> pd.DataFrame:
+def reference_convergence_points(task: TrainingTask, table: pd.DataFrame) -> pd.DataFrame:
     """Select the MLPerf reference convergence points of a task: for each global batch, the point of the latest round.
 
     Rounds before the first one that has reference points use the points of that first round.
@@ -91,11 +92,7 @@ def reference_points_of(task: TrainingTask, table: pd.DataFrame) -> pd.DataFrame
         Rows of ``table`` that hold for the task.
     """
     task_points = table[table["benchmark"].isin(task.benchmarks)]
-    chosen = (
-        task_points[task_points["round"].isin(task.rounds)]
-        if task.rounds
-        else task_points[~_in_listed_rounds(task_points)]
-    )
+    chosen = task_points[task_points["round"].isin(task.rounds) if task.rounds else ~_in_listed_rounds(task_points)]
     if task.rounds and chosen.empty and not task_points.empty:
         chosen = task_points[task_points["round"] == task_points["round"].min()]
     return chosen.sort_values(["round", "samples_mean"]).drop_duplicates("global_batch_size", keep="last")
@@ -182,12 +179,10 @@ def _write_laws(table: pd.DataFrame, folder: Path) -> list[Path]:
     """Fit the law of samples to target of each task with enough points; write and return the task files."""
     written = []
     for name, source in entry_files("tasks").items():
-        points = reference_points_of(load_task(name), table)
+        points = reference_convergence_points(load_task(name), table)
         if len(points) > 1:
-            path = folder / f"{name}.yaml"
-            path.write_text(
-                replace_law(source.read_text(encoding="utf-8"), convergence_law_yaml(fit_convergence_law(points)))
-            )
+            path, law = folder / f"{name}.yaml", convergence_law_yaml(fit_convergence_law(points))
+            path.write_text(replace_law(source.read_text(encoding="utf-8"), law))
             written.append(path)
     return written
 
@@ -234,6 +229,11 @@ class SubmissionRow:
         """Name of the submission's training task in the catalog."""
         return self.predicted_target.task.name
 
+    @property
+    def device(self) -> Device:
+        """Device that the submission ran on."""
+        return self.predicted_target.prediction.system.device
+
 
 def predicted_submissions(frame: pd.DataFrame) -> list[SubmissionRow]:
     """Predict the time to target of all rows of a table of MLPerf submissions, except copies of the same log.
@@ -262,8 +262,8 @@ def predicted_submissions(frame: pd.DataFrame) -> list[SubmissionRow]:
 
 def _row(index: int, cells: dict[str, Any], point: TargetTime) -> SubmissionRow:
     def measured(name: str, unit: float = 1.0) -> float:
-        value = float(cells[name]) if has_value(cells, name) else float("nan")
-        return value * unit if value > 0 else float("nan")
+        value = number_cell(cells, name, np.nan)
+        return value * unit if value > 0 else np.nan
 
     # Seconds that are neither steps nor evaluations; nan where they are not known, or counted as evaluation (TPUs).
     on_tpu = point.prediction.system.device.kind == "tpu"
@@ -278,7 +278,7 @@ def _row(index: int, cells: dict[str, Any], point: TargetTime) -> SubmissionRow:
         evaluation_time=_evaluation_time(cells, point),
         evaluation_count=measured("evaluations"),
         time_to_target=measured("minutes_to_target", MINUTE),
-        other_time=float("nan") if on_tpu or not has_value(cells, "other_s") else float(cells["other_s"]),
+        other_time=np.nan if on_tpu else number_cell(cells, "other_s", np.nan),
     )
 
 
@@ -298,25 +298,23 @@ def _evaluation_time(cells: dict[str, Any], point: TargetTime) -> float:
 
     Logs of TPUs do not state this time; for them it is the time to target minus the logged steps.
     """
-    stated = float(cells["evaluation_s"]) if has_value(cells, "evaluation_s") else float("nan")
+    stated = number_cell(cells, "evaluation_s", np.nan)
     if point.prediction.system.device.kind != "tpu":
         return stated
     if not has_value(cells, "step_ms"):
-        return stated if _separates_evaluation(cells, point) else float("nan")
+        return stated if _separates_evaluation(cells, point) else np.nan
     steps = samples_in_task_unit(cells, "samples_to_target") / point.global_batch
     return max(float(cells["minutes_to_target"]) * MINUTE - steps * float(cells["step_ms"]) * MILLISECOND, 0.0)
 
 
 def _implied_step(cells: dict[str, Any], point: TargetTime) -> float:
     """Derive the step time [s] of a submission that logs none: training time over number of steps; nan if not known."""
-    names = ("minutes_to_target", "evaluation_s")
-    if not all(has_value(cells, name) for name in (*names, "samples_to_target")) or not _separates_evaluation(
-        cells, point
-    ):
-        return float("nan")
-    minutes, evaluation = (float(cells[name]) for name in names)
-    left, samples = minutes * MINUTE - evaluation, samples_in_task_unit(cells, "samples_to_target")
-    return left / (samples / point.global_batch) if left > 0 and samples > 0 else float("nan")
+    stated = all(has_value(cells, name) for name in ("minutes_to_target", "evaluation_s", "samples_to_target"))
+    if not stated or not _separates_evaluation(cells, point):
+        return np.nan
+    left = float(cells["minutes_to_target"]) * MINUTE - float(cells["evaluation_s"])
+    samples = samples_in_task_unit(cells, "samples_to_target")
+    return left / (samples / point.global_batch) if left > 0 and samples > 0 else np.nan
 
 
 def _weights(rows: list[SubmissionRow], rounds: list[str], towards: str) -> Array:
@@ -334,7 +332,7 @@ def _weights_by_device(rows: list[SubmissionRow], rounds: list[str], towards: st
     one.
     """
     apart = _rounds_apart(rows, rounds, towards)
-    devices = np.array([row.predicted_target.prediction.system.device.name for row in rows])
+    devices = np.array([row.device.name for row in rows])
     nearest = {name: apart[devices == name].min() for name in np.unique(devices)}
     return np.asarray(_ROUND_DISCOUNT ** (apart - [nearest[name] for name in devices]) * _configuration_weights(rows))
 
@@ -373,19 +371,23 @@ def fit_step_time_ratio(rows: list[SubmissionRow], rounds: list[str], towards: s
     if len(fitted) < MIN_SUBMISSIONS_TO_FIT:
         return code.model_copy(update={"ratio": {}, "rows": 0, "per_round": 0.0, "round": None, "start": 0.0})
     reference = float(np.median([_samples_per_gpu(row) for row in fitted]))
-    architectures = sorted({row.predicted_target.prediction.system.device.architecture for row in fitted})
-    devices = sorted({row.predicted_target.prediction.system.device.name for row in fitted})
+    architectures = sorted({row.device.architecture for row in fitted})
+    devices = sorted({row.device.name for row in fitted})
     later = np.array([float(rounds.index(row.round_name) - rounds.index(towards)) for row in fitted])
     design = np.column_stack([[_design_row(row, architectures, devices, reference) for row in fitted], later])
-    target = (
-        np.log([row.step_time / row.predicted_target.prediction.step_time for row in fitted]) - _DEFAULT_TREND * later
-    )
+    ratios = [row.step_time / row.predicted_target.prediction.step_time for row in fitted]
+    target = np.log(ratios) - _DEFAULT_TREND * later
     pulls = [0.0, *[_PRIOR_ROWS["architecture"]] * len(architectures), *[_PRIOR_ROWS["device"]] * len(devices)]
     pulls += [_PRIOR_ROWS["per_doubling"], _PRIOR_ROWS["several_nodes"], _PRIOR_ROWS["per_round"]]
     beta = _robust_least_squares(design, target, _weights_by_device(fitted, rounds, towards), np.array(pulls))
-    known = _with_ratios(code, beta[:-1], architectures, devices, fitted, reference)
-    trend = {"per_round": round(float(beta[-1]) + _DEFAULT_TREND, 4), "round": towards}
-    return known.model_copy(update=trend | {"start": _fitted_start_time(rows, rounds, towards)})
+    per_doubling, several_nodes, trend = (float(term) for term in beta[-3:])
+    update = {
+        "ratio": _fitted_ratios(beta[:-1], architectures, devices, fitted), "samples_per_gpu": reference,
+        "per_doubling": round(per_doubling, 4), "several_nodes": round(several_nodes, 4), "rows": len(fitted),
+        "per_round": round(trend + _DEFAULT_TREND, 4), "round": towards,
+        "start": _fitted_start_time(rows, rounds, towards),
+    }  # fmt: skip
+    return code.model_copy(update=update)
 
 
 def _fitted_start_time(rows: list[SubmissionRow], rounds: list[str], towards: str) -> float:
@@ -406,14 +408,12 @@ def _samples_per_gpu(row: SubmissionRow) -> float:
 
 def _design_row(row: SubmissionRow, architectures: list[str], devices: list[str], reference: float) -> list[float]:
     prediction = row.predicted_target.prediction
-    device, plan = prediction.system.device, prediction.plan
-    several = float(plan.gpus > max(prediction.system.devices_per_node, 1))
     return [
         1.0,
-        *(float(device.architecture == architecture) for architecture in architectures),
-        *(float(device.name == name) for name in devices),
+        *(float(row.device.architecture == architecture) for architecture in architectures),
+        *(float(row.device.name == name) for name in devices),
         float(np.log2(_samples_per_gpu(row) / reference)),
-        several,
+        float(prediction.plan.gpus > max(prediction.system.devices_per_node, 1)),
     ]
 
 
@@ -429,36 +429,20 @@ def _robust_least_squares(design: Array, target: Array, weights: Array, pulls: A
     return np.asarray(beta)
 
 
-def _with_ratios(
-    code: TrainingCode,
-    beta: Array,
-    architectures: list[str],
-    devices: list[str],
-    rows: list[SubmissionRow],
-    reference: float,
-) -> TrainingCode:
-    """Write the solution of the step-time fit (``beta``) into a task's code section, by architecture and device."""
+def _fitted_ratios(
+    beta: Array, architectures: list[str], devices: list[str], rows: list[SubmissionRow]
+) -> dict[str, float]:
+    """Return the ratios of step times in the solution of the step-time fit (``beta``), by architecture and device."""
     of_architecture = dict(zip(architectures, beta[1 : 1 + len(architectures)], strict=True))
     of_device = dict(zip(devices, beta[1 + len(architectures) : -2], strict=True))
-    home = {
-        row.predicted_target.prediction.system.device.name: row.predicted_target.prediction.system.device.architecture
-        for row in rows
-    }
+    home = {row.device.name: row.device.architecture for row in rows}
     ratio = {"all": beta[0]} | {name: beta[0] + term for name, term in of_architecture.items()}
     ratio |= {name: beta[0] + of_architecture[home[name]] + term for name, term in of_device.items()}
-    return code.model_copy(
-        update={
-            "ratio": {name: round(float(np.exp(value)), 4) for name, value in ratio.items()},
-            "samples_per_gpu": reference,
-            "per_doubling": round(float(beta[-2]), 4),
-            "several_nodes": round(float(beta[-1]), 4),
-            "rows": len(rows),
-        }
-    )
+    return {name: round(float(np.exp(value)), 4) for name, value in ratio.items()}
 
 
 def fit_sample_ratio(rows: list[SubmissionRow], rounds: list[str], towards: str) -> SubmissionSamples | None:
-    """Fit the ratio of submissions' samples to target to the reference law of their task.
+    """Fit how many samples to target submissions need, relative to the law of MLPerf's reference runs of their task.
 
     Parameters
     ----------
@@ -472,24 +456,19 @@ def fit_sample_ratio(rows: list[SubmissionRow], rounds: list[str], towards: str)
     Returns
     -------
     SubmissionSamples, optional
-        Median and rms of log(samples / law); None with too few rows.
+        Weighted median of samples / law, and rms of its logarithm about that; None with too few rows.
     """
     fitted = [row for row in rows if row.samples > 0]
     if len(fitted) < MIN_SUBMISSIONS_TO_FIT:
         return None
-    logs = np.log(
-        [
-            row.samples / float(row.predicted_target.task.law.samples(row.predicted_target.global_batch))
-            for row in fitted
-        ]
-    )
+    points = [row.predicted_target for row in fitted]
+    by_law = [float(point.task.law.samples(point.global_batch)) for point in points]
+    logs = np.log([row.samples / samples for row, samples in zip(fitted, by_law, strict=True)])
     weights = _weights(fitted, rounds, towards)
     centre = _weighted_median(logs, weights)
     rms = float(np.sqrt(np.average((logs - centre) ** 2, weights=weights)))
-    source = f"{len(fitted)} submissions of rounds {rounds[0]} to {rounds[-1]}"
-    return SubmissionSamples(
-        ratio=round(float(np.exp(centre)), 4), residual=round(rms, 4), rows=len(fitted), source=source
-    )
+    source, ratio = f"{len(fitted)} submissions of rounds {rounds[0]} to {rounds[-1]}", round(float(np.exp(centre)), 4)
+    return SubmissionSamples(ratio=ratio, residual=round(rms, 4), rows=len(fitted), source=source)
 
 
 def fit_evaluation(rows: list[SubmissionRow], code: TrainingCode, rounds: list[str], towards: str) -> QualityEvaluation:
@@ -526,7 +505,7 @@ def fit_evaluation(rows: list[SubmissionRow], code: TrainingCode, rounds: list[s
     weights = _weights(fitted, rounds, towards)
     # Return work and fixed seconds in that mixture of both that scatters least about the measured values.
     usual, best = float(np.median(passes)), (float("inf"), 1.0, 0.0)
-    for share in FORWARD_SHARES:
+    for share in TRIED_FORWARD_PASS_SHARES:
         mixture = share * passes / usual + (1.0 - share)
         scale = _weighted_median(seconds / mixture, weights)
         logs = np.abs(np.log(seconds[seconds > 0] / mixture[seconds > 0] / max(scale, MIN_EVALUATION_SCALE)))
@@ -537,7 +516,7 @@ def fit_evaluation(rows: list[SubmissionRow], code: TrainingCode, rounds: list[s
 
 
 #: Shares of passes in the seconds of an evaluation that are tried, and seconds that are none.
-FORWARD_SHARES, MIN_EVALUATION_SCALE = (0.0, 0.25, 0.5, 0.75, 1.0), 1e-12
+TRIED_FORWARD_PASS_SHARES, MIN_EVALUATION_SCALE = (0.0, 0.25, 0.5, 0.75, 1.0), 1e-12
 
 
 def _weighted_median(values: Array, weights: Array) -> float:
@@ -555,26 +534,17 @@ def _weighted_median(values: Array, weights: Array) -> float:
 
 def _retimed(row: SubmissionRow, task: TrainingTask) -> TargetTime:
     """Predict a submission's time to target again under other parameters of its task (code, evaluation, samples)."""
-    runs = row.averaged_runs if row.averaged_runs > 0 else 1.0
-    return time_from_prediction(
-        task,
-        row.predicted_target.prediction,
-        row.predicted_target.forward_time,
-        global_batch=row.predicted_target.global_batch,
-        runs=runs,
-    )
+    runs, point = row.averaged_runs if row.averaged_runs > 0 else 1.0, row.predicted_target
+    return time_from_prediction(task, point.prediction, point.forward_time, global_batch=point.global_batch, runs=runs)
 
 
 def _by_platform(
     task: TrainingTask, rows: list[SubmissionRow], change: Callable[[TrainingTask, list[SubmissionRow]], TrainingTask]
 ) -> TrainingTask:
     """Apply a fit (``change``) to a training task with its GPU submissions, and to its TPU platforms with theirs."""
-    kinds = [row.predicted_target.prediction.system.device.kind for row in rows]
-    apart = {name: [row for row, kind in zip(rows, kinds, strict=True) if kind == name] for name in task.platforms}
-    base = change(task, [row for row, kind in zip(rows, kinds, strict=True) if kind not in apart])
-    platforms = {
-        kind: _platform(change(base.for_device_kind(kind), kind_rows), base) for kind, kind_rows in apart.items()
-    }
+    apart = {kind: [row for row in rows if row.device.kind == kind] for kind in task.platforms}
+    base = change(task, [row for row in rows if row.device.kind not in apart])
+    platforms = {kind: _platform(change(base.for_device_kind(kind), part), base) for kind, part in apart.items()}
     return base.model_copy(update={"platforms": platforms})
 
 
@@ -613,13 +583,8 @@ def _fitted(task: TrainingTask, rows: list[SubmissionRow], rounds: list[str], to
     if not rows:
         return task
     code = fit_step_time_ratio(rows, rounds, towards)
-    return task.model_copy(
-        update={
-            "code": code,
-            "submissions": fit_sample_ratio(rows, rounds, towards),
-            "evaluation": fit_evaluation(rows, code, rounds, towards),
-        }
-    )
+    samples, evaluation = fit_sample_ratio(rows, rounds, towards), fit_evaluation(rows, code, rounds, towards)
+    return task.model_copy(update={"code": code, "submissions": samples, "evaluation": evaluation})
 
 
 def step_residual(rows: list[SubmissionRow], rounds: list[str]) -> float:
@@ -726,14 +691,13 @@ def _write_submissions(table: pd.DataFrame, folder: Path, date: str) -> list[Pat
     """Fit tasks to submissions for the last round and write their task files; return the written files."""
     rows, rounds = predicted_submissions(table), sorted(set(table["round"].astype(str)))
     written = []
-    for name in entry_files("tasks"):
+    for name, file in entry_files("tasks").items():
         task_rows = [row for row in rows if row.task == name]
         if len(task_rows) < MIN_SUBMISSIONS_TO_FIT:
             continue
         task = _by_platform(load_task(name), task_rows, partial(_with_provenance, rounds=rounds, date=date))
         path = folder / f"{name}.yaml"
-        text = entry_files("tasks")[name].read_text(encoding="utf-8")
-        path.write_text(replace_task_blocks(text, task), encoding="utf-8")
+        path.write_text(replace_task_blocks(file.read_text(encoding="utf-8"), task), encoding="utf-8")
         written.append(path)
     return written
 
@@ -785,12 +749,9 @@ def _block(name: str, fields: Spec | None) -> str:
     if fields is None:
         return ""
     values = fields.model_dump(exclude_defaults=True)
-    lines = [
-        f"  {key}: {_shown(values[key])}{FIELD_UNIT_SUFFIXES.get(key, '')}"
-        for key in BLOCK_FIELDS[name]
-        if key in values
-    ]
-    return "\n".join([f"{name}:", *lines]) + "\n"
+    stated = [key for key in BLOCK_FIELDS[name] if key in values]
+    lines = [f"  {key}: {_shown(values[key])}{FIELD_UNIT_SUFFIXES.get(key, '')}\n" for key in stated]
+    return f"{name}:\n{''.join(lines)}"
 
 
 def _shown(value: Any) -> str:
@@ -838,16 +799,12 @@ def leave_one_round_out(rows: list[SubmissionRow], rounds: list[str]) -> Iterato
         for towards in sorted({row.round_name for row in task_rows}):
             other_rounds = [row for row in task_rows if row.round_name != towards]
             task = load_task(name)
-            platforms = {
-                kind: PlatformDifferences(code=_unfitted(platform.code)) for kind, platform in task.platforms.items()
-            }
+            codes = {kind: _unfitted(platform.code) for kind, platform in task.platforms.items()}
+            platforms = {kind: PlatformDifferences(code=code) for kind, code in codes.items()}
             unfitted = {"code": _unfitted(task.code), "submissions": None, "platforms": platforms}
             task = task.model_copy(update=unfitted)
-            task = (
-                fit_training_task(task, other_rounds, rounds, towards)
-                if len(other_rounds) >= MIN_SUBMISSIONS_TO_FIT
-                else task
-            )
+            if len(other_rounds) >= MIN_SUBMISSIONS_TO_FIT:
+                task = fit_training_task(task, other_rounds, rounds, towards)
             task = _by_platform(task, other_rounds, with_residual)
             for row in task_rows:
                 if row.round_name == towards:
@@ -855,9 +812,8 @@ def leave_one_round_out(rows: list[SubmissionRow], rounds: list[str]) -> Iterato
 
 
 def _unfitted(code: TrainingCode) -> TrainingCode:
-    return code.model_copy(
-        update={"ratio": {}, "per_doubling": 0.0, "several_nodes": 0.0, "residual": 0.0, "per_round": 0.0, "start": 0.0}
-    )
+    terms = ("per_doubling", "several_nodes", "residual", "per_round", "start")
+    return code.model_copy(update={"ratio": {}, **dict.fromkeys(terms, 0.0)})
 
 
 def cross_validated_submissions(table: pd.DataFrame) -> pd.DataFrame:
@@ -875,29 +831,22 @@ def cross_validated_submissions(table: pd.DataFrame) -> pd.DataFrame:
         errors ``step``, ``samples`` and ``minutes`` (nan where not measured); ``measured`` and ``predicted`` time [s];
         ``inside`` (True within the 90 % interval); and the relative errors of three baselines.
     """
-    rows = predicted_submissions(table)
-    baselines = other_round_baselines(table)
-    lines = []
+    rows, baselines, lines = predicted_submissions(table), other_round_baselines(table), []
     for row, point in leave_one_round_out(rows, sorted(set(table["round"].astype(str)))):
         cells = table.iloc[row.row_index]
         low, high = point.interval
-        minutes = float(cells["minutes_to_target"])
-        lines.append(
-            {
-                "benchmark": cells["benchmark"],
-                "round": row.round_name,
-                "kind": point.prediction.system.device.kind,
-                "device": point.prediction.system.device.name,
-                "gpus": int(float(cells["n_gpus"])),
-                "step": abs(point.step_time / row.step_time - 1.0),
-                "samples": abs(point.samples / row.samples - 1.0),
-                "minutes": abs(point.time_to_target / row.time_to_target - 1.0),
-                "measured": row.time_to_target,
-                "predicted": point.time_to_target,
-                "inside": float(low <= row.time_to_target <= high),
-            }
-            | {name: abs(value / minutes - 1.0) for name, value in baselines.iloc[row.row_index].items()}
-        )
+        minutes, device = float(cells["minutes_to_target"]), point.prediction.system.device
+        line = {
+            "benchmark": cells["benchmark"], "round": row.round_name, "kind": device.kind, "device": device.name,
+            "gpus": int(float(cells["n_gpus"])),
+            "step": abs(point.step_time / row.step_time - 1.0),
+            "samples": abs(point.samples / row.samples - 1.0),
+            "minutes": abs(point.time_to_target / row.time_to_target - 1.0),
+            "measured": row.time_to_target, "predicted": point.time_to_target,
+            "inside": float(low <= row.time_to_target <= high),
+        }  # fmt: skip
+        known = baselines.iloc[row.row_index]
+        lines.append(line | {name: abs(value / minutes - 1.0) for name, value in known.items()})
     return pd.DataFrame(lines)
 
 
@@ -973,10 +922,8 @@ def gpu_ranking_accuracy(submissions: pd.DataFrame) -> tuple[float, int]:
     on_gpus = submissions[submissions["kind"] == "gpu"]
     for _, rows in on_gpus.groupby(["benchmark", "round", "gpus"]):
         measured, predicted = rows["measured"].to_numpy(), rows["predicted"].to_numpy()
-        devices = rows["device"].to_numpy()
-        slower = (measured[:, None] > (1.0 + TIE_TOLERANCE) * measured[None, :]) & (
-            devices[:, None] != devices[None, :]
-        )
+        others = rows["device"].to_numpy()[:, None] != rows["device"].to_numpy()[None, :]
+        slower = (measured[:, None] > (1.0 + TIE_TOLERANCE) * measured[None, :]) & others
         pairs += int(slower.sum())
         right += int((slower & (predicted[:, None] > predicted[None, :])).sum())
     return (right / pairs if pairs else float("nan")), pairs

@@ -33,7 +33,7 @@ from paleo.calibrate.fit import (
     count_rows,
     predicted_and_measured,
 )
-from paleo.calibrate.kernel_fits import ERROR_DIGITS, read_step_table, round_to_digits, rounded_residual
+from paleo.calibrate.kernel_fits import ERROR_DIGITS, read_step_table, round_to_digits, rounded_residual, sources_text
 from paleo.errors import SpecError, suggest_names
 from paleo.specs.calibration import HeldOutErrors
 from paleo.specs.device import find_device
@@ -100,14 +100,13 @@ class _ProfileFitInputs(NamedTuple):
 def _row_time_predictor(
     figures: _ProfileFitInputs, parameters: SoftwareParameters
 ) -> Callable[[dict[str, Any]], float]:
-    profile = figures.profile.with_fields(
-        {
-            "host.forward": parameters.host_forward,
-            "host.backward": parameters.host_forward * parameters.backward_forward_ratio,
-            "overlap.contention": parameters.contention,
-            "attention.slowdown": parameters.attention_slowdown,
-        }
-    )
+    changed = {
+        "host.forward": parameters.host_forward,
+        "host.backward": parameters.host_forward * parameters.backward_forward_ratio,
+        "overlap.contention": parameters.contention,
+        "attention.slowdown": parameters.attention_slowdown,
+    }
+    profile = figures.profile.with_fields(changed)
     return lambda row: figures.table.predict_row(row, profile).value
 
 
@@ -165,7 +164,7 @@ class SoftwareJob:
         return Fit(
             kind, self.rows, SoftwareParameters.from_profile(self.profile, self.rows[0].group_name),
             fixed_parameters=fixed, parameters_per_stack=per_stack,
-            max_training_rows=MAX_TRAINING_ROWS, search_count=1, row_weight_exponent=0.0, max_evaluations=15,
+            max_training_rows=MAX_TRAINING_ROWS, random_starts=0, row_weight_exponent=0.0, max_evaluations=15,
         )  # fmt: skip
 
     @property
@@ -181,17 +180,10 @@ class SoftwareFitResult:
     profile_before: SoftwareProfile
     profile_after: SoftwareProfile
 
-    def changed_values(self) -> Iterator[tuple[str, tuple[str, str]]]:
-        """Yield (parameter, (value before, value after)) as texts, for all parameters that a fit may change."""
-        for name in ("forward", "backward"):
-            values = [
-                getattr(profile.host, name) / MICROSECOND for profile in (self.profile_before, self.profile_after)
-            ]
-            yield f"host.{name}", (f"{values[0]:.4g} us", f"{values[1]:.4g} us")
-        contention = [_shown(profile.overlap.contention) for profile in (self.profile_before, self.profile_after)]
-        yield "overlap.contention", (contention[0], contention[1])
-        slowdown = [_shown(profile.attention.slowdown) for profile in (self.profile_before, self.profile_after)]
-        yield "attention.slowdown", (slowdown[0], slowdown[1])
+    def changed_values(self) -> Iterator[tuple[str, str, str]]:
+        """Yield (parameter, value before, value after) as texts, for all parameters that a fit may change."""
+        before, after = (_shown_values(profile) for profile in (self.profile_before, self.profile_after))
+        yield from ((name, before[name], after[name]) for name in before)
 
 
 def software_jobs(file: str | Path, only: Sequence[str] = ()) -> list[SoftwareJob]:
@@ -231,14 +223,13 @@ def _job(table: RunTable, file: str, frame: pd.DataFrame, profile: SoftwareProfi
     _, predicted = measured_and_predicted_values(table, frame)
     named = np.array([not uses_substitute_profile(row) for row in row_dicts(frame)])
     fine = frame[np.isfinite(predicted.values) & named]
-    architectures = [find_device(str(name)).architecture for name in fine["device"]]
-    measured = table.measured_values(fine)
-    groups = []
-    for architecture in sorted(set(architectures)):
-        mask = np.array([name == architecture for name in architectures])
-        groups.append(MeasuredRows(fine[mask], _ProfileFitInputs(table, profile), architecture, measured[mask]))
-    sources = ", ".join(sorted(set(text_column(fine, "source")) - {""}))
-    return SoftwareJob(profile, file, sources, tuple(groups), len(frame) - len(fine))
+    architectures = np.array([find_device(str(name)).architecture for name in fine["device"]])
+    inputs, measured = _ProfileFitInputs(table, profile), table.measured_values(fine)
+    groups = tuple(
+        MeasuredRows(fine[architectures == name], inputs, str(name), measured[architectures == name])
+        for name in np.unique(architectures)
+    )
+    return SoftwareJob(profile, file, sources_text(fine), groups, len(frame) - len(fine))
 
 
 def fit_software(job: SoftwareJob, date: str, free: Sequence[str] = ()) -> SoftwareFitResult:
@@ -296,28 +287,29 @@ def _fitted_profile(
     if "contention" in moving:
         update["overlap.contention"] = round_to_digits(shared.contention, ERROR_DIGITS)
     if "attention_slowdown" in moving:
-        slow = {
+        kept = job.profile.attention.slowdown
+        update["attention.slowdown"] = dict(kept if isinstance(kept, dict) else {}) | {
             stack: round_to_digits(parameters.attention_slowdown, ERROR_DIGITS)
             for stack, parameters in result.parameters.items()
         }
-        kept = job.profile.attention.slowdown
-        update["attention.slowdown"] = {**(kept if isinstance(kept, dict) else {}), **slow}
     record = SoftwareFit(
-        source=job.citation,
-        date=date,
-        architectures=job.architectures,
-        rows_fitted=result.rows_fitted,
-        rows_held_out=result.rows_held_out,
+        source=job.citation, date=date, architectures=job.architectures, rows_fitted=result.rows_fitted,
+        rows_held_out=result.rows_held_out, residual=HeldOutErrors(**rounded_residual(result.residual)),
         uncertainty={name: round_to_digits(value, 2) for name, value in result.log_standard_deviations.items()},
-        residual=HeldOutErrors(**rounded_residual(result.residual)),
-    )
+    )  # fmt: skip
     return job.profile.with_fields({**update, "fit": record})
 
 
-def _shown(value: float | Mapping[str, float]) -> str:
-    return (
-        f"{value:g}" if isinstance(value, float) else ", ".join(f"{name} {number:g}" for name, number in value.items())
-    )
+def _shown_values(profile: SoftwareProfile) -> dict[str, str]:
+    """Format the values that a fit may change, by their name in a profile."""
+    host = {name: f"{getattr(profile.host, name) / MICROSECOND:.4g} us" for name in ("forward", "backward")}
+    slowdown = profile.attention.slowdown
+    words = [f"{name} {number:g}" for name, number in slowdown.items()] if isinstance(slowdown, Mapping) else None
+    return {
+        **{f"host.{name}": text for name, text in host.items()},
+        "overlap.contention": f"{profile.overlap.contention:g}",
+        "attention.slowdown": f"{slowdown:g}" if words is None else ", ".join(words),
+    }
 
 
 #: How a profile's file states quantities.
@@ -346,7 +338,7 @@ def software_profile_yaml(profile: SoftwareProfile) -> str:
 
 def _with_unit(group: Spec, name: str, value: Any) -> Any:
     """Convert a field's SI value to the text with unit that the YAML file of a software profile holds."""
-    field = type(group).model_fields[name]
+    field = next(each for key, each in type(group).model_fields.items() if name in (key, each.alias))
     optional = (each for choice in get_args(field.annotation) for each in getattr(choice, "__metadata__", ()))
     quantities = (each for each in (*field.metadata, *optional) if isinstance(each, Quantity))
     unit = next((UNIT_OF_DIMENSION[quantity.dimension] for quantity in quantities), None)
@@ -356,8 +348,8 @@ def _with_unit(group: Spec, name: str, value: Any) -> Any:
     return texts if isinstance(value, list) else texts[0]
 
 
-#: What `--only` asks for.
-WAITING_OPTION = "waiting"
+#: What the command-line option ``--only`` of `paleo calibrate` calls this.
+FIT_ONLY_HOST_WAITS = "waiting"
 #: Inverses of the powers at which each step is predicted; between them its logarithm is interpolated. Where device and
 #: host take alike that is exact.
 _INVERSE_EXPONENTS = np.linspace(1.0 / (2.0 * HOST_PACED_EXPONENT), 1.0, 8)
@@ -366,7 +358,7 @@ EXPONENT_TIME_COLUMNS = [f"seconds at {1.0 / inverse:.3g}" for inverse in _INVER
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingParameters:
+class HostWaitingParameters:
     """Parameter of the fit of host waiting: exponent with which CPU and GPU time of MoE steps are combined.
 
     ``exponent`` is `HostTime.waiting_power`. 1 adds the two times, as if CPU and GPU took turns; large values take
@@ -376,7 +368,7 @@ class WaitingParameters:
     exponent: float = bounded_parameter(HOST_PACED_EXPONENT, 1.0, 2.0 * HOST_PACED_EXPONENT)
 
 
-def _exponent_time_predictor(figures: Any, parameters: WaitingParameters) -> Callable[[dict[str, Any]], float]:
+def _exponent_time_predictor(figures: Any, parameters: HostWaitingParameters) -> Callable[[dict[str, Any]], float]:
     """Return a function from a row to its predicted step time [s], interpolated between stored exponents."""
     inverse = 1.0 / parameters.exponent
     return lambda row: float(
@@ -411,14 +403,12 @@ def moe_waiting_steps(files: Sequence[str], report: ProgressCallback = str) -> l
     """
     groups: list[MeasuredRows] = []
     for file in files:
-        table, frame = read_step_table(file, f"--only {WAITING_OPTION} fits hosts to", report)
+        table, frame = read_step_table(file, f"--only {FIT_ONLY_HOST_WAITS} fits hosts to", report)
         if not table.used_for_fitting:
-            raise SpecError(
-                f"{file}: a table of kind {table.name} has no steps that --only {WAITING_OPTION} fits hosts to"
-            )
-        names = pd.Series(
-            [profile_at_release(row, table.software_profile(row)) for row in row_dicts(frame)], index=frame.index
-        )
+            fitted = f"steps that --only {FIT_ONLY_HOST_WAITS} fits hosts to"
+            raise SpecError(f"{file}: a table of kind {table.name} has no {fitted}")
+        profiles = [profile_at_release(row, table.software_profile(row)) for row in row_dicts(frame)]
+        names = pd.Series(profiles, index=frame.index)
         waiting = [name for name in sorted(set(names)) if load_software(name).host.routing > 0]
         groups += [_dependent_rows(table, frame[names == name], name) for name in waiting]
     if not count_rows(groups):
@@ -440,7 +430,7 @@ def _dependent_rows(table: RunTable, frame: pd.DataFrame, name: str) -> Measured
     return MeasuredRows(known, profile, name, table.measured_values(known)).select(depends.to_numpy(dtype=bool))
 
 
-def fit_waiting_exponent(rows: Sequence[MeasuredRows]) -> FitResult[WaitingParameters]:
+def fit_waiting_exponent(rows: Sequence[MeasuredRows]) -> FitResult[HostWaitingParameters]:
     """Fit the waiting exponent (how CPU and GPU time add up in MoE steps) to the steps of all profiles.
 
     Parameters
@@ -453,16 +443,11 @@ def fit_waiting_exponent(rows: Sequence[MeasuredRows]) -> FitResult[WaitingParam
     FitResult
         Fitted exponent; all rows are fitted, none held out.
     """
-    start = WaitingParameters(rows[0].datasheet.host.waiting_power)
+    start = HostWaitingParameters(rows[0].datasheet.host.waiting_power)
     return Fit(
-        _MOE_TIME_PREDICTOR,
-        rows,
-        start,
-        search_count=1,
-        row_weight_exponent=0.0,
-        max_evaluations=15,
+        _MOE_TIME_PREDICTOR, rows, start, random_starts=0, row_weight_exponent=0.0, max_evaluations=15,
         uses_held_out_rows=False,
-    ).run()
+    ).run()  # fmt: skip
 
 
 def predict_with_waiting_exponent(rows: Sequence[MeasuredRows], power: float) -> tuple[Array, Array]:
@@ -480,9 +465,8 @@ def predict_with_waiting_exponent(rows: Sequence[MeasuredRows], power: float) ->
     predicted, measured : ndarray, shape (rows,)
         Times [s].
     """
-    return predicted_and_measured(
-        _MOE_TIME_PREDICTOR, rows, {group.group_name: WaitingParameters(power) for group in rows}
-    )
+    parameters = {group.group_name: HostWaitingParameters(power) for group in rows}
+    return predicted_and_measured(_MOE_TIME_PREDICTOR, rows, parameters)
 
 
 def _of_sources(rows: Sequence[MeasuredRows], sources: Sequence[str], *, without: bool = False) -> list[MeasuredRows]:
@@ -543,7 +527,7 @@ def _sources_of(rows: Sequence[MeasuredRows]) -> list[str]:
     return sorted({source for group in rows for source in text_column(group.frame, "source")})
 
 
-def _fitted_exponent(result: FitResult[WaitingParameters]) -> float:
+def _fitted_exponent(result: FitResult[HostWaitingParameters]) -> float:
     return next(iter(result.parameters.values())).exponent
 
 
@@ -588,13 +572,11 @@ class WaitExponentFit:
         """
         sources = [test.source for test in self.left_out_tests if test.source not in self.held_out_sources]
         record = SoftwareFit(
-            source=f"{', '.join(Path(file).name for file in files)} ({', '.join(sources)})",
-            date=date,
-            rows_fitted=self.rows_fitted,
-            rows_held_out=self.residual.rows,
+            source=f"{', '.join(Path(file).name for file in files)} ({', '.join(sources)})", date=date,
+            rows_fitted=self.rows_fitted, rows_held_out=self.residual.rows,
             uncertainty={"waiting_power": round_to_digits(self.log_standard_deviation, 2)},
             residual=HeldOutErrors(**rounded_residual(self.residual)),
-        )
+        )  # fmt: skip
         changed = {"host.waiting_power": round_to_digits(self.exponent, ERROR_DIGITS)}
         return [profile.with_fields({**changed, "fit": profile.fit or record}) for profile in self.profiles_before]
 

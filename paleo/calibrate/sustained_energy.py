@@ -28,8 +28,8 @@ from paleo.tables.cells import text_column
 from paleo.tables.run_tables import Row, RowPrediction, RunTable, integer_cell, row_dicts
 from paleo.units import with_noun
 
-#: What `--only` asks for.
-ARITHMETIC_OPTION = "arithmetic"
+#: What the command-line option ``--only`` of `paleo calibrate` calls this.
+FIT_ONLY_ARITHMETIC_ENERGY = "arithmetic"
 #: Factors at which steps are predicted.
 TRIAL_ENERGY_FACTORS = (0.85, 1.05, 1.25, 1.5)
 #: Errors (log) up to which their squares count; larger ones count in proportion (Huber, 1964).
@@ -95,13 +95,12 @@ def dense_steps(files: Sequence[str], report: Callable[[str], object] = str) -> 
     """
     parts = []
     for file in files:
-        table, frame = read_step_table(file, f"--only {ARITHMETIC_OPTION} fits arithmetic to", report)
+        table, frame = read_step_table(file, f"--only {FIT_ONLY_ARITHMETIC_ENERGY} fits arithmetic to", report)
         frame = _kernel_bound_rows(table, frame)
-        seconds = []
-        for factor in TRIAL_ENERGY_FACTORS:
+        predicted = np.empty((len(frame), len(TRIAL_ENERGY_FACTORS)))
+        for column, factor in enumerate(TRIAL_ENERGY_FACTORS):
             report(f"{Path(file).name} at {factor:g}")
-            seconds.append(_predicted_times(table, frame, factor))
-        predicted = np.stack(seconds, axis=-1)
+            predicted[:, column] = _predicted_times(table, frame, factor)
         depends = np.isfinite(predicted).all(axis=-1) & (predicted[:, -1] > predicted[:, 0])
         architectures = np.array([find_device(str(name)).architecture for name in frame["device"][depends]])
         sources = text_column(frame, "source").to_numpy()[depends].astype(str)
@@ -137,9 +136,8 @@ def _predicted_times(table: RunTable, frame: pd.DataFrame, factor: float) -> Arr
     """Predict the step time of measured runs with one energy factor for all architectures [s]; nan where impossible."""
     tried = energy_factor_calibration(SustainedEnergyParameters(*(factor,) * len(fields(SustainedEnergyParameters))))
     changed = table.with_calibration(tried)
-    return np.array(
-        [step.value if isinstance(step, RowPrediction) else math.nan for step in changed.predict_rows(frame)]
-    )
+    steps = changed.predict_rows(frame)
+    return np.array([step.value if isinstance(step, RowPrediction) else math.nan for step in steps])
 
 
 def energy_factor_calibration(factors: SustainedEnergyParameters) -> Calibration:
@@ -182,14 +180,12 @@ def fit_energy_factors(known: DenseSteps) -> SustainedEnergyParameters:
     def loss(logs: Array) -> float:
         factors = SustainedEnergyParameters(**dict(zip(free, np.exp(logs).tolist(), strict=True)))
         errors = np.abs(known.log_errors(factors))
-        robust = np.where(
-            errors < _HUBER_THRESHOLD, np.square(errors) / 2.0, _HUBER_THRESHOLD * (errors - _HUBER_THRESHOLD / 2.0)
-        )
+        linear = _HUBER_THRESHOLD * (errors - _HUBER_THRESHOLD / 2.0)
+        robust = np.where(errors < _HUBER_THRESHOLD, np.square(errors) / 2.0, linear)
         return float((weights * robust).sum() + _PRIOR_WEIGHT * np.square(logs).sum())
 
-    values = minimise_loss(
-        loss, np.full(len(free), 0.1), [(TRIAL_ENERGY_FACTORS[0], TRIAL_ENERGY_FACTORS[-1])] * len(free)
-    )
+    bounds = (TRIAL_ENERGY_FACTORS[0], TRIAL_ENERGY_FACTORS[-1])
+    values = minimise_loss(loss, np.full(len(free), 0.1), [bounds] * len(free))
     return SustainedEnergyParameters(**dict(zip(free, values, strict=True)))
 
 
@@ -223,9 +219,8 @@ class SustainedEnergyFit:
         tested = np.concatenate(self.errors_by_source["errors"].to_list())
         counts = {"rows_fitted": len(self.dense_step_rows.measured_times), "rows_held_out": len(tested)}
         source = table_citation(files, len(self.errors_by_source))
-        return step_calibration_entry(
-            SUSTAINED_ENERGY_FAMILY, self.energy_factors, source, date, np.exp(tested), **counts
-        )
+        family, factors = SUSTAINED_ENERGY_FAMILY, self.energy_factors
+        return step_calibration_entry(family, factors, source, date, np.exp(tested), **counts)
 
 
 def cross_validated_energy_fit(files: Sequence[str], report: Callable[[str], object] = str) -> SustainedEnergyFit:

@@ -1,6 +1,7 @@
 """Run times of jobs on each kind of nodes.
 
-The run time of a training follows from its predicted step; searches, services and reinforcement learning have studies.
+The run time of a training follows from its predicted step, that of a hyperparameter search, a service or reinforcement
+learning from the study of it (`paleo.tuning.study`, `paleo.serving.service`, `paleo.studies.reinforcement`).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class JobRunTime:
     ``interval_factors`` are the ends of the interval relative to the run time. ``restart_time`` is the time to stop and
     restart the job [s], and ``failure_share`` the share of the time lost to failures and checkpoints. ``mtbf`` is the
     mean time between failures [s], and ``seconds_lost_per_failure`` the mean loss of one failure [s].
-    ``excess_rack_slowdown`` is the run time on more racks than needed, relative to as few as possible.
+    ``slowdown_on_excess_racks`` is the run time on more racks than needed, relative to as few as possible.
     """
 
     gpus: int
@@ -66,7 +67,7 @@ class JobRunTime:
     failure_share: float = 0.0
     mtbf: float = math.inf
     seconds_lost_per_failure: float = 0.0
-    excess_rack_slowdown: float = 1.0
+    slowdown_on_excess_racks: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class PredictedJob:
             preemptible=spec.preemptible and spec.kind != "serve",
             restart_time=usual.restart_time,
             failure_share=usual.failure_share,
-            excess_rack_slowdown=usual.excess_rack_slowdown,
+            slowdown_on_excess_racks=usual.slowdown_on_excess_racks,
             predecessors=tuple(numbers[name] for name in spec.after),
         )
 

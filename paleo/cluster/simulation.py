@@ -55,7 +55,7 @@ class ClusterJob:
         Time to write a checkpoint, to start again and to read it [s].
     failure_share : float
         Share (0 to 1) of the run time that is lost to failures and checkpoints.
-    excess_rack_slowdown : float
+    slowdown_on_excess_racks : float
         Run time on more racks than needed over that on as few as possible.
     predecessors : tuple of int
         Numbers of the jobs that must end before this job starts.
@@ -71,7 +71,7 @@ class ClusterJob:
     preemptible: bool = True
     restart_time: float = 0.0
     failure_share: float = 0.0
-    excess_rack_slowdown: float = 1.0
+    slowdown_on_excess_racks: float = 1.0
     predecessors: tuple[int, ...] = ()
 
 
@@ -346,8 +346,8 @@ class ClusterSimulation:
         nodes.allocate_gang(gang)
         self.free_gpus -= gpus
         seconds = described.run_times[pool][gpus]
-        if described.excess_rack_slowdown > 1.0 and nodes.has_excess_racks(gang):
-            seconds *= described.excess_rack_slowdown
+        if described.slowdown_on_excess_racks > 1.0 and nodes.has_excess_racks(gang):
+            seconds *= described.slowdown_on_excess_racks
         left = 1.0 - self.progress[job]
         expected = self.now + self.pending_restart_time[job] + left * seconds
         if self.run_time_factors is not None:

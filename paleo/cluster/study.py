@@ -24,7 +24,7 @@ from paleo.cluster.simulation import ClusterJob, ClusterRun, simulate_cluster
 from paleo.errors import SpecError, suggest_names
 from paleo.specs.loading import NonEmptyText, read_yaml
 from paleo.specs.system import load_system
-from paleo.studies.cost import INTERVAL_DEVIATIONS, Tariff, rent_rate
+from paleo.studies.cost import INTERVAL_STANDARD_DEVIATIONS, Tariff, rent_rate
 from paleo.studies.sweep import SweepStudy, build_sweep_study
 from paleo.units import HOUR, comma_separated, format_duration, format_percent, parse_whole_number, with_noun
 
@@ -452,7 +452,7 @@ def _run_time_factor(price: JobRunTime, random: np.random.Generator) -> float:
     The step time is lognormal within its interval, and each failure loses up to twice its mean loss.
     """
     low, high = price.interval_factors
-    spread = random.standard_normal() / INTERVAL_DEVIATIONS
+    spread = random.standard_normal() / INTERVAL_STANDARD_DEVIATIONS
     factor = math.exp(spread * (math.log(high) if spread > 0 else -math.log(low)))
     if math.isfinite(price.mtbf) and price.seconds:
         expected = price.seconds / price.mtbf

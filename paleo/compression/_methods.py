@@ -145,7 +145,7 @@ def powersgd(argument: str) -> Compression:
 
 
 @COMPRESSIONS.register("factors")
-def sufficient_factors(argument: str) -> Compression:
+def sufficient_factor_broadcasting(argument: str) -> Compression:
     """Build the method ``factors`` (sufficient factor broadcasting), which takes no argument."""
     check_no_argument("factors", argument)
     return SufficientFactors()

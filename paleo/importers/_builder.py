@@ -3,8 +3,8 @@
 The builder knows which entry holds each value of the trace. Rules read functions of torch and operators of ONNX; they
 are found by folder. ``operators/table.yaml`` states for most of them which kind of call they are, with one row for each
 kind. The other files of ``paleo/importers/operators`` have rules for calls whose arguments decide (``TORCH_READERS``,
-``ONNX_READERS``), and say which layers a kind of call becomes (``TRANSLATIONS``). A rule for another function is a
-row, or one more file there.
+``ONNX_READERS``), and say which layers a kind of call becomes (``LAYER_TRANSLATIONS``). A rule for another function is
+a row, or one more file there.
 """
 
 from __future__ import annotations
@@ -359,7 +359,7 @@ class NetworkBuilder:
     def finished_network(self) -> ImportedNetwork:
         """Return the finished network, without views that nothing reads.
 
-        Parameters that no call reads are added at its end as one ``add_parameters`` layer.
+        Parameters that no call reads are added at its end as one ``learned`` layer.
         """
         names = self.trace.parameter_counts.items()
         left = sum(size for name, size in names if name not in self.parameter_owners)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from paleo.errors import SpecError
-from paleo.importers.transformers_configuration import MAX_DEFAULT_SEQ, Config, ModelMapping, indexer_key_count
+from paleo.importers.transformers_configuration import MAX_DEFAULT_SEQ, Config, ModelMapping, indexer_top_k
 
 #: Sizes of inputs that a configuration does not state: pixels per side, video frames, audio samples, spectrogram rows.
 IMAGE, FRAMES, SOUND, FRAMES_OF_SOUND = 224, 16, 32_000, 998
@@ -45,7 +45,7 @@ def _model(transformers: Any, config: Config, seq: int | None) -> ModelMapping:
     from paleo.importers.torch import build_module, model_file_of_module, parse_input
 
     library_config = _library_config(transformers, config)
-    chosen = indexer_key_count(Config(library_config.to_dict(), config.path))
+    chosen = indexer_top_k(Config(library_config.to_dict(), config.path))
     if chosen is not None:
         seq = _length_with_all_keys(seq, *chosen)
     name = _class_name(transformers, config, library_config)

@@ -15,7 +15,7 @@ from typing import Any
 
 from paleo.errors import SpecError, suggest_names
 from paleo.importers._transformers_models import is_transformers_family, trace_library_model
-from paleo.importers.model_file import RECOGNISED, UNRECOGNISED, validated_yaml
+from paleo.importers.model_file import ALL_CALLS_RECOGNISED_TEXT, CALLS_NOT_RECOGNISED_TEXT, validated_yaml
 from paleo.importers.onnx import MAX_DIM_SIZE
 from paleo.importers.onnx import model_file_of_onnx as onnx_mapping
 from paleo.importers.torch import InputSpec, build_module, import_torch, load_module, model_file_of_module, parse_input
@@ -26,7 +26,7 @@ from paleo.importers.transformers_configuration import (
     ModelMapping,
     UnsupportedHeadError,
     configured_weight_format,
-    indexer_key_count,
+    indexer_top_k,
     read_config,
 )
 from paleo.layers.imported_layers import OpaqueOperation
@@ -60,7 +60,7 @@ def model_file_of_config(path: str | Path, *, seq: int | None = None) -> ModelMa
     config = read_config(path)
     kind = config.get("model_type")
     by_hand = isinstance(kind, str) and kind in FAMILIES
-    chosen = None if str(kind) in INDEXER_FAMILIES else indexer_key_count(config)
+    chosen = None if str(kind) in INDEXER_FAMILIES else indexer_top_k(config)
     if chosen is not None and (by_hand or not _in_library(kind)):
         raise SpecError(
             f"{chosen[0]}: sparse attention over keys that an indexer chooses is not modelled; without it, under the "
@@ -132,7 +132,7 @@ class ImportedModel:
         The text is empty if the network was read without tracing.
         """
         first, _, others = str(self.model.notes or "").partition(". ")
-        return others if first.startswith((RECOGNISED, UNRECOGNISED)) else ""
+        return others if first.startswith((ALL_CALLS_RECOGNISED_TEXT, CALLS_NOT_RECOGNISED_TEXT)) else ""
 
     @property
     def flops(self) -> float:

@@ -40,7 +40,7 @@ from paleo.operations.tensor import default_precision
 from paleo.specs.loading import MAX_FILE_BYTES, parse_yaml
 
 #: Most places that are tried for a repetition, in all and in one run, and the longest iteration.
-MOST_TRIALS, MOST_STARTS, LONGEST_BODY = 4000, 16, 3000
+MAX_REPETITION_TRIALS, MAX_REPETITION_STARTS, MAX_REPEATED_BODY_LENGTH = 4000, 16, 3000
 
 
 @dataclass(eq=False)
@@ -117,7 +117,7 @@ def _best(
         over[place + 2 : max(readers, default=0) + 1] = place
     repetitions = _candidates(marks, over)
     candidates = sorted(repetitions, key=lambda r: (-r[1] * (r[2] - 1), r[1], r[0]))
-    for start, length, times in candidates[:MOST_TRIALS]:
+    for start, length, times in candidates[:MAX_REPETITION_TRIALS]:
         carry = _carried(entries, start, length, times, consumers)
         if carry is not None:
             return start, length, times, carry
@@ -127,12 +127,12 @@ def _best(
 def _candidates(marks: EntrySignatureIds, over: EntrySignatureIds) -> Iterator[tuple[int, int, int]]:
     """Yield (start, length, times) of repeated layer sequences whose iterations pass on only their last output."""
     count = len(marks)
-    for length in range(1, min(count // 2, LONGEST_BODY) + 1):
+    for length in range(1, min(count // 2, MAX_REPEATED_BODY_LENGTH) + 1):
         same = np.concatenate(([False], marks[:-length] == marks[length:], [False]))
         edges = np.flatnonzero(same[1:] != same[:-1])
         for begin, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
             starts = np.arange(begin, min(begin + length + 1, end - length + 1))
-            for start in starts[over[starts + length] < starts][:MOST_STARTS].tolist():
+            for start in starts[over[starts + length] < starts][:MAX_REPETITION_STARTS].tolist():
                 times = (end - start) // length + 1
                 if times >= 2 and length * (times - 1) >= 2:
                     yield start, length, times
@@ -361,14 +361,15 @@ def _loss(network: ImportedNetwork) -> str | None:
 
 
 #: First words of the notes on a traced network: every call became a layer, or some did not.
-RECOGNISED, UNRECOGNISED = "Every call was recognised", "Not recognised"
+ALL_CALLS_RECOGNISED_TEXT, CALLS_NOT_RECOGNISED_TEXT = "Every call was recognised", "Not recognised"
 
 
 def _notes(network: ImportedNetwork) -> str:
     opaque = sorted({entry.options["of"] for entry in network.entries if entry.kind == "opaque"})
     if not opaque:
-        return f"{RECOGNISED}."
-    return f"{UNRECOGNISED}, priced as passes over memory: {', '.join(opaque[:20])}{', …' if len(opaque) > 20 else ''}."
+        return f"{ALL_CALLS_RECOGNISED_TEXT}."
+    listed = ", ".join(opaque[:20]) + (", …" if len(opaque) > 20 else "")
+    return f"{CALLS_NOT_RECOGNISED_TEXT}, priced as passes over memory: {listed}."
 
 
 class _Writer:

@@ -123,7 +123,7 @@ def _rename(graph: Any, names: Mapping[str, str]) -> None:
             _rename(inner, names)
 
 
-MOST_FILE_BYTES, MOST_NODES, MOST_DEPTH, MOST_RANK = 700_000_000, 50_000, 4, 8
+MAX_ONNX_FILE_BYTES, MAX_GRAPH_NODES, MAX_SUBGRAPH_DEPTH, MAX_TENSOR_RANK = 700_000_000, 50_000, 4, 8
 #: Most nested calls of functions.
 MAX_FUNCTION_DEPTH = 64
 #: Most rounds of shape inference and arithmetic on shapes.
@@ -218,7 +218,7 @@ def trace_onnx_file(path: str | Path, sizes: Mapping[str, int]) -> Trace:
 
 
 def _loaded(onnx: Any, path: Path) -> Any:
-    raw = read_bytes(path, most=MOST_FILE_BYTES, expected="an ONNX model, its weights as external data where large")
+    raw = read_bytes(path, most=MAX_ONNX_FILE_BYTES, expected="an ONNX model, its weights as external data where large")
     loading.record_file_digest(path, raw)
     try:
         model = onnx.load_model_from_string(raw)
@@ -250,8 +250,8 @@ def _check_function_size(model: Any, path: str) -> None:
             total += sizes.get(key, 1) + sum(written_out(graph.node, calling) for graph in subgraphs_of_node(node))
         return total
 
-    if written_out(model.graph.node, ()) > MOST_NODES:
-        raise SpecError(f"{path}: more than {MOST_NODES} nodes once its functions are expanded")
+    if written_out(model.graph.node, ()) > MAX_GRAPH_NODES:
+        raise SpecError(f"{path}: more than {MAX_GRAPH_NODES} nodes once its functions are expanded")
 
 
 def _short(error: Exception) -> str:
@@ -260,15 +260,15 @@ def _short(error: Exception) -> str:
 
 def _check_graph_size(graph: Any, path: str, depth: int = 0) -> None:
     """Raise SpecError if a graph has too many nodes or is nested too deeply."""
-    if depth > MOST_DEPTH:
-        raise SpecError(f"{path}: subgraphs nested deeper than {MOST_DEPTH} levels")
-    if len(graph.node) > MOST_NODES:
-        raise SpecError(f"{path}: {len(graph.node)} nodes; at most {MOST_NODES} are read")
+    if depth > MAX_SUBGRAPH_DEPTH:
+        raise SpecError(f"{path}: subgraphs nested deeper than {MAX_SUBGRAPH_DEPTH} levels")
+    if len(graph.node) > MAX_GRAPH_NODES:
+        raise SpecError(f"{path}: {len(graph.node)} nodes; at most {MAX_GRAPH_NODES} are read")
     for node in graph.node:
         for inner in subgraphs_of_node(node):
             _check_graph_size(inner, path, depth + 1)
     for tensor in graph.initializer:
-        if len(tensor.dims) > MOST_RANK or any(not 0 <= size < MAX_DIM_SIZE for size in tensor.dims):
+        if len(tensor.dims) > MAX_TENSOR_RANK or any(not 0 <= size < MAX_DIM_SIZE for size in tensor.dims):
             raise SpecError(f"{path}: initializer {tensor.name[:60]!r} has impossible sizes {list(tensor.dims)[:8]}")
 
 
@@ -359,8 +359,8 @@ class _Reader:
         values = []
         for place, proto in enumerate(protos):
             tensor = proto.type.tensor_type
-            if not proto.type.HasField("tensor_type") or len(tensor.shape.dim) > MOST_RANK:
-                raise SpecError(f"{self.path}: input {proto.name[:60]!r} is no tensor of up to {MOST_RANK} dims")
+            if not proto.type.HasField("tensor_type") or len(tensor.shape.dim) > MAX_TENSOR_RANK:
+                raise SpecError(f"{self.path}: input {proto.name[:60]!r} is no tensor of up to {MAX_TENSOR_RANK} dims")
             shape = tuple(self._size(proto.name, d, i) for i, d in enumerate(tensor.shape.dim))
             for dim, size in zip(tensor.shape.dim, shape, strict=True):
                 dim.Clear()
@@ -464,7 +464,7 @@ class _Reader:
             options = {attribute.name: self._attribute(attribute) for attribute in node.attribute}
             numbers = [self.constants.get(each) for each in node.input]
             shape = shape_of_output(node.op_type, [sizes.get(each) for each in node.input], options, numbers)
-            if shape is None or len(shape) > MOST_RANK or any(size >= MAX_DIM_SIZE for size in shape):
+            if shape is None or len(shape) > MAX_TENSOR_RANK or any(size >= MAX_DIM_SIZE for size in shape):
                 continue
             index = shapes.get(node.input[0], ((), False))[1]
             kind = self.onnx.TensorProto.INT64 if index else self.onnx.TensorProto.FLOAT
@@ -482,7 +482,11 @@ class _Reader:
         for info in (*inferred.graph.value_info, *inferred.graph.output):
             tensor = info.type.tensor_type
             dims = tuple(int(d.dim_value) if d.HasField("dim_value") else -1 for d in tensor.shape.dim)
-            if tensor.HasField("shape") and len(dims) <= MOST_RANK and all(0 <= size < MAX_DIM_SIZE for size in dims):
+            if (
+                tensor.HasField("shape")
+                and len(dims) <= MAX_TENSOR_RANK
+                and all(0 <= size < MAX_DIM_SIZE for size in dims)
+            ):
                 shapes[info.name] = (dims, tensor.elem_type not in FLOAT_TYPES)
         return shapes
 

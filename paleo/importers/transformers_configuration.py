@@ -355,7 +355,7 @@ def _float(pairs: dict[str, Any]) -> Any:
     return pairs
 
 
-def indexer_key_count(config: Config) -> tuple[str, int] | None:
+def indexer_top_k(config: Config) -> tuple[str, int] | None:
     """Return the number of attention keys that an indexer selects per query, and the configuration key read.
 
     Parameters

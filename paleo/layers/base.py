@@ -78,7 +78,7 @@ class LayerImplementations:
     rms_norm: Literal["fused", "upcast", "stepwise"] = "fused"
 
     @property
-    def stepwise_activations(self) -> tuple[str, ...]:
+    def unfused_activations(self) -> tuple[str, ...]:
         """Names of the activations that the framework computes term by term, one pass each."""
         return {"fused": (), "tanh-stepwise": _WRITTEN_OUT, "stepwise": ("gelu", *_WRITTEN_OUT)}[self.gelu]
 
@@ -360,7 +360,7 @@ def activation_passes(
     tuple[tuple[MemoryPass, ...], Tensor]
         The passes and the output tensor.
     """
-    if function in choices.stepwise_activations:
+    if function in choices.unfused_activations:
         return _quick_gelu_steps(name, x, choices) if function == "quick_gelu" else _gelu_steps(name, x, choices)
     flops, needed = ACTIVATIONS[function]
     out = choices.with_output_precision(x.like(name), function)

@@ -482,12 +482,12 @@ class PenalisedLossLaw(ParametricLossLaw):
         y = (
             np.zeros_like(x)
             if learning_rate is None
-            else self.learning_rate_doublings(parameters, tokens, learning_rate)
+            else self.log2_learning_rate_ratio(parameters, tokens, learning_rate)
         )
         off = self.low_rate_penalty * np.minimum(y, 0.0) ** 2 + self.high_rate_penalty * np.maximum(y, 0.0) ** 2
         return np.asarray(self.batch_penalty * x**2 + self.batch_rate_coupling * x * y + off)
 
-    def learning_rate_doublings(self, parameters: Numbers, tokens: Numbers, learning_rate: Numbers) -> Array:
+    def log2_learning_rate_ratio(self, parameters: Numbers, tokens: Numbers, learning_rate: Numbers) -> Array:
         """Return the base-2 logarithm of a learning rate over the best learning rate.
 
         Parameters
@@ -790,8 +790,8 @@ def fit_critical_batch(batches: Array, samples: Array) -> tuple[float, float]:
     Returns
     -------
     tuple of float
-        (``samples_min``, ``critical_batch``) [samples]. The latter is inf if samples do not grow with the batch;
-        then ``samples_min`` is the harmonic mean of the samples.
+        Samples to the target at small batches, and the critical batch [samples]. The latter is inf if samples do not
+        grow with the batch; the former is then the harmonic mean of the samples.
 
     Raises
     ------
@@ -800,7 +800,7 @@ def fit_critical_batch(batches: Array, samples: Array) -> tuple[float, float]:
 
     Notes
     -----
-    The law is linear in samples_min and samples_min / critical_batch.
+    The law is linear in the samples at small batches and in these over the critical batch.
 
     >>> fit_critical_batch(np.array([100.0, 200.0, 400.0]), np.array([1100.0, 1200.0, 1400.0]))
     (1000.0, 1000.0)

@@ -5,14 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from paleo.logs.base import TRAINING_LOG_READERS, TrainingLogReader, given_values, matched_number, parse_positive_number
+from paleo.logs.base import (
+    TRAINING_LOG_READERS,
+    TrainingLogReader,
+    matched_number,
+    parse_positive_number,
+    without_missing_values,
+)
 from paleo.units import GIBIBYTE, GIGA, MEBIBYTE, MILLISECOND
 
 
 def _numbers(**fields: tuple[str, float]) -> Callable[[str], Mapping[str, object]]:
     """Return a function that reads fields of a line, given the pattern of each number and the SI value of its unit."""
     patterns = [(name, re.compile(pattern), unit) for name, (pattern, unit) in fields.items()]
-    return lambda line: given_values(**{name: matched_number(pattern, line, unit) for name, pattern, unit in patterns})
+    return lambda line: without_missing_values(
+        **{name: matched_number(pattern, line, unit) for name, pattern, unit in patterns}
+    )
 
 
 # Logs of llm-foundry (Composer): a block of ``Train …: value`` lines after ``[batch=10/100]:``
@@ -24,7 +32,7 @@ _MEMORY = re.compile(r"memory/peak_(?:allocated|active)_mem:\s*([\d.]+)")
 
 def _composer_values(line: str) -> Mapping[str, object]:
     rate = matched_number(_RATE, line)
-    return given_values(
+    return without_missing_values(
         seconds=None if rate is None else 1.0 / rate,
         tokens_per_s=matched_number(_TOKENS, line),
         memory=matched_number(_MEMORY, line, GIGA),
@@ -60,8 +68,8 @@ def _megatron_values(line: str) -> Mapping[str, object]:
         name = _PARTS[timer.group(1)]
         fastest, slowest = (parse_positive_number(timer.group(group), MILLISECOND) for group in (2, 3))
         return {
-            "slowest_rank_parts": given_values(**{name: slowest}),
-            "fastest_rank_parts": given_values(**{name: fastest}),
+            "slowest_rank_parts": without_missing_values(**{name: slowest}),
+            "fastest_rank_parts": without_missing_values(**{name: fastest}),
         }
     return _MEGATRON_NUMBERS(line)
 
@@ -99,7 +107,7 @@ _TRAINER_RATE = re.compile(r"([\d.]+)\s*it/s\]")
 
 def _trainer_values(line: str) -> Mapping[str, object]:
     seconds, rate = matched_number(_TRAINER_SECONDS, line), matched_number(_TRAINER_RATE, line)
-    return given_values(seconds=seconds if rate is None else 1.0 / rate)
+    return without_missing_values(seconds=seconds if rate is None else 1.0 / rate)
 
 
 TRAINING_LOG_READERS.register("transformers-trainer")(

@@ -23,9 +23,9 @@ from paleo.registry import Registry
 from paleo.units import MICROSECOND, with_noun
 
 #: Most lines of a log that are read, most characters of a line, and of all lines. Ten steps are enough for an audit.
-MOST_LINES, LONGEST_LINE, MOST_CHARACTERS = 200_000, 4_096, 2**28
+MAX_LOG_LINES, MAX_LINE_CHARACTERS, MAX_LOG_CHARACTERS = 200_000, 4_096, 2**28
 #: Fewest records of steps by which a kind of log is recognised.
-FEWEST_STEPS = 3
+MIN_LOGGED_STEPS = 3
 #: Terminal codes for colours, which frameworks write into their logs between words.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -108,7 +108,7 @@ def read_log_lines(path: str | Path) -> list[str]:
 def _first_lines(stream: TextIO) -> Iterator[str]:
     """Yield the first lines of a file, up to a limited number of lines and characters."""
     begins, lines, characters = True, 0, 0
-    while lines < MOST_LINES and characters < MOST_CHARACTERS and (piece := stream.readline(LONGEST_LINE)):
+    while lines < MAX_LOG_LINES and characters < MAX_LOG_CHARACTERS and (piece := stream.readline(MAX_LINE_CHARACTERS)):
         characters += len(piece)
         if begins:
             lines += 1
@@ -132,15 +132,15 @@ def read_log(path: str | Path) -> TrainingLog:
     Raises
     ------
     SpecError
-        If no registered reader finds `FEWEST_STEPS` steps.
+        If no registered reader finds `MIN_LOGGED_STEPS` steps.
     """
     lines = read_log_lines(path)
     logs = [TrainingLog(kind, tuple(_records(reader, lines))) for kind, reader in TRAINING_LOG_READERS.items()]
     best = max(logs, key=lambda log: len(log.steps))
-    if len(best.steps) < FEWEST_STEPS:
+    if len(best.steps) < MIN_LOGGED_STEPS:
         kinds = ", ".join(name for name, _ in TRAINING_LOG_READERS.items())
         raise SpecError(
-            f"{path}: no steps of a training were found; expected at least {FEWEST_STEPS} of {kinds}, or as many "
+            f"{path}: no steps of a training were found; expected at least {MIN_LOGGED_STEPS} of {kinds}, or as many "
             "payloads of nccl-tests"
         )
     reader = TRAINING_LOG_READERS[best.kind]
@@ -234,7 +234,7 @@ def parse_positive_number(text: str, unit: float = 1.0) -> float | None:
     return value if 0 < value < float("inf") else None
 
 
-def given_values(**values: float | None) -> dict[str, object]:
+def without_missing_values(**values: float | None) -> dict[str, object]:
     """Collect the values that a log line gives, as a dict: all keyword arguments that are not None.
 
     Parameters
@@ -260,7 +260,7 @@ NCCL_TESTS_PROGRAMS = {
     "reduce_perf": "reduce",
 }
 #: Fewest payloads by which a log of nccl-tests is recognised.
-FEWEST_PAYLOADS = 3
+MIN_PAYLOADS = 3
 _ROW = re.compile(r"^\s*(\d+)\s+\d+\s+\w+\s+\w+\s+(?:-?\d+\s+)?([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+\S+\s+([\d.]+)\s")
 _RANK = re.compile(r"#\s+Rank\s+(\d{1,9})\s")
 _PROGRAM = re.compile(rf"\b({'|'.join(NCCL_TESTS_PROGRAMS)})\b")
@@ -296,7 +296,7 @@ def read_nccl_tests_log(path: str | Path) -> NcclTestsLog | None:
     lines = read_log_lines(path)
     rows = [row for row in map(_ROW.match, lines) if row is not None]
     timed = dict(sorted(figures for row in rows if (figures := _parse_row(row)) is not None))
-    if len(timed) < FEWEST_PAYLOADS:
+    if len(timed) < MIN_PAYLOADS:
         return None
     ranks = [int(match[1]) for match in map(_RANK.search, lines) if match is not None]
     names = [match[1] for match in map(_PROGRAM.search, lines) if match is not None]

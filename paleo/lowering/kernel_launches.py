@@ -465,7 +465,7 @@ def unmatched_recompute_module_warnings(modules: Iterable[str], graph: Graph) ->
     Parameters
     ----------
     modules : iterable of str
-        Names as in `Run.recompute_modules`.
+        Names as in `RecomputeOptions.modules`.
     graph : Graph
         Network as a graph of layers.
 
@@ -590,8 +590,8 @@ class SectionRecompute(NamedTuple):
 def operations_unneeded_for_backward(operations: Sequence[Operation]) -> frozenset[str]:
     """Find the operations at the end of a block whose output the backward pass does not need.
 
-    Such operations follow the last saved tensor. The operation that saves this tensor also counts if only inputs are
-    saved.
+    These are all operations after the last one that saves a tensor. That one counts, too, if it saves nothing but its
+    inputs, since its output is then needed by none.
 
     Parameters
     ----------

@@ -87,7 +87,7 @@ def fine_tuning_of_run(run: Run) -> FineTuning | None:
     Raises
     ------
     PlanError
-        If `lora` is not ``RANK`` or ``RANK:TARGETS``, or the run cannot have adapters.
+        If `lora` is not of the form "RANK" or "RANK:TARGETS", or the run cannot have adapters.
 
     Examples
     --------
@@ -219,7 +219,7 @@ class _PackedProduct(Contraction):
 
 @GRAPH_TRANSFORMS.register("fine-tuning")
 def with_fine_tuning(graph: Graph, run: Run) -> Graph:
-    """Return a network in which weights that a run does not train are frozen and LoRA adapters stand next to products.
+    """Return a network in which weights that a run does not train are frozen, with LoRA adapters beside linear layers.
 
     Gradients go back as far as the first trained weight; earlier layers have no backward pass. Iterations of a folded
     block that differ in what is frozen become separate blocks.
@@ -426,7 +426,7 @@ def _split_by_frozen_layers(graph: Graph, patterns: Sequence[str]) -> tuple[Grap
 
 
 def _names(node: Node, iteration: int) -> tuple[str, ...]:
-    """List the names of a layer in one iteration of its outermost folded block: ``block.mlp1`` and ``block.3.mlp1``."""
+    """List the names of a layer in one iteration of its outermost folded block: "block.mlp1" and "block.3.mlp1"."""
     if not node.loops:
         return (node.name,)
     loop = node.loops[0][0]

@@ -425,7 +425,7 @@ class MemoryPass:
     #: Calls of the host, forward and backward.
     host_calls: tuple[float, float] = (1.0, 1.0)
     #: Temporary tensors alive at once, each as large as the saved activations; set where there are more than an old
-    #: and a new gradient. ``divided_temporaries`` holds if a dim of ``reduced_dims`` is split over ranks.
+    #: and a new gradient. ``temporary_tensor_count_if_split`` holds if a dim of ``reduced_dims`` is split over ranks.
     temporary_tensor_count: int = 0
     temporary_tensor_count_if_split: int = 0
     #: Factor on the bytes of its backward pass for code that takes several passes where one would do.

@@ -98,7 +98,7 @@ class Precision:
 
     @property
     def fp32_activation_bytes(self) -> float:
-        """Bytes of an activation that is at least fp32, whatever the format of products."""
+        """Bytes of an element of activations that are kept in fp32 or wider under mixed precision."""
         return max(4.0, self.activation_bytes)
 
     @property

@@ -160,28 +160,21 @@ def plan_quantities(
         Numbers and words by the names of `paleo.specs.framework_capabilities.CONDITION_QUANTITIES`.
     """
     mesh, parallel = plan.mesh, plan.strategy
-    pp, cp = plan.stages, mesh.degree("cp")
     ep = mesh.group_size(parallel.expert_axes) if parallel.expert_tensor_degree is not None else mesh.degree("ep")
-    # Collect the quantities of a strategy's flags and numbers; degrees are taken from a mesh.
-    of_strategy = {
-        "sp": int(parallel.sequence_parallel and parallel.degrees.get("tp", 1) > 1),
-        "zero": parallel.zero,
-        "vp": parallel.chunks,
-    }
     return {
         **network_quantities(graph),
         **run_quantities(run, system, software, plan.dtype),
-        **of_strategy,
+        "sp": int(parallel.sequence_parallel and parallel.degrees.get("tp", 1) > 1),
+        "zero": parallel.zero,
+        "vp": parallel.chunks,
         **{axis: mesh.degree(axis) for axis in AXES},
         "gpus": plan.gpus,
         "dp": plan.dp,
-        "cp": cp,
-        "ulysses": int(cp > 1 and parallel.context_parallel_method == "all_to_all"),
+        "ulysses": int(mesh.degree("cp") > 1 and parallel.context_parallel_method == "all_to_all"),
         "ep": ep,
         "etp": (parallel.expert_tensor_degree or 0) if ep > 1 else 0,
-        "pp": pp,
-        "schedule": framework_schedule_name(run.pipeline.schedule, pp, parallel.chunks),
-        "cut": int(isinstance(run.pipeline.cut, tuple) and pp > 1),
+        "schedule": framework_schedule_name(run.pipeline.schedule, plan.stages, parallel.chunks),
+        "cut": int(isinstance(run.pipeline.cut, tuple) and plan.stages > 1),
         "microbatch": plan.microbatch,
         "microbatches": plan.microbatches,
         "global_batch": plan.global_batch,

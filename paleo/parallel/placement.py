@@ -195,9 +195,8 @@ class PlacementRule:
         bool
             True if type and name match.
         """
-        return (self.layer_type is None or self.layer_type == node.type) and (
-            self.name_pattern == "*" or fnmatchcase(node.name, self.name_pattern)
-        )
+        named = self.name_pattern == "*" or fnmatchcase(node.name, self.name_pattern)
+        return named and self.layer_type in (None, node.type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +250,7 @@ def redundant_mesh_axes(graph: Graph, placement: Placement, mesh: Mesh) -> tuple
     """
     used: set[str] = set()
     for node in graph.nodes:
-        dims = {dim for op in node.operations for tensor in (*op.read_tensors, op.out) for dim in tensor.dims}
+        dims = _dims(node)
         used.update(axis for dim, axes in placement.split_axes_of(node).items() if dim in dims for axis in axes)
     return tuple(axis for axis, degree in mesh.degrees if degree > 1 and axis != "pp" and axis not in used)
 
@@ -535,9 +534,8 @@ def override_placement(preset: Placement, graph: Graph, stated: PlacementEntries
     splits: dict[str, SplitAxes] = {}
     for pattern, dims in stated.items():
         computing = [node for node in graph.nodes if node.operations]
-        nodes = [
-            node for node in computing if fnmatchcase(layer_label(node), pattern) or fnmatchcase(node.name, pattern)
-        ]
+        named = ((node, (layer_label(node), node.name)) for node in computing)
+        nodes = [node for node, names in named if any(fnmatchcase(name, pattern) for name in names)]
         if not nodes:
             hint = suggest_names(pattern, dict.fromkeys(map(layer_label, computing)))
             raise PlanError(f"placement: no layer of {graph.name} is called {pattern!r}; {hint}")
@@ -547,17 +545,13 @@ def override_placement(preset: Placement, graph: Graph, stated: PlacementEntries
             present = {dim: axes for dim, axes in changes.items() if dim in _dims(node)}
             known = splits.get(node.name, preset.split_axes_of(node))
             carried = {dim for operation in node.operations for dim in operation.out.dims}
-            splits[node.name] = {
-                **{f"in_{dim}": axes for dim, axes in present.items() if f"in_{dim}" in carried},
-                **known,
-                **present,
-            }
+            inner = {f"in_{dim}": axes for dim, axes in present.items() if f"in_{dim}" in carried}
+            splits[node.name] = {**inner, **known, **present}
     for node in graph.nodes:
         if node.name in splits:
             _check_axes(node, splits[node.name])
-    return replace(
-        preset, rules=(*preset.rules, *(PlacementRule(split, name_pattern=name) for name, split in splits.items()))
-    )
+    added = (PlacementRule(split, name_pattern=name) for name, split in splits.items())
+    return replace(preset, rules=(*preset.rules, *added))
 
 
 def layer_label(node: Node) -> str:
@@ -661,7 +655,7 @@ class TensorLayout:
 # keys by which equal shares of layers are found, so that each is computed once
 
 
-class LayerShareKey(NamedTuple):
+class LayerShardKey(NamedTuple):
     """Cache key for one rank's share of a layer (local shapes and collectives); equal keys mean equal shares.
 
     ``layer_id`` identifies the layer with the samples of a rank, ``split`` its split dims, and ``inputs`` the layouts
@@ -674,9 +668,9 @@ class LayerShareKey(NamedTuple):
     degrees: tuple[int, ...]
 
 
-def layer_share_key(
+def layer_shard_key(
     graph: Graph, node: Node, split: SplitAxes, layouts: Mapping[str, TensorLayout], mesh: Mesh, batch_axes: Axes
-) -> LayerShareKey:
+) -> LayerShardKey:
     """Return a cache key that is equal for layers whose shares on a rank are equal.
 
     Parameters
@@ -696,15 +690,15 @@ def layer_share_key(
 
     Returns
     -------
-    LayerShareKey
+    LayerShardKey
         Key that includes layer, split, layouts of the inputs, and degrees.
     """
     inputs = tuple([layouts[tensor.name] for tensor in node.inputs])
     axes = _inner_axes(node, split, inputs, batch_axes)
     if axes is None:
-        return LayerShareKey((node.name, graph.batch, mesh.degrees), tuple(split.items()), inputs, ())
+        return LayerShardKey((node.name, graph.batch, mesh.degrees), tuple(split.items()), inputs, ())
     number = graph.cached_result(("number", node.name, mesh.replicas), lambda: _number(graph, node, mesh.replicas))
-    return LayerShareKey(number, tuple(split.items()), inputs, tuple([mesh.degree(axis) for axis in axes]))
+    return LayerShardKey(number, tuple(split.items()), inputs, tuple([mesh.degree(axis) for axis in axes]))
 
 
 def _inner_axes(node: Node, split: SplitAxes, inputs: tuple[TensorLayout, ...], batch_axes: Axes) -> Axes | None:

@@ -90,11 +90,8 @@ class Plan:
         """Strategy as text for the command line, such as ``tp=8,pp=4,zero=1``."""
         degrees = {axis: degree for axis, degree in self.mesh.degrees if degree > 1}
         degrees |= {"dp": self.dp} if self.dp > 1 else {}
-        degrees |= (
-            {}
-            if self.strategy.expert_tensor_degree is None
-            else {"ep": self.mesh.group_size(self.strategy.expert_axes)}
-        )
+        if self.strategy.expert_tensor_degree is not None:
+            degrees["ep"] = self.mesh.group_size(self.strategy.expert_axes)
         parts = [] if self.strategy.preset == "dp" and degrees else [self.strategy.preset]
         parts += [f"{axis}={degree}" for axis, degree in degrees.items()]
         parts += [f"vp={self.strategy.chunks}"] if self.strategy.chunks > 1 else []
@@ -130,15 +127,10 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
     SCHEDULES[run.pipeline.schedule]
     if configure_optimizer(run.optimizer).matrix_update is not None and "optimizer" in run.offload.states:
         raise PlanError(f"offload: the matrix products of {run.optimizer} are not priced on a host")
-    if (
-        run.exchange.algorithm is not None
-        and "all_reduce" not in COLLECTIVE_ALGORITHMS[run.exchange.algorithm].traffic_formulas
-    ):
+    name = run.exchange.algorithm
+    if name is not None and "all_reduce" not in COLLECTIVE_ALGORITHMS[name].traffic_formulas:
         known = [algorithm.name for algorithm in algorithms_for("all_reduce")]
-        raise PlanError(
-            f"exchange.algorithm: {run.exchange.algorithm!r} is no all_reduce; "
-            f"{suggest_names(run.exchange.algorithm, known)}"
-        )
+        raise PlanError(f"exchange.algorithm: {name!r} is no all_reduce; {suggest_names(name, known)}")
     replicas = _replicas(run, strategy)
     strategy = _within_nodes(strategy, system, replicas) if strategy.shards_within_nodes else strategy
     if run.gpus > 1 and not system.levels:
@@ -148,13 +140,11 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
     global_batch, local = _batches(model, run, replicas)
     experts = _expert_ranks(run, strategy)
     busy = min(replicas, math.ceil(global_batch / local))
+    stated = f"strategy {run.strategy!r}"
     if busy % experts:
-        raise PlanError(
-            f"strategy {run.strategy!r}: {busy} data-parallel ranks with work cannot be divided over ep={experts}"
-        )
-    mesh = Mesh.from_degrees(
-        {**strategy.degrees, "ep": experts, "dp": busy // (experts * _shards(run, strategy, busy))}
-    )
+        raise PlanError(f"{stated}: {busy} data-parallel ranks with work cannot be divided over ep={experts}")
+    outer = busy // (experts * _shards(run, strategy, busy))
+    mesh = Mesh.from_degrees({**strategy.degrees, "ep": experts, "dp": outer})
     stages = mesh.degree("pp")
     strategy = _with_chunks(run, strategy) if stages > 1 else strategy
     _check_cut(run, stages, strategy.chunks)
@@ -163,14 +153,11 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
         raise PlanError(f"microbatch: {microbatch} exceeds the {local} samples of a data-parallel rank")
     if stages * strategy.chunks > MAX_MODEL_CHUNKS:
         pieces = f"pp={stages} times vp={strategy.chunks}"
-        raise PlanError(
-            f"strategy {run.strategy!r}: {pieces} pieces of a pipeline; expected at most {MAX_MODEL_CHUNKS}"
-        )
+        raise PlanError(f"{stated}: {pieces} pieces of a pipeline; expected at most {MAX_MODEL_CHUNKS}")
     if strategy.chunks > 1 and stages == 1:
-        raise PlanError(f"strategy {run.strategy!r}: vp={strategy.chunks} needs a pipeline (pp of 2 or more)")
-    return Plan(
-        mesh, strategy, resolve_dtype(system.device, run.dtype), global_batch, local, microbatch, run.gpus - mesh.size
-    )
+        raise PlanError(f"{stated}: vp={strategy.chunks} needs a pipeline (pp of 2 or more)")
+    dtype = resolve_dtype(system.device, run.dtype)
+    return Plan(mesh, strategy, dtype, global_batch, local, microbatch, run.gpus - mesh.size)
 
 
 def _usual_microbatch(run: Run, local: int, stages: int) -> int:
@@ -324,17 +311,12 @@ def host_memory_warnings(system: System, chosen: Plan, device_bytes: float) -> l
     """
     stated = None if system.host is None else system.host.memory
     node_bytes = device_bytes * min(chosen.gpus, system.devices_per_node)
-    if not node_bytes:
+    taken = f"offload takes {node_bytes / GIBIBYTE:.0f} GiB of a node's memory"
+    if not node_bytes or (stated is not None and node_bytes <= stated):
         return []
     if stated is None:
-        return [
-            f"offload takes {node_bytes / GIBIBYTE:.0f} GiB of a node's memory; system {system.name} does not state "
-            f"its size"
-        ]
-    if node_bytes <= stated:
-        return []
-    taken, memory = node_bytes / GIBIBYTE, stated / GIBIBYTE
-    return [f"offload takes {taken:.0f} GiB of a node's memory, which has {memory:.0f} GiB: it will not run"]
+        return [f"{taken}; system {system.name} does not state its size"]
+    return [f"{taken}, which has {stated / GIBIBYTE:.0f} GiB: it will not run"]
 
 
 def unsplit_parameter_fractions(graph: Graph, placement: Placement, mesh: Mesh) -> dict[str, float]:
@@ -461,16 +443,13 @@ def ineffective_option_warnings(run: Run, system: System, chosen: Plan, graph: G
     one_node = f"the run has {chosen.gpus} GPUs of a node of {system.devices_per_node}"
     within = chosen.gpus <= system.devices_per_node
     served = run.exchange.consistency != "bsp" or run.exchange.when == "parameter-server"
+    schedule, servers = run.pipeline.schedule, run.exchange.servers
     idle = {
-        f"schedule={run.pipeline.schedule}": run.pipeline.schedule != "1f1b"
-        and chosen.stages == 1
-        and "there is no pipeline",
+        f"schedule={schedule}": schedule != "1f1b" and chosen.stages == 1 and "there is no pipeline",
         "sp": chosen.strategy.sequence_parallel and chosen.mesh.degree("tp") == 1 and "there is no tensor parallelism",
         f"ep={group}": group > 1 and dense,
         f"experts.dispatch={run.experts.dispatch}": run.experts.dispatch is not None and dense,
-        f"servers={run.exchange.servers}": run.exchange.servers is not None
-        and not served
-        and "workers are synchronous (bsp)",
+        f"servers={servers}": servers is not None and not served and "workers are synchronous (bsp)",
         f"background={run.fabric.background:g}": run.fabric.background > 0 and within and one_node,
         f"neighbour={run.fabric.neighbour}": run.fabric.neighbour is not None and within and one_node,
     }
@@ -502,9 +481,8 @@ def tpu_software_warnings(run: Run, system: System) -> list[str]:
     usual = type(run).model_fields["software"].default
     if system.device.kind != "tpu" or run.software != usual:
         return []
-    return [
-        f"software {usual} launches kernels one by one; programs on TPUs are compiled: --software {TPU_PROFILE_NAME}"
-    ]
+    compiled = f"programs on TPUs are compiled: --software {TPU_PROFILE_NAME}"
+    return [f"software {usual} launches kernels one by one; {compiled}"]
 
 
 def missing_routing_time_warnings(graph: Graph, run: Run, software: SoftwareProfile, system: System) -> list[str]:
@@ -608,16 +586,12 @@ def plan_warnings(chosen: Plan, graph: Graph, placement: Placement) -> tuple[str
     """
     idle = redundant_mesh_axes(graph, placement, chosen.mesh)
     whole = {} if "tp" in idle else unsplit_parameter_fractions(graph, placement, chosen.mesh)
-    lines = [*_unsplit_layer_warnings(chosen, whole)]
-    lines += [
-        f"{axis}={chosen.mesh.degree(axis)} splits nothing in this network: its ranks all do the same work"
-        for axis in idle
-    ]
+    lines = _unsplit_layer_warnings(chosen, whole)
+    same = "splits nothing in this network: its ranks all do the same work"
+    lines += [f"{axis}={chosen.mesh.degree(axis)} {same}" for axis in idle]
     if chosen.idle_gpus:
-        lines.append(
-            f"{chosen.idle_gpus} of {chosen.gpus} gpus are idle: the global batch has only "
-            f"{chosen.global_batch} samples"
-        )
+        few = f"the global batch has only {chosen.global_batch} samples"
+        lines.append(f"{chosen.idle_gpus} of {chosen.gpus} gpus are idle: {few}")
     elif chosen.local_batch * chosen.dp > chosen.global_batch:
         spare = chosen.local_batch * chosen.dp - chosen.global_batch
         uneven = f"the global batch does not divide evenly: the step waits for ranks with {chosen.local_batch} samples"

@@ -38,22 +38,13 @@ def _data_tensor_expert(graph: Graph, strategy: Strategy) -> Placement:
     """
     inside = _BATCH | {"seq": ("cp",)}
     between = _BATCH | {"seq": ("tp", "cp") if strategy.sequence_parallel else ("cp",), "height": ("spatial",)}
-    types = dict.fromkeys(node.type for node in graph.nodes if node.type in LAYERS)
-    rules = (
-        PlacementRule(between),
-        *(
-            PlacementRule(
-                inside
-                | dict.fromkeys(LAYERS[name].sequence_parallel_dims, between["seq"])
-                | _model_split(LAYERS[name], strategy),
-                layer_type=name,
-            )
-            for name in [
-                name for name in types if LAYERS[name].tensor_parallel_dims or LAYERS[name].expert_parallel_dims
-            ]
-        ),
-    )
-    placement = Placement(rules, strategy.context_parallel_method)
+    rules = [PlacementRule(between)]
+    for name in dict.fromkeys(node.type for node in graph.nodes if node.type in LAYERS):
+        layer = LAYERS[name]
+        if layer.tensor_parallel_dims or layer.expert_parallel_dims:
+            sequence = dict.fromkeys(layer.sequence_parallel_dims, between["seq"])
+            rules.append(PlacementRule(inside | sequence | _model_split(layer, strategy), layer_type=name))
+    placement = Placement(tuple(rules), strategy.context_parallel_method)
     return replace(placement, rules=(*rules, *_without_space(graph, placement, strategy.degrees.get("spatial", 1))))
 
 
@@ -70,12 +61,10 @@ def _model_split(layer: type[Layer], strategy: Strategy) -> dict[str, Axes]:
         return tensor
     axes = strategy.expert_axes
     experts = dict.fromkeys(layer.expert_parallel_dims, axes)
-    tokens: dict[str, Axes] = {
-        dim: tuple(axis for axis in (*BATCH_AXES, "cp", *(("tp",) * over_tp)) if axis not in axes)
-        for dim, over_tp in zip(
-            EXPERT_TOKEN_DIMS, (strategy.dispatches_own_tokens, strategy.splits_expert_tokens), strict=True
-        )
-    }
+    tokens: dict[str, Axes] = {}
+    over_tp = (strategy.dispatches_own_tokens, strategy.splits_expert_tokens)
+    for dim, divided in zip(EXPERT_TOKEN_DIMS, over_tp, strict=True):
+        tokens[dim] = tuple(axis for axis in (*BATCH_AXES, "cp", *(("tp",) * divided)) if axis not in axes)
     tokens |= {"seq": ("tp", "cp")} if strategy.dispatches_own_tokens else {}
     shared: dict[str, Axes] = {"in_seq": ("cp",), **dict.fromkeys(layer.shared_expert_dims, ("tp",))}
     return ({} if strategy.splits_expert_tokens else tensor) | experts | tokens | shared
@@ -90,13 +79,11 @@ def _without_space(graph: Graph, placement: Placement, ranks: int) -> Iterator[P
     shared = any(_fewest_rows(node) >= ranks for node in spatial)
     if spatial:
         for node in graph.nodes:
+            whole = {**placement.split_axes_of(node), "height": ()}
             if not _has_space(node):
-                yield PlacementRule(
-                    {**placement.split_axes_of(node), "batch": ("spatial", *BATCH_AXES), "height": ()},
-                    name_pattern=node.name,
-                )
+                yield PlacementRule({**whole, "batch": ("spatial", *BATCH_AXES)}, name_pattern=node.name)
             elif shared and _fewest_rows(node) < ranks:
-                yield PlacementRule({**placement.split_axes_of(node), "height": ()}, name_pattern=node.name)
+                yield PlacementRule(whole, name_pattern=node.name)
 
 
 def _fewest_rows(node: Node) -> float:

@@ -33,7 +33,7 @@ from paleo.parallel.placement import (
     SplitAxes,
     TensorLayout,
     joined_axis_name,
-    layer_share_key,
+    layer_shard_key,
 )
 
 if TYPE_CHECKING:
@@ -108,14 +108,13 @@ def statistics_all_reduces(node: Node, split: SplitAxes, shards: Mapping[str, fl
 def _exchanged_statistics(operation: MemoryPass) -> Tensor:
     """Return a tensor with the size of the row statistics (such as mean and variance) that ranks all-reduce.
 
-    A norm exchanges its saved statistics. Other operations exchange ``row_statistics`` numbers for each row of the
-    input.
+    A norm exchanges its saved statistics. Other operations exchange ``statistics_per_row`` numbers for each row of
+    the input.
     """
     kept = [tensor for tensor in operation.saved if tensor.role == "statistic" and operation.kind.is_norm]
     row = kept[0] if kept else operation.inputs[0].without_dims(*operation.reduced_dims, name="row", role="statistic")
-    return Tensor(
-        f"{operation.name}.row", ("numbers", *row.dims), (operation.kind.statistics_per_row, *row.sizes), "statistic"
-    )
+    sizes = (operation.kind.statistics_per_row, *row.sizes)
+    return Tensor(f"{operation.name}.row", ("numbers", *row.dims), sizes, "statistic")
 
 
 # context parallelism: attention over a split sequence
@@ -159,10 +158,8 @@ def context_parallel_scan(node: Node) -> RecomputedFusedChain | None:
 
 def _in_core(node: Node, operation: Operation) -> bool:
     """Return True for an operation of the attention core, for a scan, and for the convolution before a scan."""
-    scanned = context_parallel_scan(node) is not None and (
-        isinstance(operation, RecomputedFusedChain) or "mixed" in operation.out.dims
-    )
-    return scanned or is_attention_core(operation)
+    scans = isinstance(operation, RecomputedFusedChain) or "mixed" in operation.out.dims
+    return is_attention_core(operation) or (scans and context_parallel_scan(node) is not None)
 
 
 def _scan_exchange(node: Node, split: SplitAxes, shards: Mapping[str, float]) -> Iterator[Communication]:
@@ -231,18 +228,14 @@ def _core_tensors(node: Node) -> Iterator[tuple[Operation, Tensor]]:
     core = [operation for operation in node.operations if is_attention_core(operation)]
     inner = {operation.out.name for operation in core}
     for operation in core:
-        yield from (
-            (operation, tensor)
-            for tensor in operation.read_tensors
-            if tensor.role == "activation" and tensor.name not in inner
-        )
+        for tensor in operation.read_tensors:
+            if tensor.role == "activation" and tensor.name not in inner:
+                yield operation, tensor
 
 
 def _keys_and_values(node: Node) -> list[Tensor]:
-    keys = {
-        tensor.name: tensor for _, tensor in _core_tensors(node) if "keys" in tensor.dims and "seq" not in tensor.dims
-    }
-    return list(keys.values())
+    tensors = (tensor for _, tensor in _core_tensors(node))
+    return list({each.name: each for each in tensors if "keys" in each.dims and "seq" not in each.dims}.values())
 
 
 def _queries_and_outputs(node: Node) -> list[Tensor]:
@@ -342,9 +335,8 @@ def deduplicated_dispatch_fraction(chosen: int, experts: int, targets: int) -> f
     >>> [round(deduplicated_dispatch_fraction(*each), 3) for each in ((2, 8, 8), (8, 256, 8), (8, 256, 1))]
     [1.0, 0.662, 0.125]
     """
-    missed = math.prod(
-        (experts - experts / targets - drawn) / (experts - drawn) for drawn in range(min(chosen, experts))
-    )
+    elsewhere = experts - experts / targets
+    missed = math.prod((elsewhere - drawn) / (experts - drawn) for drawn in range(min(chosen, experts)))
     return targets * (1.0 - max(missed, 0.0)) / chosen
 
 
@@ -372,9 +364,8 @@ def _halo_exchange(node: Node, split: SplitAxes, shards: Mapping[str, float], me
                             ranks = mesh.degree(axis)
                             rows = (below, above) if ranks > 2 else (max(below, above),)
                             for count in filter(None, rows):
-                                yield Communication(
-                                    operation.name, "send_recv", axis, _resized(local, dim, count), when
-                                )
+                                sent = _resized(local, dim, count)
+                                yield Communication(operation.name, "send_recv", axis, sent, when)
                             local = _resized(local, dim, local.size(dim) + sum(rows))
 
 
@@ -432,19 +423,18 @@ def propagate_placement(
 
 def _propagated(graph: Graph, placement: Placement, mesh: Mesh, nodes: Sequence[Node]) -> tuple[LocalLayer, ...]:
     layouts = {name: TensorLayout(tuple(_batch_axes(dim, mesh) for dim in t.dims)) for name, t in graph.inputs.items()}
-    known: dict[Hashable, tuple[LocalLayer, dict[str, TensorLayout]]] = graph.cached_result(
-        "layers", dict, any_batch=True
-    )
+    known: dict[Hashable, tuple[LocalLayer, dict[str, TensorLayout]]]
+    known = graph.cached_result("layers", dict, any_batch=True)
     shares: dict[Hashable, tuple[Operation, ...]] = graph.cached_result("shares of operations", dict, any_batch=True)
     batch_axes, placed, joins = _batch_axes("batch", mesh), list[LocalLayer](), list[int]()
     for node in nodes:
-        split = _active_split(node, placement.split_axes_of(node), mesh)
-        share = layer_share_key(graph, node, split, layouts, mesh, batch_axes)
+        split = _active_split(node, placement, mesh)
+        share = layer_shard_key(graph, node, split, layouts, mesh, batch_axes)
         key = share, placement.context_parallel_method, placement.expert_load_imbalance
         if len(_partial_terms(node, layouts)) > 1:
             joins.append(len(placed))
         if key not in known:
-            _check_division(graph, node, split, placement.context_parallel_method, mesh)
+            _check_division(graph, node, split, placement, mesh)
             layer = _place(node, split, share.layer_id, placement, mesh, layouts, shares)
             current = {tensor.name: layouts[tensor.name] for tensor in (*node.inputs, node.out)}
             known[key] = layer, current
@@ -455,9 +445,8 @@ def _propagated(graph: Graph, placement: Placement, mesh: Mesh, nodes: Sequence[
 
 def _partial_terms(node: Node, layouts: Mapping[str, TensorLayout]) -> list[str]:
     """Return the inputs of an addition that are partial sums over the same axes, to be added before reduction."""
-    terms = (
-        [t.name for t in dict.fromkeys(node.inputs) if layouts[t.name].partial_sum_axes] if node.type == "add" else []
-    )
+    terms = [each.name for each in dict.fromkeys(node.inputs if node.type == "add" else ())]
+    terms = [name for name in terms if layouts[name].partial_sum_axes]
     return terms if len({layouts[name].partial_sum_axes for name in terms}) == 1 else []
 
 
@@ -521,9 +510,8 @@ def check_divisibility(graph: Graph, placement: Placement, mesh: Mesh) -> None:
     PlanError
         If a dim does not divide into the required number of shards.
     """
-    problem = graph.cached_result(
-        ("division", placement, mesh.degrees), lambda: _division_problem(graph, placement, mesh)
-    )
+    key = "division", placement, mesh.degrees
+    problem = graph.cached_result(key, lambda: _division_problem(graph, placement, mesh))
     if problem:
         raise PlanError(problem)
 
@@ -532,21 +520,16 @@ def _division_problem(graph: Graph, placement: Placement, mesh: Mesh) -> str:
     """Return the error message for the first dim that does not divide as the placement requires; "" if all divide."""
     try:
         for node in graph.nodes:
-            _check_division(
-                graph,
-                node,
-                _active_split(node, placement.split_axes_of(node), mesh),
-                placement.context_parallel_method,
-                mesh,
-            )
+            _check_division(graph, node, _active_split(node, placement, mesh), placement, mesh)
     except PlanError as error:
         return str(error)
     return ""
 
 
-def _check_division(graph: Graph, node: Node, split: SplitAxes, context: ContextParallelMethod, mesh: Mesh) -> None:
+def _check_division(graph: Graph, node: Node, split: SplitAxes, placement: Placement, mesh: Mesh) -> None:
     """Raise PlanError unless the dims of a layer divide as required; equal splits are checked once for all batches."""
-    shards, core = _shards(split, mesh), _shards(_core_split(node, split, context), mesh)
+    core = _shards(_core_split(node, split, placement.context_parallel_method), mesh)
+    shards = _shards(split, mesh)
     key = "divided", node.name, *(frozenset(each.items() - {("batch", each.get("batch"))}) for each in (shards, core))
     graph.cached_result(key, lambda: check_parallel_split(node.name, node.operations, shards, core), any_batch=True)
 
@@ -556,9 +539,10 @@ def _batch_axes(dim: str, mesh: Mesh) -> Axes:
     return tuple(axis for axis in axes if mesh.degree(axis) > 1)
 
 
-def _active_split(node: Node, split: SplitAxes, mesh: Mesh) -> SplitAxes:
+def _active_split(node: Node, placement: Placement, mesh: Mesh) -> SplitAxes:
     """Return the split of a layer without axes of degree 1; a window's input dim is split like its output dim."""
-    used = {dim: tuple(axis for axis in axes if mesh.degree(axis) > 1) for dim, axes in split.items()}
+    stated = placement.split_axes_of(node).items()
+    used = {dim: tuple(axis for axis in axes if mesh.degree(axis) > 1) for dim, axes in stated}
     windows = (w for op in node.operations if isinstance(op, Contraction | MemoryPass) for w in op.windows)
     used |= {window.input_dim: used.get(window.output_dim, ()) for window in windows}
     return {dim: axes for dim, axes in used.items() if axes}
@@ -590,17 +574,14 @@ def _place(
         transfers = list(_input_collectives(node, tensor, moves, sums, layouts, passed))
         owed += [] if tensor.name in terms[1:] else transfers
     partial = passed | _inner_sums(node, split, shards, moves, inner)
-    gathered = {gather.tensor.name: mesh.degree(gather.axis) for gather in filter(_gathers, owed)}
-    gathered |= {
-        c.tensor.name: mesh.degree(c.axis) for c in filter(_gathers, inner) if moves._saved_after_change(node, c.tensor)
-    }
+    gathers = [*filter(_gathers, owed)]
+    gathers += [each for each in filter(_gathers, inner) if moves._saved_after_change(node, each.tensor)]
+    gathered = {gather.tensor.name: mesh.degree(gather.axis) for gather in gathers}
     kept = {tensor.name for operation in node.operations for tensor in operation.saved_tensors}
     again = (each for each in filter(_gathers, [*owed, *inner]) if each.tensor.name in kept)
+    owed += [replace(each, name=f"{each.name}{REGATHER_SUFFIX}", phase="backward", overlapped=True) for each in again]
     owed += (
-        *[replace(each, name=f"{each.name}{REGATHER_SUFFIX}", phase="backward", overlapped=True) for each in again],
         *inner,
-    )
-    owed += (
         *statistics_all_reduces(node, split, shards),
         *_key_exchange(node, split, core, shards, mesh),
         *_scan_exchange(node, split, shards),
@@ -611,9 +592,8 @@ def _place(
     written = next((op.out for op in reversed(node.operations) if op.out.name == node.out.name), None)
     if written is not None or node.out.name not in layouts:
         dims = node.out.dims if written is None else written.dims
-        layouts[node.out.name] = TensorLayout(
-            tuple(split.get(d, ()) if d in dims else () for d in node.out.dims), partial
-        )
+        axes_by_dim = tuple(split.get(d, ()) if d in dims else () for d in node.out.dims)
+        layouts[node.out.name] = TensorLayout(axes_by_dim, partial)
     gathered |= _ring_group_sizes(node, split, core, mesh)
     parameters = tuple(_parameters(node, split, shards))
     local = layer, *(tuple([pair for pair in each.items() if pair[0] != "batch"]) for each in (shards, core_shards))
@@ -713,13 +693,9 @@ class _LayoutChanges(NamedTuple):
             Collective of the forward pass.
         """
         name = operation.name if isinstance(operation, Contraction) else tensor.name
-        have, want = (
-            TensorLayout(_axes(self.current_layouts[tensor.name], self.split), partial),
-            _axes(tensor, self.split),
-        )
-        return _layout_collectives(
-            name, tensor.shard(self.mean_over_largest), have, TensorLayout(want), self.mesh, "forward"
-        )
+        have = TensorLayout(_axes(self.current_layouts[tensor.name], self.split), partial)
+        want, moved = TensorLayout(_axes(tensor, self.split)), tensor.shard(self.mean_over_largest)
+        return _layout_collectives(name, moved, have, want, self.mesh, "forward")
 
     def backward(self, operation: Operation, tensor: Tensor, partial: frozenset[str]) -> Iterator[Communication]:
         """Return the collectives that bring a tensor's gradient to the layout of the tensor's writer (backward pass).
@@ -738,19 +714,15 @@ class _LayoutChanges(NamedTuple):
         Communication
             Collective of the backward pass.
         """
-        have, want = (
-            TensorLayout(_axes(tensor, self.split), partial),
-            _axes(self.current_layouts[tensor.name], self.split),
-        )
+        have = TensorLayout(_axes(tensor, self.split), partial)
+        want = TensorLayout(_axes(self.current_layouts[tensor.name], self.split))
         name, moved = f"{operation.name}>{tensor.name}", tensor.shard(self.mean_over_largest)
-        return _layout_collectives(name, moved, have, TensorLayout(want), self.mesh, "backward")
+        return _layout_collectives(name, moved, have, want, self.mesh, "backward")
 
     def _saved_after_change(self, node: Node, tensor: Tensor) -> bool:
         """Return True if a tensor is saved for the backward pass after its layout has changed, not before."""
-        keepers = (
-            kept for operation in node.operations for kept in operation.saved_tensors if kept.name == tensor.name
-        )
-        kept = next(keepers, None)
+        saved = (kept for operation in node.operations for kept in operation.saved_tensors)
+        kept = next((each for each in saved if each.name == tensor.name), None)
         return kept is not None and self.needs_layout_change(kept)
 
 
@@ -803,10 +775,8 @@ def _inner_sums(
         arriving = frozenset[str]().union(*(partial.get(t.name, frozenset()) for t in operation.read_tensors))
         if arriving and not _linear(operation):
             for tensor in (t for t in operation.read_tensors if partial.get(t.name)):
-                owed += (
-                    Communication(operation.name, "all_reduce", axis, tensor.shard(shards), "forward")
-                    for axis in sorted(partial.pop(tensor.name))
-                )
+                for axis in sorted(partial.pop(tensor.name)):
+                    owed.append(Communication(operation.name, "all_reduce", axis, tensor.shard(shards), "forward"))
             arriving = frozenset()
         partial[operation.out.name] = arriving | _partial_sum_axes(operation.out, operation, split)
     return partial.get(node.out.name, frozenset())
@@ -824,10 +794,8 @@ def _gradient_sums(
         moved = moves.changed_tensors(operation)
         leaving = partial.get(operation.out.name, frozenset())
         if leaving and not (isinstance(operation, MemoryPass) and _linear(operation)):
-            owed += (
-                Communication(operation.name, "all_reduce", axis, operation.out.shard(shards), "backward")
-                for axis in sorted(partial.pop(operation.out.name))
-            )
+            name, out, axes = operation.name, operation.out.shard(shards), sorted(partial.pop(operation.out.name))
+            owed += [Communication(name, "all_reduce", axis, out, "backward") for axis in axes]
             leaving = frozenset()
         for tensor in operation.read_tensors:
             if tensor.needs_gradient and tensor.role != "parameter":

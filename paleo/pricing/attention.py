@@ -16,13 +16,15 @@ Shah et al., 2024) and of TensorRT-LLM (trtllm-gen, which FlashInfer and vLLM ca
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from paleo.errors import SpecError, suggest_names
+from paleo.pricing.engine_gemm import wave_count
 from paleo.pricing.kernels import DeviceDatasheet, as_float_arrays
+from paleo.pricing.memory import THREADS_PER_MULTIPROCESSOR, cache_miss_rate, smooth_maximum
 from paleo.pricing.power import power_slowdown, slowdown_share
 from paleo.specs.calibration import parameter
 from paleo.units import MICROSECOND
@@ -410,9 +412,8 @@ def _fewest_full(n: Array, b: Array, splits: Array, slots: float) -> Array:
     return np.maximum(chosen, 1.0)
 
 
-#: Resident threads of one multiprocessor on every datacentre GPU since Pascal but Turing (CUDA C++ guide, table of
-#: compute capabilities), and the most threads that the cache-write kernel gives to a token.
-THREADS_PER_MULTIPROCESSOR, CACHE_WRITE_THREADS = 2048.0, 512.0
+#: Most threads that the cache-write kernel gives to a token.
+CACHE_WRITE_THREADS = 512.0
 #: Seconds until keys that miss L2 stream at the full rate: 4.4 us on H100, 4.8 on A100, 5.7 on H200, 2.8 on B200 (rows
 #: of decode in attention.csv, each fitted alone), 4 in PyTorch's own kernels on another H100 (tests/measured/rows).
 DRAM_STREAM_START_TIME = 4.0 * MICROSECOND
@@ -458,9 +459,7 @@ class DecodeParameters:
     combine_time: float = parameter("2 us", "0.05..20 us", "merging of split keys")
     combine_time_per_split: float = parameter("0.1 us", "0.0005..1 us", "merging, per split in a chain")
     cache_write_time: float = parameter("3 us", "0.1..20 us", "writing of one token into the paged cache")
-    time_per_sequence: float = parameter(
-        "0.01 us", "0.0001..0.1 us", "per sequence of a captured graph with unused splits"
-    )
+    time_per_sequence: float = parameter("0.01 us", "0.0001..0.1 us", "per sequence of a graph with unused splits")
 
 
 def cache_write_time(
@@ -499,33 +498,6 @@ def cache_write_time(
     rounds = n * np.minimum(heads * d, CACHE_WRITE_THREADS) / (THREADS_PER_MULTIPROCESSOR * device.multiprocessors)
     streamed = 4.0 * n * heads * d * element_bytes / bandwidth
     return np.asarray(np.hypot(rounds * write_latency, streamed))
-
-
-def l2_miss_rate(footprint: Numeric, capacity: float) -> Array:
-    """Compute the L2 miss rate (0 to 1) of data that is read repeatedly, as a steep step at the cache's capacity.
-
-    The rate is 1 / (1 + (capacity / footprint)^8).
-
-    Parameters
-    ----------
-    footprint : array-like
-        Bytes that are read repeatedly.
-    capacity : float
-        Bytes of the cache.
-
-    Returns
-    -------
-    ndarray
-        Shares, 0 to 1.
-
-    Examples
-    --------
-    >>> [round(float(share), 3) for share in l2_miss_rate(np.array([10.0, 20.0, 40.0]), 20.0)]
-    [0.004, 0.5, 0.996]
-    """
-    (moved,) = as_float_arrays(footprint)
-    inverse = capacity / np.maximum(moved, capacity * np.finfo(np.float32).eps)
-    return np.asarray(1.0 / (1.0 + inverse**L2_MISS_STEEPNESS))
 
 
 def attention_prefill_time(
@@ -599,26 +571,22 @@ def attention_prefill_time(
     ndarray
         Time [s]; arguments broadcast.
     """
-    p, (b, hq, hk, nq, nk, d) = (
-        parameters,
-        as_float_arrays(batch, query_heads, kv_heads, query_length, kv_length, head_dim),
-    )
-    division = attention_kernel(kernel_name)
+    b, hq, hk, nq, nk, d = as_float_arrays(batch, query_heads, kv_heads, query_length, kv_length, head_dim)
+    p, division = parameters, attention_kernel(kernel_name)
     tile = tile_shape(division.tiles if paged else division.contiguous_kv_tiles or division.tiles, d)
-    work = _tiling(division, tile, b, hq, hk, nq, nk, d, causal, window, device)
+    work = _tiling(division, tile, (b, hq, hk, nq, nk), causal, window, device.multiprocessors)
     padded = ~np.isin(d, _NATIVE_HEAD_DIMS)
     start = p.tile_cycles * (0.5 + d / 256.0) + p.padded_tile_cycles * padded
     wide = padded_head_dim(d)
     v = wide if value_dim is None or division.pads_values else padded_head_dim(value_dim)
     flops = flop_factor * 2 * (wide + v) * work.tile_area
     products = flops / (device.flops_per_clock * p.mma_efficiency)
-    busy = _busy_cycles(
-        work, products + work.tile_area * p.exp_cycles, start, p.wave_quantization, device.multiprocessors
-    )
+    block = products + work.tile_area * p.exp_cycles
+    busy = _busy_cycles(work, block, start, p.wave_quantization, device.multiprocessors)
     bandwidth = p.bandwidth_fraction * device.memory_bandwidth
     widths = d + (d if value_dim is None else as_float_arrays(value_dim)[0])
     moved = traffic_factor * widths * element_bytes * b * (hq * nq + hk * nk)
-    body = _p_norm(busy / device.clock_hz, _traffic_time(moved, device, p), p.norm_order)
+    body = smooth_maximum(busy / device.clock_hz, _traffic_time(moved, device, p), p.norm_order)
     hot = power_slowdown(
         busy=body, flops=flops * work.blocks, dram=moved, energy=p.energy_per_flop, activity=activity, device=device
     )
@@ -648,22 +616,17 @@ class _Tiling:
 def _tiling(
     division: AttentionKernel,
     tile: tuple[Array, Array],
-    b: Array,
-    hq: Array,
-    hk: Array,
-    nq: Array,
-    nk: Array,
-    d: Array,
+    sizes: tuple[Array, ...],
     causal: Mask,
     window: Numeric,
-    device: DeviceDatasheet,
+    multiprocessors: float,
 ) -> _Tiling:
     """Divide one attention call into query tiles, key blocks and split-KV splits.
 
     ``tile`` holds query rows and key columns. ``b`` is the batch, ``hq`` and ``hk`` the heads of queries and keys,
     ``nq`` and ``nk`` the tokens of queries and keys, and ``d`` the head dimension.
     """
-    rows, columns = tile
+    (rows, columns), (b, hq, hk, nq, nk) = tile, sizes
     group = np.where(np.asarray(causal) & division.packs_query_heads, hq / hk, 1.0)
     rows = np.where(nq * group <= _WARP_GROUP_ROWS, np.minimum(rows, _WARP_GROUP_ROWS), rows)
     tiles, chain = np.ceil(nq * group / rows), np.ceil(nk / columns)
@@ -674,15 +637,14 @@ def _tiling(
         causal=causal, window=window,
     )  # fmt: skip
     heads = b * hq / group
-    splits = balanced_kv_splits(
-        tiles=heads * tiles, blocks=chain, multiprocessors=device.multiprocessors, most=division.max_kv_splits
-    )
+    most, all_tiles = division.max_kv_splits, heads * tiles
+    splits = balanced_kv_splits(tiles=all_tiles, blocks=chain, multiprocessors=multiprocessors, most=most)
     longest = np.ceil(chain / splits)
     uneven = np.asarray(causal) & (tiles > 1)
     last = np.where(uneven, float(division.starts_longest_tiles_first), longest)
-    queued = heads * tiles * splits > device.multiprocessors
+    queued = all_tiles * splits > multiprocessors
     tail = np.where(uneven & queued & (not division.starts_longest_tiles_first), longest, 0.0)
-    return _Tiling(heads * tiles, heads * blocks, longest, last, tail, splits, rows * columns)
+    return _Tiling(all_tiles, heads * blocks, longest, last, tail, splits, rows * columns)
 
 
 def _busy_cycles(work: _Tiling, block: Array, start: Array, wave_quantization: float, multiprocessors: float) -> Array:
@@ -694,30 +656,12 @@ def _busy_cycles(work: _Tiling, block: Array, start: Array, wave_quantization: f
     """
     waves = work.tiles * work.splits / multiprocessors
     spread = work.blocks * block / multiprocessors + waves * start
-    idle = wave_quantization * (
-        (np.ceil(waves) - waves) * (work.last_tile_blocks * block + start) + work.tail_blocks * block
-    )
+    last = (np.ceil(waves) - waves) * (work.last_tile_blocks * block + start)
+    idle = wave_quantization * (last + work.tail_blocks * block)
     return np.maximum(spread + idle, work.longest_tile_blocks * block + start)
 
 
-def attention_backward_time(
-    *,
-    batch: Numeric,
-    query_heads: Numeric,
-    kv_heads: Numeric,
-    query_length: Numeric,
-    kv_length: Numeric,
-    head_dim: Numeric,
-    causal: Mask,
-    kernel_name: str,
-    device: DeviceDatasheet,
-    parameters: PrefillParameters,
-    window: Numeric = 0.0,
-    element_bytes: Numeric = 2.0,
-    sustained: float = 0.0,
-    activity: float = 1.0,
-    value_dim: Numeric | None = None,
-) -> Array:
+def attention_backward_time(*, parameters: PrefillParameters, **forward: Any) -> Array:
     """Compute the time of backward attention, from the forward calibration and ``backward_efficiency``.
 
     The backward pass has five products instead of two (scores again, dV, dP, dQ, dK: 2.5 times the FLOP), and one
@@ -726,32 +670,10 @@ def attention_backward_time(
 
     Parameters
     ----------
-    batch : array-like
-        Sequences, or samples.
-    query_heads, kv_heads : array-like
-        Heads of queries, and of keys and values.
-    query_length, kv_length : array-like
-        Tokens of one sequence whose queries are computed, and keys that they see.
-    head_dim : array-like
-        Elements of a head.
-    causal : array-like of bool
-        True where a query attends only to keys up to its own position.
-    kernel_name : str
-        Name in `ATTENTION_KERNELS`.
-    device : DeviceDatasheet
-        Datasheet values of the device: peak FLOP/s, bandwidth, … (`paleo.pricing.kernels.device_datasheet`).
     parameters : PrefillParameters
         Calibrated parameters of the kernel on the device.
-    window : array-like, default 0.0
-        Keys that a query attends to at most; 0 is no window.
-    element_bytes : array-like, default 2.0
-        Bytes of a stored element.
-    sustained : float, default 0.0
-        1 for a device under long load, as in training, on which the power limit has its full effect.
-    activity : float, default 1.0
-        Switching activity of the data relative to that of random numbers.
-    value_dim : array-like, optional
-        Elements of a head's values, if different from those of its keys.
+    **forward
+        Other arguments of `attention_prefill_time`, of the forward pass, except its factors of FLOP and traffic.
 
     Returns
     -------
@@ -759,12 +681,7 @@ def attention_backward_time(
         Time [s]; arguments broadcast.
     """
     slower = replace(parameters, mma_efficiency=parameters.mma_efficiency * parameters.backward_efficiency)
-    return attention_prefill_time(
-        batch=batch, query_heads=query_heads, kv_heads=kv_heads, query_length=query_length, kv_length=kv_length,
-        head_dim=head_dim, causal=causal, kernel_name=kernel_name, device=device, parameters=slower, window=window,
-        element_bytes=element_bytes, sustained=sustained, activity=activity, flop_factor=2.5, traffic_factor=3.0,
-        value_dim=value_dim,
-    )  # fmt: skip
+    return attention_prefill_time(**forward, parameters=slower, flop_factor=2.5, traffic_factor=3.0)
 
 
 def attention_decode_time(
@@ -828,9 +745,9 @@ def attention_decode_time(
     )
     block = 4 * rows * columns * d / (device.flops_per_clock * p.mma_efficiency)
     tile = p.tile_cycles * (0.5 + d / 256.0) + np.ceil(blocks / splits) * block + p.block_search_cycles * b
-    x = tiles * splits / device.multiprocessors
-    waves = p.wave_quantization * np.ceil(x) + (1 - p.wave_quantization) * np.maximum(x, 1.0)
-    keys = _traffic_time(2 * b * hk * nk * d * element_bytes, device, p)
+    waves = wave_count(tiles * splits, device.multiprocessors, p.wave_quantization)
+    cached = 2 * b * hk * nk * d * element_bytes
+    keys = _traffic_time(cached, device, p)
     waved = division.decode_split_rule == "waves"
     copied = waved & grouped & (hk > 1) & (b > 1)
     partial = 8 * splits * b * hq * d * ((splits > 1) | captured)
@@ -841,10 +758,8 @@ def attention_decode_time(
         tokens=b, kv_heads=hk, head_dim=d, element_bytes=element_bytes, write_latency=p.cache_write_time,
         bandwidth=p.bandwidth_fraction * device.memory_bandwidth, device=device,
     )  # fmt: skip
-    start = DRAM_STREAM_START_TIME * l2_miss_rate(
-        2 * b * hk * nk * d * element_bytes, p.l2_survival_share * device.l2_bytes
-    )
-    body = start + _p_norm(waves * tile / device.clock_hz, keys, p.norm_order)
+    missed = cache_miss_rate(cached, p.l2_survival_share * device.l2_bytes, L2_MISS_STEEPNESS)
+    body = DRAM_STREAM_START_TIME * missed + smooth_maximum(waves * tile / device.clock_hz, keys, p.norm_order)
     return p.launch_time + launches * p.extra_kernel_time + body + side + merge + np.where(paged, write, 0.0)
 
 
@@ -853,14 +768,7 @@ def _traffic_time(moved: Array, device: DeviceDatasheet, p: PrefillParameters | 
 
     All bytes pass through L2. The part that does not stay in L2 from step to step comes from memory.
     """
-    missed = moved * l2_miss_rate(moved, p.l2_survival_share * device.l2_bytes)
+    missed = moved * cache_miss_rate(moved, p.l2_survival_share * device.l2_bytes, L2_MISS_STEEPNESS)
     memory = missed / (p.bandwidth_fraction * device.memory_bandwidth)
     through = moved / (p.l2_bytes_per_cycle * device.multiprocessors * device.clock_hz)
-    return _p_norm(memory, through, 4.0)
-
-
-def _p_norm(first: Array, second: Array, order: float) -> Array:
-    """Combine two times as (a^p + b^p)^(1/p): their sum at p = 1, nearly their maximum for large p."""
-    high, low = np.maximum(first, second), np.minimum(first, second)
-    ratio = np.divide(low, high, out=np.zeros(np.broadcast(low, high).shape), where=high > 0)
-    return np.asarray(high * (1.0 + ratio**order) ** (1.0 / order))
+    return smooth_maximum(memory, through, 4.0)

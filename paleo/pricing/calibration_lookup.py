@@ -209,8 +209,8 @@ def find_parameters(
     for calibration in filter(None, (user_calibration, _shipped(subject))):
         fitting = [entry for entry in calibration.entries if entry.family == family and entry.stack in variants]
         if fitting:
-            entry = min(fitting, key=lambda entry: _rank(entry.stack, variants))
-            entry = _with_host_parameters(entry, variants, architecture, memory_kind)
+            nearest = min(fitting, key=lambda entry: _rank(entry.stack, variants))
+            entry = _with_host_parameters(nearest, variants, architecture, memory_kind)
             return _sourced(kind, entry, "measured", calibration.name)
     inherited = _inherited(family, architecture, memory_kind, variants)
     if inherited is not None:
@@ -357,27 +357,17 @@ def _geometric_mean(sets: Sequence[Mapping[str, float]], weights: Sequence[float
     """Compute the weighted geometric mean of several sets of calibrated parameters, name by name."""
     if len(sets) == 1:
         return dict(sets[0])
-    total = sum(weights)
-    logs = {name: [math.log(member[name]) for member in sets] for name in sets[0]}
-    return {
-        name: math.exp(sum(w * v for w, v in zip(weights, values, strict=True)) / total)
-        for name, values in logs.items()
-    }
+    pairs, total = list(zip(weights, sets, strict=True)), sum(weights)
+    return {name: math.exp(sum(w * math.log(each[name]) for w, each in pairs) / total) for name in sets[0]}
 
 
 def _widened(entry: CalibrationEntry, factor: float) -> CalibrationEntry:
-    if factor == 1.0:
-        return entry
-    bins = tuple(
-        interval.model_copy(update={"low": interval.low / factor, "high": interval.high * factor})
-        for interval in entry.interval
-    )
+    factors = ({"low": each.low / factor, "high": each.high * factor} for each in entry.interval)
+    bins = tuple(each.model_copy(update=ends) for each, ends in zip(entry.interval, factors, strict=True))
     return entry.model_copy(update={"interval": bins})
 
 
-@cache
-def _shipped(subject: str) -> Calibration | None:
-    return catalog_calibration(subject)
+_shipped = cache(catalog_calibration)
 
 
 def _sourced(kind: type[Parameters], entry: CalibrationEntry, origin: str, subject: str) -> SourcedParameters[Any]:
@@ -470,9 +460,8 @@ def parse_efficiencies(text: str) -> ConstantEfficiencies | None:
         return IDEAL_EFFICIENCIES
     if not text.startswith("ppp="):
         return None
-    parts = text.removeprefix("ppp=").split(",")
     try:
-        values = [float(part) for part in parts]
+        values = [float(part) for part in text.removeprefix("ppp=").split(",")]
     except ValueError:
         values = []
     if not 1 <= len(values) <= 2 or not all(_LEAST_SHARE <= value <= 1 for value in values):

@@ -64,8 +64,8 @@ if TYPE_CHECKING:
 
 #: Algorithms of an all_reduce over nodes between which the library's cost model chooses.
 _TREE_OR_RING = ("ring", "chain_tree")
-#: Relative width at which the search for a crossover ends.
-_BISECTION = 2.0**-30
+#: Largest payload of the search for crossovers [byte], and the relative width at which it ends.
+LARGEST_PAYLOAD, _BISECTION = TERA, 2.0**-30
 
 
 class AlgorithmTimeFunction(Protocol):
@@ -117,10 +117,8 @@ class Crossover:
     above: str
 
 
-def algorithm_crossovers(
-    prices: AlgorithmTimeFunction, *, smallest: float = 1.0, largest: float = TERA
-) -> list[Crossover]:
-    """Find the payloads at which the fastest algorithm of a collective changes.
+def algorithm_crossovers(prices: AlgorithmTimeFunction) -> list[Crossover]:
+    """Find the payloads, from a byte to `LARGEST_PAYLOAD`, at which the fastest algorithm of a collective changes.
 
     A logarithmic grid finds the changes, bisection refines each to a relative 1e-9.
 
@@ -128,17 +126,13 @@ def algorithm_crossovers(
     ----------
     prices : AlgorithmTimeFunction
         Function from payloads [byte] to times by algorithm [s].
-    smallest : float, default 1.0
-        Lower end of the range [byte].
-    largest : float, default TERA
-        Upper end of the range [byte].
 
     Returns
     -------
     list of Crossover
         Payloads in rising order, with the algorithms below and above.
     """
-    grid = np.geomspace(smallest, largest, 40 * round(np.log2(largest / smallest)))
+    grid = np.geomspace(1.0, LARGEST_PAYLOAD, 40 * round(np.log2(LARGEST_PAYLOAD)))
     winners = fastest_algorithm_per_payload(prices(grid)).algorithm
     changes = []
     for index in np.flatnonzero(winners[1:] != winners[:-1]):
@@ -308,14 +302,11 @@ def algorithm_times(
     if names is not None:
         chosen = algorithms_by_name(operation, links, names)
         return {each.name: policy.algorithm_time(each, operation, payload_bytes, links) for each in chosen}
-    return {
-        each.name: np.where(
-            policy.would_run(each, operation, payload_bytes, links),
-            policy.algorithm_time(each, operation, payload_bytes, links),
-            np.inf,
-        )
-        for each in policy.candidate_algorithms(operation, links)
-    }
+    times = {}
+    for each in policy.candidate_algorithms(operation, links):
+        would_run = policy.would_run(each, operation, payload_bytes, links)
+        times[each.name] = np.where(would_run, policy.algorithm_time(each, operation, payload_bytes, links), np.inf)
+    return times
 
 
 def fastest_algorithm(
@@ -403,8 +394,7 @@ class AlphaBetaModel:
         list of CollectiveAlgorithm
             Algorithms that these links can run.
         """
-        known = (each for each in algorithms_for(operation) if each.is_candidate_for("textbook", operation))
-        return [each for each in known if links.can_run(each, operation)]
+        return _runnable_algorithms(("textbook",), operation, links)
 
     def would_run(
         self, algorithm: CollectiveAlgorithm, operation: str, payload_bytes: Numeric, links: GroupLinks
@@ -450,9 +440,8 @@ class AlphaBetaModel:
         ndarray
             Time [s].
         """
-        return collective_traffic_time(
-            algorithm.traffic(operation, payload_bytes, links.fan_outs), self.level_costs(links)
-        )
+        traffic = algorithm.traffic(operation, payload_bytes, links.fan_outs)
+        return collective_traffic_time(traffic, self.level_costs(links))
 
     def time_lower_bound(self, operation: str, payload_bytes: Numeric, links: GroupLinks, *, in_network: bool) -> Array:
         """Compute the alpha-beta lower bound of the time of a collective by any algorithm [s].
@@ -517,13 +506,7 @@ class Nccl:
         list of CollectiveAlgorithm
             Algorithms that these links can run.
         """
-        libraries = ("nccl", "xla") if "torus" in links.topologies else ("nccl",)
-        known = (
-            each
-            for each in algorithms_for(operation)
-            if any(each.is_candidate_for(lib, operation) for lib in libraries)
-        )
-        return [each for each in known if links.can_run(each, operation)]
+        return _runnable_algorithms(("nccl", "xla") if "torus" in links.topologies else ("nccl",), operation, links)
 
     def would_run(
         self, algorithm: CollectiveAlgorithm, operation: str, payload_bytes: Numeric, links: GroupLinks
@@ -592,32 +575,21 @@ class Nccl:
 
     def _across(self, algorithm: CollectiveAlgorithm, operation: str, traffic: Traffic, links: GroupLinks) -> Array:
         if operation in PAIRWISE_OPERATIONS:
-            return inter_node_exchange_time(
-                operation=operation,
-                traffic=traffic,
-                links=links,
-                parameters=self.inter_node,
-                shift=self.sends_in_ring_shift,
-            )
+            return inter_node_exchange_time(operation, traffic, links, self.inter_node, shift=self.sends_in_ring_shift)
         in_trees = operation == "all_reduce" and (algorithm.only_between_nodes or algorithm.reduces_in_network)
+        imbalance = double_tree_imbalance(links.nodes) if in_trees else 1.0
         return inter_node_collective_time(
-            operation=operation, traffic=traffic, links=links, parameters=self.inter_node,
-            lockstep=algorithm.is_lockstep,
-            imbalance=double_tree_imbalance(links.nodes) if in_trees else 1.0,
-        )  # fmt: skip
+            traffic, links, self.inter_node, lockstep=algorithm.is_lockstep, imbalance=imbalance
+        )
 
     def _inside(self, algorithm: CollectiveAlgorithm, operation: str, payload: Numeric, links: GroupLinks) -> Array:
         traffic = algorithm.traffic(operation, payload, links.fan_outs)
         if operation in PAIRWISE_OPERATIONS:
-            return intra_node_exchange_time(
-                payload_bytes=payload, traffic=traffic, links=links, parameters=self.intra_node_exchange
-            )
+            return intra_node_exchange_time(payload, traffic, links, self.intra_node_exchange)
         if algorithm.reduces_in_network:
-            return in_switch_collective_time(
-                operation=operation, traffic=traffic, links=links, parameters=self.intra_node
-            )
+            return in_switch_collective_time(operation, traffic, links, self.intra_node)
         return intra_node_collective_time(
-            operation=operation, payload_bytes=payload, traffic=traffic, links=links, parameters=self.intra_node,
+            operation, payload, traffic, links, self.intra_node,
             low_latency=self.has_ll_protocol, adds_bytes=~np.asarray(self.switch_can_add),
         )  # fmt: skip
 
@@ -642,14 +614,20 @@ class Nccl:
         ndarray
             Time [s].
         """
-        costs = [
-            LevelCost(0.0, 1.0 / (np.asarray(level.port_bandwidth) * level.shared_unit_ports)) for level in links.levels
-        ]
-        inside = (
-            self.intra_node_exchange.launch_time if operation in PAIRWISE_OPERATIONS else self.intra_node.launch_time
-        )
-        launch = np.where(links.nodes > 1, self.inter_node.launch_time, inside) * (links.ranks > 1)
+        rates = (np.asarray(level.port_bandwidth) * level.shared_unit_ports for level in links.levels)
+        costs = [LevelCost(0.0, 1.0 / rate) for rate in rates]
+        inside = self.intra_node_exchange if operation in PAIRWISE_OPERATIONS else self.intra_node
+        launch = np.where(links.nodes > 1, self.inter_node.launch_time, inside.launch_time) * (links.ranks > 1)
         return np.asarray(launch + _time_lower_bound(operation, payload_bytes, links, costs, in_network))
+
+
+def _runnable_algorithms(libraries: Sequence[str], operation: str, links: GroupLinks) -> list[CollectiveAlgorithm]:
+    """List the algorithms of an operation that libraries have and that the links of a group can run."""
+    return [
+        each
+        for each in algorithms_for(operation)
+        if any(each.is_candidate_for(name, operation) for name in libraries) and links.can_run(each, operation)
+    ]
 
 
 def _time_lower_bound(
@@ -708,12 +686,9 @@ def collective_parameters(
         return calibrated
     relative, exchange = measured_fabric_system(system), measured_exchange_system(system)
     if relative is not None:
-        entry = _parameters_of_system(relative)
-        wider = tuple(
-            (end, low / INTERVAL_FACTOR_PER_RELATED_ARCHITECTURE, high * INTERVAL_FACTOR_PER_RELATED_ARCHITECTURE)
-            for end, low, high in entry.interval_bins
-        )
-        return replace(entry, origin="inherited", interval_bins=wider)
+        entry, wider = _parameters_of_system(relative), INTERVAL_FACTOR_PER_RELATED_ARCHITECTURE
+        bins = tuple((end, low / wider, high * wider) for end, low, high in entry.interval_bins)
+        return replace(entry, origin="inherited", interval_bins=bins)
     usual = default_fabric_parameters(system)
     if exchange is None:
         return replace(calibrated, parameters=usual)
@@ -722,10 +697,8 @@ def collective_parameters(
 
 def _parameters_of_system(system: str) -> SourcedParameters[FabricParameters]:
     """Return the calibrated NCCL parameters between the nodes of a measured system, by the system's name."""
-    family = "collective.fabric"
-    return find_parameters(
-        FabricParameters, subject=system, architecture="", family=family, stacks=_NCCL_TIMING_METHODS
-    )
+    family, stacks = "collective.fabric", _NCCL_TIMING_METHODS
+    return find_parameters(FabricParameters, subject=system, architecture="", family=family, stacks=stacks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -800,9 +773,8 @@ class Fabric:
             raise PlanError(f"system {self.system.name} is one device alone; {operation} needs links")
         links = stack_group_links([self._placed(operation, *group) for group in groups], index)
         names = [self.forced_algorithm] if self.forced_algorithm is not None and operation == "all_reduce" else None
-        return np.maximum(
-            fastest_algorithm(self.collective_model, operation, payload_bytes, links, names).time, self._floor
-        )
+        fastest = fastest_algorithm(self.collective_model, operation, payload_bytes, links, names)
+        return np.maximum(fastest.time, self._floor)
 
     def algorithm_times(
         self, operation: str, links: GroupLinks, payload_bytes: Array, names: Sequence[str]
@@ -938,25 +910,21 @@ class Fabric:
         if (stride, ranks) not in self._links:
             links = group_links(self.system, stride=stride, size=ranks)
             origin = collective_parameters(self.system, "collective.fabric", self.user_calibration).origin
-            self._links[stride, ranks] = (
-                links_with_default_latency(links, self.system)
-                if self.constant_efficiencies is None and origin == "default"
-                else links
-            )
+            if self.constant_efficiencies is None and origin == "default":
+                links = links_with_default_latency(links, self.system)
+            self._links[stride, ranks] = links
         return self._links[stride, ranks]
 
     @property
     def collective_model(self) -> CollectiveModel:
         """Model of the collective library: `AlphaBetaModel` if ``constant_efficiencies`` is set, else `Nccl`."""
-        if not self._policies:
-            self._policies.append(
-                AlphaBetaModel(self.constant_efficiencies) if self.constant_efficiencies is not None else self._nccl()
-            )
+        if not self._policies and self.constant_efficiencies is not None:
+            self._policies.append(AlphaBetaModel(self.constant_efficiencies))
+        elif not self._policies:
+            inside, exchange, between = (family.parameters for family in self.calibrated_parameters().values())
+            can_add = self.dtype not in SWITCH_UNSUPPORTED_DTYPES
+            self._policies.append(Nccl(inside, exchange, between, switch_can_add=can_add))
         return self._policies[0]
-
-    def _nccl(self) -> Nccl:
-        inside, exchange, between = (family.parameters for family in self.calibrated_parameters().values())
-        return Nccl(inside, exchange, between, switch_can_add=self.dtype not in SWITCH_UNSUPPORTED_DTYPES)
 
     def calibrated_parameters(self) -> dict[str, SourcedParameters[Any]]:
         """Return the calibrated parameters of each family of collectives, with their sources.
@@ -996,11 +964,12 @@ def describe_collective_calibration(fabric: Fabric, operation: str, links: Group
     str
         Text such as ``measured (dgx-h100) collective.nccl``.
     """
-    return (
-        fabric.constant_efficiencies.name
-        if fabric.constant_efficiencies is not None
-        else describe_sources(collective_calibrations(fabric, operation, links))
-    )
+    if fabric.constant_efficiencies is not None:
+        return fabric.constant_efficiencies.name
+    by_origin: dict[str, list[str]] = {}
+    for family, entry in collective_calibrations(fabric, operation, links).items():
+        by_origin.setdefault(f"{entry.origin} ({entry.source_name})", []).append(family)
+    return "; ".join(f"{origin} {', '.join(families)}" for origin, families in by_origin.items())
 
 
 def collective_calibrations(fabric: Fabric, operation: str, links: GroupLinks) -> dict[str, SourcedParameters[Any]]:
@@ -1025,22 +994,3 @@ def collective_calibrations(fabric: Fabric, operation: str, links: GroupLinks) -
         within = np.any(links.intra_node_links.ranks > 1) and operation not in PAIRWISE_OPERATIONS
         families = ["collective.fabric", *(families if within else ())]
     return {family: fabric.calibrated_parameters()[family] for family in families}
-
-
-def describe_sources(calibrated: Mapping[str, SourcedParameters[Any]]) -> str:
-    """Describe where calibrated parameters come from, as text with the families of each source.
-
-    Parameters
-    ----------
-    calibrated : mapping of str to SourcedParameters[Any]
-        Families and their parameters.
-
-    Returns
-    -------
-    str
-        Text such as ``measured (dgx-h100) collective.nccl; …``.
-    """
-    by_origin: dict[str, list[str]] = {}
-    for family, entry in calibrated.items():
-        by_origin.setdefault(f"{entry.origin} ({entry.source_name})", []).append(family)
-    return "; ".join(f"{origin} {', '.join(families)}" for origin, families in by_origin.items())

@@ -16,13 +16,14 @@ et al., ICLR 2015 (FFT); Williams, Waterman and Patterson, CACM 52(4), 2009 (roo
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from paleo.pricing.engine_gemm import wave_count
 from paleo.specs.calibration import parameter
 from paleo.units import TERA
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 Numeric = float | Array
+Mask = npt.NDArray[np.bool_]
 
 
 class ConvolutionDirection(IntEnum):
@@ -85,6 +87,12 @@ class ConvolutionShape:
     @property
     def filter_elements(self) -> Array:
         return self.channels * self.filters * self.filter_taps * self.groups
+
+    @property
+    def is_plain(self) -> Mask:
+        """True for stride 1 without dilation."""
+        steps = (self.stride_h, self.stride_w, self.dilation_h, self.dilation_w)
+        return np.asarray(np.equal(steps, 1.0).all(axis=0))
 
     @property
     def flops(self) -> Array:
@@ -166,8 +174,9 @@ def convolution_shape(
     return ConvolutionShape(**dict(zip(names, [*floats, directions.astype(np.int64)], strict=True)))  # type: ignore[arg-type]
 
 
-Mask = npt.NDArray[np.bool_]
 Tiles = tuple[tuple[int, int], ...]
+#: Releases of a library by algorithm, in each direction (forward, data, filter).
+Releases = Mapping[str, tuple[float, float, float]]
 TilesAndSplits = tuple[tuple[Tiles, tuple[int, ...]], ...]
 
 
@@ -177,14 +186,10 @@ class ConvolutionParameters:
 
     launch_time: float = parameter("8 us", "1..400 us", "time of an empty call")
     gemm_efficiency: float = parameter("0.95", "0.3..1.3", "share of peak of a large tile's inner loop")
-    balanced_tile_width: float = parameter(
-        "16 element", "2..60", "tile width where operand loads cost as much as arithmetic"
-    )
+    balanced_tile_width: float = parameter("16 element", "2..60", "tile width where loads cost as much as arithmetic")
     block_overhead_cycles: float = parameter("300 cycle", "10..20000", "prologue and epilogue of a block, not hidden")
     bandwidth_fraction: float = parameter("0.55", "0.15..1", "share of memory bandwidth of reads and writes")
-    cycles_per_summed_element: float = parameter(
-        "100 cycle", "2..600", "least cycles of a block per element of the sum: latency"
-    )
+    cycles_per_summed_element: float = parameter("100 cycle", "2..600", "least cycles per element of a block's sum")
     winograd_efficiency: float = parameter("0.86", "0.3..1.2", "share of peak of fused Winograd's reduced products")
     winograd_cycles: float = parameter("2500 cycle", "300..20000", "first and last transforms of a fused block")
     transform_bandwidth: float = parameter("0.5", "0.1..1.2", "share of bandwidth of transforms and of im2col")
@@ -197,7 +202,7 @@ class ConvolutionParameters:
 
 #: Weight of whole waves of blocks against a fractional count: a multiprocessor holds a few blocks, so the last wave is
 #: partly filled.
-_WAVE_QUANTISATION = 0.7
+WAVE_ROUNDING = 0.7
 #: Block tiles (rows, columns) of plain products on vector units.
 VECTOR_TILES: Tiles = ((128, 128), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128))
 NO_SPLIT_K, SPLIT_K_COUNTS = (1,), (1, 4, 16, 64)
@@ -266,7 +271,30 @@ def l2_resident_share(moved: Array, device: DeviceDatasheet) -> Array:
     ndarray
         Near 1 for traffic well below `USABLE_L2_SHARE` of the cache, near 0 well above it.
     """
-    return np.asarray(1.0 / (1.0 + (moved / (USABLE_L2_SHARE * device.l2_bytes)) ** 4))
+    return cached_share(moved, USABLE_L2_SHARE * device.l2_bytes)
+
+
+def cached_share(footprint: Numeric, capacity: float) -> Array:
+    """Compute the share (0 to 1) of repeatedly read data that a cache holds, 1 / (1 + (footprint / capacity)^4).
+
+    Parameters
+    ----------
+    footprint : array-like
+        Bytes that are read repeatedly.
+    capacity : float
+        Bytes of the cache.
+
+    Returns
+    -------
+    ndarray
+        Shares: near 1 well below the capacity, 0.5 at it, near 0 well above.
+
+    Examples
+    --------
+    >>> float(cached_share(4e6, 4e6))
+    0.5
+    """
+    return np.asarray(1.0 / (1.0 + (np.asarray(footprint) / capacity) ** 4))
 
 
 def power_limited_boost_share(device: DeviceDatasheet, energy_per_flop: float) -> float:
@@ -317,16 +345,16 @@ class ConvolutionSetup:
         return self.device.flops_per_clock * self.sustained_clock
 
     @property
+    def has_ampere_kernels(self) -> Mask:
+        """True for releases of the library with kernels for Ampere's instructions."""
+        return np.asarray(self.cudnn_release >= _AMPERE_KERNEL_RELEASE)
+
+    @property
     def balanced_tile_width(self) -> Array:
         """Tile width at which operand loads cost as much as arithmetic; faster tensor cores need wider tiles."""
-        demand = (
-            self.device.flops_per_clock * self.element_bytes / REFERENCE_OPERAND_DEMAND
-            if self.device.tensor_cores
-            else 1.0
-        )
-        most = np.where(
-            self.cudnn_release >= _AMPERE_KERNEL_RELEASE, AMPERE_OPERAND_DEMAND_RATIO, MAX_OPERAND_DEMAND_RATIO
-        )
+        demand = self.device.flops_per_clock * self.element_bytes / REFERENCE_OPERAND_DEMAND
+        demand = demand if self.device.tensor_cores else np.array(1.0)
+        most = np.where(self.has_ampere_kernels, AMPERE_OPERAND_DEMAND_RATIO, MAX_OPERAND_DEMAND_RATIO)
         return np.asarray(self.parameters.balanced_tile_width * np.minimum(demand, most))
 
     def memory_time(self, elements: Array, fraction: Array | float) -> Array:
@@ -416,32 +444,6 @@ def lossy_overlap_time(*times: Array) -> Array:
     return np.cbrt(sum((t**3 for t in times), start=np.zeros(())))
 
 
-def wave_count(blocks: Array, multiprocessors: float, quantisation: float = _WAVE_QUANTISATION) -> Array:
-    """Count the waves in which thread blocks run on the multiprocessors, with a partly rounded last wave.
-
-    Parameters
-    ----------
-    blocks : ndarray
-        Number of thread blocks.
-    multiprocessors : float
-        Multiprocessors of the device.
-    quantisation : float, default _WAVE_QUANTISATION
-        Weight of rounding: 1 rounds up to whole waves, 0 keeps the fraction (at least one wave).
-
-    Returns
-    -------
-    ndarray
-        Number of waves, shape of ``blocks``.
-
-    Examples
-    --------
-    >>> float(wave_count(np.array(90.0), 80.0, 1.0)), float(wave_count(np.array(20.0), 80.0, 1.0))
-    (2.0, 1.0)
-    """
-    share = blocks / multiprocessors
-    return quantisation * np.ceil(share) + (1.0 - quantisation) * np.maximum(share, 1.0)
-
-
 def tiled_gemm_time(
     m: Array,
     n: Array,
@@ -477,8 +479,9 @@ def tiled_gemm_time(
     ndarray
         Seconds of arithmetic.
     """
-    device, p = machine.device, machine.parameters
+    device, p, clock = machine.device, machine.parameters, machine.sustained_clock
     rate = p.gemm_efficiency * machine.multiprocessor_flops_per_s
+    latency = np.asarray(p.cycles_per_summed_element / clock)
     step = TENSOR_CORE_K_STEP if device.tensor_cores else 8.0
     best = np.full(np.broadcast_shapes(m.shape, n.shape, k.shape), np.inf)
     for a, b in tiles:
@@ -486,24 +489,19 @@ def tiled_gemm_time(
         blocks = np.ceil(m / a) * np.ceil(n / b) * count
         for parts in splits:
             depth = np.ceil(k / (parts * step)) * step
-            rounds = wave_count(blocks * parts, device.multiprocessors)
-            element = lossy_overlap_time(
-                rounds * flops / rate, np.asarray(p.cycles_per_summed_element / machine.sustained_clock)
-            )
-            seconds = depth * element + rounds * p.block_overhead_cycles / machine.sustained_clock
+            rounds = wave_count(blocks * parts, device.multiprocessors, WAVE_ROUNDING)
+            element = lossy_overlap_time(rounds * flops / rate, latency)
+            seconds = depth * element + rounds * p.block_overhead_cycles / clock
             if parts > 1:
                 sums = 4.0 * m * n * count * (parts + 1.0) / device.memory_bandwidth
-                seconds = np.where(depth >= 4 * step, seconds + p.split_cycles / machine.sustained_clock + sums, np.inf)
+                seconds = np.where(depth >= 4 * step, seconds + p.split_cycles / clock + sums, np.inf)
             best = np.minimum(best, seconds)
     return best
 
 
 def _by_direction(shape: ConvolutionShape, forward: Array, data: Array, filters: Array) -> Array:
-    return np.where(
-        shape.direction == ConvolutionDirection.FORWARD,
-        forward,
-        np.where(shape.direction == ConvolutionDirection.DATA, data, filters),
-    )
+    backward = np.where(shape.direction == ConvolutionDirection.DATA, data, filters)
+    return np.where(shape.direction == ConvolutionDirection.FORWARD, forward, backward)
 
 
 def _padded_channels(channels: Array, machine: ConvolutionSetup) -> Array:
@@ -513,17 +511,11 @@ def _padded_channels(channels: Array, machine: ConvolutionSetup) -> Array:
     """
     if not machine.device.tensor_cores:
         return channels
-    early = (
-        (machine.device.architecture == "Ampere")
-        & (machine.cudnn_release < _AMPERE_KERNEL_RELEASE)
-        & (machine.element_bytes <= 2)
-    )
+    early = (machine.device.architecture == "Ampere") & ~machine.has_ampere_kernels & (machine.element_bytes <= 2)
     step = np.where(early & (channels > TENSOR_CORE_K_STEP), EARLY_AMPERE_K_STEP, TENSOR_CORE_K_STEP)
     whole = np.ceil(channels / step) * step
     narrow = 2.0 ** np.ceil(np.log2(np.maximum(channels, 4.0)))
-    return np.where(
-        (channels <= 16) & machine.channels_last & (machine.cudnn_release >= _AMPERE_KERNEL_RELEASE), narrow, whole
-    )
+    return np.where((channels <= 16) & machine.channels_last & machine.has_ampere_kernels, narrow, whole)
 
 
 def _groups_per_product(shape: ConvolutionShape, machine: ConvolutionSetup) -> Array:
@@ -568,9 +560,8 @@ def _implicit_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Convol
     image = image if tensor else np.ceil(image / _IMAGE_STEP) * _IMAGE_STEP
     m = _by_direction(shape, shape.output_positions, pixels, outputs)
     n = _by_direction(shape, outputs, channels, columns)
-    k = _by_direction(
-        shape, columns, _padded_channels(outputs, machine) * shape.filter_taps / classes, shape.batch * image
-    )
+    outgoing = _padded_channels(outputs, machine) * shape.filter_taps / classes
+    k = _by_direction(shape, columns, outgoing, shape.batch * image)
     count = shape.groups / joined * np.where(shape.direction == ConvolutionDirection.DATA, classes, 1.0)
     ones = np.ones_like(m)
     factor = _by_direction(shape, ones, p.data_gradient_factor * ones, p.filter_gradient_factor * ones)
@@ -609,9 +600,8 @@ def explicit_im2col_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> 
     stored = shape.output_positions * columns * shape.groups
     arithmetic = tiled_gemm_time(m, n, k, shape.groups * np.where(back, shape.batch, 1.0), machine)
     kept = machine._l2_time_ratio(stored)
-    product = lossy_overlap_time(
-        arithmetic, machine.tensor_traffic_time(kept * stored + shape.output_elements + shape.filter_elements)
-    )
+    moved = kept * stored + shape.output_elements + shape.filter_elements
+    product = lossy_overlap_time(arithmetic, machine.tensor_traffic_time(moved))
     reached = np.where(back, np.minimum(1.0, shape.kernel_h / shape.stride_h), 0.0)
     columned = machine.transform_traffic_time(kept * stored + (1.0 + reached) * shape.input_elements)
     needed = np.where(back, 0.0, stored * machine.element_bytes)
@@ -620,8 +610,7 @@ def explicit_im2col_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> 
 
 def _square_unit(shape: ConvolutionShape, side: float) -> Mask:
     """Return True where the filter is side x side, with stride 1 and no dilation."""
-    plain = (shape.stride_h == 1) & (shape.stride_w == 1) & (shape.dilation_h == 1) & (shape.dilation_w == 1)
-    return np.asarray((shape.kernel_h == side) & (shape.kernel_w == side) & plain)
+    return np.asarray((shape.kernel_h == side) & (shape.kernel_w == side) & shape.is_plain)
 
 
 def _extents_of_result(shape: ConvolutionShape) -> tuple[Array, Array, Array, Array]:
@@ -661,13 +650,13 @@ def _winograd_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Convol
     blocks = shape.batch * np.ceil(rows / high) * np.ceil(columns / wide) * np.ceil(outputs / deep) * shape.groups
     flops = 2.0 * 16.0 * (high * wide / 4.0) * deep * np.ceil(summed / 8.0) * 8.0
     rate = p.winograd_efficiency * machine.multiprocessor_flops_per_s
-    seconds = wave_count(blocks, device.multiprocessors) * (flops / rate + p.winograd_cycles / machine.sustained_clock)
+    waves = wave_count(blocks, device.multiprocessors, WAVE_ROUNDING)
+    seconds = waves * (flops / rate + p.winograd_cycles / machine.sustained_clock)
     weights = machine.transform_traffic_time(shape.filter_elements * (1 + 16 / 9))
     applies = _square_unit(shape, 3.0) & (shape.direction != ConvolutionDirection.FILTER)
     total = lossy_overlap_time(seconds, machine.tensor_traffic_time(shape.moved_elements)) + weights
-    return ConvolutionCost(
-        np.where(applies, total, np.inf), shape.filter_elements * 16 / 9 * machine.element_bytes, 4 / 9
-    )
+    workspace = shape.filter_elements * 16 / 9 * machine.element_bytes
+    return ConvolutionCost(np.where(applies, total, np.inf), workspace, 4 / 9)
 
 
 def _transformed_cost(
@@ -738,14 +727,13 @@ def _fft_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Convolution
         Time [s] and workspace [byte].
     """
     rows, columns, _, _ = _extents_of_result(shape)
-    plain = (shape.stride_h == 1) & (shape.stride_w == 1) & (shape.dilation_h == 1) & (shape.dilation_w == 1)
     seconds, workspace, work = (np.full(rows.shape, fill) for fill in (np.inf, np.inf, 1.0))
     for side in (16.0, 32.0, 64.0, 128.0):
         valid_h, valid_w = side - shape.kernel_h + 1.0, side - shape.kernel_w + 1.0
         tiles = shape.batch * np.ceil(rows / np.maximum(valid_h, 1.0)) * np.ceil(columns / np.maximum(valid_w, 1.0))
         points = side * (side / 2.0 + 1.0)
         cost = _transformed_cost(shape, machine, tiles, points, 4.0, 2.0)
-        better = plain & (valid_h >= 1) & (valid_w >= 1) & (cost.seconds < seconds)
+        better = shape.is_plain & (valid_h >= 1) & (valid_w >= 1) & (cost.seconds < seconds)
         seconds = np.where(better, cost.seconds, seconds)
         workspace = np.where(better, cost.workspace_bytes, workspace)
         work = np.where(better, np.minimum(1.0, 4.0 * points / (valid_h * valid_w * shape.filter_taps)), work)
@@ -774,9 +762,8 @@ def _direct_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> Convolut
     rereads = np.where(shape.direction == ConvolutionDirection.FILTER, shape.filter_taps - 1.0, 0.0)
     reread = rereads * (shape.input_elements + shape.output_elements)
     seconds = lossy_overlap_time(arithmetic, machine.tensor_traffic_time(shape.moved_elements + reread))
-    return ConvolutionCost(
-        np.where((shape.channels == 1) & (shape.groups > 1), seconds, np.inf), np.zeros_like(arithmetic)
-    )
+    depthwise = (shape.channels == 1) & (shape.groups > 1)
+    return ConvolutionCost(np.where(depthwise, seconds, np.inf), np.zeros_like(arithmetic))
 
 
 #: Algorithms for vector units only; with tensor cores the fewer products do not pay for their transforms.
@@ -789,7 +776,7 @@ CURRENT_CUDNN_RELEASE, NON_CUDNN_RELEASE = 9.0, np.inf
 #: cuDNN release from which an algorithm is chosen, in each direction (forward, data, filter); inf: never. Releases 5.1
 #: and 6 have the unfused Winograd kernels, but measured rows show that their heuristics do not choose them forward or
 #: for the data gradient. So 7.0 is an observation, not a release note; see SEARCHED_FROM.
-FIRST_CHOSEN_RELEASE: Mapping[str, tuple[float, float, float]] = {
+FIRST_CHOSEN_RELEASE: Releases = {
     "implicit": (1.0, 1.0, 1.0),
     "explicit": (2.0, 2.0, np.inf),
     "winograd": (5.0, 5.0, np.inf),
@@ -798,10 +785,7 @@ FIRST_CHOSEN_RELEASE: Mapping[str, tuple[float, float, float]] = {
     "direct": (1.0, 1.0, 1.0),
 }
 #: The same if a framework times all algorithms of the library and keeps the fastest: by the release notes.
-FIRST_AUTOTUNED_RELEASE: Mapping[str, tuple[float, float, float]] = {
-    **FIRST_CHOSEN_RELEASE,
-    "nonfused": (5.1, 5.1, 5.1),
-}
+FIRST_AUTOTUNED_RELEASE: Releases = {**FIRST_CHOSEN_RELEASE, "nonfused": (5.1, 5.1, 5.1)}
 #: cuDNN release 3 brought kernels for Maxwell; before it implicit products took 1.28 times as long. This is the
 #: geometric mean over the five layers of convnet-benchmarks on a Titan X (Maxwell), which are within 12 % of it.
 #: Earlier kernels were written for Kepler, on which they are assumed to be as good.
@@ -826,7 +810,7 @@ def convolution_costs(
     library: Numeric = CURRENT_CUDNN_RELEASE,
     channels_last: bool = False,
     algorithms: Collection[str] = tuple(FIRST_CHOSEN_RELEASE),
-    available: Mapping[str, tuple[float, float, float]] = FIRST_CHOSEN_RELEASE,
+    available: Releases = FIRST_CHOSEN_RELEASE,
 ) -> dict[str, ConvolutionCost]:
     """Compute the time and workspace of each algorithm that a library has for a convolution.
 
@@ -866,11 +850,7 @@ def convolution_costs(
         absent = (np.asarray(library) < since) | (device.tensor_cores and name in _VECTOR_ONLY)
         early = name == "implicit" and device.architecture != EARLY_CUDNN_ARCHITECTURE
         slower = np.where(early & (np.asarray(library) < EARLY_CUDNN_RELEASE), EARLY_CUDNN_SLOWDOWN, 1.0)
-        costs[name] = ConvolutionCost(
-            np.where(absent, np.inf, cost.seconds * slower + parameters.launch_time),
-            cost.workspace_bytes,
-            cost.relative_flops,
-        )
+        costs[name] = replace(cost, seconds=np.where(absent, np.inf, cost.seconds * slower + parameters.launch_time))
     return costs
 
 

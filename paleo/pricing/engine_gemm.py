@@ -52,25 +52,43 @@ class EngineGemmParameters:
     host_time: float = parameter("1 us", "0.1..1000 us", "host time of a call, which the device's time hides")
     efficiency: float = parameter("0.6", "0.05..1", "share of peak that the main loop of a full tile reaches")
     bandwidth_efficiency: float = parameter("0.75", "0.2..1.1", "share of the memory bandwidth that streams reach")
-    cycles_per_summed_element: float = parameter(
-        "2 cycle", "0.0002..200", "least cycles of a block for an element of its sum"
-    )
+    cycles_per_summed_element: float = parameter("2 cycle", "0.0002..200", "least cycles per element of a block's sum")
     epilogue_cycles: float = parameter("2000 cycle", "1..100000", "prologue and epilogue of a 128 x 128 tile")
-    balanced_tile_width: float = parameter(
-        "16 element", "1..200", "tile width at which loading operands costs as much as arithmetic"
-    )
+    balanced_tile_width: float = parameter("16 element", "1..200", "tile width where loads cost as much as arithmetic")
     pass_bandwidth_share: float = parameter(
         "0.8", "0.01..50", "share of the bandwidth of passes before and after the products"
     )
     unaligned_time_ratio: float = parameter(
         "1", "1..40", "times that arithmetic takes over sums of no multiple of 16, whose operands are read one by one"
     )
-    index_bytes_per_element: float = parameter(
-        "4", "0.01..300", "bytes of every routed element that ranks sort and read"
-    )
-    time_per_element: float = parameter(
-        "0.002 ns", "0.00002..0.2 ns", "the same as a time, in Triton's kernels of experts"
-    )
+    index_bytes_per_element: float = parameter("4", "0.01..300", "bytes per routed element that ranks sort and read")
+    time_per_element: float = parameter("0.002 ns", "0.00002..0.2 ns", "the same as a time, in Triton's expert kernels")
+
+
+def wave_count(blocks: Array, multiprocessors: float, rounding: float) -> Array:
+    """Count the waves in which thread blocks run on the multiprocessors; at least one.
+
+    Parameters
+    ----------
+    blocks : ndarray
+        Thread blocks.
+    multiprocessors : float
+        Multiprocessors of the device.
+    rounding : float
+        1 counts a partial wave as a whole one, 0 as a fraction.
+
+    Returns
+    -------
+    ndarray
+        Number of waves.
+
+    Examples
+    --------
+    >>> wave_count(np.array([50.0, 150.0]), 100.0, 1.0), wave_count(np.array([150.0]), 100.0, 0.0)
+    (array([1., 2.]), array([1.5]))
+    """
+    rounds = blocks / multiprocessors
+    return np.asarray(rounding * np.ceil(rounds) + (1.0 - rounding) * np.maximum(rounds, 1.0))
 
 
 def engine_gemm_time(
@@ -112,8 +130,7 @@ def engine_gemm_time(
         for parts in splits:
             blocks = count * np.ceil(rows / height) * np.ceil(columns / width) * parts
             blocks = blocks.sum(axis=0) if groups else blocks
-            occupied = blocks / device.multiprocessors
-            waves = 0.5 * np.ceil(occupied) + 0.5 * np.maximum(occupied, 1.0)
+            waves = wave_count(blocks, device.multiprocessors, 0.5)
             reads = 1.0 + parameters.balanced_tile_width * (1.0 / height + 1.0 / width)
             flop = 2.0 * np.maximum(height, MIN_MMA_ROWS) * width * length / parts
             loop = flop * reads / (parameters.efficiency * device.flops_per_clock)
@@ -263,27 +280,16 @@ def latent_attention_time(
     block_rows = np.where(single, token_rows, PREFILL_BLOCK_ROWS)
     of_prompts = batch * heads * np.ceil(queries / PREFILL_BLOCK_ROWS)
     tiles = np.where(single, batch * np.ceil(heads * queries / token_rows), of_prompts)
-    splits = np.clip(
-        device.multiprocessors / tiles, 1.0, np.minimum(np.maximum(keys / MIN_KEYS_PER_SPLIT, 1.0), p.max_splits)
-    )
-    splits = np.where(single, splits, 1.0)
+    most = np.minimum(np.maximum(keys / MIN_KEYS_PER_SPLIT, 1.0), p.max_splits)
+    splits = np.where(single, np.clip(device.multiprocessors / tiles, 1.0, most), 1.0)
     seen = np.where(single, keys, keys - queries / 2.0) / splits
-    occupied = tiles * splits / device.multiprocessors
-    waves = 0.5 * np.ceil(occupied) + 0.5 * np.maximum(occupied, 1.0)
+    waves = wave_count(tiles * splits, device.multiprocessors, 0.5)
     flop = 2.0 * block_rows * np.where(single, CACHED_LATENT_DIM + LATENT_DIM, QUERY_HEAD_DIM + VALUE_HEAD_DIM) * seen
     compute = waves * (flop / (p.efficiency * device.flops_per_clock) + p.block_overhead_cycles) / device.clock_hz
-    read = (
-        np.where(single, CACHED_LATENT_DIM * cache_bytes, 2.0 * heads * (QUERY_HEAD_DIM + VALUE_HEAD_DIM))
-        * batch
-        * keys
-    )
+    of_key = np.where(single, CACHED_LATENT_DIM * cache_bytes, 2.0 * heads * (QUERY_HEAD_DIM + VALUE_HEAD_DIM))
+    read = of_key * batch * keys
     body = roofline_with_overlap_loss(compute, read / (p.bandwidth_efficiency * device.memory_bandwidth))
     each = np.where(single, CACHED_LATENT_DIM + LATENT_DIM, QUERY_HEAD_DIM + 2.0 * VALUE_HEAD_DIM)
     passed = 2.0 * rows * each + batch * queries * CACHED_LATENT_DIM * (2.0 + cache_bytes)
-    busy = (
-        p.launch_time
-        + body
-        + passed / (p.pass_bandwidth_share * device.memory_bandwidth)
-        + seen * p.cycles_per_key / device.clock_hz
-    )
-    return time_with_host_launch(busy, p.host_time)
+    busy = p.launch_time + body + passed / (p.pass_bandwidth_share * device.memory_bandwidth)
+    return time_with_host_launch(busy + seen * p.cycles_per_key / device.clock_hz, p.host_time)

@@ -150,9 +150,7 @@ def expert_gemm_tiles(
     alone = float("sglang" in family) if untuned is None else untuned
     few = tokens <= local
     height, width = (np.where(few, *sides) for sides in zip(*UNTUNED_TRITON_TILES, strict=True))
-    return tuple(
-        (np.where(alone, height, rows), np.where(alone, width, columns)) for rows, columns in GROUPED_GEMM_TILES
-    )
+    return tuple((np.where(alone, height, m), np.where(alone, width, n)) for m, n in GROUPED_GEMM_TILES)
 
 
 def expert_ffn_time(
@@ -235,15 +233,11 @@ def expert_ffn_time(
         )  # fmt: skip
         compute = compute * np.where(length % VECTOR_LOAD_ELEMENTS > 0.0, parameters.unaligned_time_ratio, 1.0)
         tokens_moved = (rows + others) * (length * element_bytes + 2.0 * columns)
-        moved = count.sum(axis=0) * columns * length * element_bytes + tokens_moved
-        seconds = seconds + roofline_with_overlap_loss(
-            compute, moved / (parameters.bandwidth_efficiency * device.memory_bandwidth)
-        )
+        traffic = count.sum(axis=0) * columns * length * element_bytes + tokens_moved
+        traffic = traffic / (parameters.bandwidth_efficiency * device.memory_bandwidth)
+        seconds = seconds + roofline_with_overlap_loss(compute, traffic)
     passed = local * np.maximum(share.max(axis=0), 1.0) if padded else visits
     rate = parameters.pass_bandwidth_share * device.memory_bandwidth
-    passes = (
-        passed
-        * (hidden + width)
-        * (parameters.time_per_element if triton else parameters.index_bytes_per_element / rate)
-    )
+    of_element = parameters.time_per_element if triton else parameters.index_bytes_per_element / rate
+    passes = passed * (hidden + width) * of_element
     return parameters.launch_time + seconds + hidden * rows * PASS_BYTES_PER_ELEMENT / rate + passes

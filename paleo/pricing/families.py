@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from paleo.pricing.kernels import (
     Array,
     DeviceDatasheet,
     KernelFamilyPredictor,
+    KernelFamilyTimes,
     elementwise_dtype,
     kernel_shape_values,
 )
@@ -63,9 +65,7 @@ CONCURRENT_EXPERTS = 4.0
 class TrainingKernelParameters:
     """Calibrated parameters of one training kernel, scaled from an inference kernel, on one device."""
 
-    launch_time: float = parameter(
-        "5 us", "0.1..300 us", "what a call takes beside its kernel; of experts: each of them"
-    )
+    launch_time: float = parameter("5 us", "0.1..300 us", "what a call takes beside its kernel; for experts, each")
     half_throttle_time: float = parameter(
         "0.1 ms", "1 us..10 ms", "kernel time that feels half the power limit in a test run"
     )
@@ -142,12 +142,18 @@ _ROW_PASSES = {"memory.softmax": memory.softmax_row_traffic, "memory.layernorm":
 #: cuDNN release before which the family conv.vector-cudnn5 describes convolutions, and architectures whose conv.vector
 #: was itself measured with such a release.
 OLD_CUDNN_RELEASE, OLD_CUDNN_ARCHITECTURES = 6.0, frozenset({"Kepler", "Maxwell"})
-_DIRECTIONS = {
-    "fwd": convolution.ConvolutionDirection.FORWARD,
-    "bwd_data": convolution.ConvolutionDirection.DATA,
-    "bwd_filter": convolution.ConvolutionDirection.FILTER,
-}
-_RNN_DIRECTIONS = {"fwd": RnnDirection.FORWARD, "bwd_data": RnnDirection.DATA, "bwd_filter": RnnDirection.FILTER}
+#: Directions of convolutions and of recurrent layers by the names of their operations.
+_DIRECTIONS, _RNN_DIRECTIONS = (
+    {"fwd": kind.FORWARD, "bwd_data": kind.DATA, "bwd_filter": kind.FILTER}
+    for kind in (convolution.ConvolutionDirection, RnnDirection)
+)
+#: Arguments of `attention_prefill_time` and entries of ``Kernel.shape``; sizes with one name in ``Kernel.shape`` and
+#: in `convolution_shape`.
+_ATTENTION_SIZES = {
+    "batch": "batch", "query_heads": "q_heads", "kv_heads": "kv_heads", "query_length": "q_len", "kv_length": "kv_len",
+    "head_dim": "head_dim", "value_dim": "value_dim",
+}  # fmt: skip
+_CONVOLUTION_SIZES = ("kernel_h", "kernel_w", "stride_h", "stride_w", "dilation_h", "dilation_w", "groups")
 
 
 #: 1 for each operand of a linear layer's product that is contiguous along the summed dim: outputs from inputs and
@@ -161,9 +167,7 @@ UNPADDED_GEMM_PHASES: Mapping[str, tuple[str, ...]] = {
 
 
 @KERNEL_FAMILIES.register("gemm")
-def gemm_times(
-    predictor: KernelFamilyPredictor, group: str, kernels: Sequence[Kernel]
-) -> tuple[SourcedParameters[Any], Array]:
+def gemm_times(predictor: KernelFamilyPredictor, group: str, kernels: Sequence[Kernel]) -> KernelFamilyTimes:
     """Predict the times of GEMM kernels; the group ``gemm.narrow`` runs in the fp8 or fp4 format of the run.
 
     Parameters
@@ -181,44 +185,34 @@ def gemm_times(
         Parameters with their source, and seconds of each kernel.
     """
     dtype = predictor.dtype if group == "gemm.narrow" else predictor.sixteen_bit_dtype
-    tensor = predictor.datasheet(dtype).tensor_cores
-    family = (
-        f"gemm.{dtype}" if default_precision(dtype).quantises_operands else "gemm.tensor" if tensor else "gemm.simt"
-    )
-    entry = predictor.parameters_of(GemmParameters, family)
-    formats = default_precision(dtype)
-    batch, experts = (
-        np.maximum(kernel_shape_values(kernels, "batch"), 1.0),
-        np.array([kernel.expert_count for kernel in kernels]),
-    )
+    device, formats = predictor.datasheet(dtype), default_precision(dtype)
+    entry = predictor.parameters_of(GemmParameters, f"gemm.{dtype}" if formats.quantises_operands else _gemm(device))
+    m, n, k, batch = (kernel_shape_values(kernels, name) for name in ("m", "n", "k", "batch"))
+    batch, experts = np.maximum(batch, 1.0), np.array([kernel.expert_count for kernel in kernels])
     looped = experts > 1.0
     together = np.where(looped, np.minimum(batch, CONCURRENT_EXPERTS), batch)
     times = gemm_time(
-        m=np.maximum(kernel_shape_values(kernels, "m"), 1.0),
-        n=np.maximum(kernel_shape_values(kernels, "n"), 1.0),
-        k=np.maximum(kernel_shape_values(kernels, "k"), 1.0),
-        batch=together,
-        element_bytes=formats.operand_bytes,
-        result_bytes=formats.activation_bytes,
-        weight_copies=np.inf,
-        activity=_relative_energy(predictor, entry.parameters, dtype) if tensor else 1.0,
-        k_contiguous=1.0 if tensor else np.mean(_along_sum(kernels), axis=0),
-        sustained=1.0,
-        device=predictor.datasheet(dtype),
-        parameters=entry.parameters,
-    )
-    if tensor and formats.operand_bytes == BYTES_PER_NUMBER["fp16"] and "fp32" in predictor.device.vector_peak:
-        m, n, k = (kernel_shape_values(kernels, name) for name in ("m", "n", "k"))
+        m=np.maximum(m, 1.0), n=np.maximum(n, 1.0), k=np.maximum(k, 1.0), batch=together,
+        element_bytes=formats.operand_bytes, result_bytes=formats.activation_bytes, weight_copies=np.inf,
+        activity=_relative_energy(predictor, entry.parameters, dtype) if device.tensor_cores else 1.0,
+        k_contiguous=1.0 if device.tensor_cores else np.mean(_along_sum(kernels), axis=0),
+        sustained=1.0, device=device, parameters=entry.parameters,
+    )  # fmt: skip
+    narrow = device.tensor_cores and formats.operand_bytes == BYTES_PER_NUMBER["fp16"]
+    if narrow and "fp32" in predictor.device.vector_peak:
         odd = unaligned_batched_gemm_time(m, n, k, np.where(experts > 0.0, 1.0, batch), predictor.datasheet("fp32"))
         times = np.maximum(np.maximum(times, odd), _unpadded_time(predictor, kernels, m, n, k))
     if not looped.any():
         return entry, times
-    training: TrainingKernelParameters = predictor.parameters_of(
-        TrainingKernelParameters, "training.experts"
-    ).parameters
+    training = predictor.parameters_of(TrainingKernelParameters, "training.experts").parameters
     rounds = batch / together
     alone = times - (rounds > 1.0) * entry.parameters.launch_time
     return entry, np.where(looped, rounds * alone + experts * training.launch_time, times)
+
+
+def _gemm(device: DeviceDatasheet) -> str:
+    """Return the name of the calibration family that predicts the time of 16-bit or wider GEMMs on a unit."""
+    return "gemm.tensor" if device.tensor_cores else "gemm.simt"
 
 
 def _unpadded_time(predictor: KernelFamilyPredictor, kernels: Sequence[Kernel], m: Array, n: Array, k: Array) -> Array:
@@ -247,14 +241,11 @@ def convolution_family(predictor: KernelFamilyPredictor) -> str:
     str
         Family by unit: tensor cores or vector units, with a separate family for vector kernels of old libraries.
     """
-    old = (
-        predictor.software.convolutions.cudnn < OLD_CUDNN_RELEASE
-        and predictor.device.architecture not in OLD_CUDNN_ARCHITECTURES
-    )
-    family = f"conv.{predictor.arithmetic_unit_suffix}"
-    calibration = predictor.user_calibration
+    family, calibration = f"conv.{predictor.arithmetic_unit_suffix}", predictor.user_calibration
+    release, architecture = predictor.software.convolutions.cudnn, predictor.device.architecture
+    old = release < OLD_CUDNN_RELEASE and architecture not in OLD_CUDNN_ARCHITECTURES
     measured = calibration is not None and any(entry.family == family for entry in calibration.entries)
-    return f"{family}-cudnn5" if old and not measured and not predictor.datasheet().tensor_cores else family
+    return f"{family}-cudnn5" if old and not measured and family == "conv.vector" else family
 
 
 #: Algorithms that run only on vector units, as they have no product form; and those that a library has there for narrow
@@ -263,9 +254,7 @@ VECTOR_ONLY_ALGORITHMS, NARROW_FORMAT_ALGORITHMS = ("direct",), ("implicit", "di
 
 
 @KERNEL_FAMILIES.register("conv")
-def convolution_times(
-    predictor: KernelFamilyPredictor, group: str, kernels: Sequence[Kernel]
-) -> tuple[SourcedParameters[Any], Array]:
+def convolution_times(predictor: KernelFamilyPredictor, group: str, kernels: Sequence[Kernel]) -> KernelFamilyTimes:
     """Predict the times of convolutions, each by the fastest algorithm that the software has.
 
     Parameters
@@ -291,10 +280,9 @@ def convolution_times(
     if not np.all(np.isfinite(times)):
         lacking = kernels[int(np.argmin(np.isfinite(times)))].name
         has = ", ".join(predictor.software.convolutions.algorithms or convolution.FIRST_CHOSEN_RELEASE)
-        where = f"convolution {lacking} in {predictor.dtype} on {predictor.device.name}"
         raise SpecError(
-            f"software {predictor.software.name}: none of its algorithms ({has}) computes {where}; "
-            "expected fp32, or another profile"
+            f"software {predictor.software.name}: none of its algorithms ({has}) computes convolution {lacking} in "
+            f"{predictor.dtype} on {predictor.device.name}; expected fp32, or another profile"
         )
     return entry, times
 
@@ -325,29 +313,25 @@ def _chosen_convolutions(
 
     Returns the calibrated parameters, and the time [s] and the FLOP relative to the direct algorithm of each kernel.
     """
-    entry, stated = (
-        predictor.parameters_of(convolution.ConvolutionParameters, convolution_family(predictor)),
-        predictor.software.convolutions,
-    )
-    algorithms: tuple[str, ...] = stated.algorithms or tuple(convolution.FIRST_CHOSEN_RELEASE)
-    if stated.algorithms is None and predictor.datasheet().tensor_cores and "fp32" in predictor.device.peak:
-        # Compute time and share of FLOP on tensor cores or, if these are slower, on vector units.
-        products = tuple(name for name in algorithms if name not in VECTOR_ONLY_ALGORITHMS)
-        moved = np.array([kernel.bytes for kernel in kernels])
-        tensor, work = _convolved(predictor, kernels, predictor.datasheet(), entry.parameters, products)
-        share = moved / (predictor.datasheet().memory_bandwidth * tensor)
-        tensor = _under_power_limit(predictor, kernels, tensor, moved, share, relative_flop_energy(predictor.dtype))
-        if predictor.keeps_channels_first:
-            operands = np.array([kernel.bytes_read for kernel in kernels])
-            width = default_precision(predictor.dtype).operand_bytes
-            tensor = tensor + memory.layout_conversion_time(
-                operands, operands / width, predictor.datasheet(), loads=memory.CUDNN_TRANSPOSE_ELEMENTS_PER_CLOCK
-            )
-        vector = predictor.parameters_of(convolution.ConvolutionParameters, "conv.vector").parameters
-        names = algorithms if predictor.dtype == "tf32" else NARROW_FORMAT_ALGORITHMS
-        ordinary, reduced = _convolved(predictor, kernels, predictor.datasheet("fp32"), vector, names)
-        return entry, (np.minimum(tensor, ordinary), np.where(ordinary < tensor, reduced, work))
-    return entry, _convolved(predictor, kernels, predictor.datasheet(), entry.parameters, algorithms)
+    entry = predictor.parameters_of(convolution.ConvolutionParameters, convolution_family(predictor))
+    device, stated = predictor.datasheet(), predictor.software.convolutions.algorithms
+    algorithms: tuple[str, ...] = stated or tuple(convolution.FIRST_CHOSEN_RELEASE)
+    if stated is not None or not device.tensor_cores or "fp32" not in predictor.device.peak:
+        return entry, _convolved(predictor, kernels, device, entry.parameters, algorithms)
+    # Compute time and share of FLOP on tensor cores or, if these are slower, on vector units.
+    products = tuple(name for name in algorithms if name not in VECTOR_ONLY_ALGORITHMS)
+    moved = np.array([kernel.bytes for kernel in kernels])
+    tensor, work = _convolved(predictor, kernels, device, entry.parameters, products)
+    share = moved / (device.memory_bandwidth * tensor)
+    tensor = _under_power_limit(predictor, kernels, tensor, moved, share, relative_flop_energy(predictor.dtype))
+    if predictor.keeps_channels_first:
+        operands = np.array([kernel.bytes_read for kernel in kernels])
+        width, loads = default_precision(predictor.dtype).operand_bytes, memory.CUDNN_TRANSPOSE_ELEMENTS_PER_CLOCK
+        tensor = tensor + memory.layout_conversion_time(operands, operands / width, device, loads=loads)
+    vector = predictor.parameters_of(convolution.ConvolutionParameters, "conv.vector").parameters
+    names = algorithms if predictor.dtype == "tf32" else NARROW_FORMAT_ALGORITHMS
+    ordinary, reduced = _convolved(predictor, kernels, predictor.datasheet("fp32"), vector, names)
+    return entry, (np.minimum(tensor, ordinary), np.where(ordinary < tensor, reduced, work))
 
 
 def _under_power_limit(
@@ -420,9 +404,8 @@ def inference_convolution_times(predictor: KernelFamilyPredictor, kernels: Seque
     """
     device = predictor.datasheet()
     parameters = predictor.parameters_of(convolution.ConvolutionParameters, convolution_family(predictor)).parameters
-    arithmetic, _ = _convolved(
-        predictor, kernels, device, replace(parameters, bandwidth_fraction=np.inf), ("implicit",)
-    )
+    unlimited = replace(parameters, bandwidth_fraction=np.inf)
+    arithmetic, _ = _convolved(predictor, kernels, device, unlimited, ("implicit",))
     streamed, dram = inter_kernel_traffic_time(predictor, moved)
     busy = convolution.lossy_overlap_time(arithmetic, streamed)
     operands = default_precision(predictor.dtype).operand_bytes / BYTES_PER_NUMBER["fp16"]
@@ -452,50 +435,38 @@ def _convolved(
     The unit, tensor cores or vector units, is that of ``device``. A third spatial dim is folded: its positions into the
     batch, its taps into the channels.
     """
-    software = predictor.software
-    algorithms = _available_algorithms(predictor, algorithms)
-    images = kernel_shape_values(kernels, "n") * kernel_shape_values(kernels, "out_d")
-    calls = images if software.convolutions.image_by_image else np.ones_like(images)
+    software, sizes = predictor.software.convolutions, partial(kernel_shape_values, kernels)
+    images = sizes("n") * sizes("out_d")
+    calls = images if software.image_by_image else np.ones_like(images)
     shape = convolution.convolution_shape(
         batch=images / calls,
-        channels=kernel_shape_values(kernels, "c") * kernel_shape_values(kernels, "kernel_d"),
-        height=kernel_shape_values(kernels, "h"),
-        width=kernel_shape_values(kernels, "w"),
-        filters=kernel_shape_values(kernels, "k"),
-        kernel_h=kernel_shape_values(kernels, "kernel_h"),
-        kernel_w=kernel_shape_values(kernels, "kernel_w"),
-        pad_h=kernel_shape_values(kernels, "pad_h", 0.0),
-        pad_w=kernel_shape_values(kernels, "pad_w", 0.0),
-        stride_h=kernel_shape_values(kernels, "stride_h"),
-        stride_w=kernel_shape_values(kernels, "stride_w"),
-        dilation_h=kernel_shape_values(kernels, "dilation_h"),
-        dilation_w=kernel_shape_values(kernels, "dilation_w"),
-        groups=kernel_shape_values(kernels, "groups"),
+        channels=sizes("c") * sizes("kernel_d"),
+        height=sizes("h"),
+        width=sizes("w"),
+        filters=sizes("k"),
+        **{name: sizes(name) for name in _CONVOLUTION_SIZES},
+        **{name: sizes(name, 0.0) for name in ("pad_h", "pad_w")},
         direction=np.array([_DIRECTIONS[kernel.operation] for kernel in kernels]),
     )
     costs = convolution.convolution_costs(
         shape,
         element_bytes=default_precision(predictor.dtype).operand_bytes,
-        library=software.convolutions.cudnn
-        if software.convolutions.algorithms is None
-        else convolution.NON_CUDNN_RELEASE,
+        library=software.cudnn if software.algorithms is None else convolution.NON_CUDNN_RELEASE,
         channels_last=not predictor.keeps_channels_first,
-        algorithms=algorithms,
+        algorithms=_available_algorithms(predictor, algorithms),
         available=convolution.FIRST_AUTOTUNED_RELEASE
-        if software.convolutions.searches
+        if software.benchmarks_algorithms
         else convolution.FIRST_CHOSEN_RELEASE,
         device=device,
         parameters=parameters,
     )
-    limit = software.convolutions.workspace
-    seconds, work = convolution.fastest_convolution_time_and_flops(costs, np.inf if limit is None else limit)
+    limit = np.inf if software.workspace is None else software.workspace
+    seconds, work = convolution.fastest_convolution_time_and_flops(costs, limit)
     return calls * seconds, work
 
 
 @KERNEL_FAMILIES.register("attention")
-def attention_times(
-    predictor: KernelFamilyPredictor, group: str, kernels: Sequence[Kernel]
-) -> tuple[SourcedParameters[Any], Array]:
+def attention_times(predictor: KernelFamilyPredictor, group: str, kernels: Sequence[Kernel]) -> KernelFamilyTimes:
     """Predict the times of fused attention by the kernel of the software, or else the usual kernel of the device.
 
     Parameters
@@ -512,55 +483,41 @@ def attention_times(
     tuple of (SourcedParameters[Any], ndarray)
         Parameters with their source, and seconds of each kernel.
     """
-    device = predictor.device
-    kernel_name = predictor.software.attention.kernel or default_attention_kernel(
-        device.architecture, device.memory.kind
-    )
+    software, architecture, dtype = predictor.software, predictor.device.architecture, predictor.sixteen_bit_dtype
+    kernel_name = software.attention.kernel or default_attention_kernel(architecture, predictor.device.memory.kind)
     entry = predictor.parameters_of(PrefillParameters, f"attention.{kernel_name}.prefill")
-    attended, keys = kernel_shape_values(kernels, "attended"), kernel_shape_values(kernels, "kv_len")
     training = predictor.parameters_of(TrainingKernelParameters, f"training.attention.{kernel_name}")
-    measured = training.origin != "default"
-    by_order = predictor.software.attention.mask == "causal"
+    parameters: PrefillParameters = entry.parameters
+    if training.origin != "default":
+        parameters = training_attention_parameters(parameters, training.parameters)
+    device, sizes = predictor.datasheet(dtype), partial(kernel_shape_values, kernels)
+    shapes: dict[str, Any] = {name: sizes(key) for name, key in _ATTENTION_SIZES.items()}
+    products = predictor.parameters_of(GemmParameters, _gemm(device)).parameters
+    by_order = software.attention.mask == "causal"
     formula = attention_prefill_time if group.endswith("forward") else attention_backward_time
-    tensor = predictor.datasheet(predictor.sixteen_bit_dtype).tensor_cores
-    products: GemmParameters = predictor.parameters_of(
-        GemmParameters, "gemm.tensor" if tensor else "gemm.simt"
-    ).parameters
     times = formula(
-        batch=kernel_shape_values(kernels, "batch"),
-        query_heads=kernel_shape_values(kernels, "q_heads"),
-        kv_heads=kernel_shape_values(kernels, "kv_heads"),
-        query_length=kernel_shape_values(kernels, "q_len"),
-        kv_length=keys,
-        head_dim=kernel_shape_values(kernels, "head_dim"),
-        value_dim=kernel_shape_values(kernels, "value_dim"),
-        causal=(kernel_shape_values(kernels, "causal") > 0) & by_order,
-        window=np.where((attended < keys) & by_order, attended, 0.0),
+        **shapes,
+        causal=(sizes("causal") > 0) & by_order,
+        window=np.where((sizes("attended") < sizes("kv_len")) & by_order, sizes("attended"), 0.0),
         kernel_name=kernel_name,
-        element_bytes=float(BYTES_PER_NUMBER[predictor.sixteen_bit_dtype]),
+        element_bytes=float(BYTES_PER_NUMBER[dtype]),
         sustained=1.0,
-        activity=_relative_energy(predictor, products, predictor.sixteen_bit_dtype)
-        / relative_flop_energy(predictor.sixteen_bit_dtype),
-        device=predictor.datasheet(predictor.sixteen_bit_dtype),
-        parameters=training_attention_parameters(entry.parameters, training.parameters)
-        if measured
-        else entry.parameters,
+        activity=_relative_energy(predictor, products, dtype) / relative_flop_energy(dtype),
+        device=device,
+        parameters=parameters,
     )
-    dropout = np.where(kernel_shape_values(kernels, "dropout", 0.0) > 0, predictor.software.attention.dropout, 1.0)
-    return entry, times * dropout * predictor.software.attention_slowdown(predictor.device.architecture)
+    dropout = np.where(sizes("dropout", 0.0) > 0, software.attention.dropout, 1.0)
+    return entry, times * dropout * software.attention_slowdown(architecture)
 
 
 def _relative_energy(predictor: KernelFamilyPredictor, products: GemmParameters, dtype: str) -> float:
     """Return the energy of tensor-core GEMMs in training relative to the benchmark that was calibrated [-]."""
-    return relative_training_energy(
-        products.training_energy_ratio, dtype, predictor.datasheet(dtype), predictor.user_calibration
-    )
+    device, ratio = predictor.datasheet(dtype), products.training_energy_ratio
+    return relative_training_energy(ratio, dtype, device, predictor.user_calibration)
 
 
 @KERNEL_FAMILIES.register("memory")
-def memory_pass_times(
-    predictor: KernelFamilyPredictor, group: str, kernels: Sequence[Kernel]
-) -> tuple[SourcedParameters[Any], Array]:
+def memory_pass_times(predictor: KernelFamilyPredictor, group: str, kernels: Sequence[Kernel]) -> KernelFamilyTimes:
     """Predict the times of memory passes (norms, softmax, element-wise); groups in ``.twice`` read inputs twice.
 
     Parameters
@@ -582,38 +539,25 @@ def memory_pass_times(
         family = group = "memory.elementwise"
     entry = predictor.parameters_of(memory.MemoryParameters, family)
     parameters: memory.MemoryParameters = entry.parameters
-    device, width = (
-        predictor.datasheet(elementwise_dtype(predictor.device)),
-        default_precision(predictor.dtype).activation_bytes,
-    )
+    device = predictor.datasheet(elementwise_dtype(predictor.device))
+    width = default_precision(predictor.dtype).activation_bytes
     swept = group != family  # batch normalisation reads its input for statistics, then once more
-    moved = np.array(
-        [kernel.bytes - (_unread_mask_bytes(kernel, predictor.software) if swept else 0.0) for kernel in kernels]
-    )
-    rows, columns = kernel_shape_values(kernels, "rows"), np.maximum(kernel_shape_values(kernels, "columns"), 1.0)
-    rowwise: dict[str, Any] = {}
-    elements = moved / width / 2.0
+    moved = np.array([kernel.bytes for kernel in kernels])
+    if swept:
+        moved = moved - [_unread_mask_bytes(kernel, predictor.software) for kernel in kernels]
+    rowwise: dict[str, Any] = {"moved_bytes": moved, "elements": moved / width / 2.0}
     if family in _ROW_PASSES:
+        rows, columns = kernel_shape_values(kernels, "rows"), np.maximum(kernel_shape_values(kernels, "columns"), 1.0)
         passes = _ROW_PASSES[family](rows=rows, length=columns, element_bytes=width, device=device)
-        elements = passes.elements
-        rowwise = {
-            "reread_bytes": passes.reread_bytes,
-            "reread_footprint": passes.reread_footprint,
-            "rows": rows,
-            "threads_per_row": passes.threads_per_row,
-            "steps_per_row": passes.steps_per_row,
-        }
+        rowwise |= {"rows": rows, **passes._asdict()}
     if swept:
         read = np.array([_statistics_bytes(kernel, predictor) for kernel in kernels])
-        rowwise = {"reread_bytes": read, "reread_footprint": read}
+        rowwise = {name: rowwise[name] for name in ("moved_bytes", "elements")}
+        rowwise |= {"reread_bytes": read, "reread_footprint": read}
         if predictor.loads_norms_without_vectors:
-            elements, parameters = (
-                (moved + read) / width,
-                replace(parameters, elements_per_cycle=memory.SCALAR_ELEMENTS_PER_CLOCK),
-            )
-    times = memory.memory_kernel_time(
-        moved_bytes=moved, elements=elements, device=device, parameters=parameters, host_calls=0.0, **rowwise
-    )
+            rowwise["elements"] = (moved + read) / width
+            parameters = replace(parameters, elements_per_cycle=memory.SCALAR_ELEMENTS_PER_CLOCK)
+    times = memory.memory_kernel_time(**rowwise, device=device, parameters=parameters, host_calls=0.0)
     if swept and predictor.transposes_norms:
         times = times + memory.layout_conversion_time(moved, moved / width, device)
     return entry, times
@@ -628,10 +572,8 @@ def _statistics_bytes(kernel: Kernel, predictor: KernelFamilyPredictor) -> float
 
     The forward pass reads none if the preceding convolution has summed them.
     """
-    summed = (
-        predictor.software.fusion.statistics == "convolution"
-        and default_precision(predictor.dtype).activation_bytes <= BYTES_PER_NUMBER["fp16"]
-    )
+    narrow = default_precision(predictor.dtype).activation_bytes <= BYTES_PER_NUMBER["fp16"]
+    summed = narrow and predictor.software.fusion.statistics == "convolution"
     return 0.0 if summed and kernel.phase == "forward" else kernel.shape.get("swept", kernel.bytes_read)
 
 
@@ -647,9 +589,7 @@ def _unread_mask_bytes(kernel: Kernel, software: SoftwareProfile) -> float:
 
 
 @KERNEL_FAMILIES.register("rnn")
-def rnn_times(
-    predictor: KernelFamilyPredictor, group: str, kernels: Sequence[Kernel]
-) -> tuple[SourcedParameters[Any], Array]:
+def rnn_times(predictor: KernelFamilyPredictor, group: str, kernels: Sequence[Kernel]) -> KernelFamilyTimes:
     """Predict the times of whole recurrent layers, one library call (cuDNN) for all timesteps.
 
     Parameters
@@ -667,9 +607,7 @@ def rnn_times(
         Parameters with their source, and seconds of each kernel.
     """
     entry = predictor.parameters_of(RnnParameters, f"rnn.{predictor.arithmetic_unit_suffix}")
-    products = predictor.parameters_of(
-        GemmParameters, "gemm.tensor" if predictor.datasheet().tensor_cores else "gemm.simt"
-    )
+    device = predictor.datasheet()
     times = rnn_time(
         gate_count=kernel_shape_values(kernels, "gates"),
         hidden=kernel_shape_values(kernels, "hidden"),
@@ -679,8 +617,8 @@ def rnn_times(
         bidirectional=kernel_shape_values(kernels, "directions") - 1.0,
         element_bytes=default_precision(predictor.dtype).operand_bytes,
         library=predictor.software.convolutions.cudnn,
-        device=predictor.datasheet(),
+        device=device,
         parameters=entry.parameters,
-        products=products.parameters,
+        products=predictor.parameters_of(GemmParameters, _gemm(device)).parameters,
     )
     return entry, times

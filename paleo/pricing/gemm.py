@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from paleo.pricing.engine_gemm import wave_count
 from paleo.pricing.power import HALF_THROTTLE_TIME, power_slowdown, slowdown_share
 from paleo.specs.calibration import parameter
 
@@ -95,33 +96,21 @@ class GemmParameters:
     casts, transposes and scales of narrow formats.
     """
 
-    launch_time: float = parameter(
-        "2.5 us", "0.5..150 us", "launch to first instruction, with the host's exposed share"
-    )
+    launch_time: float = parameter("2.5 us", "0.5..150 us", "launch to first instruction, with the host's exposed part")
     efficiency: float = parameter("0.95", "0.5..1", "share of peak that the main loop of a full tile reaches")
     bandwidth_efficiency: float = parameter("0.82", "0.4..1", "share of the DRAM bandwidth that streaming reaches")
     split_time: float = parameter("2.5 us", "0.2..60 us", "latency of a split reduction: a second kernel, semaphores")
     l2_rate: float = parameter("0.006 element/FLOP", "0.001..0.2", "L2's operand elements per FLOP of the unit")
-    l2_survival_share: float = parameter(
-        "0.5", "0.05..1.1", "share of the L2 in which data survive from launch to launch"
-    )
-    wave_rounding: float = parameter("0.7", "0.02..1", "cost of a partial last wave: 1 a full one, 0 persistent")
-    energy_per_flop: float = parameter(
-        "1.2 pJ/FLOP", "0.1..60", "dynamic energy per FLOP at full clock, operands included"
-    )
+    l2_survival_share: float = parameter("0.5", "0.05..1.1", "share of L2 in which data survive from launch to launch")
+    wave_quantisation: float = parameter("0.7", "0.02..1", "cost of a partial last wave: 1 a full one, 0 persistent")
+    energy_per_flop: float = parameter("1.2 pJ/FLOP", "0.1..60", "dynamic energy per FLOP at full clock, with operands")
     epilogue_cycles: float = parameter("2000 cycle", "50..20000", "prologue and epilogue of a 128 x 128 tile")
-    time_per_split: float = parameter(
-        "0.01 us", "1 ns..1 us", "time of each part of a split reduction, one after another"
-    )
-    dram_latency_cycles: float = parameter(
-        "800 cycle", "20..30000", "latency of DRAM before the first tile, where it is read"
-    )
+    time_per_split: float = parameter("0.01 us", "1 ns..1 us", "time of each part of a split reduction, in sequence")
+    dram_latency_cycles: float = parameter("800 cycle", "20..30000", "latency of DRAM before the first tile, if read")
     block_start_cycles: float = parameter("1000 cycle", "10..10000", "until thread blocks run on all multiprocessors")
     min_tile_area: float = parameter("5000 element", "500..20000", "area of the smallest tile of the library")
     page_stall_ratio: float = parameter("0.05", "0.01..5", "extra main-loop time where each row lies on its own page")
-    cycles_per_summed_element: float = parameter(
-        "0.5 cycle", "0.2..50", "least cycles of a block per two bytes of its sum"
-    )
+    cycles_per_summed_element: float = parameter("0.5 cycle", "0.2..50", "least cycles of a block per two summed bytes")
     scattered_read_efficiency: float = parameter("1", "0.02..1", "DRAM share of one-sector reads", fitted=False)
     min_narrow_tile_rows: float = parameter("1 row", "1..128", "rows from which there are narrow tiles", fitted=False)
     half_throttle_time: float = parameter(
@@ -168,32 +157,6 @@ def cache_miss_rate(footprint: Array, capacity: float) -> Array:
     array([0.  , 0.16, 0.5 , 0.82])
     """
     return np.asarray(1.0 - 1.0 / (1.0 + _fourth_power(_fourth_power(np.minimum(footprint / capacity, _BEYOND)))))
-
-
-def wave_count(blocks: Array, multiprocessors: float, rounding: float) -> Array:
-    """Count the waves in which thread blocks run on the multiprocessors; at least one.
-
-    Parameters
-    ----------
-    blocks : ndarray
-        Thread blocks.
-    multiprocessors : float
-        Multiprocessors of the device.
-    rounding : float
-        1 counts a partial wave as a whole one, 0 as a fraction.
-
-    Returns
-    -------
-    ndarray
-        Number of waves.
-
-    Examples
-    --------
-    >>> wave_count(np.array([50.0, 150.0]), 100.0, 1.0), wave_count(np.array([150.0]), 100.0, 0.0)
-    (array([1., 2.]), array([1.5]))
-    """
-    rounds = blocks / multiprocessors
-    return np.asarray(rounding * np.ceil(rounds) + (1.0 - rounding) * np.maximum(rounds, 1.0))
 
 
 def _split_counts(blocks: Array, k: Array, batch: Array, device: DeviceDatasheet) -> tuple[Array | float, ...]:
@@ -269,15 +232,13 @@ def _busy_time(
         edge, operands = p.epilogue_cycles * rows * columns / (128 * 128 * clock), (rows + columns) / l2
         for index, split in enumerate(_split_counts(tiles, k, batch, device)):
             blocks, length = tiles * split, np.ceil(k / (split * step)) * step
-            rounds = wave_count(blocks, device.multiprocessors, p.wave_rounding)
+            rounds = wave_count(blocks, device.multiprocessors, p.wave_quantisation)
             compute = rounds * length * per_k
             traffic = blocks * length * operands + written
             fourth = _fourth_power(compute * stall + rounds * edge) + _fourth_power(traffic) + dram4
             spread = p.block_start_cycles / clock * np.minimum(blocks / device.multiprocessors, 1.0)
-            expected, busy = (
-                _fourth_root(fourth) + spread,
-                _fourth_root(fourth + _fourth_power(length * waiting)) + spread,
-            )
+            expected = _fourth_root(fourth) + spread
+            busy = _fourth_root(fourth + _fourth_power(length * waiting)) + spread
             joining = 0.0 if index == 0 else np.where(split > 1, p.split_time + parts * split, 0.0)
             reference = expected + joining if reference is None else reference
             weight = kernel_choice_odds(expected + joining, reference) * (1.0 if index == 0 else split > 1)
@@ -367,11 +328,8 @@ def unaligned_batched_gemm_time(m: Array, n: Array, k: Array, batch: Array, devi
     ... for k in (104, 108)]
     [0.0, 0.002973]
     """
-    odd = (
-        (np.minimum(n, k) % ALIGNED_ELEMENTS > 0)
-        & (batch > 1.0)
-        & (device.architecture in ALIGNMENT_BOUND_ARCHITECTURES)
-    )
+    bound = device.architecture in ALIGNMENT_BOUND_ARCHITECTURES
+    odd = (np.minimum(n, k) % ALIGNED_ELEMENTS > 0) & (batch > 1.0) & bound
     return np.asarray(np.where(odd, 2.0 * m * n * k * batch / (UNALIGNED_RATE_SHARE * device.peak_flops_per_s), 0.0))
 
 
@@ -430,18 +388,14 @@ def _chunk_time(columns: tuple[Array, ...], device: DeviceDatasheet, p: GemmPara
     busy, share = _busy_time((m, n, k, batch), element, result, dram, stall, wide, device, p)
     if p.scattered_read_efficiency < 1.0 and not device.tensor_cores:
         transposed = np.maximum(2.0 * contiguous - 1.0, 0.0) * cache_miss_rate(right, capacity)
-        scattered = transposed * transposed_operand_read_time(
-            m, n, k, batch, element, p.scattered_read_efficiency, device
-        )
+        read = transposed_operand_read_time(m, n, k, batch, element, p.scattered_read_efficiency, device)
+        scattered = transposed * read
         busy = _fourth_root(_fourth_power(busy) + _fourth_power(scattered))
     busy = busy + latency
-    flops = 2.0 * m * n * k * batch
-    slowed = power_slowdown(
-        busy=busy, flops=flops, dram=dram, energy=p.energy_per_flop, activity=activity, device=device
-    )
-    return np.asarray(
-        p.launch_time + busy * (1.0 + share * (slowed - 1.0) * slowdown_share(busy, heated, p.half_throttle_time))
-    )
+    flops, energy = 2.0 * m * n * k * batch, p.energy_per_flop
+    slowed = power_slowdown(busy=busy, flops=flops, dram=dram, energy=energy, activity=activity, device=device)
+    slowdown = share * (slowed - 1.0) * slowdown_share(busy, heated, p.half_throttle_time)
+    return np.asarray(p.launch_time + busy * (1.0 + slowdown))
 
 
 def gemm_time(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +43,7 @@ class DeviceDatasheet:
     """Datasheet values of one device for one number format, in SI units; all that a pricing formula may use.
 
     ``uncapped_rate_ratio`` is the ratio of the rate for which the unit is built to the rate that the maker allows
-    (`built_rate_ratio`).
+    (`built_to_allowed_tensor_rate`).
     """
 
     name: str
@@ -205,9 +205,7 @@ def arithmetic_unit(device: Device, dtype: str, compute: str | None = None) -> A
     ('tensor', 'vector')
     """
     if compute and compute not in COMPUTE_UNITS:
-        raise SpecError(
-            f"compute {compute!r} is unknown; expected one of {', '.join(repr(known) for known in COMPUTE_UNITS)}"
-        )
+        raise SpecError(f"compute {compute!r} is unknown; expected one of {', '.join(map(repr, COMPUTE_UNITS))}")
     if compute:
         return "tensor" if compute == "tensor" else "vector"
     arithmetic = device.arithmetic_dtype(dtype)
@@ -266,7 +264,7 @@ def _peak_at_boost(device: Device, peak_flops_per_s: float) -> float:
     return power * per_clock if _LOWER_CLOCK < peak_flops_per_s / (power * per_clock) < 1.0 else peak_flops_per_s
 
 
-def built_rate_ratio(device: Device, dtype: str, peak_flops_per_s: float) -> float:
+def built_to_allowed_tensor_rate(device: Device, dtype: str, peak_flops_per_s: float) -> float:
     """Return the ratio of the rate for which tensor cores are built to the rate that the maker allows.
 
     Makers halve the rate of sums in fp32 on gaming cards, and allow a quarter of all rates on H20. The paths that feed
@@ -289,7 +287,8 @@ def built_rate_ratio(device: Device, dtype: str, peak_flops_per_s: float) -> flo
     Examples
     --------
     >>> from paleo.specs.device import load_device
-    >>> [built_rate_ratio(card, "bf16", card.peak["bf16"]) for card in map(load_device, ("l40s", "rtx-4090"))]
+    >>> cards = [load_device("l40s"), load_device("rtx-4090")]
+    >>> [built_to_allowed_tensor_rate(card, "bf16", card.peak["bf16"]) for card in cards]
     [1.0, 2.0]
     """
     capability = device.multiprocessor.compute_capability if device.multiprocessor else None
@@ -320,11 +319,7 @@ def elementwise_dtype(device: Device) -> str:
     >>> elementwise_dtype(load_device("h100-sxm5-80gb")), elementwise_dtype(load_device("tpu-v4"))
     ('fp32', 'bf16')
     """
-    return (
-        "fp32"
-        if "fp32" in device.peak
-        else next(dtype for dtype in ("bf16", "fp16", *device.peak) if dtype in device.peak)
-    )
+    return next(dtype for dtype in ("fp32", "bf16", "fp16", *device.peak) if dtype in device.peak)
 
 
 def device_datasheet(device: Device, dtype: str, compute: str | None = None) -> DeviceDatasheet:
@@ -374,7 +369,7 @@ def device_datasheet(device: Device, dtype: str, compute: str | None = None) -> 
         l2_bytes=device.l2 or device.multiprocessors * _CACHE_PER_MULTIPROCESSOR,
         power_watts=device.tdp or math.inf,
         tensor_cores=unit == "tensor",
-        uncapped_rate_ratio=built_rate_ratio(device, arithmetic, peak) if unit == "tensor" else 1.0,
+        uncapped_rate_ratio=built_to_allowed_tensor_rate(device, arithmetic, peak) if unit == "tensor" else 1.0,
     )
 
 
@@ -464,28 +459,21 @@ class _ConstantRates:
     """Kernel times by the roofline, at constant shares of the datasheet's peaks.
 
     If ``constant_efficiencies.combine`` is "sum", the times follow the original Paleo (Qi et al., ICLR 2017).
-    Arithmetic and traffic then add up, kinds that are ``free_in_original_paleo`` cost nothing, and the optimizer update
+    Arithmetic and traffic then add up, kinds with ``is_free_in_original_paleo`` cost nothing, and the optimizer update
     runs at the datasheet's rates. The original's GB of 2^30 bytes is not used (its memory times are 7 % shorter).
     """
 
     device: Device
     dtype: str
     constant_efficiencies: ConstantEfficiencies
+    #: Constant rates have no calibration, family by family, so that none can be unmeasured.
+    user_calibration: ClassVar[None] = None
+    unmeasured_families: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def name(self) -> str:
         """Name of the constant efficiencies: ``ideal`` or the percentages of peak."""
         return self.constant_efficiencies.name
-
-    @property
-    def user_calibration(self) -> None:
-        """None, as constant efficiencies have no calibration."""
-        return None
-
-    @property
-    def unmeasured_families(self) -> frozenset[str]:
-        """No families: constant rates are not calibrated family by family, so that none can be unmeasured."""
-        return frozenset()
 
     def relative_algorithm_flops(self, kernels: Sequence[Kernel]) -> Array:
         """Return 1 for each kernel: no algorithm that saves FLOP (Winograd, FFT) is considered.
@@ -515,37 +503,23 @@ class _ConstantRates:
         KernelTimes
             Device and host times [s], arrays of shape (kernels,).
         """
-        original = self.constant_efficiencies.combine == "sum"
-        free = np.array(
-            [original and kernel.family == "memory" and kernel.kind.is_free_in_original_paleo for kernel in kernels],
-            dtype=bool,
-        )
+        constants, count = self.constant_efficiencies, len(kernels)
+        original = constants.combine == "sum"
+        free = [original and kernel.family == "memory" and kernel.kind.is_free_in_original_paleo for kernel in kernels]
         update = np.array([kernel.phase == "update" for kernel in kernels], dtype=bool)
         flops, bytes_moved = self._flops_and_bytes(kernels)
-        moved = np.where(free, 0.0, bytes_moved)
+        moved = np.where(np.array(free, dtype=bool), 0.0, bytes_moved)
         vector = np.where(update | (not original), [kernel.vector_flops for kernel in kernels], 0.0)
         plain: ArithmeticUnit | None = "vector" if "fp32" in self.device.vector_peak else None
         work = flops / self.device.peak_flops_per_s(self.device.arithmetic_dtype(self.dtype))
         work = work + vector / self.device.peak_flops_per_s(elementwise_dtype(self.device), plain)
-        compute, memory = (
-            np.where(update, 1.0, share)
-            for share in (self.constant_efficiencies.compute, self.constant_efficiencies.memory)
-        )
-        bandwidth = self.device.memory.bandwidth * memory
-        launch = np.full(len(kernels), self.constant_efficiencies.launch_time)
-        total = kernel_time(
-            flops=work,
-            moved_bytes=moved,
-            peak_flops_per_s=compute,
-            memory_bandwidth=bandwidth,
-            launch=launch,
-            combine=self.constant_efficiencies.combine,
-        )
-        low, high = (
-            np.full(len(kernels), factor)
-            for factor in (self.constant_efficiencies.low_factor, self.constant_efficiencies.high_factor)
-        )
-        return KernelTimes(total, launch, np.zeros(len(kernels)), work / compute >= moved / bandwidth, low, high)
+        compute, memory = (np.where(update, 1.0, share) for share in (constants.compute, constants.memory))
+        rates = {"peak_flops_per_s": compute, "memory_bandwidth": self.device.memory.bandwidth * memory}
+        factors = constants.launch_time, constants.low_factor, constants.high_factor
+        launch, low, high = (np.full(count, factor) for factor in factors)
+        total = kernel_time(flops=work, moved_bytes=moved, **rates, launch=launch, combine=constants.combine)
+        bound = work / compute >= moved / rates["memory_bandwidth"]
+        return KernelTimes(total, launch, np.zeros(count), bound, low, high)
 
     def _flops_and_bytes(self, kernels: Sequence[Kernel]) -> tuple[Array, Array]:
         """Return (FLOP, bytes) of each kernel, padded to the systolic arrays of a TPU if so configured."""
@@ -553,9 +527,8 @@ class _ConstantRates:
             return np.array([kernel.flops for kernel in kernels]), np.array([kernel.bytes for kernel in kernels])
         from paleo.pricing.systolic import lane_padded_bytes, systolic_array_flops
 
-        return systolic_array_flops(kernels, self.device), np.array(
-            [lane_padded_bytes(each, self.device) for each in kernels]
-        )
+        padded = np.array([lane_padded_bytes(kernel, self.device) for kernel in kernels])
+        return systolic_array_flops(kernels, self.device), padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -569,7 +542,7 @@ class DeviceTimes:
 
 @dataclass(frozen=True)
 class KernelFamilyPredictor:
-    """Predictor of device times of kernels in one number format, by kernel families with calibrated formulas.
+    """Predictor of kernel times in one number format, by kernel families with calibrated formulas.
 
     A family is a set of kernels that share one formula, such as GEMMs. ``parameter_origins`` collects where the
     parameters of each used family come from.
@@ -580,6 +553,8 @@ class KernelFamilyPredictor:
     software: SoftwareProfile
     user_calibration: Calibration | None = None
     parameter_origins: dict[str, str] = field(default_factory=dict)
+    #: The times are not based on constant efficiencies.
+    constant_efficiencies: ClassVar[None] = None
 
     @property
     def name(self) -> str:
@@ -603,11 +578,6 @@ class KernelFamilyPredictor:
             for family, origin in self.parameter_origins.items()
             if not origin.startswith(measured)
         )
-
-    @property
-    def rates(self) -> ConstantEfficiencies | None:
-        """None: the times are not based on constant efficiencies."""
-        return None
 
     def device_times(self, kernels: Sequence[Kernel]) -> DeviceTimes:
         """Predict the device times of kernels, in the order given, without host time.
@@ -634,6 +604,60 @@ class KernelFamilyPredictor:
             seconds[indices], low[indices], high[indices] = times, least / spread, most * spread
         return DeviceTimes(seconds, low, high)
 
+    def relative_algorithm_flops(self, kernels: Sequence[Kernel]) -> Array:
+        """Return the FLOP that each kernel executes, relative to the direct algorithm.
+
+        Parameters
+        ----------
+        kernels : sequence of Kernel
+            Kernels.
+
+        Returns
+        -------
+        ndarray, shape (kernels,)
+            Ratio [-]; below 1 for convolutions by Winograd's algorithms or Fourier transforms.
+        """
+        shares = np.ones(len(kernels))
+        for name in RELATIVE_ALGORITHM_FLOPS:
+            places = [index for index, kernel in enumerate(kernels) if kernel.family == name]
+            if places:
+                shares[places] = RELATIVE_ALGORITHM_FLOPS[name](self, [kernels[index] for index in places])
+        return shares
+
+    def times(self, kernels: Sequence[Kernel]) -> KernelTimes:
+        """Predict device and host times of kernels with the calibrated families.
+
+        Parameters
+        ----------
+        kernels : sequence of Kernel
+            Kernels, in any order.
+
+        Returns
+        -------
+        KernelTimes
+            Device and host times [s], arrays of shape (kernels,).
+        """
+        if not kernels:
+            return KernelTimes(*(np.zeros(0),) * 3, np.zeros(0, dtype=bool), np.zeros(0), np.zeros(0))
+        prices, costs = self.device_times(kernels), self.software.host
+        forward = np.array([kernel.phase == "forward" for kernel in kernels])
+        host = np.where(forward, costs.forward, costs.backward) * [kernel.host_calls for kernel in kernels]
+        products = np.array([kernel.expert_count if kernel.family == "gemm" else 0.0 for kernel in kernels])
+        routes = np.array([kernel.expert_count > 0 and kernel.family == "memory" for kernel in kernels])
+        experts = products * costs.expert + routes * costs.routing
+        host = (host + experts) * (not costs.whole_iteration)
+        work = np.array([kernel.flops for kernel in kernels]) / self.device.peak_flops_per_s(self.dtype)
+        moved = np.array([kernel.bytes for kernel in kernels]) / self.device.memory.bandwidth
+        nothing = np.zeros(len(kernels))
+        ahead, waited = (nothing, host) if costs.blocking else (host, nothing)
+        selects, copied = np.zeros((2, len(kernels)))
+        for index, kernel in enumerate(kernels):
+            if kernel.family == "memory":
+                selects[index] = kernel.kind.has_data_dependent_rows
+                copied[index] = kernel.bytes * kernel.kind.copies_through_host  # states, from one step to the next
+        waited = waited + costs.selection * selects + copied / (costs.feeds or np.inf)
+        return KernelTimes(prices.seconds + waited, waited, ahead, work >= moved, prices.low_factor, prices.high_factor)
+
     def parameters_of(self, kind: type[Any], family: str) -> SourcedParameters[Any]:
         """Return the calibrated parameters of a kernel family, and record where they come from.
 
@@ -652,13 +676,9 @@ class KernelFamilyPredictor:
         """
         device = self.device
         result = find_parameters(
-            kind,
-            subject=device.name,
-            architecture=device.architecture,
-            memory_kind=device.memory.kind,
-            family=family,
+            kind, subject=device.name, architecture=device.architecture, memory_kind=device.memory.kind, family=family,
             user_calibration=self.user_calibration,
-        )
+        )  # fmt: skip
         self.parameter_origins[family] = f"{result.origin} ({result.source_name})"
         return result
 
@@ -707,11 +727,8 @@ class KernelFamilyPredictor:
 
 def _calibration_group(kernel: Kernel) -> str:
     if kernel.family == "memory":
-        return (
-            f"{kernel.kind.calibration_family}.twice"
-            if kernel.kind.reads_input_twice
-            else kernel.kind.calibration_family
-        )
+        family = kernel.kind.calibration_family
+        return f"{family}.twice" if kernel.kind.reads_input_twice else family
     if kernel.family == "attention":
         return f"attention.{'forward' if kernel.phase == 'forward' else 'backward'}"
     return f"{kernel.family}.{kernel.operation}" if kernel.family in ("gemm", "scan") else kernel.family
@@ -737,100 +754,14 @@ def kernel_shape_values(kernels: Sequence[Kernel], name: str, default: float = 1
     return np.array([kernel.shape.get(name, default) for kernel in kernels], dtype=np.float64)
 
 
-#: Function from the kernels of a family to their parameters and times [s]; families register themselves.
-KernelFamilyFormula = Callable[[KernelFamilyPredictor, str, Sequence["Kernel"]], tuple[SourcedParameters[Any], Array]]
+#: Parameters of a family and times of its kernels [s]; and the function from kernels to them, which families register.
+KernelFamilyTimes = tuple[SourcedParameters[Any], Array]
+KernelFamilyFormula = Callable[[KernelFamilyPredictor, str, Sequence["Kernel"]], KernelFamilyTimes]
 KERNEL_FAMILIES: Registry[KernelFamilyFormula] = Registry("kernel family", "paleo.pricing")
 #: Family -> share of the direct FLOP that its algorithms execute, for families with fewer products, shape (kernels,).
 RELATIVE_ALGORITHM_FLOPS: Registry[Callable[[KernelFamilyPredictor, Sequence[Kernel]], Array]] = Registry(
     "kernel family with reduced products", "paleo.pricing"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class CalibratedPredictor:
-    """Predictor of kernel times: calibrated device time, and the host time to launch each kernel."""
-
-    device_predictor: KernelFamilyPredictor
-
-    @property
-    def name(self) -> str:
-        """Description of where the calibrated parameters come from, for reports."""
-        return self.device_predictor.name
-
-    @property
-    def constant_efficiencies(self) -> ConstantEfficiencies | None:
-        """None: the times are not based on constant efficiencies."""
-        return None
-
-    @property
-    def user_calibration(self) -> Calibration | None:
-        """The user's calibration, if one was given."""
-        return self.device_predictor.user_calibration
-
-    @property
-    def unmeasured_families(self) -> frozenset[str]:
-        """Families in use whose parameters come from another architecture or from the formula's defaults."""
-        return self.device_predictor.unmeasured_families
-
-    def relative_algorithm_flops(self, kernels: Sequence[Kernel]) -> Array:
-        """Return the FLOP that each kernel executes, relative to the direct algorithm.
-
-        Parameters
-        ----------
-        kernels : sequence of Kernel
-            Kernels.
-
-        Returns
-        -------
-        ndarray, shape (kernels,)
-            Ratio [-]; below 1 for convolutions by Winograd's algorithms or Fourier transforms.
-        """
-        shares = np.ones(len(kernels))
-        for name in RELATIVE_ALGORITHM_FLOPS:
-            places = [index for index, kernel in enumerate(kernels) if kernel.family == name]
-            if places:
-                shares[places] = RELATIVE_ALGORITHM_FLOPS[name](
-                    self.device_predictor, [kernels[index] for index in places]
-                )
-        return shares
-
-    def times(self, kernels: Sequence[Kernel]) -> KernelTimes:
-        """Predict device and host times of kernels with the calibrated families.
-
-        Parameters
-        ----------
-        kernels : sequence of Kernel
-            Kernels, in any order.
-
-        Returns
-        -------
-        KernelTimes
-            Device and host times [s], arrays of shape (kernels,).
-        """
-        if not kernels:
-            return KernelTimes(*(np.zeros(0),) * 3, np.zeros(0, dtype=bool), np.zeros(0), np.zeros(0))
-        prices = self.device_predictor.device_times(kernels)
-        forward = np.array([kernel.phase == "forward" for kernel in kernels])
-        software = self.device_predictor.software
-        host = np.where(forward, software.host.forward, software.host.backward) * [
-            kernel.host_calls for kernel in kernels
-        ]
-        products = np.array([kernel.expert_count if kernel.family == "gemm" else 0.0 for kernel in kernels])
-        routes = np.array([kernel.expert_count > 0 and kernel.family == "memory" for kernel in kernels])
-        experts = products * software.host.expert + routes * software.host.routing
-        host = (host + experts) * (not software.host.whole_iteration)
-        device = self.device_predictor.device
-        work = np.array([kernel.flops for kernel in kernels]) / device.peak_flops_per_s(self.device_predictor.dtype)
-        moved = np.array([kernel.bytes for kernel in kernels]) / device.memory.bandwidth
-        nothing = np.zeros(len(kernels))
-        ahead, waited = (nothing, host) if software.host.blocking else (host, nothing)
-        selects = np.array(
-            [float(kernel.family == "memory" and kernel.kind.has_data_dependent_rows) for kernel in kernels]
-        )
-        copied = [kernel.bytes * (kernel.family == "memory" and kernel.kind.copies_through_host) for kernel in kernels]
-        copies = np.array(copied) / (software.host.feeds or np.inf)  # states, from one step to the next
-        waited = waited + software.host.selection * selects + copies
-        return KernelTimes(prices.seconds + waited, waited, ahead, work >= moved, prices.low_factor, prices.high_factor)
 
 
 def kernel_predictor(
@@ -856,10 +787,9 @@ def kernel_predictor(
     KernelPredictor
         Predictor for this device and number format.
     """
-    constant = (
-        constant_efficiencies(device.kind, calibration) if user_calibration is None else parse_efficiencies(calibration)
-    )
+    text, kind = calibration, device.kind
+    constant = constant_efficiencies(kind, text) if user_calibration is None else parse_efficiencies(text)
     if constant is not None:
         return _ConstantRates(device, dtype, constant)
-    named = user_calibration if user_calibration is not None or calibration == "auto" else load_calibration(calibration)
-    return CalibratedPredictor(KernelFamilyPredictor(device, dtype, software, named))
+    named = user_calibration if user_calibration is not None or text == "auto" else load_calibration(text)
+    return KernelFamilyPredictor(device, dtype, software, named)

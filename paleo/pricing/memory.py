@@ -11,6 +11,7 @@ All sizes broadcast; bytes are compulsory reads plus writes, times are in second
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,8 @@ _STREAM_ORDER = 4.0
 CACHE_MISS_STEEPNESS = 4.0
 #: Latency of an L2 hit relative to that of memory (about 250 of 500 cycles: Jia et al., 2018, arXiv:1804.06826).
 _CACHE_LATENCY = 0.5
-#: Resident threads of one multiprocessor, and its largest number of resident blocks.
+#: Resident threads of one multiprocessor on every datacentre GPU since Pascal but Turing (CUDA C++ guide, table of
+#: compute capabilities), and its largest number of resident blocks.
 THREADS_PER_MULTIPROCESSOR, BLOCKS_PER_MULTIPROCESSOR = 2048.0, 32.0
 #: Largest number of threads of one block.
 _BLOCK_THREADS = THREADS_PER_MULTIPROCESSOR / 2
@@ -43,13 +45,9 @@ class MemoryParameters:
     host_overlap: float = parameter("8", "1..40", "order of the smooth maximum of host and device time")
     bandwidth_fraction: float = parameter("0.88", "0.4..0.97", "achieved memory bandwidth")
     l2_bytes_per_cycle: float = parameter("30 B/cycle", "4..120", "L2 traffic of one multiprocessor")
-    l2_survival_share: float = parameter(
-        "0.6", "0.1..1.5", "share of L2 in which data survive until they are read again"
-    )
+    l2_survival_share: float = parameter("0.6", "0.1..1.5", "share of L2 in which data survive until read again")
     elements_per_cycle: float = parameter("32 1/cycle", "0.3..128", "elements that one multiprocessor can issue")
-    cycles_per_row_step: float = parameter(
-        "500 cycle", "10..50000", "one step of a row's thread block: a latency and its work"
-    )
+    cycles_per_row_step: float = parameter("500 cycle", "10..50000", "step of a row's block: a latency and its work")
 
 
 def memory_kernel_time(
@@ -145,7 +143,7 @@ def resident_blocks(threads: Sizes) -> Array:
     return np.asarray(np.minimum(BLOCKS_PER_MULTIPROCESSOR, np.floor(THREADS_PER_MULTIPROCESSOR / np.asarray(threads))))
 
 
-def cache_miss_rate(footprint: Sizes, capacity: float) -> Array:
+def cache_miss_rate(footprint: Sizes, capacity: float, steepness: float = CACHE_MISS_STEEPNESS) -> Array:
     """Compute the cache miss rate (0 to 1) of repeated reads of a footprint.
 
     Parameters
@@ -154,11 +152,13 @@ def cache_miss_rate(footprint: Sizes, capacity: float) -> Array:
         Bytes that are read again.
     capacity : float
         Bytes of the cache.
+    steepness : float, default CACHE_MISS_STEEPNESS
+        Exponent p of the step at the capacity.
 
     Returns
     -------
     ndarray
-        1 / (1 + (capacity / footprint)^4), 0 for an empty footprint.
+        1 / (1 + (capacity / footprint)^p), 0 for an empty footprint.
 
     Examples
     --------
@@ -167,7 +167,7 @@ def cache_miss_rate(footprint: Sizes, capacity: float) -> Array:
     """
     (live,) = as_float_arrays(footprint)
     inverse = capacity / np.maximum(live, capacity * np.finfo(np.float32).eps)
-    return np.asarray(1.0 / (1.0 + inverse**CACHE_MISS_STEEPNESS))
+    return np.asarray(1.0 / (1.0 + inverse**steepness))
 
 
 def smooth_maximum(first: Sizes, second: Sizes, order: float) -> Array:
@@ -191,11 +191,11 @@ def smooth_maximum(first: Sizes, second: Sizes, order: float) -> Array:
     (5.0, 4.000001)
     """
     high, low = np.maximum(first, second), np.minimum(first, second)
-    return np.asarray(high * (1.0 + (low / high) ** order) ** (1.0 / order))
+    ratio = np.divide(low, high, out=np.zeros(np.broadcast(low, high).shape), where=high > 0)
+    return np.asarray(high * (1.0 + ratio**order) ** (1.0 / order))
 
 
-@dataclass(frozen=True, slots=True)
-class RowTraffic:
+class RowTraffic(NamedTuple):
     """Memory traffic of a row-wise kernel (softmax, norm) beyond its first read (`memory_kernel_time` takes it)."""
 
     elements: Array

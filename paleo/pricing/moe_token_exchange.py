@@ -203,7 +203,9 @@ class CustomAllReduceParameters:
     ring_launch_time: float = parameter("15 us", "0.1..300 us", "launch and start of NCCL")
     ring_hop_time: float = parameter("5 us", "0.1..100 us", "one hop of NCCL's ring")
     ring_fraction: float = parameter("0.77", "0.05..1", "share of the link of NCCL's ring")
-    own_share_copy_ratio: float = parameter("0.38", "0.02..3", "copy of a rank's own share, in link times")
+    local_copy_time_ratio: float = parameter(
+        "0.38", "0.02..3", "copy of a rank's own share to its output, in link times"
+    )
     time_per_chunk: float = parameter("1.5 us", "1 ns..1000 us", "cost of one more chunk in the pipeline")
     switch_fraction: float = parameter("0.63", "0.2..1", "share of the link with NVLink SHARP")
 
@@ -243,18 +245,14 @@ def custom_all_reduce_time(
 
 def _ring_beyond(payload: Array, wire: Array, links: GroupLinks, p: CustomAllReduceParameters) -> Array:
     """Compute the time of NCCL's ring for payloads too large for custom kernels, or of NVLink SHARP if faster [s]."""
-    copied = 0.5 * p.own_share_copy_ratio * payload / links.ranks / links.levels[0].bandwidth
+    copied = 0.5 * p.local_copy_time_ratio * payload / links.ranks / links.levels[0].bandwidth
     moved = wire / p.ring_fraction + copied
-    time = (
-        p.ring_launch_time
-        + partly_overlapped_time(2.0 * (links.ranks - 1.0) * p.ring_hop_time, moved)
-        + pipeline_fill_time(moved, p.time_per_chunk)
-    )
+    hops = partly_overlapped_time(2.0 * (links.ranks - 1.0) * p.ring_hop_time, moved)
+    time = p.ring_launch_time + hops + pipeline_fill_time(moved, p.time_per_chunk)
     if not links.switch_reduces:
         return np.asarray(time)
     traffic = COLLECTIVE_ALGORITHMS["in_switch"].traffic("all_reduce", payload, links.fan_outs)
     switch = links.datasheet_wire_time(traffic) / p.switch_fraction
-    by_switch = (
-        p.ring_launch_time + links.ranks * p.ring_hop_time + switch + pipeline_fill_time(switch, p.time_per_chunk)
-    )
+    by_switch = p.ring_launch_time + links.ranks * p.ring_hop_time + switch
+    by_switch = by_switch + pipeline_fill_time(switch, p.time_per_chunk)
     return np.where(links.ranks >= MIN_SWITCH_RANKS, np.minimum(time, by_switch), time)

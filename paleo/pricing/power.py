@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from paleo.operations.tensor import BYTES_PER_NUMBER, default_precision
 from paleo.pricing.kernels import DeviceDatasheet, as_float_arrays
-from paleo.specs.calibration import parameter, whole_step_constants
+from paleo.specs.calibration import constants_fitted_to_steps, parameter
 from paleo.units import MILLISECOND, TERA
 
 if TYPE_CHECKING:
@@ -144,9 +144,9 @@ def slowdown_share(busy: Numbers, sustained: Numbers, ramp: float = HALF_THROTTL
 def relative_flop_energy(dtype: str) -> float:
     """Return the energy per FLOP of tensor cores in a number format, relative to the calibrated 16-bit products.
 
-    The energy is proportional to the bytes of operands. In fp8 ``training_energy_per_flop`` relative to that in 16 bits
-    is 0.53 on H100, 0.5 on L40S, 0.44 on B200. TF32 moves four bytes. Formats below 16 bits have separate families, so
-    their factor is 1.
+    The energy is proportional to the bytes of operands. In fp8 `GemmParameters.training_energy_per_flop` relative to
+    that in 16 bits is 0.53 on H100, 0.5 on L40S, 0.44 on B200. TF32 moves four bytes. Formats below 16 bits have
+    separate families, so their factor is 1.
 
     Parameters
     ----------
@@ -225,9 +225,8 @@ def relative_training_energy(
     energy = training_activity * relative_flop_energy(dtype)
     if default_precision(dtype).operand_bytes < BYTES_PER_NUMBER["bf16"] or not device.memory_kind.startswith("HBM"):
         return energy
-    return energy * whole_step_constants(
-        SustainedEnergyParameters, SUSTAINED_ENERGY_FAMILY, calibration
-    ).for_architecture(device.architecture)
+    constants = constants_fitted_to_steps(SustainedEnergyParameters, SUSTAINED_ENERGY_FAMILY, calibration)
+    return energy * constants.for_architecture(device.architecture)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +235,7 @@ class PowerParameters:
 
     Fitted to mean watts of training steps under power limits (Zeus: You, Chung, Chowdhury, NSDI 2023). A kernel adds
     ``busy_power_share`` whatever it does: clock trees, schedulers and register files at full clock, leakage of a warm
-    chip. ``training_energy_per_flop`` of a device's products is the limit less the idle power, divided by their
+    chip. `GemmParameters.training_energy_per_flop` of a device is the limit less the idle power, divided by its
     sustained rate, so that ``busy_power_share`` is included. ``arithmetic_energy_share`` is the share of that energy
     which is proportional to FLOP; the watts at that rate then equal the limit.
 
@@ -247,12 +246,8 @@ class PowerParameters:
     use half of the multiprocessors or fewer. Below ``least_voltage_clock`` the voltage does not fall further.
     """
 
-    idle_power_share: float = parameter(
-        "0.15", "0.02..0.5", "share of design power, clocks up, nothing running", fitted=False
-    )
-    interface_energy_per_byte: float = parameter(
-        "60 pJ/B", "0..200", "GDDR interface's power per peak byte/s", fitted=False
-    )
+    idle_power_share: float = parameter("0.15", "0.02..0.5", "share of design power, clocks up, idle", fitted=False)
+    interface_energy_per_byte: float = parameter("60 pJ/B", "0..200", "GDDR interface, per peak byte/s", fitted=False)
     dram_energy_per_byte: float = parameter("40 pJ/B", "10..200", "energy of a byte from DRAM", fitted=False)
     busy_power_share: float = parameter("0.45", "0.02..0.8", "share of the design power that any running kernel adds")
     device_fill_time: float = parameter("15 us", "1..200 us", "time in which a kernel spreads over the device")
@@ -365,7 +360,7 @@ _PROCESS: Mapping[str, tuple[str, str]] = {
 #: Architectures whose parts with HBM have an L2 of two partitions, each of which caches for its half of the device
 #: (NVIDIA A100 whitepaper, 2020), and shares of the nominal size in which data then survive; others keep nearly all.
 _SPLIT_L2 = frozenset({"Ampere", "Hopper", "Blackwell", "Blackwell Ultra"})
-SPLIT_L2_SHARE, WHOLE_L2_SHARE = 0.45, 0.9
+SPLIT_L2_SURVIVAL_SHARE, WHOLE_L2_SURVIVAL_SHARE = 0.45, 0.9
 
 
 def energy_per_flop(figures: DeviceDatasheet) -> EnergyPerFlop:
@@ -408,4 +403,4 @@ def l2_surviving_share(figures: DeviceDatasheet) -> float:
         Share, 0 to 1.
     """
     split = figures.architecture in _SPLIT_L2 and figures.memory_kind.startswith("HBM")
-    return SPLIT_L2_SHARE if split else WHOLE_L2_SHARE
+    return SPLIT_L2_SURVIVAL_SHARE if split else WHOLE_L2_SURVIVAL_SHARE

@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.convolution import CURRENT_CUDNN_RELEASE, L2_BANDWIDTH_RATIO, lossy_overlap_time, wave_count
+from paleo.pricing.convolution import (
+    CURRENT_CUDNN_RELEASE,
+    L2_BANDWIDTH_RATIO,
+    WAVE_ROUNDING,
+    cached_share,
+    lossy_overlap_time,
+)
+from paleo.pricing.engine_gemm import wave_count
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.specs.calibration import parameter
 
@@ -32,6 +39,8 @@ Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 Number = float | Array
 Tiles = tuple[tuple[int, int], ...]
+#: Rows and columns of a product, and the length of its sum.
+Size = tuple[Array, Array, Array]
 
 #: Gates of a cell, which is the number of h x h products in each step.
 GATES_BY_CELL: Mapping[str, int] = {"vanilla": 1, "gru": 3, "lstm": 4}
@@ -83,20 +92,14 @@ class RnnParameters:
     early_step_time: float = parameter("20 us", "1..100 us", "extra time of an early step")
     queue_fill_steps: float = parameter("100 step", "10..400", "steps until the queue is full", fitted=False)
     gemm_efficiency: float = parameter("0.8", "0.2..1.3", "share of peak arithmetic of a large tile's inner loop")
-    balanced_tile_width: float = parameter(
-        "16 element", "2..80", "tile width where operand loads cost as much as arithmetic"
-    )
-    cycles_per_summed_element: float = parameter(
-        "40 cycle", "2..300", "least cycles of a block per element of the sum: latency"
-    )
+    balanced_tile_width: float = parameter("16 element", "2..80", "tile width where loads cost as much as arithmetic")
+    cycles_per_summed_element: float = parameter("40 cycle", "2..300", "least cycles per element of a block's sum")
     split_cycles: float = parameter("5000 cycle", "200..50000", "second phase that adds up the parts of a split sum")
     bandwidth_fraction: float = parameter("0.7", "0.2..1", "share of memory bandwidth when weights stream in each step")
     l2_survival_share: float = parameter("0.6", "0.1..1.5", "share of L2 that keeps weights from step to step")
     data_gradient_factor: float = parameter("1", "0.5..2.5", "time of a backward step over the same product forward")
     weight_gradient_factor: float = parameter("1", "0.5..2.5", "time of the filter gradient's product over a plain one")
-    concurrent_pass_rows: float = parameter(
-        "1200 row", "300..5000", "rows for which narrow passes over the weights run at once"
-    )
+    concurrent_pass_rows: float = parameter("1200 row", "300..5000", "rows for which narrow weight passes overlap")
     barrier_time: float = parameter("2.5 us", "0.5..20 us", "grid-wide barrier of a persistent step", fitted=False)
 
 
@@ -126,14 +129,11 @@ def weights_fit_registers(*, weight_bytes: Number, device: DeviceDatasheet) -> M
 
 
 def _product_time(
-    m: Array,
-    n: Array,
-    k: Array,
+    size: Size,
     tiles: Tiles,
     splits: tuple[int, ...],
     device: DeviceDatasheet,
     p: RnnParameters,
-    *,
     most_blocks: float = np.inf,
 ) -> Array:
     """Compute the arithmetic time of a recurrent GEMM (m x k)(k x n) with the best tile and split, in whole waves [s].
@@ -141,16 +141,16 @@ def _product_time(
     A multiprocessor takes at least ``cycles_per_summed_element`` per element of the sum, since a single block cannot
     hide its latency; this limits small batches. A sum is split only into at most ``most_blocks`` blocks.
     """
+    m, n, k = size
     best = np.full(np.broadcast_shapes(m.shape, n.shape, k.shape), np.inf)
+    rate = p.gemm_efficiency * device.flops_per_clock
     for a, b in tiles:
         flops = 2.0 * a * b * (1.0 + (p.balanced_tile_width * (1.0 / a + 1.0 / b)) ** 2)
         blocks = np.ceil(m / a) * np.ceil(n / b)
         for parts in splits:
             depth = np.ceil(k / (8.0 * parts)) * 8.0
-            arithmetic = wave_count(blocks * parts, device.multiprocessors) * flops
-            cycles = lossy_overlap_time(
-                arithmetic / (p.gemm_efficiency * device.flops_per_clock), np.asarray(p.cycles_per_summed_element)
-            )
+            arithmetic = wave_count(blocks * parts, device.multiprocessors, WAVE_ROUNDING) * flops / rate
+            cycles = lossy_overlap_time(arithmetic, np.asarray(p.cycles_per_summed_element))
             total = depth * cycles + (p.split_cycles if parts > 1 else 0.0)
             best = np.where((parts == 1) | (blocks * parts <= most_blocks), np.minimum(best, total), best)
     return best / device.clock_hz
@@ -198,29 +198,22 @@ def early_cudnn_recurrent_gemm_time(
     passes = np.clip(m / p.concurrent_pass_rows, 1.0, np.ceil(n / NARROW_GEMM_PASS_COLUMNS))
     narrow = np.hypot(k * p.cycles_per_summed_element / (NARROW_GEMM_SPLIT_K * device.clock_hz), stream * passes)
     slower = 1.0 if backward else np.where(half, _HALF_PRECISION_CYCLE_RATIO, 1.0)
-    medium = np.hypot(slower * _product_time(m, n, k, _MEDIUM_TILES, (1,), device, p), stream)
-    split = _product_time(m, n, k, _WIDE_TILES, _STEP_SPLITS, device, p, most_blocks=device.multiprocessors)
-    unsplit = _product_time(m, n, k, _WIDE_TILES, (1,), device, p)
+    medium = np.hypot(slower * _product_time((m, n, k), _MEDIUM_TILES, (1,), device, p), stream)
+    split = _product_time((m, n, k), _WIDE_TILES, _STEP_SPLITS, device, p, device.multiprocessors)
+    unsplit = _product_time((m, n, k), _WIDE_TILES, (1,), device, p)
     wide = np.hypot(np.where(half, unsplit, split), stream)
     return np.where(n <= NARROW_GEMM_COLUMNS, narrow, np.where(n <= _MEDIUM_COLUMNS, medium, wide))
 
 
 def _plain_product_time(
-    m: Array,
-    n: Array,
-    k: Array,
-    *,
-    element_bytes: Array,
-    along_sum: float,
-    device: DeviceDatasheet,
-    products: GemmParameters,
+    size: Size, element_bytes: Array, along_sum: float, device: DeviceDatasheet, products: GemmParameters
 ) -> Array:
     """Compute the time of GEMMs without launch, with the device's calibration of plain (not recurrent) GEMMs.
 
     Parameters
     ----------
-    m, n, k : ndarray
-        Extents of the product (m x k)(k x n).
+    size : tuple of ndarray
+        Extents m, n, k of the product (m x k)(k x n).
     element_bytes : ndarray
         Bytes of a stored element.
     along_sum : float
@@ -235,38 +228,12 @@ def _plain_product_time(
     ndarray
         Time [s].
     """
+    m, n, k = size
     seconds = gemm_time(
         m=m, n=n, k=k, element_bytes=element_bytes, result_bytes=element_bytes, k_contiguous=along_sum,
         device=device, parameters=products,
     )  # fmt: skip
     return seconds - products.launch_time
-
-
-def weight_miss_rate(*, footprint: Number, l2_bytes: float, share: float) -> Array:
-    """Compute the L2 miss rate (0 to 1) of recurrent weights that the previous time step read.
-
-    The rate is 1 - 1 / (1 + (footprint / (share L2))^4).
-
-    Parameters
-    ----------
-    footprint : array-like
-        Bytes of the weights.
-    l2_bytes : float
-        Bytes of the L2.
-    share : float
-        Share of the L2 that keeps weights from step to step.
-
-    Returns
-    -------
-    ndarray
-        Miss rate: 0 if the weights fit into L2, 1 if they are much larger.
-
-    Examples
-    --------
-    >>> float(weight_miss_rate(footprint=4e6, l2_bytes=4e6, share=1.0))
-    0.5
-    """
-    return np.asarray(1.0 - 1.0 / (1.0 + (np.asarray(footprint) / (share * l2_bytes)) ** 4))
 
 
 def rnn_timestep_time(
@@ -314,20 +281,17 @@ def rnn_timestep_time(
     weights = gated * hidden * element_bytes
     bandwidth = p.bandwidth_fraction * device.memory_bandwidth
     states = _POINTWISE_ELEMENTS * gated * batch * element_bytes
-    miss = weight_miss_rate(footprint=weights + states, l2_bytes=device.l2_bytes, share=p.l2_survival_share)
+    miss = 1.0 - cached_share(weights + states, p.l2_survival_share * device.l2_bytes)
     stream = weights * miss / bandwidth
-    product = np.hypot(_product_time(m, batch, k, _STEP_TILES, _STEP_SPLITS, device, p), stream)
+    product = np.hypot(_product_time((m, batch, k), _STEP_TILES, _STEP_SPLITS, device, p), stream)
     if device.architecture == _COLUMN_ARCHITECTURE:
         half = (element_bytes <= 2.0) & ~np.asarray(device.tensor_cores)
         early = early_cudnn_recurrent_gemm_time(
-            m, batch, k, stream, half=half, backward=backward, device=device, parameters=parameters
+            m, batch, k, stream, half=half, backward=backward, device=device, parameters=p
         )
         product = np.where(np.asarray(library) < _PLAIN_RELEASE, early, product)
     if products is not None:
-        along_sum = 0.5 if backward else 1.0
-        plain = _plain_product_time(
-            batch, m, k, element_bytes=element_bytes, along_sum=along_sum, device=device, products=products
-        )
+        plain = _plain_product_time((batch, m, k), element_bytes, 0.5 if backward else 1.0, device, products)
         product = np.where(np.asarray(library) < _PLAIN_RELEASE, product, plain)
     return np.asarray(product + states * miss / bandwidth)
 
@@ -410,16 +374,13 @@ def rnn_weight_gradient_time(
         Time [s].
     """
     p, depth = parameters, batch * timesteps
-    arithmetic = _product_time(gate_count * hidden, hidden, depth, _FILTER_TILES, _FILTER_SPLITS, device, p)
+    arithmetic = _product_time((gate_count * hidden, hidden, depth), _FILTER_TILES, _FILTER_SPLITS, device, p)
     elements = gate_count * hidden**2 + (gate_count + 1.0) * hidden * depth
     memory = elements * element_bytes / (p.bandwidth_fraction * device.memory_bandwidth)
     early = lossy_overlap_time(arithmetic * p.weight_gradient_factor, memory)
     if products is None:
         return early
-    plain = _plain_product_time(
-        hidden, gate_count * hidden, depth,
-        element_bytes=element_bytes, along_sum=0.0, device=device, products=products,
-    )  # fmt: skip
+    plain = _plain_product_time((hidden, gate_count * hidden, depth), element_bytes, 0.0, device, products)
     plain = plain + gate_count * hidden**2 * element_bytes / (p.bandwidth_fraction * device.memory_bandwidth)
     return np.asarray(np.where(np.asarray(library) < _PLAIN_RELEASE, early, plain * p.weight_gradient_factor))
 

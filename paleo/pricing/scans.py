@@ -1,8 +1,8 @@
 """Time of linear recurrences with a matrix as state (Mamba-2, gated delta rules), and of their short convolutions.
 
 In prefill and training the sequence is cut into chunks. Products inside all chunks run concurrently. The state is
-passed from chunk to chunk of a sequence, by one block for each head and ``LANE`` values. In decode a token reads and
-writes the whole state of its sequence.
+passed from chunk to chunk of a sequence, by one block for each head and ``STATE_BLOCK_VALUES`` values. In decode a
+token reads and writes the whole state of its sequence.
 
     chunks = launch + roofline(FLOP of chunks / (rate · multiprocessors), bytes / bandwidth) + steps of the state
     tokens = launch + roofline(state · (first + tokens · state) / bandwidth, steps of the state)
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from paleo.pricing.engine_gemm import roofline_with_overlap_loss, time_with_host_launch
+from paleo.pricing.engine_gemm import roofline_with_overlap_loss, time_with_host_launch, wave_count
 from paleo.pricing.kernels import KERNEL_FAMILIES, kernel_shape_values
 from paleo.specs.calibration import parameter
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from paleo.operations.base import Kernel
     from paleo.pricing.calibration_lookup import SourcedParameters
-    from paleo.pricing.kernels import DeviceDatasheet, KernelFamilyPredictor
+    from paleo.pricing.kernels import DeviceDatasheet, KernelFamilyPredictor, KernelFamilyTimes
 
 Array = npt.NDArray[np.float64]
 #: Values of a state in one block, and blocks that a multiprocessor runs at once: in prefill, and in decode.
@@ -54,12 +54,8 @@ class ScanParameters:
     flops_per_cycle: float = parameter("1000 FLOP/cycle", "20..500000", "FLOP of chunks per cycle and multiprocessor")
     bandwidth_efficiency: float = parameter("0.7", "0.02..1.1", "share of the memory bandwidth that is reached")
     chunk_step_cycles: float = parameter("1000 cycle", "1..1000000", "of a block from one chunk, or token, to the next")
-    block_start_cycles: float = parameter(
-        "5 cycle", "0.001..10000", "start of a block of a convolution, on one multiprocessor"
-    )
-    state_passes_per_sequence: float = parameter(
-        "1", "0.01..50", "passes over the state of a sequence, whatever its tokens"
-    )
+    block_start_cycles: float = parameter("5 cycle", "0.001..10000", "start of a block of a convolution")
+    state_passes_per_sequence: float = parameter("1", "0.01..50", "passes over a sequence's state, whatever its tokens")
     state_passes_per_token: float = parameter("1", "0.001..50", "passes over the state for a chunk or token")
 
 
@@ -120,19 +116,15 @@ def chunked_scan_time(
     """
     p, clock = parameters, device.clock_hz
     chunks, states = np.ceil(length / chunk), batch * heads * keys * values
-    occupied = batch * chunks * heads / device.multiprocessors
-    waves = 0.5 * np.ceil(occupied) + 0.5 * np.maximum(occupied, 1.0)
+    waves = wave_count(batch * chunks * heads, device.multiprocessors, 0.5)
     compute = waves * scan_chunk_flops(chunk, keys, values) / (p.flops_per_cycle * clock)
     moved = batch * length * token_bytes + states * (
         2.0 * STATE_ELEMENT_BYTES + CHUNK_STATE_ELEMENT_BYTES * chunks * p.state_passes_per_token
     )
     lanes = batch * heads * values / STATE_BLOCK_VALUES / (PREFILL_BLOCKS_PER_MULTIPROCESSOR * device.multiprocessors)
     chain = chunks * p.chunk_step_cycles / clock * np.maximum(lanes, 1.0)
-    return (
-        p.launch_time
-        + roofline_with_overlap_loss(compute, moved / (p.bandwidth_efficiency * device.memory_bandwidth))
-        + chain
-    )
+    body = roofline_with_overlap_loss(compute, moved / (p.bandwidth_efficiency * device.memory_bandwidth))
+    return p.launch_time + body + chain
 
 
 def token_scan_time(
@@ -197,16 +189,12 @@ def short_convolution_time(
     p, rows = parameters, batch * channels
     moved = 2.0 * TOKEN_ELEMENT_BYTES * rows * (length + (taps - 1.0) * p.state_passes_per_token)
     blocks = rows / device.multiprocessors * p.block_start_cycles / device.clock_hz
-    busy = p.launch_time + roofline_with_overlap_loss(
-        moved / (p.bandwidth_efficiency * device.memory_bandwidth), blocks
-    )
-    return time_with_host_launch(busy, p.host_time)
+    body = roofline_with_overlap_loss(moved / (p.bandwidth_efficiency * device.memory_bandwidth), blocks)
+    return time_with_host_launch(p.launch_time + body, p.host_time)
 
 
 @KERNEL_FAMILIES.register("scan")
-def scan_times(
-    predictor: KernelFamilyPredictor, group: str, kernels: Sequence[Kernel]
-) -> tuple[SourcedParameters[ScanParameters], Array]:
+def scan_times(predictor: KernelFamilyPredictor, group: str, kernels: Sequence[Kernel]) -> KernelFamilyTimes:
     """Compute the times of linear-recurrence kernels (such as Mamba-2) in a training step.
 
     The backward pass repeats the chunks of the forward pass in proportion to its FLOP.
@@ -226,13 +214,10 @@ def scan_times(
         Parameters with their source, and seconds of each kernel.
     """
     entry: SourcedParameters[ScanParameters] = predictor.parameters_of(ScanParameters, group)
-    batch, length, passes = (kernel_shape_values(kernels, name) for name in ("batch", "length", "passes"))
-    moved = np.array([kernel.bytes for kernel in kernels])
+    sizes = {name: kernel_shape_values(kernels, name) for name in ("batch", "length", "heads", "keys", "values")}
+    moved, passes = np.array([kernel.bytes for kernel in kernels]), kernel_shape_values(kernels, "passes")
     times = chunked_scan_time(
-        batch=batch, length=length, heads=kernel_shape_values(kernels, "heads"),
-        keys=kernel_shape_values(kernels, "keys"),
-        values=kernel_shape_values(kernels, "values"), token_bytes=moved / (batch * length * passes),
+        **sizes, token_bytes=moved / (sizes["batch"] * sizes["length"] * passes), parameters=entry.parameters,
         chunk=CHUNK_LENGTHS[group.removeprefix("scan.")], device=predictor.datasheet(predictor.sixteen_bit_dtype),
-        parameters=entry.parameters,
     )  # fmt: skip
     return entry, passes * times

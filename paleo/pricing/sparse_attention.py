@@ -12,7 +12,7 @@ The time covers a layer or one of its parts.
     device      = projections + scores + selection + attention + passes + pairs + starts
     time        = (launches^order + device^order)^(1/order)
 
-where ``roofline`` is `paleo.pricing.engine_gemm.roofline_with_overlap_loss`.
+where roofline is `paleo.pricing.engine_gemm.roofline_with_overlap_loss`.
 
 A kernel that gathers keys computes whole tiles of heads (64 or 128), so a rank with fewer heads is no faster. Some
 kernels multiply all slots of a selection, those without a key too. Attention over all keys has keys and values for each
@@ -58,13 +58,9 @@ class SparseAttentionParameters:
         "0.3", "0.005..2", "share of peak of the kernel that reads a cache in 8 bits"
     )
     indexer_peak_share: float = parameter("0.4", "0.005..3", "share of the narrow peak of the indexer's scores")
-    selection_bandwidth_share: float = parameter(
-        "0.5", "0.00001..20", "share of the bandwidth at which scores are written"
-    )
+    selection_bandwidth_share: float = parameter("0.5", "0.00001..20", "share of bandwidth at which scores are written")
     pass_bandwidth_share: float = parameter("0.5", "0.005..50", "share of the bandwidth of passes over tokens")
-    search_picoseconds_per_key: float = parameter(
-        "100", "0.001..100000", "picoseconds of each key that a query's search passes"
-    )
+    search_picoseconds_per_key: float = parameter("100", "0.001..100000", "picoseconds per key that a search passes")
     search_start_time: float = parameter("5 us", "0.001..100 us", "start of a query's search")
     cycles_per_key: float = parameter("1 cycle", "0.0001..50", "cycles of a block of the indexer for each of its keys")
     fp8_launch_time: float = parameter("20 us", "0.01..2000 us", "launches more with weights in 8 bits")
@@ -99,7 +95,7 @@ class SparseWork:
     score_bytes: Array
     entries_per_search: Array
     searching_queries: Array
-    scored_entries: Array
+    indexer_scored_keys_per_query: Array
     attention_flops: Array
     key_bytes: Array
     reads_8_bit_cache: npt.NDArray[np.bool_]
@@ -135,7 +131,7 @@ def sparse_attention_time(work: SparseWork, device: DeviceDatasheet, parameters:
     waves = 0.5 * np.ceil(occupied) + 0.5 * np.maximum(occupied, np.minimum(work.searching_queries, 1.0))
     parts = (
         roofline_with_overlap_loss(work.projection_flops / product_peak, work.weight_bytes / streamed),
-        roofline_with_overlap_loss(scores, work.scored_entries * p.cycles_per_key / device.clock_hz),
+        roofline_with_overlap_loss(scores, work.indexer_scored_keys_per_query * p.cycles_per_key / device.clock_hz),
         work.score_bytes / (p.selection_bandwidth_share * bandwidth)
         + waves * (p.search_start_time + work.entries_per_search * p.search_picoseconds_per_key * _PICOSECOND),
         roofline_with_overlap_loss(work.attention_flops / rate, work.key_bytes / (CACHE_BANDWIDTH_RATIO * streamed)),

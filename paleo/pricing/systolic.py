@@ -155,16 +155,14 @@ def _attention(kernel: Kernel, width: float, cores: float) -> float:
     return float(kernel.flops * round_up_to_multiple(head, width) / head)
 
 
-_WORK: Mapping[str, Callable[[Kernel, float, float], float]] = {
-    "gemm": _gemm,
-    "conv": _convolution,
-    "rnn": _recurrence,
-    "attention": _attention,
-}
+KernelWork = Callable[["Kernel", float, float], float]
+_WORK: Mapping[str, KernelWork] = {"gemm": _gemm, "conv": _convolution, "rnn": _recurrence, "attention": _attention}
 
 
 def systolic_array_flops(kernels: Sequence[Kernel], device: Device) -> Array:
-    """Compute the peak FLOP of the clock cycles for which each kernel occupies a chip's systolic arrays.
+    """Compute the FLOP that a chip's systolic arrays could execute in the clock cycles that each kernel takes of them.
+
+    It is at least the FLOP of the kernel; the excess is padding to the width of the arrays.
 
     Parameters
     ----------

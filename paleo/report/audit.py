@@ -57,7 +57,7 @@ def json_document(audit: TrainingLogAudit | CollectiveAudit) -> Document:
             {"name": fault.name, "factor": fault.factor, "step_time_s": fault.evidence["step"], "advice": fault.advice}
             for fault in audit.faults
         ],
-        "unexplained": audit.measured_step_time_ratio,
+        "unexplained": audit.measured_to_best_fit_step_time_ratio,
         "notes": list(audit.assumptions),
         "measure_next": _next_measurement(audit),
     }
@@ -94,8 +94,8 @@ def log_audit_verdict_text(audit: TrainingLogAudit | CollectiveAudit) -> str:
     doubt = " The step lies within the 90 % interval of the prediction, so this may be the model's error."
     names = ", or ".join(fault.text for fault in audit.faults)
     remainder = (
-        f"{audit.measured_step_time_ratio - 1:+.0%} of the step stay unexplained"
-        if abs(audit.measured_step_time_ratio - 1) >= 0.01
+        f"{audit.measured_to_best_fit_step_time_ratio - 1:+.0%} of the step stay unexplained"
+        if abs(audit.measured_to_best_fit_step_time_ratio - 1) >= 0.01
         else "that is all of it"
     )
     return f"{seen}. What explains it: {names}; {remainder}.{doubt if low <= measured <= high else ''}"

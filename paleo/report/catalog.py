@@ -406,7 +406,7 @@ def _changes(changes: Mapping[str, object]) -> str:
 
 def _calibration_facts(calibration: Calibration) -> list[NamedFact]:
     """Return one line for each fitted entry of a calibration: what was fitted, to how many rows, and its test error."""
-    rows = [("subject", calibration.subject)]
+    rows = [("subject", calibration.device_or_system)]
     for entry in calibration.entries:
         error = "not tested" if entry.residual is None else f"MAPE {100 * entry.residual.mape:.1f} % on rows held out"
         rows.append((f"{entry.family}, {entry.stack}", f"{entry.rows_fitted or 0} rows fitted, {error}; {entry.date}"))
@@ -428,13 +428,13 @@ def software_settings(entry: object) -> list[SoftwareSettingRow]:
     """
     if not isinstance(entry, SoftwareProfile):
         return []
-    rows = [row for row in field_table(SoftwareProfile) if "." in row.field]
-    return [(row.field, _value(entry, row), row.default, row.meaning) for row in rows]
+    rows, groups = [row for row in field_table(SoftwareProfile) if "." in row.field], entry.model_dump(by_alias=True)
+    return [(row.field, _value(groups, row), row.default, row.meaning) for row in rows]
 
 
-def _value(software: SoftwareProfile, row: FieldRow) -> str:
+def _value(groups: Mapping[str, Any], row: FieldRow) -> str:
     group, _, name = row.field.partition(".")
-    return format_value(getattr(getattr(software, group), name), row.unit)
+    return format_value(groups[group][name], row.unit)
 
 
 def _registered(entry: object) -> list[NamedFact]:

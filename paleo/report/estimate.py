@@ -151,7 +151,7 @@ def prediction_document(
         "tokens_per_s": prediction.tokens_per_s,
         "mfu": prediction.mfu,
         "hfu": prediction.hfu,
-        "flops_per_step": prediction.flops,
+        "flops_per_step": prediction.model_flops_per_step,
         "direct_flops_per_s": prediction.direct_flops_per_s,
         "breakdown_s": asdict(prediction.breakdown),
         "memory_bytes": {**memory.parts, "total": memory.total, "capacity": memory.capacity},

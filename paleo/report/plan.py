@@ -90,7 +90,7 @@ def _columns(rows: Sequence[PlanRow], named: Sequence[PlanRow] = ()) -> Iterator
     yield AnswerColumn("", _schedule, "schedule", "words", optional=True)
     yield AnswerColumn("cut", _cut)
     yield AnswerColumn("overlapped", lambda row: row.overlapped, "gradient exchange", "words",
-                 lambda row: "overlapped" if row.overlapped else "after backward")  # fmt: skip
+                 lambda row: "overlapped" if row.overlaps_gradient_exchange else "after backward")  # fmt: skip
     yield AnswerColumn("expert_dispatch", lambda row: row.run.experts.dispatch or "default",
                  "token dispatch" if dispatched else "", "words")  # fmt: skip
 
@@ -290,7 +290,7 @@ def _priced_columns(reply: PurchasePlans) -> Iterator[AnswerColumn]:
     yield AnswerColumn("", lambda plan: _schedule(plan.row), "schedule", "words", optional=True)
     yield AnswerColumn("schedule", lambda plan: "1f1b" if plan.row.schedule == "none" else plan.row.schedule)
     yield AnswerColumn("cut", lambda plan: _cut(plan.row))
-    yield AnswerColumn("overlapped", lambda plan: plan.row.overlapped)
+    yield AnswerColumn("overlapped", lambda plan: plan.row.overlaps_gradient_exchange)
 
 
 def purchase_json_document(reply: PurchasePlans) -> Document:

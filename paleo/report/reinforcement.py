@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from paleo.report.columns import AnswerColumn, empty_table, percent, row_json, rows_table, wrapped_text
-from paleo.serving.reinforcement import STEP_TIME_INTERVAL_FACTORS, UNMODELLED
+from paleo.serving.reinforcement import STEP_TIME_INTERVAL_FACTORS, UNMODELLED_EFFECTS
 from paleo.units import format_duration
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def json_document(study: ReinforcementStudy) -> dict[str, Any]:
         "days": study.days,
         "usd": study.usd,
         "refusals": list(study.refusals),
-        "unmodelled": list(UNMODELLED),
+        "unmodelled": list(UNMODELLED_EFFECTS),
     }
 
 
@@ -122,5 +122,5 @@ def table(study: ReinforcementStudy) -> RenderableType:
     for name, seconds in nonzero_step_parts(best).items():
         parts.add_row(name, format_duration(seconds), percent(seconds / best.step_time))
     plans = rows_table("Layouts", LAYOUT_COLUMNS, study.steps[:MAX_TABLE_ROWS])
-    notes = [*accuracy_notes(study), f"Not modelled: {'; '.join(UNMODELLED)}."]
+    notes = [*accuracy_notes(study), f"Not modelled: {'; '.join(UNMODELLED_EFFECTS)}."]
     return Group(head, Text(), parts, Text(), plans, Text(), *(wrapped_text(note) for note in notes))

@@ -60,7 +60,7 @@ def service_page(service: Service, systems: Sequence[Service] = (), *, date: str
         The page.
     """
     from paleo.report import serving
-    from paleo.serving.service import UNMODELLED
+    from paleo.serving.service import UNMODELLED_EFFECTS
 
     plan, tables, charts = service.best, [], []
     if len(systems) > 1:
@@ -83,7 +83,7 @@ def service_page(service: Service, systems: Sequence[Service] = (), *, date: str
         tables=tables,
         command=service.launch_command,
         assumptions=serving.accuracy_notes(service),
-        unmodelled=list(UNMODELLED),
+        unmodelled=list(UNMODELLED_EFFECTS),
         refusals=list(dict.fromkeys(service.result.refusals)),
     )
 
@@ -111,7 +111,7 @@ def reinforcement_page(study: ReinforcementStudy, *, date: str) -> str:
         The page.
     """
     from paleo.report import reinforcement
-    from paleo.serving.reinforcement import UNMODELLED as NOT_LEARNED
+    from paleo.serving.reinforcement import UNMODELLED_EFFECTS as NOT_LEARNED
 
     best = study.steps[0] if study.steps else None
     charts = []

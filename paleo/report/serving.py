@@ -12,7 +12,7 @@ from rich.text import Text
 
 from paleo.report.columns import AnswerColumn, empty_table, percent, row_json, rows_table, wrapped_text
 from paleo.serving.plans import ServingPlan, iteration_time_breakdown, max_request_rate, states_over_request_rates
-from paleo.serving.service import THROUGHPUT_INTERVAL_FACTORS, UNMODELLED
+from paleo.serving.service import THROUGHPUT_INTERVAL_FACTORS, UNMODELLED_EFFECTS
 from paleo.units import format_duration, format_gibibytes
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def json_document(service: Service, systems: Sequence[Service] = ()) -> dict[str
         "load": _load_document(service),
         "limits": dict(service.limits.limits_by_name) | {"percentile": service.limits.percentile},
         "possible": plan is not None,
-        "unmodelled": list(UNMODELLED),
+        "unmodelled": list(UNMODELLED_EFFECTS),
         "refusals": list(service.result.refusals),
         "warnings": list(service.warnings),
         "engine_choice": service.engine_comparison,
@@ -239,7 +239,7 @@ def table(service: Service, systems: Sequence[Service] = ()) -> RenderableType:
             wrapped_text(Text(f"- {each}")) for each in dict.fromkeys(service.result.refusals[1:])
         ]
         return Group(head, Text(), *reasons[:MAX_TABLE_PLANS])
-    notes = [*accuracy_notes(service), f"Not modelled: {'; '.join(UNMODELLED)}."]
+    notes = [*accuracy_notes(service), f"Not modelled: {'; '.join(UNMODELLED_EFFECTS)}."]
     launch: list[RenderableType] = (
         [Text(), Text(service.launch_command, no_wrap=True, overflow="ignore")] if service.launch_command else []
     )

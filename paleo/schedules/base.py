@@ -65,7 +65,7 @@ PassGroupSizesFunction = Callable[[int, int, int, int], list[int]]
 #: Location of a piece of the network: (stage, chunk of that stage).
 ChunkLocation = tuple[int, int]
 #: (stages, chunks) -> for each replica the places of its pieces, from input to output.
-ChunkPathsFunction = Callable[[int, int], tuple[tuple[ChunkLocation, ...], ...]]
+ChunkPlacementFunction = Callable[[int, int], tuple[tuple[ChunkLocation, ...], ...]]
 
 
 def round_robin_chunk_paths(stages: int, chunks: int) -> tuple[tuple[ChunkLocation, ...], ...]:
@@ -292,7 +292,7 @@ class Schedule:
     needs_microbatch_multiple: bool = False
     min_microbatches_per_stage: int = 0
     needs_even_stages: bool = False
-    chunk_paths: ChunkPathsFunction = round_robin_chunk_paths
+    chunk_paths: ChunkPlacementFunction = round_robin_chunk_paths
     pass_group_sizes: PassGroupSizesFunction | None = None
 
     @property
@@ -407,10 +407,8 @@ class Schedule:
             Shape of ``microbatches``.
         """
         count = np.asarray(microbatches)
-        fits = (count >= self.min_microbatches_per_stage * stages) & (
-            (count % stages == 0) | (not self.needs_microbatch_multiple)
-        )
-        fits = fits & (count % self.replicas == 0)
+        divides = (count % stages == 0) | (not self.needs_microbatch_multiple)
+        fits = (count >= self.min_microbatches_per_stage * stages) & divides & (count % self.replicas == 0)
         return np.asarray(fits & (stages % 2 == 0 or not self.needs_even_stages))
 
     def peak_activations(self, stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
@@ -494,9 +492,7 @@ class Schedule:
             return self.closed_forms.passes_after_last_gradient(stage, stages, chunk, chunks)
         places = np.asarray(stage, dtype=int)
         counts = [_passes_remaining(self, place, stages, chunk, chunks) for place in places.ravel().tolist()]
-        inputs, weights = (
-            np.array(counts, dtype=np.float64).reshape(*places.shape, 2).transpose(-1, *range(places.ndim))
-        )
+        inputs, weights = np.array(counts, dtype=np.float64).T.reshape(2, *places.shape)
         return inputs, weights
 
     def pass_groups(self, stage: int, stages: int, microbatches: int, chunks: int) -> list[tuple[SchedulePass, ...]]:
@@ -519,12 +515,10 @@ class Schedule:
             Groups in the order in which they run.
         """
         order = self.pass_order(stage, stages, microbatches, chunks)
-        sizes = (
-            [1] * len(order)
-            if self.pass_group_sizes is None
-            else self.pass_group_sizes(stage, stages, microbatches, chunks)
-        )
-        return [tuple(itertools.islice(actions, size)) for actions in [iter(order)] for size in sizes]
+        if self.pass_group_sizes is None:
+            return [(action,) for action in order]
+        actions = iter(order)
+        return [tuple(itertools.islice(actions, n)) for n in self.pass_group_sizes(stage, stages, microbatches, chunks)]
 
     @property
     def pairs_forward_with_backward(self) -> bool:
@@ -552,14 +546,13 @@ class Schedule:
 
         Notes
         -----
-        Software may also pair passes in the steady state of a schedule without `pairs_passes`. Then the forward passes
-        that fill the first stage run unpaired, including the one that produces the input of the first backward pass.
+        Software may also pair passes in the steady state of a schedule without ``pairs_forward_with_backward``. Then
+        the forward passes that fill the first stage run unpaired, including the one that produces the input of the
+        first backward pass.
         """
-        return (
-            _unpaired_passes(self, stages, chunks)
-            if self.pairs_forward_with_backward
-            else self.peak_activations(0, stages, microbatches, chunks)
-        )
+        if self.pairs_forward_with_backward:
+            return _unpaired_passes(self, stages, chunks)
+        return self.peak_activations(0, stages, microbatches, chunks)
 
     def replayed_peak_activations(self, stage: int, stages: int, microbatches: int, chunks: int) -> tuple[int, ...]:
         """Count the live activations of each model chunk at a stage's first peak, by replaying the order of passes.
@@ -595,9 +588,8 @@ def _in_flight(schedule: Schedule, stage: int, stages: int, microbatches: int, c
     most = simulated_microbatch_count(stages, chunks) + microbatches % stages
     if microbatches <= most:
         return schedule.replayed_peak_activations(stage, stages, microbatches, chunks)
-    first, second = (
-        schedule.replayed_peak_activations(stage, stages, count, chunks) for count in (most - stages, most)
-    )
+    counts = (most - stages, most)
+    first, second = (schedule.replayed_peak_activations(stage, stages, count, chunks) for count in counts)
     rounds = (microbatches - most) // stages
     return tuple(after + (after - before) * rounds for before, after in zip(first, second, strict=True))
 
@@ -661,10 +653,8 @@ def simulates_every_microbatch(stages: int, chunks: int, microbatches: int) -> b
     bool
         True if every microbatch is simulated.
     """
-    return (
-        microbatches <= simulated_microbatch_count(stages, chunks) + stages
-        or stages * chunks * microbatches <= MAX_SIMULATED_PASSES
-    )
+    few = microbatches <= simulated_microbatch_count(stages, chunks) + stages
+    return few or stages * chunks * microbatches <= MAX_SIMULATED_PASSES
 
 
 SCHEDULES: Registry[Schedule] = Registry("pipeline schedule", "paleo.schedules")
@@ -753,9 +743,8 @@ def check_schedule(name: str, stages: int, chunks: int, microbatches: int) -> No
     if chosen.needs_microbatch_multiple and microbatches % stages:
         raise PlanError(f"schedule {name!r}: {microbatches} microbatches are not a multiple of the {stages} stages")
     if microbatches % chosen.replicas:
-        raise PlanError(
-            f"schedule {name!r}: {microbatches} microbatches are not shared evenly by its {chosen.replicas} copies"
-        )
+        shared = f"are not shared evenly by its {chosen.replicas} copies"
+        raise PlanError(f"schedule {name!r}: {microbatches} microbatches {shared}")
     if microbatches < chosen.min_microbatches_per_stage * stages:
         least = f"{chosen.min_microbatches_per_stage} for each of the {stages} stages"
         raise PlanError(f"schedule {name!r}: {microbatches} microbatches are too few; it needs {least}")

@@ -263,7 +263,8 @@ def _dualpipev_alive_of(stage: Numeric, stages: int, microbatches: Numeric, chun
     return second if chunk else 2.0 * stages - np.asarray(stage)
 
 
-register_schedule(
+_PAPER = "DeepSeek-AI, DeepSeek-V3 technical report, 2024 (section 3.2.1)"
+for schedule in (
     Schedule(
         "chimera",
         "Li and Hoefler, Chimera, SC 2021",
@@ -278,10 +279,7 @@ register_schedule(
         needs_microbatch_multiple=True,
         needs_even_stages=True,
         chunk_paths=_two_way_paths,
-    )
-)
-_PAPER = "DeepSeek-AI, DeepSeek-V3 technical report, 2024 (section 3.2.1)"
-register_schedule(
+    ),
     Schedule(
         "dualpipe",
         _PAPER,
@@ -298,9 +296,7 @@ register_schedule(
         needs_even_stages=True,
         chunk_paths=_two_way_paths,
         pass_group_sizes=_dualpipe_fused,
-    )
-)
-register_schedule(
+    ),
     Schedule(
         "dualpipev",
         "DeepSeek-AI, github.com/deepseek-ai/DualPipe, 2025 (half of dualpipe)",
@@ -317,5 +313,6 @@ register_schedule(
         min_microbatches_per_stage=2,
         chunk_paths=v_shaped_chunk_paths,
         pass_group_sizes=_dualpipev_fused,
-    )
-)
+    ),
+):
+    register_schedule(schedule)

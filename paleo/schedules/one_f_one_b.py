@@ -46,9 +46,8 @@ def _gpipe_order(stage: int, stages: int, microbatches: int, chunks: int) -> lis
 def _gpipe_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
     """Return GPipe's makespan: ΣF + (m − 1) max F + Σ(B + W) + (m − 1) max (B + W) [s], exact for unequal stages."""
     back, more = passes.backward + passes.weight_gradients, np.asarray(microbatches) - 1.0
-    return np.asarray(
-        passes.forward.sum(axis=0) + back.sum(axis=0) + more * (passes.forward.max(axis=0) + back.max(axis=0))
-    )
+    slowest = passes.forward.max(axis=0) + back.max(axis=0)
+    return np.asarray(passes.forward.sum(axis=0) + back.sum(axis=0) + more * slowest)
 
 
 def _gpipe_alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -> Numeric:
@@ -188,7 +187,7 @@ def _interleaved_remaining(stage: Numeric, stages: int, chunk: int, chunks: int)
     return float(chunk * stages), float(chunk * stages)
 
 
-register_schedule(
+for schedule in (
     Schedule(
         "gpipe",
         "Huang et al., GPipe, NeurIPS 2019",
@@ -196,9 +195,7 @@ register_schedule(
         ClosedForms(
             _gpipe_span, _gpipe_alive, passes_after_last_gradient=no_passes_after_gradient, exact_for_stages="any"
         ),
-    )
-)
-register_schedule(
+    ),
     Schedule(
         "1f1b",
         "Narayanan et al., PipeDream-Flush, ICML 2021",
@@ -209,9 +206,7 @@ register_schedule(
             passes_after_last_gradient=no_passes_after_gradient,
             exact_for_stages="any",
         ),
-    )
-)
-register_schedule(
+    ),
     Schedule(
         "interleaved",
         "Narayanan et al., SC 2021",
@@ -224,8 +219,9 @@ register_schedule(
         ),
         chunks_per_stage=None,
         needs_microbatch_multiple=True,
-    )
-)
+    ),
+):
+    register_schedule(schedule)
 
 
 def _h1_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[SchedulePass]:
@@ -279,14 +275,10 @@ def _h1_ends(span: Array, passes: PassTimes, microbatches: Numeric, chunks: int)
     return np.minimum(span, span - passes.weight_gradients[:1] - above + deferred * passes.weight_gradients)
 
 
-#: Kind of pass, and chunk.
+#: Kind of pass, and chunk; and the passes of a round of zb-v in its steady state.
 _Kind = tuple[PassKind, int]
-_F0: _Kind = ("F", 0)
-_B0: _Kind = ("B", 0)
-_W0: _Kind = ("W", 0)
-_F1: _Kind = ("F", 1)
-_B1: _Kind = ("B", 1)
-_W1: _Kind = ("W", 1)
+_V_ROUND: tuple[_Kind, ...] = (("F", 0), ("B", 0), ("W", 0), ("F", 1), ("B", 1), ("W", 1))
+_F0, _B0, _W0, _F1, _B1, _W1 = _V_ROUND
 
 
 def v_shaped_chunk_paths(stages: int, chunks: int) -> tuple[tuple[ChunkLocation, ...], ...]:
@@ -311,11 +303,10 @@ def _v_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[Sc
     """Return the passes of a stage in zb-v: fill the first chunk, then both chunks, run rounds of six passes, drain."""
     below = stages - stage
     fill = [_F0] * (2 * below - 1) + [_F1, _F0] * stage + [_F1, _B1, _W1] * below
-    round_of_passes = [_F0, _B0, _W0, _F1, _B1, _W1]
     drain = [_B0, _B1] * stage + [_B0, _W0] * below + [_W1] * stage + [_W0] * stage
     count: Counter[_Kind] = Counter()
     actions = []
-    for kind, chunk in fill + round_of_passes * (microbatches - stages) + drain:
+    for kind, chunk in [*fill, *_V_ROUND * (microbatches - stages), *drain]:
         microbatch = count[kind, chunk]
         count[kind, chunk] += 1
         if microbatch < microbatches:  # in the last rounds all F of the first chunk are done
@@ -374,16 +365,14 @@ def _v_remaining(stage: Numeric, stages: int, chunk: int, chunks: int) -> tuple[
 
 
 _PAPER = "Qi et al., Zero bubble pipeline parallelism, ICLR 2024"
-register_schedule(
+for schedule in (
     Schedule(
         "zb-h1",
         _PAPER,
         _h1_order,
         ClosedForms(_h1_span, _h1_alive, _h1_ends, no_passes_after_gradient, min_microbatches_per_stage=1.0),
         splits_backward=True,
-    )
-)
-register_schedule(
+    ),
     Schedule(
         "zb-v",
         "Qi et al., Zero bubble pipeline parallelism, ICLR 2024 (section 6)",
@@ -393,5 +382,6 @@ register_schedule(
         splits_backward=True,
         min_microbatches_per_stage=2,
         chunk_paths=v_shaped_chunk_paths,
-    )
-)
+    ),
+):
+    register_schedule(schedule)

@@ -282,10 +282,9 @@ def _run(chosen: Schedule, stages: Sequence[Sequence[ChunkPassTimes]], microbatc
                 # Build the task of one pass on its stage.
                 chunk = stages[stage][action.chunk]
                 label = f"{action.kind}{action.microbatch}" + (f".{action.chunk}" if len(stages[stage]) > 1 else "")
-                seconds, flops, moved = (
-                    _of_pass(values, action, chosen.splits_backward)
-                    for values in ((chunk.forward, chunk.backward, chunk.weight_gradients), chunk.flops, chunk.bytes)
-                )
+                times = chunk.forward, chunk.backward, chunk.weight_gradients
+                figures = (times, chunk.flops, chunk.bytes)
+                seconds, flops, moved = (_of_pass(each, action, chosen.splits_backward) for each in figures)
                 passes.append(Task(label, f"stage{stage}", seconds, previous, action.kind, flops, moved))
                 previous = (len(passes) - 1,)
     line = simulate_tasks([*passes, *sends])
@@ -333,11 +332,8 @@ class _Neighbours:
         _Neighbours
             Previous and next chunk of each chunk, and send times [s]. Sends within a stage take no time.
         """
-        steps = [
-            pair
-            for path in chosen.chunk_paths(len(stages), len(stages[0]) // chosen.replicas)
-            for pair in itertools.pairwise(path)
-        ]
+        paths = chosen.chunk_paths(len(stages), len(stages[0]) // chosen.replicas)
+        steps = list(itertools.chain.from_iterable(map(itertools.pairwise, paths)))
         sends = {place: 0.0 if place[0] == after[0] else stages[place[0]][place[1]].send_time for place, after in steps}
         return cls({after: place for place, after in steps}, dict(steps), sends)
 

@@ -102,10 +102,9 @@ def _equal(seconds: Array) -> Mask:
 
 
 def _closed_ends(schedule: Schedule, passes: PassTimes, count: Array, chunks: int) -> Array:
-    assert schedule.closed_forms.makespan is not None
-    return schedule.closed_forms.stage_ends(
-        schedule.closed_forms.makespan(passes, count, chunks), passes, count, chunks
-    )
+    forms = schedule.closed_forms
+    assert forms.makespan is not None
+    return forms.stage_ends(forms.makespan(passes, count, chunks), passes, count, chunks)
 
 
 def _chosen(passes: PassTimes, mask: Mask, *, leading: int) -> PassTimes:
@@ -279,16 +278,10 @@ def _source_rows(schedule: Schedule, stages: int, chunks: int) -> Index:
     previous, following = {place: source for source, place in steps}, dict(steps)
     sources = np.full(3 * stages * width, -1, dtype=np.intp)
     for place in itertools.product(range(stages), range(width)):
-        for kind in _KINDS:
-            # The kind and place of the pass whose output a pass reads; None if it reads no other pass.
-            if kind == "F":
-                source = ("F", previous[place]) if place in previous else None
-            elif kind == "B":
-                source = ("B", following[place]) if place in following else ("F", place)
-            else:
-                source = None
-            if source is not None:
-                sources[_row(kind, place, stages, width)] = _row(*source, stages, width)
+        if place in previous:
+            sources[_row("F", place, stages, width)] = _row("F", previous[place], stages, width)
+        source = ("B", following[place]) if place in following else ("F", place)
+        sources[_row("B", place, stages, width)] = _row(*source, stages, width)
     return sources
 
 

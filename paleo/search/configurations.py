@@ -12,7 +12,6 @@ import numpy.typing as npt
 from paleo.lowering.stages_and_recompute import RECOMPUTE_POLICIES
 from paleo.schedules.base import SCHEDULES, distinct_values
 from paleo.search.space import Layout, SearchSpace, microbatch_sizes
-from paleo.step.layouts import ResultCache
 from paleo.step.step import predict_steps
 
 if TYPE_CHECKING:
@@ -334,20 +333,8 @@ class ConfigurationResults:
         seconds = self.step_time[indices]
         for choice in distinct_values(self.batch_index[indices]):
             batch, places = self.batches[choice], np.flatnonzero(self.batch_index[indices] == choice)
-            cases = self.indices_in_batch(indices[places])
-            arrival = (
-                batch.input_arrival_time[cases]
-                if isinstance(batch.input_arrival_time, np.ndarray)
-                else batch.input_arrival_time
-            )
-            ordered = replace(
-                batch,
-                cases=batch.cases.select(cases),
-                input_arrival_time=arrival,
-                stage_end_method="order",
-                cache=ResultCache(),
-            )
-            seconds[places] = predict_steps(ordered).step_time
+            selected = batch.select(self.indices_in_batch(indices[places]))
+            seconds[places] = predict_steps(replace(selected, stage_end_method="order")).step_time
         return seconds
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from paleo.step.layouts import Layouts, ResultCache
 from paleo.step.memory import DistinctStages, DistinctStagesAndChunks, StageAssignment
 from paleo.step.pipeline import layer_iteration_times, stage_end_times
 from paleo.step.section_times import layer_times
-from paleo.step.step import StepPredictions, fullest_stage_memory, predict_steps
+from paleo.step.step import fullest_stage_memory, predict_steps
 from paleo.step.streams import layout_times_after_backward
 
 if TYPE_CHECKING:
@@ -88,12 +89,7 @@ class ConfigurationEvaluator:
             for part in (
                 [members] if limits is None else members.narrow_to_limits(self.layout_times, self.layouts, limits)
             ):
-                before = sum(map(len, case_groups))
-                part = (
-                    part
-                    if part.group.case_offset == before
-                    else replace(part, group=replace(part.group, case_offset=before))
-                )
+                part = replace(part, group=replace(part.group, case_offset=sum(map(len, case_groups))))
                 solved += (
                     part.evaluate_unpipelined(limits) if part.group.stages == 1 else part.evaluate_pipelined(limits)
                 )
@@ -287,13 +283,12 @@ class _Members:
             DistinctStagesAndChunks(DistinctStages(), DistinctStages()),
         )
         chosen = {zero: self._chosen_whole(schedule, zero, limits) for zero in self.allowed_zero_stages}
-        kept = {index.tobytes(): (self.cases.select(index), ResultCache()) for index in chosen.values()}
+        batches = {index.tobytes(): self._batch(index, assignment, schedule) for index in chosen.values()}
         for overlapped in gradient_overlap_options(self.space, self.backend):
             for zero, index in chosen.items():
                 if len(index):
-                    cases, shared = kept[index.tobytes()]
-                    steps = self._steps(index, cases, assignment, schedule, shared, zero=zero, overlapped=overlapped)
-                    yield self._solved(index, steps)
+                    batch = replace(batches[index.tobytes()], zero=zero, overlaps_gradient_exchange=overlapped)
+                    yield self._evaluated(index, batch)
 
     def _chosen_whole(self, schedule: Schedule, zero: int, limits: SearchLimits | None) -> IndexArray:
         """Return the indices of unpipelined cases that may reach the limits under a ZeRO stage."""
@@ -324,25 +319,19 @@ class _Members:
 
     def _scheduled(self, cut: _Cut, limits: SearchLimits | None) -> Iterator[EvaluatedCases]:
         """Evaluate the cases of one pipeline cut under each of its schedules; yield the results."""
-        is_complete = len(cut.cases) == len(self.cases)
-        cases, shared = self.cases if is_complete else self.cases.select(cut.cases), ResultCache()
+        whole, zeros = self._batch(cut.cases, cut.assignment, cut.schedules[0]), self._zeros(cut.has_sharded_parameters)
         for schedule in cut.schedules:
-            runnable, zeros = (
-                self._runnable(schedule, cut.has_sharded_parameters)[cut.cases],
-                self._zeros(cut.has_sharded_parameters),
-            )
+            batch, tried = replace(whole, schedule=schedule), zeros
+            runnable = self._runnable(schedule, cut.has_sharded_parameters)[cut.cases]
             if limits is not None and not cut.has_sharded_parameters and runnable.any():
-                reached = self._reached_when_cut(cut, schedule, cases, shared, limits)
-                zeros = tuple(zero for zero in zeros if (reached[zero] & runnable).any())
-                runnable = runnable & np.logical_or.reduce([reached[zero] for zero in zeros] or [~runnable])
-            if runnable.all():
-                yield from self._chosen(cut, schedule, zeros, cut.cases, cases, shared)
-            elif runnable.any():
-                inside = np.flatnonzero(runnable)
-                yield from self._chosen(cut, schedule, zeros, cut.cases[inside], cases.select(inside), ResultCache())
+                reached = self._reached_when_cut(cut, batch, zeros, limits)
+                tried = tuple(zero for zero in zeros if (reached[zero] & runnable).any())
+                runnable = runnable & np.logical_or.reduce([reached[zero] for zero in tried] or [~runnable])
+            if runnable.any():
+                yield from self._chosen(cut, tried, *_select(cut.cases, batch, runnable))
 
     def _reached_when_cut(
-        self, cut: _Cut, schedule: Schedule, cases: LayoutConfigurations, shared: ResultCache, limits: SearchLimits
+        self, cut: _Cut, batch: ConfigurationBatch, zeros: Sequence[int], limits: SearchLimits
     ) -> dict[int, npt.NDArray[np.bool_]]:
         """Return, for each ZeRO stage, True for the cases of a cut that may still reach the search limits.
 
@@ -350,103 +339,67 @@ class _Members:
         """
         # gradients that are exchanged during the backward pass take less memory
         least = any(gradient_overlap_options(self.space, self.backend))
-        batch = self._batch(cut.cases, cases, cut.assignment, schedule, shared, zero=0, overlapped=least)
+        batch = replace(batch, overlaps_gradient_exchange=least)
         (seconds, memory), reached = np.full((2, len(self.cases)), np.inf), dict[int, npt.NDArray[np.bool_]]()
         seconds[cut.cases] = 0.0 if limits.are_estimates else stage_end_times(batch).max(axis=0)
-        for zero in self._zeros(cut.has_sharded_parameters):
+        for zero in zeros:
             memory[cut.cases] = fullest_stage_memory(replace(batch, zero=zero))
-            reached[zero] = self._reached(limits, seconds, memory, exact=self._exact(schedule))[cut.cases]
+            reached[zero] = self._reached(limits, seconds, memory, exact=self._exact(batch.schedule))[cut.cases]
         return reached
 
     def _chosen(
-        self,
-        cut: _Cut,
-        schedule: Schedule,
-        zeros: Sequence[int],
-        index: IndexArray,
-        cases: LayoutConfigurations,
-        shared: ResultCache,
+        self, cut: _Cut, zeros: Sequence[int], index: IndexArray, batch: ConfigurationBatch
     ) -> Iterator[EvaluatedCases]:
-        """Evaluate some cases of a cut under each ZeRO stage and each way to exchange gradients (overlapped or not)."""
+        """Evaluate cases of a cut, at positions ``index``, under each ZeRO stage and way to exchange gradients."""
         several = self.has_several_shards[index]
         for zero in zeros:
-            if self.backend.scatters_every_pass(zero, self.group.stages) and not several.all():
-                rows = np.flatnonzero(several)  # gradients are scattered in these cases only
-                yield from self._exchanged(cut, schedule, zero, index[rows], cases.select(rows), ResultCache())
-            else:
-                yield from self._exchanged(cut, schedule, zero, index, cases, shared)
+            # gradients are scattered in cases with several shards only
+            scatters = self.backend.scatters_every_pass(zero, self.group.stages)
+            rows = several if scatters else np.ones_like(several)
+            if rows.any():
+                yield from self._exchanged(cut, zero, *_select(index, batch, rows))
 
     def _exchanged(
-        self,
-        cut: _Cut,
-        schedule: Schedule,
-        zero: int,
-        index: IndexArray,
-        cases: LayoutConfigurations,
-        shared: ResultCache,
+        self, cut: _Cut, zero: int, index: IndexArray, batch: ConfigurationBatch
     ) -> Iterator[EvaluatedCases]:
-        """Evaluate some cases of a cut under one ZeRO stage and each way to exchange gradients (overlapped or not)."""
+        """Evaluate cases of a cut under one ZeRO stage and each way to exchange gradients (overlapped or not)."""
         choices, several = gradient_overlap_options(self.space, self.backend), self.has_several_shards[index]
         for overlapped in choices:
             chosen = several if zero else np.ones_like(several)
             if overlapped and len(choices) > 1 and not cut.has_sharded_parameters:
-                following = layout_times_after_backward(cases.layouts, cut.assignment, zero, overlapped=True)
-                chosen = chosen & following.has_communication[cases.layout_index]
-            if len(index):
-                steps = self._steps(index, cases, cut.assignment, schedule, shared, zero=zero, overlapped=overlapped)
-                yield self._solved(index, steps, chosen, cut.layers_per_piece)
+                following = layout_times_after_backward(batch.layouts, cut.assignment, zero, overlapped=True)
+                chosen = chosen & following.has_communication[batch.cases.layout_index]
+            exchanged = replace(batch, zero=zero, overlaps_gradient_exchange=overlapped)
+            yield self._evaluated(index, exchanged, chosen, cut.layers_per_piece)
 
-    def _steps(
-        self,
-        index: IndexArray,
-        cases: LayoutConfigurations,
-        assignment: StageAssignment,
-        schedule: Schedule,
-        shared: ResultCache,
-        *,
-        zero: int,
-        overlapped: bool,
-    ) -> StepPredictions:
-        """Predict the steps of the cases at positions ``index``, by closed forms of the schedule where these exist."""
-        return predict_steps(self._batch(index, cases, assignment, schedule, shared, zero=zero, overlapped=overlapped))
-
-    def _batch(
-        self,
-        index: IndexArray,
-        cases: LayoutConfigurations,
-        assignment: StageAssignment,
-        schedule: Schedule,
-        shared: ResultCache,
-        *,
-        zero: int,
-        overlapped: bool,
-    ) -> ConfigurationBatch:
+    def _batch(self, index: IndexArray, assignment: StageAssignment, schedule: Schedule) -> ConfigurationBatch:
+        """Return the cases at positions ``index`` as a batch, without ZeRO and with gradients exchanged at the end."""
         return ConfigurationBatch(
-            cases,
+            self.cases if len(index) == len(self.cases) else self.cases.select(index),
             assignment,
             schedule=schedule,
-            zero=zero,
-            overlaps_gradient_exchange=overlapped,
+            zero=0,
+            overlaps_gradient_exchange=False,
             input_arrival_time=self.input_arrival_times[index],
             stage_end_method="closed",
-            cache=shared,
         )
 
-    def _solved(
+    def _evaluated(
         self,
         index: IndexArray,
-        steps: StepPredictions,
+        batch: ConfigurationBatch,
         chosen: npt.NDArray[np.bool_] | None = None,
-        stated: tuple[int, ...] | None = None,
+        layers_per_piece: tuple[int, ...] | None = None,
     ) -> EvaluatedCases:
-        """Convert predicted steps of the cases at positions ``index`` to results, only the ``chosen`` ones if given."""
+        """Predict the steps of a batch, which holds the cases at positions ``index``; return the ``chosen`` ones."""
+        steps = predict_steps(batch)
         case = (index + self.group.case_offset).astype(np.int32)
         # the cases of the group, which all of its batches share: those of a cut alone would take much memory
         batch = replace(steps.batch, cases=self.cases, input_arrival_time=self.input_arrival_times, cache=ResultCache())
         step_time, memory = steps.step_time, steps.fullest_stage_memory
         if chosen is not None and not chosen.all():
             case, step_time, memory = case[chosen], step_time[chosen], memory[chosen]
-        return EvaluatedCases(batch, stated, self.group.case_offset, case, step_time, memory)
+        return EvaluatedCases(batch, layers_per_piece, self.group.case_offset, case, step_time, memory)
 
     # cuts
 
@@ -497,12 +450,17 @@ class _Members:
             return np.ones(len(self.cases), dtype=bool)
         mask = np.zeros(len(self.cases), dtype=bool)
         for schedule in schedules:
-            runnable = self._runnable(schedule, sharded)
-            for zero in self._zeros(sharded):
-                seconds = bounds.step_time_lower_bound(schedule, chunks, zero, expected=limits.are_estimates)
-                memory = bounds.memory_lower_bound(schedule, chunks, zero, expected=limits.are_estimates)
-                mask |= runnable & self._reached(limits, seconds, memory, exact=self._exact(schedule))
+            reached = [self._reached_by_bounds(bounds, schedule, chunks, zero, limits) for zero in self._zeros(sharded)]
+            mask |= self._runnable(schedule, sharded) & np.logical_or.reduce(reached)
         return mask
+
+    def _reached_by_bounds(
+        self, bounds: ConfigurationBounds, schedule: Schedule, chunks: int, zero: int, limits: SearchLimits
+    ) -> npt.NDArray[np.bool_]:
+        """Return True for cases whose lower bounds of step time and memory may reach the limits, shape (cases,)."""
+        seconds = bounds.step_time_lower_bound(schedule, chunks, zero, expected=limits.are_estimates)
+        memory = bounds.memory_lower_bound(schedule, chunks, zero, expected=limits.are_estimates)
+        return self._reached(limits, seconds, memory, exact=self._exact(schedule))
 
     def _exact(self, schedule: Schedule) -> bool:
         """Return True if the closed form of a schedule also holds for unequal stages."""
@@ -545,11 +503,7 @@ class _Members:
         seconds, memory = self._bounds(sharded=False).schedule_independent_bounds(self._most_shared)
         names = self.space.schedules if self.group.stages > 1 else ("1f1b",)
         for exact in (True, False):
-            chosen = [
-                name
-                for name in names
-                if exact == (self.group.stages == 1 or SCHEDULES[name].closed_forms.exact_for_stages == "any")
-            ]
+            chosen = [name for name in names if exact == self._exact(SCHEDULES[name])]
             near = np.flatnonzero(self._reached(limits, seconds, memory, exact=exact))
             if not (chosen and len(near)):
                 continue
@@ -588,13 +542,9 @@ class _Members:
     @property
     def configuration_count(self) -> int:
         """Number of configurations of these cases, counting one pipeline cut for each."""
-        ways, several = len(gradient_overlap_options(self.space, self.backend)), self.has_several_shards
-        return ways * sum(
-            int((runnable & several).sum() if zero else runnable.sum())
-            for _, _, schedules, sharded in self._choices()
-            for runnable in (self._runnable(schedule, sharded) for schedule in schedules)
-            for zero in self._zeros(sharded)
-        )
+        several = self.has_several_shards
+        counts = [np.sum(runnable & several if zero else runnable) for *_, zero, runnable in self._choices()]
+        return len(gradient_overlap_options(self.space, self.backend)) * int(sum(counts))
 
     def may_reach_limits(self, limits: SearchLimits) -> npt.NDArray[np.bool_]:
         """Return True for each case of which at least one configuration may reach the search limits.
@@ -610,8 +560,8 @@ class _Members:
             True for cases that may reach the limits.
         """
         reaching = np.zeros(len(self.cases), dtype=bool)
-        for bounds, chunks, schedules, sharded in self._choices():
-            reaching |= self._wanted(bounds, chunks, schedules, limits, sharded)
+        for bounds, schedule, chunks, zero, runnable in self._choices():
+            reaching |= runnable & self._reached_by_bounds(bounds, schedule, chunks, zero, limits)
         return reaching
 
     def best_bounds(self, capacity: float, count: int) -> SmallestLowerBounds:
@@ -630,33 +580,31 @@ class _Members:
             Lower bounds of step times [s] and of memory [byte].
         """
         parts = []
-        for bounds, chunks, schedules, sharded in self._choices():
-            for schedule in schedules:
-                runnable = self._runnable(schedule, sharded)
-                for zero in self._zeros(sharded):
-                    seconds = bounds.step_time_lower_bound(schedule, chunks, zero, expected=True)
-                    memory = bounds.memory_lower_bound(schedule, chunks, zero, expected=True)
-                    inside = np.flatnonzero(runnable & (memory <= capacity))
-                    shortest, least = seconds[inside], memory[inside]
-                    # the step waits for the scatter
-                    if self.backend.scatters_every_pass(zero, self.group.stages) and len(self.allowed_zero_stages) > 1:
-                        shortest = np.zeros(0)
-                    if len(shortest) > count:
-                        shortest = np.partition(shortest, count)[:count]
-                    nothing = np.zeros(0), np.zeros(0)
-                    front = pareto_front(seconds[inside], least) if self._exact(schedule) else nothing
-                    parts.append(SmallestLowerBounds(shortest, front))
+        for bounds, schedule, chunks, zero, runnable in self._choices():
+            seconds = bounds.step_time_lower_bound(schedule, chunks, zero, expected=True)
+            memory = bounds.memory_lower_bound(schedule, chunks, zero, expected=True)
+            inside = np.flatnonzero(runnable & (memory <= capacity))
+            seconds, memory, shortest = seconds[inside], memory[inside], seconds[inside]
+            # the step waits for the scatter
+            if self.backend.scatters_every_pass(zero, self.group.stages) and len(self.allowed_zero_stages) > 1:
+                shortest = np.zeros(0)
+            if len(shortest) > count:
+                shortest = np.partition(shortest, count)[:count]
+            front = pareto_front(seconds, memory) if self._exact(schedule) else (np.zeros(0), np.zeros(0))
+            parts.append(SmallestLowerBounds(shortest, front))
         return SmallestLowerBounds.join(parts, count)
 
-    def _choices(self) -> Iterator[tuple[ConfigurationBounds, int, list[Schedule], bool]]:
-        """Yield (lower bounds, chunks per stage, schedules, True for ZeRO-3) of each choice that the search tries."""
-        if self.group.stages == 1:
-            yield self._bounds(sharded=False), 1, [SCHEDULES["1f1b"]], False
-            return
-        for sharded in (False, True) if self.space.zero3_pipelines else (False,):
-            bounds = self._bounds(sharded=sharded)
-            for chunks in candidate_chunk_counts(self.programs[0], self.group.stages, self.space, self.backend):
-                yield bounds, chunks, [each for ways in self._schedules_by_assignment(chunks) for each in ways], sharded
+    def _choices(self) -> Iterator[tuple[ConfigurationBounds, Schedule, int, int, npt.NDArray[np.bool_]]]:
+        """Yield each choice as (bounds, schedule, chunks per stage, ZeRO stage, True for cases that can run it)."""
+        piped = self.group.stages > 1
+        for sharded in (False, True) if self.space.zero3_pipelines and piped else (False,):
+            bounds, programs = self._bounds(sharded=sharded), self.programs
+            tried = candidate_chunk_counts(programs[0], self.group.stages, self.space, self.backend) if piped else (1,)
+            for chunks in tried:
+                ways = self._schedules_by_assignment(chunks) if piped else [[SCHEDULES["1f1b"]]]
+                for schedule in chain.from_iterable(ways):
+                    runnable = self._runnable(schedule, sharded)
+                    yield from ((bounds, schedule, chunks, zero, runnable) for zero in self._zeros(sharded))
 
     def _zeros(self, sharded: bool) -> tuple[int, ...]:
         """Return the ZeRO stages that are tried: ZeRO-3 alone for ``sharded`` pipelines, others for other pipelines.
@@ -696,10 +644,20 @@ class _Members:
         return list(shared.values())
 
 
+def _select(
+    index: IndexArray, batch: ConfigurationBatch, chosen: npt.NDArray[np.bool_]
+) -> tuple[IndexArray, ConfigurationBatch]:
+    """Return the ``chosen`` cases of a batch with their positions; the same batch, and its cache, if all are chosen."""
+    if chosen.all():
+        return index, batch
+    rows = np.flatnonzero(chosen)
+    return index[rows], batch.select(rows)
+
+
 def overlap_needs_paired_passes(backend: Backend) -> bool:
     """Return True if expert exchange overlaps with computation only under schedules that pair two microbatches' passes.
 
-    Layers then have different times under such schedules (`Schedule.pairs_passes`).
+    Layers then have different times under such schedules (`Schedule.pairs_forward_with_backward`).
 
     Parameters
     ----------

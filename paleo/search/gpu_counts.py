@@ -88,9 +88,9 @@ def group_tied_plans(model: ModelSpec, system: System, result: FoundPlans, top: 
     Returns
     -------
     FoundPlans
-        Result with its plans group by group, the simplest first; ``class_step_time`` is the shortest step of a group
-        [s]. Plans that leave less than `MEMORY_HEADROOM_SHARE` of the memory free come last; those that do not fit are
-        not grouped.
+        Result with its plans group by group, the simplest first; `PlanRow.tie_group_step_time` is the shortest step of
+        a group [s]. Plans that leave less than `MEMORY_HEADROOM_SHARE` of the memory free come last; those that do not
+        fit are not grouped.
     """
     first = predict(model, system, result.plans[0].run)
     width = (first.interval[1] / first.step_time) ** TIE_INTERVAL_FRACTION
@@ -125,7 +125,7 @@ def simplest_plan(rows: Sequence[PlanRow], capacity: float) -> PlanRow:
 
 
 def _grouped(rows: Iterable[PlanRow], width: float, capacity: float) -> Iterable[PlanRow]:
-    """Sort plans by groups of about equal step time, the simplest plan of each first, and set ``class_step_time``.
+    """Sort plans by groups of about equal step time, the simplest plan of each first, and set ``tie_group_step_time``.
 
     ``rows`` are sorted by step time. ``width`` is the largest ratio of step times within a group, ``capacity`` the
     memory of a device [byte].

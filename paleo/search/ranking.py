@@ -54,7 +54,7 @@ class PlanRow:
     microbatch: int
     recompute: str
     schedule: str
-    overlapped: bool
+    overlaps_gradient_exchange: bool
     step_time: float
     memory: float
     fits: bool
@@ -427,7 +427,7 @@ class Ranking:
             microbatch=microbatch,
             recompute=recompute,
             schedule="none" if layout.mesh.degree("pp") == 1 else schedule,
-            overlapped=choice.overlaps_gradient_exchange,
+            overlaps_gradient_exchange=choice.overlaps_gradient_exchange,
             step_time=float(self.step[index]),
             memory=float(self.memory[index]),
             fits=bool(self.fits[index]),

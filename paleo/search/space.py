@@ -233,7 +233,7 @@ def expert_folding_strategy(etp: int | None) -> Strategy:
     Returns
     -------
     Strategy
-        Strategy whose ``expert_axes`` are the result.
+        Strategy whose only use is its `Strategy.expert_axes`.
     """
     return Strategy(degrees={} if etp is None else {"tp": max(etp, 2), "ep": 2}, expert_tensor_degree=etp)
 

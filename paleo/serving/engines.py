@@ -77,25 +77,39 @@ class ServingEngine(Spec):
     )  # fmt: skip
     streamed: Seconds = Field(0.0, description="seconds of the server for each token that is sent, one by one")
     beam: Seconds = Field(0.0, description="seconds that a search adds for each token of a beam: scores and choice")
-    all_reduce: Seconds = Field(0.0, description="shortest sum over peers by its own kernel; 0: by the library alone")
-    all_reduce_most: Bytes = Field(8.0 * MEBIBYTE, description="bytes of a sum from which on it is left to the library")
-    attention: dict[NonEmptyText, NonEmptyText] = Field(
-        default_factory=dict, description="attention kernels by architecture, where they are not the usual ones"
+    all_reduce_latency: Seconds = Field(
+        0.0, alias="all_reduce", description="shortest sum over peers by its own kernel; 0: by the library alone"
     )
-    latent: Literal["vllm", "sglang", "trtllm"] = Field(
-        "trtllm", description="library of latent attention and of products whose weights have scales per block"
+    all_reduce_max_bytes: Bytes = Field(
+        8.0 * MEBIBYTE, alias="all_reduce_most", description="bytes of a sum from which on it is left to the library"
+    )
+    attention_kernels: dict[NonEmptyText, NonEmptyText] = Field(
+        default_factory=dict,
+        alias="attention",
+        description="attention kernels by architecture, where they are not the usual ones",
+    )
+    mla_library: Literal["vllm", "sglang", "trtllm"] = Field(
+        "trtllm",
+        alias="latent",
+        description="library of latent attention and of products whose weights have scales per block",
     )
     joint_attention: StrictBool = Field(
         False, description="whether one call computes attention of prompts and of decode in a mixed iteration"
     )
-    converts: StrictBool = Field(
-        False, description="whether a kernel of its own brings activations to the narrow format of the weights"
+    has_quantisation_kernel: StrictBool = Field(
+        False,
+        alias="converts",
+        description="whether a kernel of its own brings activations to the narrow format of the weights",
     )
-    experts: dict[NonEmptyText, NonEmptyText] = Field(
-        default_factory=dict, description="kernels of experts by architecture; CUTLASS's grouped products elsewhere"
+    expert_kernels: dict[NonEmptyText, NonEmptyText] = Field(
+        default_factory=dict,
+        alias="experts",
+        description="kernels of experts by architecture; CUTLASS's grouped products elsewhere",
     )
-    packed_experts: dict[NonEmptyText, NonEmptyText] = Field(
-        default_factory=dict, description="the same where their weights only are narrow, multiplied in sixteen bits"
+    weight_only_expert_kernels: dict[NonEmptyText, NonEmptyText] = Field(
+        default_factory=dict,
+        alias="packed_experts",
+        description="the same where their weights only are narrow, multiplied in sixteen bits",
     )
     issue: Seconds = Field(
         0.0, description="seconds of the host to launch one kernel of an iteration that no captured graph holds: one "
@@ -224,14 +238,14 @@ class ServingEngine(Spec):
     def kernels(self) -> EngineKernels:
         """Properties of the engine that determine kernel times, such as fusion, attention kernels and drafting."""
         return EngineKernels(
-            all_reduce_latency=self.all_reduce, attention_kernels=tuple(self.attention.items()),
-            expert_kernels=tuple(self.experts.items()), weight_only_expert_kernels=tuple(self.packed_experts.items()),
-            mla_library=self.latent, joint_attention=self.joint_attention,
-            has_quantisation_kernel=self.converts, drafted_tokens=self.drafted, acceptance=self.acceptance,
-            branches=self.branches,
+            all_reduce_latency=self.all_reduce_latency, attention_kernels=tuple(self.attention_kernels.items()),
+            expert_kernels=tuple(self.expert_kernels.items()),
+            weight_only_expert_kernels=tuple(self.weight_only_expert_kernels.items()), mla_library=self.mla_library,
+            joint_attention=self.joint_attention, has_quantisation_kernel=self.has_quantisation_kernel,
+            drafted_tokens=self.drafted, acceptance=self.acceptance, branches=self.branches,
             verified_tokens=self.verified, draft_vocabulary=self.draft_vocabulary,
-            all_reduce_max_bytes=self.all_reduce_most,
-            kernel_launch_time=self.issue, largest_graph=self.largest_graph, wide_graph=self.wide_graph,
+            all_reduce_max_bytes=self.all_reduce_max_bytes, kernel_launch_time=self.issue,
+            largest_graph=self.largest_graph, wide_graph=self.wide_graph,
         )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ from paleo.pricing.engine_gemm import (
 )
 from paleo.pricing.experts import TUNED_BLOCK_SCALED_TILES, expert_ffn_time, expert_gemm_tiles
 from paleo.pricing.gemm import GemmParameters
-from paleo.pricing.kernels import CalibratedPredictor, device_datasheet
+from paleo.pricing.kernels import KernelFamilyPredictor, device_datasheet
 from paleo.pricing.power import power_slowdown, relative_training_energy
 from paleo.serving.formats import has_block_scales
 from paleo.serving.forward_lowering import (
@@ -51,7 +51,6 @@ from paleo.units import MEBIBYTE, MICROSECOND
 
 if TYPE_CHECKING:
     from paleo.operations.base import Kernel
-    from paleo.pricing.kernels import KernelFamilyPredictor
     from paleo.serving.formats import Formats
     from paleo.specs.device import Device
     from paleo.specs.model import ModelSpec
@@ -830,9 +829,9 @@ class _TableBuilder:
 
     @property
     def _families(self) -> KernelFamilyPredictor:
-        if not isinstance(self.backend.predictor, CalibratedPredictor):
+        if not isinstance(self.backend.predictor, KernelFamilyPredictor):
             raise SpecError("serving needs calibrated kernels: --calibration auto or a file")
-        return self.backend.predictor.device_predictor
+        return self.backend.predictor
 
     def _kernel(self) -> str:
         device = self.backend.system.device

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 #: Bytes of a number of a recurrent state (fp32), of a logit while it is sampled (bf16, its copy in fp32, and the
 #: probabilities), and tensors as wide as a layer's widest that are alive at once.
-STATE_ELEMENT_BYTES, SAMPLED_LOGIT_BYTES, LIVE_WIDEST_TENSORS = 4.0, 10.0, 2.0
+STATE_ELEMENT_BYTES, SAMPLED_LOGIT_BYTES, WIDEST_TENSORS_ALIVE = 4.0, 10.0, 2.0
 MIN_DIVISOR = 2.0**-30
 
 
@@ -191,7 +191,7 @@ def serving_memory(
         (_written(each.kernel_at(1.0).bytes_written, each.kernel_at(2.0).bytes_written) for each in work.head_kernels),
         default=0,
     )
-    activations = LIVE_WIDEST_TENSORS * widest * bound.tokens + SAMPLED_LOGIT_BYTES / 4.0 * logits * min(
+    activations = WIDEST_TENSORS_ALIVE * widest * bound.tokens + SAMPLED_LOGIT_BYTES / 4.0 * logits * min(
         bound.sequences, bound.tokens
     )
     total = device.memory.usable_bytes

@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 #: Shares of a replica's capacity at which it is priced, most sequences and tokens of an iteration that are tried.
-LOAD_SHARES = np.concatenate([np.linspace(0.02, 0.9, 23), np.array([0.93, 0.95, 0.97, 0.98])])
+LOAD_SHARES_OF_CAPACITY = np.concatenate([np.linspace(0.02, 0.9, 23), np.array([0.93, 0.95, 0.97, 0.98])])
 SEQUENCE_LIMITS = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
 TOKEN_LIMITS = (512, 2048, 4096)
 #: Requests of the simulation of a plan, of one that tests its limits, at least so many for each sequence of its batch,
 #: and the share at each end that is not counted.
-SIMULATED_REQUESTS, TEST_SIMULATION_REQUESTS, MIN_REQUESTS_PER_SEQUENCE, TRIMMED_SHARE = 4000, 1200, 12, 0.1
+SIMULATED_REQUESTS, TEST_SIMULATION_REQUESTS, MIN_REQUESTS_PER_SEQUENCE, TRIMMED_REQUEST_SHARE = 4000, 1200, 12, 0.1
 #: Simulations that test the limits of a plan, and how far a simulated time may exceed its limit.
 BISECTIONS, LATENCY_LIMIT_TOLERANCE = 6, 1.02
 #: The share above which the two ways to find a rate differ by too much.
@@ -425,7 +425,7 @@ def _highest_rate_plan(candidate: ReplicaLayout, load: ServingLoad, limits: Late
         wide,
         load.lengths,
         places,
-        capacity[..., None] * LOAD_SHARES,
+        capacity[..., None] * LOAD_SHARES_OF_CAPACITY,
         arrivals=load.squared_arrival_variation,
     )
     rates = np.where(limits.largest_latency_to_limit_ratio(state) <= 1.0, state.requests_per_s, 0.0)
@@ -485,7 +485,7 @@ def _plan(candidate: ReplicaLayout, batching: BatchingLimits, state: SteadyState
 #: Limits of latency in words.
 LATENCY_LIMIT_NAMES = {"ttft": "time to the first token", "tpot": "time per token", "latency": "latency"}
 #: How near to a limit counts as held back by it.
-BINDING_RATIO = 0.93
+BINDING_LIMIT_RATIO = 0.93
 
 
 def bottleneck_name(
@@ -509,18 +509,18 @@ def bottleneck_name(
     str
         Name of the bottleneck, such as ``KV cache``.
     """
-    if limits.limits_by_name and float(limits.largest_latency_to_limit_ratio(state)) > BINDING_RATIO - 0.05:
+    if limits.limits_by_name and float(limits.largest_latency_to_limit_ratio(state)) > BINDING_LIMIT_RATIO - 0.05:
         return LATENCY_LIMIT_NAMES[limits.binding_limit(state)]
-    if float(state.utilisation) < BINDING_RATIO:
+    if float(state.utilisation) < BINDING_LIMIT_RATIO:
         return "demand"
-    if batching.time_per_request and float(state.requests_per_s) * batching.time_per_request > BINDING_RATIO:
+    if batching.time_per_request and float(state.requests_per_s) * batching.time_per_request > BINDING_LIMIT_RATIO:
         return "the server's requests a second"
     batch = float(state.decoding_sequences)
     places = float(np.asarray(batching.max_sequences)) * batching.pipeline_batches
-    full = candidate.memory.max_cached_sequences(1.0) and batch >= BINDING_RATIO * _held(candidate, state)
-    if full and batch < BINDING_RATIO * places:
+    full = candidate.memory.max_cached_sequences(1.0) and batch >= BINDING_LIMIT_RATIO * _held(candidate, state)
+    if full and batch < BINDING_LIMIT_RATIO * places:
         return "KV cache"
-    if batch >= BINDING_RATIO * places:
+    if batch >= BINDING_LIMIT_RATIO * places:
         return "sequences of an iteration"
     return max(iteration_time_breakdown(candidate, state), key=iteration_time_breakdown(candidate, state).__getitem__)
 
@@ -861,7 +861,7 @@ def trimmed_latencies(result: SimulationResult, part: str) -> Array:
         Latencies [s] in the order of arrival; one zero if there are none.
     """
     values = np.asarray(getattr(result, part))
-    cut = int(TRIMMED_SHARE * len(values))
+    cut = int(TRIMMED_REQUEST_SHARE * len(values))
     inside = values[cut : len(values) - cut] if len(values) > 4 * max(cut, 1) else values
     known = inside[np.isfinite(inside)]
     return known if len(known) else np.zeros(1)

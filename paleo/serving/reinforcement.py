@@ -49,7 +49,7 @@ WEIGHT_TRANSFER_BANDWIDTH_SHARE, COLOCATED_ENGINE_MEMORY_SHARE = 0.5, 0.6
 #: Coefficient of variation of answers where nothing is stated, and most rollouts that are simulated and drawn.
 DEFAULT_ANSWER_VARIATION, MAX_SIMULATED_ROLLOUTS, MAX_SAMPLED_ROLLOUTS = 0.7, 4000, 100_000
 #: What no step of reinforcement learning has in it.
-UNMODELLED = (
+UNMODELLED_EFFECTS = (
     "environments, tools and verifiers that answer during generation",
     "resharding of weights beyond their bytes, start of engines",
     "speculative decoding",
@@ -417,7 +417,7 @@ def reinforcement_step(
     rollouts : Rollouts
         Sequences that a step generates and trains on.
     algorithm : str
-        A key of ``ALGORITHMS``.
+        A key of `EXTRA_PASSES_AND_CRITIC`.
     staleness : int
         Number of steps that the engine may be ahead; 0: both share one set of GPUs, one after the other.
 

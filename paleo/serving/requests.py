@@ -33,7 +33,7 @@ TRACE_COLUMN_ALIASES = {
 #: Most lines of a trace that are kept.
 MAX_TRACE_REQUESTS = 5_000_000
 #: Most bytes of a trace, tokens of a prompt or answer, and seconds of an arrival (dates count from 1970).
-MOST_TRACE_BYTES, MAX_REQUEST_TOKENS, MAX_ARRIVAL_SECONDS = 500_000_000, 2.0**40, 2.0**40
+MAX_TRACE_BYTES, MAX_REQUEST_TOKENS, MAX_ARRIVAL_SECONDS = 500_000_000, 2.0**40, 2.0**40
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ def read_trace(path: str | Path) -> Requests:
         If a column is missing, a line has no numbers above zero, or there is no line.
     """
     place = Path(path)
-    raw = read_bytes(place, most=MOST_TRACE_BYTES, expected="a trace of requests, CSV or JSON lines")
+    raw = read_bytes(place, most=MAX_TRACE_BYTES, expected="a trace of requests, CSV or JSON lines")
     try:
         rows = list(_rows(place, io.StringIO(raw.decode("utf-8-sig"), newline="")))
     except (UnicodeDecodeError, csv.Error) as error:

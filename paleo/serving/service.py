@@ -23,7 +23,7 @@ from paleo.pricing.power import BOARD_POWER_METHOD, PICO, PowerParameters
 from paleo.serving.commands import engine_command_line, weights_id_or_folder
 from paleo.serving.plans import (
     LATENCY_LIMIT_NAMES,
-    LOAD_SHARES,
+    LOAD_SHARES_OF_CAPACITY,
     MAX_RATE_DISAGREEMENT,
     LatencyLimits,
     ReplicaLayout,
@@ -127,10 +127,15 @@ def _decode_rate(layout: ReplicaLayout, load: ServingLoad, limits: LatencyLimits
     batching = replace(layout.batching(), time_per_request=0.0)
     full = float(saturated_steady_state(layout.iteration_tables, batching, lengths, places).requests_per_s)
     state = steady_state_at_rate(
-        layout.iteration_tables, batching, lengths, places, full * LOAD_SHARES, arrivals=load.squared_arrival_variation
+        layout.iteration_tables,
+        batching,
+        lengths,
+        places,
+        full * LOAD_SHARES_OF_CAPACITY,
+        arrivals=load.squared_arrival_variation,
     )
     bounds = replace(limits, ttft=None)
-    kept = np.flatnonzero(bounds.largest_latency_to_limit_ratio(state) * np.ones(len(LOAD_SHARES)) <= 1.0)
+    kept = np.flatnonzero(bounds.largest_latency_to_limit_ratio(state) * np.ones(len(LOAD_SHARES_OF_CAPACITY)) <= 1.0)
     if not len(kept):
         return 0.0, float(state.tpot[0])
     return float(state.requests_per_s[kept[-1]]), float(state.tpot[kept[-1]])
@@ -246,7 +251,7 @@ PERCENTILES = (50, 90, 99)
 #: Factors within which 84 % of the measured throughputs of published runs lie (docs/howto/serve.md).
 THROUGHPUT_INTERVAL_FACTORS = (0.7, 1.35)
 #: What no answer about a service has in it.
-UNMODELLED = (
+UNMODELLED_EFFECTS = (
     "adapters and guided decoding",
     "the network between clients and the service",
     "experts that are more or less busy than a power law of exponent 0.5 makes them",

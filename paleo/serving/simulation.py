@@ -277,7 +277,7 @@ class _State:
 
 
 class ReplicaSimulation:
-    """Discrete-event simulation of one replica of an inference engine; `simulate` runs a whole load."""
+    """Discrete-event simulation of one replica of an inference engine; `simulate_requests` runs a whole load."""
 
     def __init__(
         self, phases: IterationTables, batching: BatchingLimits, requests: Requests, *, capacity: float,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from paleo.operations.base import Kernel
-    from paleo.pricing.kernels import CalibratedPredictor
+    from paleo.pricing.kernels import KernelFamilyPredictor
     from paleo.serving.formats import Formats
     from paleo.specs.model import ModelSpec
     from paleo.specs.system import System
@@ -219,7 +219,7 @@ def largest_batch(parts: tuple[ForwardPasses, ...], system: System, formats: For
         doubled, _, _ = _lowered(part.model, system, 2)
         added = [large.bytes - small.bytes for (_, small), (_, large) in zip(kernels, doubled, strict=True)]
         widest = max(added, default=0.0) * part.samples
-        left = backend.device_predictor.device.memory.usable_bytes - weights * formats.weight_bytes
+        left = backend.device.memory.usable_bytes - weights * formats.weight_bytes
         fits.append(left / widest if widest else np.inf)
     if min(fits) < 1.0:
         raise SpecError(f"{parts[0].model} does not fit into the memory of {system.device.name}")
@@ -290,8 +290,7 @@ def forward_pass_time(
     float
         Time [s].
     """
-    kernels, calibrated, _ = _lowered(model, system, samples)
-    wide = calibrated.device_predictor
+    kernels, wide, _ = _lowered(model, system, samples)
     names = (weights, *(("fp8", "int8") if BYTES_PER_NUMBER[weights] == 1.0 else ()))
     name = next((name for name in names if name in wide.device.peak), wide.dtype)
     narrow, share = replace(wide, dtype=name), _INT8_SHARE if weights == "int8" else 1.0
@@ -363,7 +362,7 @@ def _narrowed(kernel: Kernel, share: float, tables: float) -> Kernel:
 
 
 @cache
-def _lowered(model: str, system: System, samples: int) -> tuple[list[tuple[int, Kernel]], CalibratedPredictor, float]:
+def _lowered(model: str, system: System, samples: int) -> tuple[list[tuple[int, Kernel]], KernelFamilyPredictor, float]:
     """Lower a network to its 16-bit forward pass.
 
     Returns the kernels with their repetitions, the predictor of their times, and the number of parameters.

@@ -108,10 +108,13 @@ class CalibrationEntry(Spec):
 
 
 class Calibration(Spec):
-    """Calibration of one device or system: fitted parameters of all its kernel families."""
+    """Calibration of one device or system: fitted parameters of all its kernel families.
+
+    ``device_or_system`` (``subject`` in files) is the catalog name of what was measured.
+    """
 
     name: NonEmptyText
-    subject: NonEmptyText
+    device_or_system: NonEmptyText = Field(alias="subject")
     entries: tuple[CalibrationEntry, ...]
 
 
@@ -131,11 +134,11 @@ class InheritanceRule(Spec):
     """Rule by which unmeasured architectures inherit the calibration of some kernel families.
 
     ``inherits`` maps measured devices or systems to weights; of several the weighted geometric mean is taken.
-    ``family_there`` and the ``like`` of a stack name the inherited family and stack if these have other names in the
-    source. ``memory_kinds`` limits the rule to kinds of device memory, or to kinds of links inside a node of a system;
-    null means any. ``host`` is the device that gives the launch parameters. ``stream`` names the parameter that is set
-    to the usual fraction of bandwidth for the kind of memory. ``foreign`` is True if the measured devices are of
-    another maker.
+    ``family_there`` and, for a stack, `InheritedChanges.like` name the inherited family and stack if these have other
+    names in the source. ``memory_kinds`` limits the rule to kinds of device memory, or to kinds of links inside a node
+    of a system; null means any. ``host`` is the device that gives the launch parameters. ``stream`` names the parameter
+    that is set to the usual fraction of bandwidth for the kind of memory. ``foreign`` is True if the measured devices
+    are of another maker.
     """
 
     families: tuple[NonEmptyText, ...] = Field(min_length=1)
@@ -285,7 +288,7 @@ def parameter(default: str, search_range: str, meaning: str, *, fitted: bool = T
     Parameters
     ----------
     default : str
-        Value with its unit. Times and bytes are converted to SI; other units (``cycle``, ``pJ/FLOP``) are kept; a
+        Value with its unit. Times and bytes are converted to SI; other units (cycle, pJ/FLOP) are kept; a
         number alone is a share or an exponent.
     search_range : str
         Range that a fit may search, ``low..high``. An end without a unit has that of the other end, or of `default`.
@@ -385,7 +388,7 @@ def _check_range(name: str, value: float, metadata: Mapping[str, Any], where: st
 STEP_CALIBRATION_NAME = "steps"
 
 
-def whole_step_constants(
+def constants_fitted_to_steps(
     kind: type[Parameters], family: str, user_calibration: Calibration | None = None
 ) -> Parameters:
     """Return the constants of a model of whole training steps, from the first calibration that has them.

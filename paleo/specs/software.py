@@ -294,10 +294,10 @@ class Gradients(Spec):
     added
         whether autograd adds each gradient to the sum of earlier microbatches in a pass of two reads and a write
         (AccumulateGrad, without a call of the framework)
-    accumulator
+    main_gradient_bytes
         bytes for each parameter of a separate accumulation buffer besides 16-bit gradients; a pass adds to it after
         every backward pass, and it is what is exchanged
-    accumulator_cast
+    casts_gradients_before_accumulation
         whether that pass reads a copy of the gradient in its own format, which another pass makes
     tied
         gradients of a table that is both an embedding and the output layer. sum: added as they are; slices: kept as
@@ -338,8 +338,8 @@ class Gradients(Spec):
     flat: StrictBool = False
     accumulated: StrictBool = False
     added: StrictBool = False
-    accumulator: NonNegativeFactor = 0.0
-    accumulator_cast: StrictBool = False
+    main_gradient_bytes: NonNegativeFactor = Field(0.0, alias="accumulator")
+    casts_gradients_before_accumulation: StrictBool = Field(False, alias="accumulator_cast")
     tied: Literal["sum", "slices"] = "sum"
     clip: Literal["none", "norm", "scaled"] = "none"
     bucket: Bytes = 25 * MEBIBYTE
@@ -406,7 +406,7 @@ class Recomputation(Spec):
         recompute policy that users of the software usually choose
     some_layers
         whether full recomputation can be limited to some layers of a stage
-    stops_early
+    stops_recompute_early
         whether recomputation of a block stops once its backward pass has what it needs; else it runs to the end
     selective
         what selective recomputation computes again: the core of attention; or all except the core and every second
@@ -415,7 +415,7 @@ class Recomputation(Spec):
 
     policy: RecomputePolicy = "none"
     some_layers: StrictBool = False
-    stops_early: StrictBool = False
+    stops_recompute_early: StrictBool = Field(False, alias="stops_early")
     selective: Literal["attention", "products"] = "attention"
 
 
@@ -430,7 +430,7 @@ class Parallelism(Spec):
         ZeRO stages that the software supports; left out: not known, so that a search tries all
     sequence_parallel
         whether users of the software usually combine tp with sequence parallelism
-    interleaves
+    uses_interleaved_schedule
         whether users of the software usually interleave pipelines, as finely as the layers divide
     schedules
         pipeline schedules that the software supports, an empty list if it has no pipelines; left out: not known, so
@@ -442,7 +442,7 @@ class Parallelism(Spec):
         default number of microbatches of a pipeline: one for each sample of a rank, or one for each stage
     blocking_sends
         whether both stages wait for each send between them, one at a time (DeepSpeed)
-    pipeline_gathers
+    parameter_gathers_in_pipelines
         how often a stage gathers sharded parameters: for every pass, or once a step; with the latter gradients are
         reduced with the last microbatch only, as in ZeRO-1
     pipeline_outputs
@@ -482,12 +482,12 @@ class Parallelism(Spec):
     zero: Annotated[int, Field(strict=True, ge=0, le=3)] = 0
     zero_stages: tuple[Annotated[int, Field(strict=True, ge=0, le=3)], ...] | None = None
     sequence_parallel: StrictBool = False
-    interleaves: StrictBool = False
+    uses_interleaved_schedule: StrictBool = Field(False, alias="interleaves")
     schedules: tuple[NonEmptyText, ...] | None = None
     stages: Literal["even", "work"] = "even"
     microbatches: Literal["samples", "stages"] = "samples"
     blocking_sends: StrictBool = False
-    pipeline_gathers: Literal["pass", "step"] = "pass"
+    parameter_gathers_in_pipelines: Literal["pass", "step"] = Field("pass", alias="pipeline_gathers")
     pipeline_outputs: Literal["kept", "freed"] = "kept"
     gather_buffers: Literal["sections", "root"] = "sections"
     gradient_scatters: Literal["pass", "pass_without_pipeline", "step"] = "pass"
@@ -539,7 +539,7 @@ class Convolutions(Spec):
     ----------
     cudnn
         version of the library, which decides which algorithms exist
-    searches
+    benchmarks_algorithms
         whether the framework times all algorithms and keeps the fastest; else the library's heuristics choose
     workspace
         largest workspace of one call; left out: no limit
@@ -550,7 +550,7 @@ class Convolutions(Spec):
     """
 
     cudnn: Annotated[float, Field(gt=0)] = 9.0
-    searches: StrictBool = False
+    benchmarks_algorithms: StrictBool = Field(False, alias="searches")
     workspace: Bytes | None = None
     algorithms: tuple[ConvolutionAlgorithm, ...] | None = None
     image_by_image: StrictBool = False

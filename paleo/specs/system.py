@@ -230,7 +230,7 @@ class System(Spec):
             return self.max_nodes * self.devices_per_node
         return self.levels[-1].ranks if self.levels else 1
 
-    def is_network_between_nodes(self, level: InterconnectLevel) -> bool:
+    def is_inter_node_level(self, level: InterconnectLevel) -> bool:
         """Return True if an interconnect level is the network between nodes.
 
         A torus is not, because it joins chips directly, whatever hosts they belong to.

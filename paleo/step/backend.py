@@ -29,7 +29,11 @@ from paleo.pricing.kernels import KernelPredictor, kernel_predictor
 from paleo.pricing.links.topology import has_explicit_topology, parse_node_placement
 from paleo.schedules.base import SCHEDULES, Numeric
 from paleo.specs.software import SoftwareProfile, load_software
-from paleo.step.gradient_exchange import compression_calls_per_element, compression_kernels, parse_gradient_compression
+from paleo.step.gradient_exchange import (
+    compression_kernels,
+    framework_calls_per_gradient_element,
+    parse_gradient_compression,
+)
 from paleo.step.memory import Offload, gradient_clipping_kernels, host_link_rate, parse_offload
 from paleo.step.section_times import HOST_PACED_EXPONENT
 from paleo.step.waiting import InputPipeline, default_input_options, input_pipeline, input_sample_bytes
@@ -183,11 +187,8 @@ class Backend:
         if self.run.forward_only:
             return "none" if software.fusion.norms == "never" else "norms"
         trained: dict[str, FusedChains] = {"forward": "norms forward", "both": "norms"}
-        return (
-            trained.get(software.fusion.norms, "none")
-            if self.formats.activation_bytes < self.formats.fp32_activation_bytes
-            else "none"
-        )
+        narrow = self.formats.activation_bytes < self.formats.fp32_activation_bytes
+        return trained.get(software.fusion.norms, "none") if narrow else "none"
 
     @property
     def collective_issue_time(self) -> float:
@@ -214,9 +215,8 @@ class Backend:
     @property
     def overlaps_gradient_exchange(self) -> bool:
         """True if gradients are exchanged during the backward pass."""
-        return (
-            self.run.exchange.when or ("overlapped" if self.software.overlap.gradients else "after")
-        ) == "overlapped"
+        when = self.run.exchange.when
+        return self.software.overlap.gradients if when is None else when == "overlapped"
 
     @property
     def limits_bucket_elements(self) -> bool:
@@ -258,7 +258,7 @@ class Backend:
             True after every backward pass, False once a step.
         """
         habit = self.software.parallelism
-        in_pipelines = habit.gradient_scatters == "pass" and habit.pipeline_gathers == "pass"
+        in_pipelines = habit.gradient_scatters == "pass" and habit.parameter_gathers_in_pipelines == "pass"
         each_pass = in_pipelines or (stages == 1 and habit.gradient_scatters != "step")
         return zero == 3 or (zero == 2 and each_pass)
 
@@ -279,12 +279,10 @@ class Backend:
         list of ModelChunk
             Sections and numbers of layers of each model chunk.
         """
-        by_work = self.run.pipeline.cut is None and self.software.parallelism.stages == "work" and len(stages) > 1
-        return (
-            cut_by_flops(program, len(stages))
-            if by_work
-            else cut_into_stages(program, iteration.tolist(), stages, self.run.pipeline.cut)
-        )
+        cut = self.run.pipeline.cut
+        if cut is None and self.software.parallelism.stages == "work" and len(stages) > 1:
+            return cut_by_flops(program, len(stages))
+        return cut_into_stages(program, iteration.tolist(), stages, cut)
 
     def compression_times(self, counts: Array, gradient: SummedGradient) -> Array:
         """Return the time to compress and decompress gradients on a device [s].
@@ -304,7 +302,7 @@ class Backend:
         method = self.compression
         if method is None:
             return np.zeros_like(counts)
-        calls = compression_calls_per_element(method, gradient) * self.software.gradients.compression_call
+        calls = framework_calls_per_gradient_element(method, gradient) * self.software.gradients.compression_call
         return self._passes(counts, 0.0, lambda count, _: compression_kernels(method, gradient, count)) + calls * counts
 
     @property
@@ -368,9 +366,8 @@ class Backend:
         ndarray, shape (...)
             Time [s].
         """
-        return self._passes(
-            counts, 0.0, lambda count, _: gradient_clipping_kernels(count, self.clip_method, self.formats)
-        )
+        clip, formats = self.clip_method, self.formats
+        return self._passes(counts, 0.0, lambda count, _: gradient_clipping_kernels(count, clip, formats))
 
     def _passes(self, counts: Array, tensors: Numeric, kernels: Callable[[float, float], Sequence[Kernel]]) -> Array:
         """Predict the time of memory passes for many sizes; equal sizes are predicted once.
@@ -382,10 +379,9 @@ class Backend:
         listed = [kernels(*pair) for pair in unique.T.tolist()]
         if not listed or not listed[0]:
             return np.zeros_like(counts)
-        seconds = self.predictor.times([kernel for each in listed for kernel in each]).host_synchronous_times.reshape(
-            len(listed), -1
-        )
-        return np.where(unique[0] > 0, seconds.sum(axis=1), 0.0)[place.ravel()].reshape(counts.shape)
+        times = self.predictor.times([kernel for each in listed for kernel in each])
+        seconds = times.host_synchronous_times.reshape(len(listed), -1).sum(axis=1)
+        return np.where(unique[0] > 0, seconds, 0.0)[place.ravel()].reshape(counts.shape)
 
     def input_pipeline(self, graph: Graph, gpus: int, replica: Numeric, local_batch: Numeric) -> InputPipeline | None:
         """Return the times in which the input pipeline reads, decodes and copies the batch of a step.
@@ -519,9 +515,8 @@ class Backend:
         Program
             Kernels and collectives of one rank.
         """
-        return with_token_dispatch(
-            self.lower_without_token_deduplication(graph, placement, mesh), self.token_dispatch(placement, mesh)
-        )
+        program = self.lower_without_token_deduplication(graph, placement, mesh)
+        return with_token_dispatch(program, self.token_dispatch(placement, mesh))
 
     def lower_without_token_deduplication(
         self, graph: Graph, placement: Placement, mesh: Mesh, sections: int | None = None
@@ -575,9 +570,8 @@ class Backend:
             return TokenDispatch(None, self._beside_dispatch)
         spread = (rule.split_axes["experts"] for rule in placement.rules if rule.split_axes.get("experts"))
         axes = next(spread, ("ep",))
-        return TokenDispatch(
-            self.fabric.token_dispatch_target_count(mesh.stride(axes), mesh.group_size(axes)), self._beside_dispatch
-        )
+        targets = self.fabric.token_dispatch_target_count(mesh.stride(axes), mesh.group_size(axes))
+        return TokenDispatch(targets, self._beside_dispatch)
 
     def _overlaps_tensor(self, graph: Graph, mesh: Mesh) -> bool:
         """Return True if tensor-parallel gathers and scatters overlap with matrix products."""
@@ -611,8 +605,8 @@ class Backend:
         """Activation checkpointing: which modules are recomputed, by the run, else by the software."""
         habit = self.software.recomputation
         if not self.run.recompute.modules:
-            return ActivationCheckpointing(habit.stops_early, habit.selective)
-        return ActivationCheckpointing(habit.stops_early, "attention", self.run.recompute.modules)
+            return ActivationCheckpointing(habit.stops_recompute_early, habit.selective)
+        return ActivationCheckpointing(habit.stops_recompute_early, "attention", self.run.recompute.modules)
 
     @property
     def _beside_dispatch(self) -> DispatchOverlap | None:
@@ -688,33 +682,21 @@ def build_backend(
         efa_handshake_times=(0.0, 0.0) if prices.constant_efficiencies is not None else software.host.libfabric,
         token_exchange_library=software.parallelism.expert_dispatch,
     )  # fmt: skip
-    formats = MIXED_PRECISION[software.formats.mixed](default_precision(dtype))
-    accumulator, accesses = software.gradients.accumulator if formats.master_bytes else 0.0, software.gradients.accesses
-    accumulated = software.gradients.accumulated and not formats.casts_weights_each_pass
+    formats, gradients = MIXED_PRECISION[software.formats.mixed](default_precision(dtype)), software.gradients
     formats = replace(
         formats,
-        main_gradient_bytes=accumulator,
-        casts_gradients_before_accumulation=software.gradients.accumulator_cast,
-        extra_gradient_accesses=accesses,
-        uses_flat_gradient_buffer=software.gradients.flat,
-        fuses_gradient_accumulation=accumulated,
-        accumulates_gradients_by_autograd=software.gradients.added,
+        main_gradient_bytes=gradients.main_gradient_bytes if formats.master_bytes else 0.0,
+        casts_gradients_before_accumulation=gradients.casts_gradients_before_accumulation,
+        extra_gradient_accesses=gradients.accesses,
+        uses_flat_gradient_buffer=gradients.flat,
+        fuses_gradient_accumulation=gradients.accumulated and not formats.casts_weights_each_pass,
+        accumulates_gradients_by_autograd=gradients.added,
     )
     scaling = run.kernels.scaling or ("nvfp4" if dtype == "fp4" else software.formats.scaling)
     formats = with_quantisation_scales(formats, scaling, fused=software.fusion.passes)
     if formats.master_bytes and (run.kernels.main_gradients or software.formats.main_gradients) == "fp32":
         formats = replace(formats, gradient_bytes=formats.fp32_activation_bytes)
-    method = parse_gradient_compression(
-        run.exchange.compress, zero=None if strategy is None else strategy.zero, forward_only=run.forward_only
-    )
+    zero = None if strategy is None else strategy.zero
+    method = parse_gradient_compression(run.exchange.compress, zero=zero, forward_only=run.forward_only)
     offload = parse_offload(run.offload.states, system, prices.constant_efficiencies, run.offload.layers)
-    return Backend(
-        run,
-        system,
-        formats=formats,
-        software=software,
-        predictor=prices,
-        fabric=fabric,
-        offload=offload,
-        compression=method,
-    )
+    return Backend(run, system, formats, software, prices, fabric, offload, compression=method)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.lowering.stages_and_recompute import full_recompute_sections
-from paleo.step.layouts import Layouts, ResultCache
+from paleo.step.layouts import Layouts, ResultCache, cached
 from paleo.step.memory import OffloadShares, StageAssignment, with_offload_traffic
 from paleo.step.section_times import LayerTimes, section_field_values, with_exposed_unpaired_exchange
 
@@ -69,14 +69,10 @@ class LayoutConfigurations:
         LayoutConfigurations
             The selected configurations.
         """
-        return LayoutConfigurations(
-            self.layouts,
-            self.layout_index[cases],
-            self.microbatches[cases],
-            self.layer_times.select_configurations(cases),
-            (self, cases),
-        )
+        index, times = self.layout_index[cases], self.layer_times.select_configurations(cases)
+        return LayoutConfigurations(self.layouts, index, self.microbatches[cases], times, (self, cases))
 
+    @cached(lambda cases, section: (section,))
     def send_time(self, section: int) -> Array:
         """Return the time to send the output of a section to the next pipeline stage.
 
@@ -92,9 +88,6 @@ class LayoutConfigurations:
         ndarray, shape (cases,)
             Time [s].
         """
-        return self.cache.get_or_compute(("send", section), lambda: self._send(section))
-
-    def _send(self, section: int) -> Array:
         if self.parent_selection is not None:
             whole, cases = self.parent_selection
             return whole.send_time(section)[cases]
@@ -185,6 +178,23 @@ class ConfigurationBatch:
             return "none"
         return "parameters" if self.shards_parameters else "gradients" if self.scatters_every_pass else "states"
 
+    def select(self, cases: IndexArray) -> ConfigurationBatch:
+        """Select some of the configurations by index.
+
+        Parameters
+        ----------
+        cases : ndarray of int
+            Positions of the configurations to keep.
+
+        Returns
+        -------
+        ConfigurationBatch
+            The selected configurations, with a cache of their own.
+        """
+        arrival = self.input_arrival_time
+        arrival = arrival[cases] if isinstance(arrival, np.ndarray) else arrival
+        return replace(self, cases=self.cases.select(cases), input_arrival_time=arrival, cache=ResultCache())
+
     def without_contention(self) -> ConfigurationBatch:
         """Return the same configurations, with collectives that do not slow down overlapping computation."""
         software = self.backend.software.with_fields({"overlap.contention": 0.0})
@@ -199,19 +209,18 @@ class ConfigurationBatch:
         """
         if not self.has_backward or not (self.backend.offload.parts or self.overlaps_token_exchange):
             return self.cases.layer_times
-        return self.cache.get_or_compute(("times", self.zero, self.schedule.name), self._waiting)
+        return self._waiting()
 
     @property
     def overlaps_token_exchange(self) -> bool:
         """True if the MoE token exchange of a microbatch overlaps with the computation of another microbatch."""
         return bool(self.backend.software.overlap.experts)
 
+    @cached(lambda batch: (batch.zero, batch.schedule.name))
     def _waiting(self) -> LayerTimes:
-        times = (
-            with_exposed_unpaired_exchange(self.cases.layer_times, self._unpaired_share)
-            if self.overlaps_token_exchange
-            else self.cases.layer_times
-        )
+        times = self.cases.layer_times
+        if self.overlaps_token_exchange:
+            times = with_exposed_unpaired_exchange(times, self._unpaired_share)
         return self._streamed(times) if self.backend.offload.parts else times
 
     @property
@@ -232,15 +241,9 @@ class ConfigurationBatch:
         sections = len(program.sections)
         elements, learned = (layouts.section_parameter_counts(trained)[:sections, layout] for trained in (False, True))
         scattered = self.backend.scatters_every_pass(self.zero, self.assignment.stages)
-        shares = OffloadShares.from_zero_stage(
-            self.zero,
-            layouts.zero_shard_ranks[layout],
-            self.microbatches,
-            scattered=scattered,
-            activations=offload.activation_share(
-                section_field_values(program, "repeat"), full_recompute_sections(program)
-            ),
-        )
+        kept = offload.activation_share(section_field_values(program, "repeat"), full_recompute_sections(program))
+        ranks, count = layouts.zero_shard_ranks[layout], self.microbatches
+        shares = OffloadShares.from_zero_stage(self.zero, ranks, count, scattered=scattered, activations=kept)
         return with_offload_traffic(times, elements, learned, offload, self.backend.formats, shares)
 
     def expand_to_configurations(self, figures: Array) -> Array:

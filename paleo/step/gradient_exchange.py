@@ -90,13 +90,9 @@ def gathered_elements_by_axes(program: Program, mesh: Mesh, copies: int, *, froz
     """
     gathered = list(_states(program, mesh))
     if frozen:
-        first, shared = len(program.sections), mesh.zero_shard_axes
-        gathered += [
-            (i, shared, each.parameter_count - each.trained_parameter_count) for i, each in enumerate(program.sections)
-        ]
-        gathered += [
-            (first + i, shared, tie.elements) for i, tie in enumerate(program.tied_parameters) if not tie.trained
-        ]
+        counts = [section.parameter_count - section.trained_parameter_count for section in program.sections]
+        counts += [0.0 if tie.trained else tie.elements for tie in program.tied_parameters]
+        gathered += [(number, mesh.zero_shard_axes, count) for number, count in enumerate(counts)]
     return _by_axes(program, [part for part in gathered if part[2]], copies)
 
 
@@ -130,13 +126,9 @@ def _gradients(program: Program) -> list[tuple[int, Axes, float]]:
 
     Tied parameters are numbered after the sections.
     """
-    first = len(program.sections)
-    gradients = [
-        (i, part.axes, part.elements) for i, section in enumerate(program.sections) for part in section.gradients
-    ]
-    return gradients + [
-        (first + i, tie.axes, tie.elements) for i, tie in enumerate(program.tied_parameters) if tie.trained
-    ]
+    sections, ties = enumerate(program.sections), enumerate(program.tied_parameters, len(program.sections))
+    gradients = [(number, part.axes, part.elements) for number, section in sections for part in section.gradients]
+    return gradients + [(number, tie.axes, tie.elements) for number, tie in ties if tie.trained]
 
 
 def _states(program: Program, mesh: Mesh) -> Iterator[tuple[int, Axes, float]]:
@@ -294,16 +286,8 @@ class OrderedGradientExchanges:
         OrderedGradientExchanges
             Exchanges of the selected configurations.
         """
-        parts = (
-            np.take(part, members, axis=-1)
-            for part in (
-                self.share_after_first_bucket,
-                self.time_from_first_bucket,
-                self.time_from_last_bucket,
-                self.total_send_time,
-            )
-        )
-        return OrderedGradientExchanges(self.later_input_gradient_passes, self.later_weight_gradient_passes, *parts)
+        names = ("share_after_first_bucket", "time_from_first_bucket", "time_from_last_bucket", "total_send_time")
+        return replace(self, **{name: np.take(getattr(self, name), members, axis=-1) for name in names})
 
 
 def order_gradient_exchanges(
@@ -329,13 +313,10 @@ def order_gradient_exchanges(
     OrderedGradientExchanges
         Exchanges in the order of their start.
     """
-    stages = seconds.shape[0]
-    pieces = seconds.shape[1]
+    stages, pieces = seconds.shape[:2]
     stage = np.arange(float(stages))
-    counts = [
-        [stage * 0.0 + n for n in schedule.passes_after_last_gradient(stage, stages, chunk, chunks)]
-        for chunk in range(pieces)
-    ]
+    after = (schedule.passes_after_last_gradient(stage, stages, chunk, chunks) for chunk in range(pieces))
+    counts = [[stage * 0.0 + n for n in of_chunk] for of_chunk in after]
     follow = np.array(counts).transpose(2, 0, 1)
     order = np.argsort(-follow.sum(axis=2), axis=1, kind="stable")
     rows = np.arange(len(seconds))[:, None]
@@ -392,17 +373,11 @@ def exposed_gradient_exchange_time(
     exposed = np.zeros(np.broadcast_shapes(back.shape, sends.total_send_time.shape))
     for k in range(sends.share_after_first_bucket.shape[1]):
         after = sends.later_input_gradient_passes[:, k] * back + sends.later_weight_gradient_passes[:, k] * weights
-        finish = (
-            np.maximum(
-                sends.time_from_first_bucket[:, k] - gradients * sends.share_after_first_bucket[:, k],
-                sends.time_from_last_bucket[:, k],
-            )
-            - after
-        )
+        first = sends.time_from_first_bucket[:, k] - gradients * sends.share_after_first_bucket[:, k]
+        finish = np.maximum(first, sends.time_from_last_bucket[:, k]) - after
         np.maximum(exposed, finish, out=exposed)
-    return np.asarray(
-        np.minimum(sends.total_send_time, exposed + contention * np.maximum(sends.total_send_time - exposed, 0.0))
-    )
+    total = sends.total_send_time
+    return np.asarray(np.minimum(total, exposed + contention * np.maximum(total - exposed, 0.0)))
 
 
 def exposed_parameter_gather_time(seconds: Array, buckets: Array, forward: Array, contention: float) -> Array:
@@ -486,9 +461,8 @@ def parse_gradient_compression(text: str | None, *, zero: int | None, forward_on
     if method.replaces_zero3_collectives and zero not in (None, 3):
         raise PlanError(f"compress {text}: {COMPRESSION_NEEDS_ZERO3_MESSAGE}")
     if zero == 3 and not (method.sums_without_decoding or method.replaces_zero3_collectives or forward_only):
-        raise PlanError(
-            f"compress {text}: with zero=3 gradients are scattered as they come, so only sums in another format do"
-        )
+        reason = "with zero=3 gradients are scattered as they come, so only sums in another format do"
+        raise PlanError(f"compress {text}: {reason}")
     return None if forward_only else method
 
 
@@ -594,15 +568,12 @@ def compressed_collectives(
     tuple[CollectivePayload[NumberOrArray], ...]
         (operation, axes, payload) of each collective that replaces them, payload in the unit of the input.
     """
-    return tuple(
-        (operation, axes, size * ratio)
-        for plain, axes, size in owed
-        for operation, ratio in (
-            [(plain, 1.0)]
-            if (method.replaces_zero3_collectives and plain == "all_reduce") or axes == (TENSOR_AXIS,)
-            else _ratios(method, gradient, scattered=plain == "reduce_scatter")
-        )
-    )
+    compressed: list[CollectivePayload[NumberOrArray]] = []
+    for plain, axes, size in owed:
+        stays = (method.replaces_zero3_collectives and plain == "all_reduce") or axes == (TENSOR_AXIS,)
+        parts = [(plain, 1.0)] if stays else _ratios(method, gradient, scattered=plain == "reduce_scatter")
+        compressed += [(operation, axes, size * ratio) for operation, ratio in parts]
+    return tuple(compressed)
 
 
 def compressed_parameter_gather(
@@ -701,14 +672,8 @@ def scaled_gradient(gradient: SummedGradient, elements: float) -> SummedGradient
     SummedGradient
         Sizes of the whole gradient.
     """
-    counts = (
-        "tensors",
-        "matrices",
-        "matrix_elements",
-        "matrix_side_sums",
-        "fully_connected_elements",
-        "fully_connected_side_sums",
-    )
+    counts = ["tensors", "matrices", "matrix_elements", "matrix_side_sums"]
+    counts += ["fully_connected_elements", "fully_connected_side_sums"]
     return replace(gradient, elements=elements, **{name: getattr(gradient, name) * elements for name in counts})
 
 
@@ -736,7 +701,7 @@ def compression_kernels(method: Compression, gradient: SummedGradient, elements:
     return [elementwise_kernel("coding", "elementwise", "update", elements, read, written, flops=flops, calls=calls)]
 
 
-def compression_calls_per_element(method: Compression, gradient: SummedGradient) -> float:
+def framework_calls_per_gradient_element(method: Compression, gradient: SummedGradient) -> float:
     """Count the framework calls on single tensors that compression needs, per gradient element.
 
     Parameters

@@ -18,8 +18,8 @@ from paleo.specs.calibration import (
     STEP_CALIBRATION_NAME,
     Calibration,
     catalog_calibration,
+    constants_fitted_to_steps,
     parameter,
-    whole_step_constants,
 )
 from paleo.units import MICROSECOND
 
@@ -60,34 +60,18 @@ class IntervalParameters:
     Defaults are round start values of the fit; `interval_parameters` returns the fitted values.
     """
 
-    product_error_weight: float = parameter(
-        "0.2", "0.01..1", "part of the half-widths of products that all of a step share"
-    )
-    link_error_weight: float = parameter(
-        "0.5", "0.01..2", "part of the half-width of large collectives that a step's show"
-    )
+    gemm_error_weight: float = parameter("0.2", "0.01..1", "part of products' half-widths that all of a step share")
+    link_error_weight: float = parameter("0.5", "0.01..2", "part of large collectives' half-width that a step's show")
     software_half_width: float = parameter("0.07", "0.005..1", "half-width of every step")
     untested_software_half_width: float = parameter(
         "0.1", "0.005..1", "half-width of software fitted to no steps on the architecture"
     )
-    unknown_host_half_width: float = parameter(
-        "1", "0.01..7", "half-width above per share of short kernels of unknown hosts"
-    )
-    untimed_library_half_width: float = parameter(
-        "0.5", "0.01..2", "half-width of convolutions by a library that was not timed"
-    )
-    half_width_per_tenfold_nodes: float = parameter(
-        "0.04", "0.001..0.3", "half-width of each tenfold of GPUs beyond a node"
-    )
-    unmeasured_device_half_width: float = parameter(
-        "0.08", "0.005..0.5", "half-width of a device whose kernels nobody measured"
-    )
-    expert_half_width: float = parameter(
-        "0.08", "0.005..0.5", "half-width of a network that sends its tokens to experts"
-    )
-    fused_pass_half_width: float = parameter(
-        "0.3", "0.01..2", "half-width of element-wise passes that a compiler may fuse"
-    )
+    unknown_host_half_width: float = parameter("1", "0.01..7", "half-width above per share of unknown hosts' kernels")
+    untimed_library_half_width: float = parameter("0.5", "0.01..2", "half-width of convolutions by an untimed library")
+    half_width_per_tenfold_nodes: float = parameter("0.04", "0.001..0.3", "half-width per tenfold GPUs beyond a node")
+    unmeasured_device_half_width: float = parameter("0.08", "0.005..0.5", "half-width of an unmeasured device")
+    expert_half_width: float = parameter("0.08", "0.005..0.5", "half-width of a network that sends tokens to experts")
+    fused_pass_half_width: float = parameter("0.3", "0.01..2", "half-width of passes that a compiler may fuse")
     update_half_width: float = parameter("0.6", "0.01..3", "half-width of the update, for its share of the step")
     upper_to_lower_width_root: float = parameter("1.2", "0.5..2", "root of the half-width above over that below")
 
@@ -107,7 +91,7 @@ def interval_parameters(user_calibration: Calibration | None = None) -> Interval
     IntervalParameters
         Half-widths, in log units.
     """
-    return whole_step_constants(IntervalParameters, INTERVAL_FAMILY, user_calibration)
+    return constants_fitted_to_steps(IntervalParameters, INTERVAL_FAMILY, user_calibration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +102,7 @@ class StepUncertainty:
 
     Attributes
     ----------
-    product_half_width : ndarray
+    gemm_half_width : ndarray
         Half-widths of matrix products, weighted by their shares of the kernel time. Products have a common error, as
         power limits their clock; errors of other kernels average out. If ``uses_constant_rates``, this half-width
         covers all kernels, and nothing else is added.
@@ -151,7 +135,7 @@ class StepUncertainty:
         Fitted weight of each part.
     """
 
-    product_half_width: Array
+    gemm_half_width: Array
     unmeasured_half_width: Array
     link_half_width: Array
     short_kernel_share: Numeric
@@ -182,38 +166,25 @@ class StepUncertainty:
                 Logarithms from the prediction down to the low end, and up to the high end.
         """
         if self.uses_constant_rates:
-            return self.product_half_width
+            return self.gemm_half_width
         known = known or self.fitted_constants
-        variance = (
-            (known.product_error_weight * self.product_half_width) ** 2
-            + self.unmeasured_half_width**2
-            + (known.link_error_weight * self.link_half_width) ** 2
+        squares: tuple[Numeric, ...] = (
+            (known.gemm_error_weight * self.gemm_half_width) ** 2,
+            self.unmeasured_half_width**2,
+            (known.link_error_weight * self.link_half_width) ** 2,
+            known.software_half_width**2,
+            (1.0 - self.software_tested) * known.untested_software_half_width**2,
+            (known.half_width_per_tenfold_nodes * self.log10_nodes) ** 2,
+            (known.unmeasured_device_half_width * self.unmeasured_device) ** 2,
+            (known.expert_half_width * self.uses_experts) ** 2,
+            (known.fused_pass_half_width * self.unfused_pass_share) ** 2,
+            (known.untimed_library_half_width * self.untimed_convolution_share) ** 2,
+            (known.update_half_width * self.update_share) ** 2,
         )
-        variance = (
-            variance
-            + known.software_half_width**2
-            + (1.0 - self.software_tested) * known.untested_software_half_width**2
-        )
-        variance = (
-            variance
-            + (known.half_width_per_tenfold_nodes * self.log10_nodes) ** 2
-            + (known.unmeasured_device_half_width * self.unmeasured_device) ** 2
-        )
-        variance = (
-            variance
-            + (known.expert_half_width * self.uses_experts) ** 2
-            + (known.fused_pass_half_width * self.unfused_pass_share) ** 2
-        )
-        variance = (
-            variance
-            + (known.untimed_library_half_width * self.untimed_convolution_share) ** 2
-            + (known.update_half_width * self.update_share) ** 2
-        )
-        above = (known.unknown_host_half_width * self.short_kernel_share) ** 2
-        low, high = variance[0], variance[1] + above
-        return np.stack(
-            [np.sqrt(low) / known.upper_to_lower_width_root, np.sqrt(high) * known.upper_to_lower_width_root]
-        )
+        low, high = np.asarray(sum(squares))
+        high = high + (known.unknown_host_half_width * self.short_kernel_share) ** 2
+        root = known.upper_to_lower_width_root
+        return np.stack([np.sqrt(low) / root, np.sqrt(high) * root])
 
 
 def step_uncertainty(
@@ -245,35 +216,29 @@ def step_uncertainty(
     shares = shares / (float(shares.sum()) or 1.0)
     half_widths = np.abs(np.log(np.stack([kernels.low_factor, kernels.high_factor])))
     families = np.array([each.kernel.family for each, _ in counted])
+    opaque = np.array([each.kernel.operation == OPAQUE_KERNEL_KIND for each, _ in counted])
     unknown = np.isin(families, list(backend.predictor.unmeasured_families)) * half_widths
-    unknown = unknown + np.array([each.kernel.operation == OPAQUE_KERNEL_KIND for each, _ in counted]) * np.log(
-        OPAQUE_TIME_FACTOR
-    )
-    software, device, constants = (
-        backend.software,
-        backend.system.device,
-        backend.predictor.constant_efficiencies is not None,
-    )
+    unknown = unknown + opaque * np.log(OPAQUE_TIME_FACTOR)
+    software, device, predictor = backend.software, backend.system.device, backend.predictor
+    constants = predictor.constant_efficiencies is not None
     products = half_widths + unknown if constants else half_widths * (families == "gemm")
     issued = not (software.host.whole_iteration or software.has_fitted_host_times(device.architecture))
+    short = min(float(shares[kernels.device_time < SHORT_KERNEL_SECONDS].sum()), MAX_SHORT_KERNEL_SHARE)
+    untimed = lacks_timed_convolutions(software, device, layout.dtype)
     return StepUncertainty(
-        product_half_width=(shares * products).sum(axis=1),
+        gemm_half_width=(shares * products).sum(axis=1),
         unmeasured_half_width=(shares * unknown).sum(axis=1),
         link_half_width=exposed * _links(backend, layout.mesh),
-        short_kernel_share=min(float(shares[kernels.device_time < SHORT_KERNEL_SECONDS].sum()), MAX_SHORT_KERNEL_SHARE)
-        * issued,
-        untimed_convolution_share=float(shares[families == "conv"].sum())
-        * lacks_timed_convolutions(software, device, layout.dtype),
+        short_kernel_share=short * issued,
+        untimed_convolution_share=float(shares[families == "conv"].sum()) * untimed,
         update_share=update,
         software_tested=float(software.is_fitted_for(device.architecture)),
         uses_constant_rates=constants,
         log10_nodes=float(np.log10(max(layout.gpus / GPUS_PER_NODE, 1.0))),
-        unmeasured_device=float(
-            catalog_calibration(device.name) is None and backend.predictor.user_calibration is None
-        ),
+        unmeasured_device=float(catalog_calibration(device.name) is None and predictor.user_calibration is None),
         uses_experts=float(any(each.kernel.expert_count > 0 for each, _ in counted)),
         unfused_pass_share=float(shares[families == "memory"].sum()) * software.fusion.compiles,
-        fitted_constants=interval_parameters(backend.predictor.user_calibration),
+        fitted_constants=interval_parameters(predictor.user_calibration),
     )
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeVar
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -89,6 +89,49 @@ class ResultCache:
         self._figures.clear()
 
 
+class _HasCache(Protocol):
+    @property
+    def cache(self) -> ResultCache: ...
+
+
+CacheHolder = TypeVar("CacheHolder", bound=_HasCache)
+Arguments = ParamSpec("Arguments")
+
+
+def cached(
+    key: Callable[..., tuple[Hashable, ...]] = lambda *_, **__: (),
+) -> Callable[
+    [Callable[Concatenate[CacheHolder, Arguments], CachedValue]],
+    Callable[Concatenate[CacheHolder, Arguments], CachedValue],
+]:
+    """Decorate a function of layouts, configurations or a batch, whose results are kept in the ``cache`` of these.
+
+    Parameters
+    ----------
+    key : callable, optional
+        Function from the same arguments to what the result depends on; by default it depends on no argument.
+
+    Returns
+    -------
+    callable
+        Decorator.
+    """
+
+    def decorate(
+        function: Callable[Concatenate[CacheHolder, Arguments], CachedValue],
+    ) -> Callable[Concatenate[CacheHolder, Arguments], CachedValue]:
+        name = function.__qualname__
+
+        @wraps(function)
+        def look_up(holder: CacheHolder, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> CachedValue:
+            full_key = name, *key(holder, *args, **kwargs)
+            return holder.cache.get_or_compute(full_key, partial(function, holder, *args, **kwargs))
+
+        return look_up
+
+    return decorate
+
+
 @dataclass(frozen=True, slots=True)
 class RequiredCollectives:
     """Collectives of one operation (such as reduce-scatter) that several parallel layouts require.
@@ -135,21 +178,25 @@ class Layouts:
         return self.backend.compression is not None and self.backend.compression.replaces_zero3_collectives
 
     @property
+    @cached()
     def replicas(self) -> Array:
         """Number of data-parallel ranks, shape (layouts,)."""
-        return self.cache.get_or_compute("replicas", lambda: np.array([float(mesh.replicas) for mesh in self.meshes]))
+        return np.array([float(mesh.replicas) for mesh in self.meshes])
 
     @property
+    @cached()
     def zero_shard_ranks(self) -> Array:
         """Number of ranks over which ZeRO shards states, shape (layouts,)."""
-        return self.cache.get_or_compute(
-            "shards", lambda: np.array([float(m.group_size(m.zero_shard_axes)) for m in self.meshes])
-        )
+        return np.array([float(mesh.group_size(mesh.zero_shard_axes)) for mesh in self.meshes])
 
     @property
+    @cached()
     def bucket_bytes(self) -> Array:
-        """Size of a gradient bucket in each layout [byte], shape (layouts,)."""
-        return self.cache.get_or_compute("bucket", lambda: self.backend.bucket_bytes(self._replicated))
+        """Size of a gradient bucket in each layout [byte], shape (layouts,).
+
+        Bucket rules depend on the number of ranks that hold the same parameters.
+        """
+        return self.backend.bucket_bytes(np.array([float(mesh.replicas * mesh.degree("cp")) for mesh in self.meshes]))
 
     def bucket_memory(self, kinds: DistinctStages) -> Array:
         """Return the memory of gradient bucket buffers beyond the gradients themselves.
@@ -171,11 +218,7 @@ class Layouts:
         whole = self.stage_parameter_counts(kinds, trained=True) * self.backend.formats.accumulated_gradient_bytes
         return np.asarray(buffers * np.minimum(self.bucket_bytes, whole))
 
-    @property
-    def _replicated(self) -> Array:
-        """Number of ranks that hold the same parameters, on which bucket rules depend, shape (layouts,)."""
-        return np.array([float(mesh.replicas * mesh.degree("cp")) for mesh in self.meshes])
-
+    @cached(lambda layouts, trained: (trained,))
     def section_parameter_counts(self, trained: bool) -> Array:
         """Count the parameter elements of each section (run of equal layers) and each tied parameter.
 
@@ -189,23 +232,17 @@ class Layouts:
         ndarray, shape (sections and ties, layouts)
             Number of elements.
         """
-        return self.cache.get_or_compute(
-            ("parameters", trained), lambda: self._stacked(partial(_elements, trained=trained))
-        )
+        return self._stacked(partial(_elements, trained=trained))
 
     def _stacked(self, figures: Callable[[Program], Array]) -> Array:
         """Apply a function to every layout's program and stack the results as columns.
 
         Equal programs are evaluated once.
         """
-        known: dict[int, Array] = {}
-        columns = []
-        for program in self.programs:
-            if id(program) not in known:
-                known[id(program)] = figures(program)
-            columns.append(known[id(program)])
-        return np.stack(columns, axis=1)
+        known = {number: figures(program) for number, program in {id(each): each for each in self.programs}.items()}
+        return np.stack([known[id(program)] for program in self.programs], axis=1)
 
+    @cached(lambda layouts, kinds, trained: (trained,))
     def stage_parameter_counts(self, kinds: DistinctStages, trained: bool) -> Array:
         """Count the parameter elements that each distinct stage holds.
 
@@ -223,10 +260,7 @@ class Layouts:
         ndarray, shape (kinds, layouts)
             Number of elements.
         """
-        key = "elements", trained
-        return self.cache.get_or_compute(
-            key, lambda: np.asarray(kinds.layer_and_tied_copy_counts @ self.section_parameter_counts(trained))
-        )
+        return np.asarray(kinds.layer_and_tied_copy_counts @ self.section_parameter_counts(trained))
 
     # collectives over replicas
 
@@ -284,20 +318,16 @@ class Layouts:
         return count * self.slowest_group_collective_time(operation, groups, message)
 
     @property
+    @cached()
     def owner_broadcast_bytes(self) -> Array:
         """Bytes that an owner of whole tensors broadcasts at a time, shape (layouts,).
 
         This is the owner's share of the parameters, or one tensor of mean size if that is larger.
         """
-        return self.cache.get_or_compute("message", self._message_bytes)
-
-    def _message_bytes(self) -> Array:
         repeat, tensors = (section_field_values(self.programs[0], name) for name in ("repeat", "trained_tensor_count"))
         trained = repeat @ self.section_parameter_counts(trained=True)[: len(repeat)]
-        owners = self.zero_shard_ranks * self.meshes[0].degree("pp")
-        return np.asarray(
-            trained / np.minimum(owners, max(float(repeat @ tensors), 1.0)) * self.backend.formats.parameter_bytes
-        )
+        owners = np.minimum(self.zero_shard_ranks * self.meshes[0].degree("pp"), max(float(repeat @ tensors), 1.0))
+        return np.asarray(trained / owners * self.backend.formats.parameter_bytes)
 
     def communication_groups(self, layouts: Sequence[int], axes: Sequence[Axes], copies: int = 1) -> Count:
         """Return rank strides and sizes of the communication groups over mesh axes, for each layout.
@@ -317,7 +347,7 @@ class Layouts:
             Rank stride and number of ranks of each group; the axis of stages has length 1 if all stages are equal.
         """
         if copies == 1:
-            pairs = [self._group(layout, each) for layout, each in zip(layouts, axes, strict=True)]
+            pairs = list(map(self._group, layouts, axes))
             return np.array(pairs, dtype=np.int64).reshape(-1, 2).T[:, None, None]
         groups = [replica_groups(self.meshes[i], each, copies) for i, each in zip(layouts, axes, strict=True)]
         alone = (np.ones(self.meshes[0].degree("pp"), dtype=np.int64),) * 2
@@ -325,9 +355,9 @@ class Layouts:
         padded = [[*each, *[alone] * (most - len(each))] for each in groups]
         return np.array(padded, dtype=np.int64).transpose(2, 1, 3, 0)
 
+    @cached(lambda layouts, layout, axes: (layout, axes))
     def _group(self, layout: int, axes: Axes) -> tuple[int, int]:
-        mesh = self.meshes[layout]
-        return self.cache.get_or_compute(("group", layout, axes), lambda: (mesh.stride(axes), mesh.group_size(axes)))
+        return self.meshes[layout].stride(axes), self.meshes[layout].group_size(axes)
 
     def exchange_times_and_bytes(
         self, holdings: Array, copies: int, content: ExchangedTensors, zero: int, width: float
@@ -354,15 +384,14 @@ class Layouts:
             Times [s], and bytes.
         """
         seconds = np.zeros((2, *holdings.shape[:2], len(self)))
-        key = ("owed", copies, content, zero > 0)
-        for owed in self.cache.get_or_compute(key, lambda: self._grouped_collectives(copies, content, zero)):
-            figures = self.exchange_collective_times(
-                owed.operation, owed.layout_indices, owed.groups, holdings @ owed.elements * width
-            )
+        for owed in self._grouped_collectives(copies, content, zero):
+            sizes = holdings @ owed.elements * width
+            figures = self.exchange_collective_times(owed.operation, owed.layout_indices, owed.groups, sizes)
             np.add.at(seconds[0].T, owed.layout_indices, figures.T)
         seconds[1] = holdings @ self._exchanged_elements(copies, content) * width
         return seconds
 
+    @cached(lambda layouts, copies, content, zero: (copies, content, zero > 0))
     def _grouped_collectives(self, copies: int, content: ExchangedTensors, zero: int) -> list[RequiredCollectives]:
         cells: dict[str, list[tuple[int, Axes, Array]]] = {}
         for layout, shares in enumerate(self._shares(copies, content)):
@@ -372,11 +401,9 @@ class Layouts:
                         cells.setdefault(operation, []).append((layout, over_axes, part))
         owed = []
         for operation, members in cells.items():
-            layouts, groups = [cell[0] for cell in members], [cell[1] for cell in members]
-            elements = np.array([cell[2] for cell in members]).T
-            owed.append(
-                RequiredCollectives(operation, layouts, self.communication_groups(layouts, groups, copies), elements)
-            )
+            layouts, over, parts = map(list, zip(*members, strict=True))
+            groups = self.communication_groups(layouts, over, copies)
+            owed.append(RequiredCollectives(operation, layouts, groups, np.array(parts).T))
         return owed
 
     def exchange_collectives(
@@ -412,10 +439,8 @@ class Layouts:
             return tuple((to_owners.get(operation, operation), over, part) for operation, over, part in owed)
         method = self.backend.compression
         if content in ("all", "again") and method is not None and method.replaces_zero3_collectives:
-            width = self.backend.formats.parameter_bytes
-            return compressed_parameter_gather(
-                method, self.gradient_sizes(layout, axes), width, axes, elements, again=content == "again"
-            )
+            sizes, width = self.gradient_sizes(layout, axes), self.backend.formats.parameter_bytes
+            return compressed_parameter_gather(method, sizes, width, axes, elements, again=content == "again")
         return (("broadcast" if owned else "all_gather", axes, elements),)
 
     def gradient_sizes(self, layout: int, axes: Axes) -> SummedGradient:
@@ -438,12 +463,11 @@ class Layouts:
         program, ranks = self.programs[layout], self.meshes[layout].group_size(axes)
         stride = self.meshes[layout].stride(axes) if ranks > 1 else 1
         inside = min(ranks, max(1, self.backend.system.devices_per_node // stride))
-        key = "gradient", id(program), ranks, inside
         width = self.backend.formats.accumulated_gradient_bytes
-        return self.cache.get_or_compute(
-            key, lambda: gradient_sizes_per_element(program, float(ranks), width, float(inside))
-        )
+        sizes = partial(gradient_sizes_per_element, program, float(ranks), width, float(inside))
+        return self.cache.get_or_compute(("gradient", id(program), ranks, inside), sizes)
 
+    @cached()
     def compression_times(self, kinds: DistinctStages) -> Array:
         """Return the time to compress and decompress the gradients of each distinct stage.
 
@@ -457,9 +481,6 @@ class Layouts:
         ndarray, shape (kinds, layouts)
             Times [s].
         """
-        return self.cache.get_or_compute("coding", lambda: self._coding(kinds))
-
-    def _coding(self, kinds: DistinctStages) -> Array:
         trained = self.stage_parameter_counts(kinds, trained=True)
         if self.backend.compression is None or not self.has_backward:
             return np.zeros_like(trained)
@@ -476,19 +497,14 @@ class Layouts:
         trained, method = self.stage_parameter_counts(kinds, trained=True), self.backend.compression
         if method is None:
             return np.zeros_like(trained)
-        bytes_of_layout = [
-            compression_state_bytes(method, self.gradient_sizes(layout, BATCH_AXES))
-            if self.replicas[layout] > 1
-            else 0.0
-            for layout in range(len(self))
-        ]
-        return np.asarray(trained * np.array(bytes_of_layout))
+        bytes_of_layout = np.zeros(len(self))
+        for layout in np.flatnonzero(self.replicas > 1).tolist():
+            bytes_of_layout[layout] = compression_state_bytes(method, self.gradient_sizes(layout, BATCH_AXES))
+        return np.asarray(trained * bytes_of_layout)
 
+    @cached(lambda layouts, copies, content: (copies, content))
     def _shares(self, copies: int, content: ExchangedTensors) -> list[dict[Axes, Array]]:
         """Count for each layout the elements of each section and tied parameter that are exchanged, by mesh axes."""
-        return self.cache.get_or_compute(("shares", copies, content), lambda: self._by_axes(copies, content))
-
-    def _by_axes(self, copies: int, content: ExchangedTensors) -> list[dict[Axes, Array]]:
         frozen, gradients = content in ("all", "again"), content == "gradients"
         split = gradient_elements_by_axes if gradients else partial(gathered_elements_by_axes, frozen=frozen)
         used = [tuple([axis for axis, degree in mesh.degrees if degree > 1]) for mesh in self.meshes]
@@ -505,18 +521,17 @@ class Layouts:
 
         ``meshes`` hold what the result depends on of each mesh, as part of the cache key.
         """
-        layouts, once = zip(self.programs, self.meshes, meshes, strict=True), self.program_cache.get_or_compute
+        once = self.program_cache.get_or_compute
         return [
-            once((name, copies, id(each), key), partial(figures, each, mesh, copies)) for each, mesh, key in layouts
+            once((name, copies, id(program), key), partial(figures, program, mesh, copies))
+            for program, mesh, key in zip(self.programs, self.meshes, meshes, strict=True)
         ]
 
+    @cached(lambda layouts, copies, content: (copies, content))
     def _exchanged_elements(self, copies: int, content: ExchangedTensors) -> Array:
         """Count the elements of each section and tie that are exchanged, shape (sections and ties, layouts)."""
         zeros = np.zeros(len(self.programs[0].sections) + len(self.programs[0].tied_parameters))
-        shares = self._shares(copies, content)
-        return self.cache.get_or_compute(
-            ("travelling", copies, content), lambda: np.stack([sum(each.values(), zeros) for each in shares], axis=1)
-        )
+        return np.stack([sum(each.values(), zeros) for each in self._shares(copies, content)], axis=1)
 
     # sums of gradients, gathers and updates of stages
 
@@ -540,28 +555,22 @@ class Layouts:
             (times [s], bytes that each rank exchanges).
         """
         kinds, copies = assignment.distinct_stages_and_chunks, assignment.replicas
-        width = self.backend.formats.accumulated_gradient_bytes
+        stage, chunk = kinds.stages.layer_and_tied_copy_counts, kinds.chunks.layer_and_tied_copy_counts
         if copies > 1:  # how far apart the copies of a stage are depends on the stage
-            stage, chunk = (
-                kinds.stages.layer_and_tied_copy_counts[assignment.stage_kind],
-                kinds.chunks.layer_and_tied_copy_counts[assignment.chunk_kind],
-            )
+            stage, chunk = stage[assignment.stage_kind], chunk[assignment.chunk_kind]
             holdings = np.concatenate([stage[:, None], chunk], axis=1)
-            placed = "exchange", assignment.cache_key, zero > 0
-            seconds = self.cache.get_or_compute(
-                placed, lambda: self.exchange_times_and_bytes(holdings, copies, "gradients", zero, width)
-            )
+            seconds = self._gradient_exchange(holdings, copies, zero, assignment.cache_key)
             figures = seconds[:, :, 1:] if chunks else seconds[:, :, :1]
             return figures[0], figures[1]
-        holdings = np.concatenate([kinds.stages.layer_and_tied_copy_counts, kinds.chunks.layer_and_tied_copy_counts])[
-            :, None
-        ]
-        key = "exchange", zero > 0
-        seconds = self.cache.get_or_compute(
-            key, lambda: self.exchange_times_and_bytes(holdings, 1, "gradients", zero, width)
-        )[:, :, 0]
+        seconds = self._gradient_exchange(np.concatenate([stage, chunk])[:, None], 1, zero, ())[:, :, 0]
         rows = assignment.chunk_kind + len(kinds.stages) if chunks else assignment.stage_kind[:, None]
         return seconds[0, rows], seconds[1, rows]
+
+    @cached(lambda layouts, holdings, copies, zero, placed: (placed, zero > 0))
+    def _gradient_exchange(self, holdings: Array, copies: int, zero: int, placed: tuple[object, ...]) -> Array:
+        """Return time and bytes of the gradient reduction of what stages hold, cached by their placement ``placed``."""
+        width = self.backend.formats.accumulated_gradient_bytes
+        return self.exchange_times_and_bytes(holdings, copies, "gradients", zero, width)
 
     def state_gather_times(self, assignment: StageAssignment) -> Array:
         """Return the time in which each stage gathers parameters that other ranks have updated (ZeRO-1 and 2).
@@ -579,24 +588,19 @@ class Layouts:
             Times [s].
         """
         kinds, width = assignment.distinct_stages_and_chunks.stages, self.backend.formats.parameter_bytes
-        pieces = (
-            self.stage_tensor_counts(kinds)
-            * self.zero_shard_ranks
-            * (self.zero_shard_ranks > 1)
-            * self.backend.slice_gather_host_time
-        )
+        ranks, holdings = self.zero_shard_ranks, kinds.layer_and_tied_copy_counts
+        pieces = self.stage_tensor_counts(kinds) * ranks * (ranks > 1) * self.backend.slice_gather_host_time
 
         def gathers(rows: Index | slice) -> Array:
-            seconds = self.exchange_times_and_bytes(
-                kinds.layer_and_tied_copy_counts[rows, None], assignment.replicas, "trained", 1, width
-            )[0, :, 0]
-            return np.asarray(seconds + pieces[rows])
+            seconds = self.exchange_times_and_bytes(holdings[rows, None], assignment.replicas, "trained", 1, width)
+            return np.asarray(seconds[0, :, 0] + pieces[rows])
 
         if assignment.replicas > 1:
             key = "state gathers", assignment.stages_cache_key
             return self.cache.get_or_compute(key, lambda: gathers(assignment.stage_kind))
         return self.cache.get_or_compute("state gathers", lambda: gathers(slice(None)))[assignment.stage_kind]
 
+    @cached(lambda layouts, assignment: assignment.stages_cache_key)
     def tied_gradient_sum_times(self, assignment: StageAssignment) -> Array:
         """Return the time to sum the gradients of tied parameters between the two stages that share each.
 
@@ -612,26 +616,20 @@ class Layouts:
         ndarray, shape (stages, layouts)
             Times [s].
         """
-        return self.cache.get_or_compute(("tied", assignment.stages_cache_key), lambda: self._tied_sums(assignment))
-
-    def _tied_sums(self, assignment: StageAssignment) -> Array:
         seconds = np.zeros((assignment.stages, len(self)))
-        pairs = (
-            tied_stage_pairs(self.programs[0].tied_parameters, assignment.layers_per_stage) if self.has_backward else []
-        )
-        for tie, owner, other in pairs:
-            key = "tie", tie, abs(other - owner)
-            seconds[[owner, other]] += self.cache.get_or_compute(key, partial(self._tied_sum, tie, abs(other - owner)))
+        if self.has_backward:
+            for tie, owner, other in tied_stage_pairs(self.programs[0].tied_parameters, assignment.layers_per_stage):
+                seconds[[owner, other]] += self._tied_sum(tie, abs(other - owner))
         return seconds
 
+    @cached(lambda layouts, tie, distance: (tie, distance))
     def _tied_sum(self, tie: int, distance: int) -> Array:
         strides = np.array([mesh.stride(("pp",)) for mesh in self.meshes])
-        sizes = (
-            np.array([program.tied_parameters[tie].elements for program in self.programs])
-            * self.backend.formats.accumulated_gradient_bytes
-        )
+        elements = np.array([program.tied_parameters[tie].elements for program in self.programs])
+        sizes = elements * self.backend.formats.accumulated_gradient_bytes
         return self.backend.fabric.collective_times("all_reduce", strides * distance, np.full(len(sizes), 2), sizes)
 
+    @cached(lambda layouts, kinds, sharded: (sharded,))
     def update_times(self, kinds: DistinctStages, *, sharded: bool) -> Array:
         """Return the time of the optimizer update of each distinct stage, with gradient clipping.
 
@@ -647,9 +645,6 @@ class Layouts:
         ndarray, shape (kinds, layouts)
             Times [s].
         """
-        return self.cache.get_or_compute(("updates", sharded), lambda: self._updates(kinds, sharded))
-
-    def _updates(self, kinds: DistinctStages, sharded: bool) -> Array:
         counts = self.updated_elements(kinds, sharded=sharded)
         if not self.has_backward:
             return np.zeros_like(counts)
@@ -660,10 +655,8 @@ class Layouts:
         multiplied = self._matrix_sums(kinds, lambda each: each.elements) / ranks
         passes = self.backend.update_times(counts - multiplied, self.stage_tensor_counts(kinds), rule)
         passes = passes + self.backend.update_times(multiplied, 0.0, rule.matrix_update.elementwise_optimizer)
-        products = (
-            self._matrix_sums(kinds, lambda each: each.matrix_count * self.backend.matrix_update_time(each)) / ranks
-        )
-        return passes + np.maximum(products, self._slowest_matrix_update(kinds)) + clipping
+        products = self._matrix_sums(kinds, lambda each: each.matrix_count * self.backend.matrix_update_time(each))
+        return passes + np.maximum(products / ranks, self._slowest_matrix_update(kinds)) + clipping
 
     def _matrix_sums(self, kinds: DistinctStages, value: Callable[[WeightMatrices], float]) -> Array:
         """Sum a function of the weight matrices over each distinct stage, shape (kinds, layouts)."""
@@ -680,16 +673,12 @@ class Layouts:
         """
 
         def longest(program: Program) -> Array:
-            known = (
-                (self.backend.matrix_update_time(each) for each in section.weight_matrices)
-                for section in program.sections
-            )
-            return np.array([max(seconds, default=0.0) for seconds in known])
+            matrices = (section.weight_matrices for section in program.sections)
+            return np.array([max(map(self.backend.matrix_update_time, each), default=0.0) for each in matrices])
 
         rows = self._stacked(longest)
-        return np.stack(
-            [rows[stage[: len(rows)] > 0].max(axis=0, initial=0.0) for stage in kinds.layer_and_tied_copy_counts]
-        )
+        stages = kinds.layer_and_tied_copy_counts[:, : len(rows)] > 0
+        return np.stack([rows[stage].max(axis=0, initial=0.0) for stage in stages])
 
     def stage_tensor_counts(self, kinds: DistinctStages) -> Array:
         """Count the parameter tensors of each distinct stage.
@@ -704,10 +693,8 @@ class Layouts:
         ndarray, shape (kinds, 1)
             Number of tensors.
         """
-        tensors_of_section = section_field_values(self.programs[0], "trained_tensor_count")
-        return sum_per_stage(kinds.layer_and_tied_copy_counts[:, : len(tensors_of_section)], tensors_of_section)[
-            :, None
-        ]
+        tensors = section_field_values(self.programs[0], "trained_tensor_count")
+        return sum_per_stage(kinds.layer_and_tied_copy_counts[:, : len(tensors)], tensors)[:, None]
 
     def clipping_times(self, kinds: DistinctStages, *, sharded: bool) -> Array:
         """Return the time of gradient clipping, with the sum of the gradient norm over ranks.
@@ -728,9 +715,8 @@ class Layouts:
         if self.backend.clip_method == "none":
             return seconds
         groups = self.communication_groups(range(len(self)), [gradient_norm_axes(int(sharded))] * len(self))
-        return seconds + self.slowest_group_collective_time(
-            "all_reduce", groups, np.full(len(self), GRADIENT_NORM_BYTES)
-        )
+        sizes = np.full(len(self), GRADIENT_NORM_BYTES)
+        return seconds + self.slowest_group_collective_time("all_reduce", groups, sizes)
 
     def updated_elements(self, kinds: DistinctStages, *, sharded: bool) -> Array:
         """Count the trained elements of each distinct stage that a rank updates in an optimizer step.
@@ -752,6 +738,7 @@ class Layouts:
 
     # memory of states
 
+    @cached()
     def mean_sharding_ranks(self, kinds: DistinctStages) -> Array:
         """Return over how many ranks ZeRO shards the states of each distinct stage, averaged over its parameters.
 
@@ -765,17 +752,14 @@ class Layouts:
         ndarray, shape (kinds, layouts)
             Number of ranks.
         """
-        return self.cache.get_or_compute("sharers", lambda: self._sharers(kinds))
-
-    def _sharers(self, kinds: DistinctStages) -> Array:
         owned = np.zeros((len(kinds), len(self)))
         for copies in distinct_values(kinds.replicas.astype(int)):
             same_copies = np.flatnonzero(kinds.replicas[:, 0] == copies)
             owned[same_copies] = kinds.layer_and_tied_copy_counts[same_copies] @ self.owned_elements(copies)
-        return mean_sharding_ranks(
-            self.stage_parameter_counts(kinds, trained=True), owned, self.zero_shard_ranks * kinds.replicas
-        )
+        trained = self.stage_parameter_counts(kinds, trained=True)
+        return mean_sharding_ranks(trained, owned, self.zero_shard_ranks * kinds.replicas)
 
+    @cached(lambda layouts, copies: (copies,))
     def owned_elements(self, copies: int) -> Array:
         """Count the trained elements whose states a rank of each layout owns if ZeRO shards them.
 
@@ -790,10 +774,7 @@ class Layouts:
             Number of elements.
         """
         shared = [tuple([mesh.degree(axis) for axis in ("cp", *BATCH_AXES)]) for mesh in self.meshes]
-        key = "owned", copies
-        return self.cache.get_or_compute(
-            key, lambda: np.stack(self._once_per_program("owned", zero_owned_elements, copies, shared), axis=1)
-        )
+        return np.stack(self._once_per_program("owned", zero_owned_elements, copies, shared), axis=1)
 
     def state_memory(
         self, kinds: DistinctStages, zero: int, stages: int, *, overlapped: bool
@@ -819,36 +800,29 @@ class Layouts:
         """
         zero = 1 if zero == 2 and not self.backend.scatters_every_pass(zero, stages) else zero
         deferred = zero >= 2 and not overlapped
-        unreduced = deferred or (
-            zero == 1 and stages > 1 and self.backend.software.parallelism.pipeline_gathers == "step"
-        )
-        key = "states", zero, deferred, unreduced
-        return self.cache.get_or_compute(key, lambda: self._states(kinds, zero, deferred, unreduced))
+        gathers_late = self.backend.software.parallelism.parameter_gathers_in_pipelines == "step"
+        return self._states(kinds, zero, deferred, deferred or (zero == 1 and stages > 1 and gathers_late))
 
+    @cached(lambda layouts, kinds, *what: what)
     def _states(self, kinds: DistinctStages, zero: int, deferred: bool, unreduced: bool) -> tuple[StateMemory, Array]:
-        backend = self.backend
+        backend, formats, rule = self.backend, self.backend.formats, self.backend.optimizer
         offloads = backend.offload.is_offloaded("parameters")
         largest = self._largest(kinds) if zero == 3 or offloads else np.zeros((1, 1))
         at_once = zero == 3 and backend.software.parallelism.gather_buffers == "root"
-        widened = unreduced and backend.formats.master_bytes and backend.software.gradients.unreduced == "fp32"
-        formats = (
-            replace(backend.formats, gradient_bytes=backend.formats.fp32_activation_bytes)
-            if widened
-            else backend.formats
-        )
+        if unreduced and formats.master_bytes and backend.software.gradients.unreduced == "fp32":
+            formats = replace(formats, gradient_bytes=formats.fp32_activation_bytes)
         whole = state_memory(
             self.stage_parameter_counts(kinds, trained=False),
             self.stage_parameter_counts(kinds, trained=True),
             self._root_gathered(kinds) / 2.0 if at_once else largest,
             self.mean_sharding_ranks(kinds),
             zero,
-            backend.optimizer,
+            rule,
             formats,
             training=self.has_backward,
             deferred=deferred,
             flat_copies=backend.software.gradients.flat_copies,
         )
-        rule = backend.optimizer
         if rule.matrix_update is not None and self.has_backward:
             numbers = self._matrix_sums(kinds, rule.matrix_update.state_count)
             numbers = numbers - rule.state_count * self._matrix_sums(kinds, lambda each: each.elements)
@@ -886,16 +860,14 @@ class Layouts:
             rows.append((sections * (row[:count] > 0)[:, None]).max(axis=0))
         return np.array(rows)
 
+    @cached()
     def reserved_memory(self) -> Array:
         """Return the memory of the process outside tensors (CUDA context, NCCL buffers, …), shape (layouts,) [byte]."""
-        return self.cache.get_or_compute(
-            "reserved", lambda: np.array([self.backend.reserved_memory(mesh) for mesh in self.meshes])
-        )
+        return np.array([self.backend.reserved_memory(mesh) for mesh in self.meshes])
 
 
 def _elements(program: Program, trained: bool) -> Array:
     """Count the parameter elements of each section and tied parameter of a program, shape (sections and ties,)."""
     sections = [each.trained_parameter_count if trained else each.parameter_count for each in program.sections]
-    return np.array(
-        sections + [tie.elements * (tie.trained or not trained) for tie in program.tied_parameters], dtype=np.float64
-    )
+    ties = [tie.elements * (tie.trained or not trained) for tie in program.tied_parameters]
+    return np.array(sections + ties, dtype=np.float64)

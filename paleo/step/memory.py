@@ -183,14 +183,12 @@ class DistinctStages:
             Index of the kind of each stage.
         """
         rows = np.concatenate([holdings, np.full((*holdings.shape[:-1], 1), float(copies))], axis=-1)
-        numbers = [self._of(row) for row in rows.reshape(-1, rows.shape[-1])]
+        numbers = []
+        for row in rows.reshape(-1, rows.shape[-1]):
+            numbers.append(self._number.setdefault(row.tobytes(), len(self._rows)))
+            if numbers[-1] == len(self._rows):
+                self._rows.append(row)
         return np.array(numbers, dtype=np.intp).reshape(holdings.shape[:-1])
-
-    def _of(self, row: Array) -> int:
-        number = self._number.setdefault(row.tobytes(), len(self._rows))
-        if number == len(self._rows):
-            self._rows.append(row)
-        return number
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -758,9 +756,8 @@ def parse_offload(
         return NO_OFFLOAD
     for name in names:
         if name not in OFFLOADABLE_PARTS:
-            raise SpecError(
-                f"offload: unknown part {name!r} in {text!r}; {suggest_names(name, (*OFFLOADABLE_PARTS, 'none'))}"
-            )
+            near = suggest_names(name, (*OFFLOADABLE_PARTS, "none"))
+            raise SpecError(f"offload: unknown part {name!r} in {text!r}; {near}")
     parts = frozenset(names)
     lost = sorted(parts & {"gradients", "parameters"})
     if not parts or (lost and "optimizer" not in parts):
@@ -853,12 +850,8 @@ def with_offload_traffic(
     kept = times.saved_bytes * share
     weights = shares.weights * formats.parameter_bytes * elements * offload.is_offloaded("parameters")
     sent = shares.gradients * learned * offload.is_offloaded("gradients")
-    added = (
-        sent
-        * shares.accumulates_on_host
-        * (formats.gradient_bytes + 2.0 * HOST_GRADIENT_SUM_BYTES)
-        / offload.host_memory_rate
-    )
+    added_bytes = formats.gradient_bytes + 2.0 * HOST_GRADIENT_SUM_BYTES
+    added = sent * shares.accumulates_on_host * added_bytes / offload.host_memory_rate
     out = np.maximum(kept, weights) / offload.link_rate
     back = np.maximum(np.maximum(kept + weights, sent * formats.gradient_bytes) / offload.link_rate, added)
     return replace(
@@ -902,24 +895,17 @@ def divide_offloaded_states(
     tuple[StateMemory, Array]
         States on the device, and bytes in host memory of shape (stages, ...).
     """
-    offloaded = [
-        states.parameters * offload.is_offloaded("parameters"),
-        states.gradients * offload.is_offloaded("gradients"),
-    ]
-    offloaded.append(states.optimizer * offload.is_offloaded("optimizer"))
-    gathered = np.maximum(
-        states.gathered_parameters, 2.0 * largest * formats.parameter_bytes * offload.is_offloaded("parameters")
-    )
-    kept = states.parameters - offloaded[0], states.gradients - offloaded[1], states.optimizer - offloaded[2]
+    away = {part: offload.is_offloaded(part) for part in ("parameters", "gradients", "optimizer")}
+    offloaded = {part: getattr(states, part) * goes for part, goes in away.items()}
     stays = StateMemory(
-        *kept,
-        gathered,
-        *(
-            each * (not offload.is_offloaded("optimizer"))
-            for each in (states.update_temporaries, states.flat_gradient_copies)
+        **{part: getattr(states, part) - figures for part, figures in offloaded.items()},
+        gathered_parameters=np.maximum(
+            states.gathered_parameters, 2.0 * largest * formats.parameter_bytes * away["parameters"]
         ),
+        update_temporaries=states.update_temporaries * (not away["optimizer"]),
+        flat_gradient_copies=states.flat_gradient_copies * (not away["optimizer"]),
     )
-    return stays, offloaded[0] + offloaded[1] + offloaded[2]
+    return stays, offloaded["parameters"] + offloaded["gradients"] + offloaded["optimizer"]
 
 
 def host_update_time(

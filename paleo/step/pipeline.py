@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.schedules.base import PassTimes
+from paleo.step.layouts import cached
 from paleo.step.memory import StageAssignment, gathered_parameter_mask
 from paleo.step.section_times import LayerTimes, sum_per_stage, with_contention
 from paleo.step.streams import section_gather_times
@@ -134,9 +135,8 @@ def sharded_chunk_pass_times(
         backward = _row(back, f.full_backward, following, f.regather, f.gradient_exchange, before)
         return PassTimes(forward, backward - last, last)
     backward = _row(back, f.backward, back_lead._following_seconds(f.backward), f.regather, before=before)
-    weights = _row(
-        back, f.weight_gradients, back_lead._following_seconds(f.weight_gradients), gradients=f.gradient_exchange
-    )
+    following = back_lead._following_seconds(f.weight_gradients)
+    weights = _row(back, f.weight_gradients, following, gradients=f.gradient_exchange)
     return PassTimes(forward, backward, weights)
 
 
@@ -211,6 +211,7 @@ class ShardedChunkPasses:
     stage_kind: Index
 
 
+@cached(lambda batch: _passes_key(batch))
 def stage_pass_times(batch: ConfigurationBatch) -> PassTimes:
     """Return the time of one microbatch through all model chunks of each pipeline stage, with exposed sends.
 
@@ -224,7 +225,9 @@ def stage_pass_times(batch: ConfigurationBatch) -> PassTimes:
     PassTimes
         Times of forward, backward and weight passes, arrays of shape (stages, cases) [s].
     """
-    return batch.cache.get_or_compute(("passes", *_passes_key(batch)), lambda: _stage_passes(batch))
+    sent = send_times(batch)
+    forward, backward, weights = _computed(batch)
+    return PassTimes(forward + sent, backward + sent, weights)
 
 
 def _passes_key(batch: ConfigurationBatch) -> tuple[object, ...]:
@@ -235,24 +238,20 @@ def _passes_key(batch: ConfigurationBatch) -> tuple[object, ...]:
     return (*paired, "offload", batch.zero) if batch.backend.offload.parts else (*paired, "plain")
 
 
-def _stage_passes(batch: ConfigurationBatch) -> PassTimes:
-    sent = send_times(batch)
-    forward, backward, weights = _computed(batch)
-    return PassTimes(forward + sent, backward + sent, weights)
-
-
 def _computed(batch: ConfigurationBatch) -> tuple[Array, Array, Array]:
     """Return the forward, backward and weight-gradient times of each stage without sends, (stages, cases) each [s]."""
     if batch.scatters_every_pass:
         sharded = sharded_stage_pass_times(batch)
         forward, backward, weights = (sharded.passes.sum(axis=2) / batch.assignment.replicas)[:, sharded.stage_kind]
-        return forward, backward, weights
-    times, computed = batch.layer_times, batch.assignment.layers_per_microbatch
-    return (
-        sum_per_stage(computed, times.forward_with_transfers),
-        sum_per_stage(computed, times.backward_with_transfers),
-        sum_per_stage(computed, times.weight_gradients),
-    )
+    else:
+        forward, backward, weights = _sums(batch.layer_times, batch.assignment.layers_per_microbatch)
+    return forward, backward, weights
+
+
+def _sums(times: LayerTimes, layers: Array) -> list[Array]:
+    """Sum the forward, backward and weight-gradient times of the layers of each stage, or of each of its chunks [s]."""
+    passes = times.forward_with_transfers, times.backward_with_transfers, times.weight_gradients
+    return [sum_per_stage(layers, seconds) for seconds in passes]
 
 
 def chunk_pass_times(batch: ConfigurationBatch) -> Array:
@@ -271,13 +270,7 @@ def chunk_pass_times(batch: ConfigurationBatch) -> Array:
     if batch.scatters_every_pass:
         sharded = sharded_stage_pass_times(batch)
         return sharded.passes[:, sharded.stage_kind]
-    times, placed = batch.layer_times, batch.assignment.layers_per_chunk
-    return np.stack(
-        [
-            sum_per_stage(placed, each)
-            for each in (times.forward_with_transfers, times.backward_with_transfers, times.weight_gradients)
-        ]
-    )
+    return np.stack(_sums(batch.layer_times, batch.assignment.layers_per_chunk))
 
 
 def send_times(batch: ConfigurationBatch) -> Array:
@@ -327,6 +320,7 @@ def chunk_send_times(batch: ConfigurationBatch) -> Array:
     return seconds
 
 
+@cached(lambda batch: (batch.stage_end_method, batch.schedule.name, *_passes_key(batch)))
 def stage_end_times(batch: ConfigurationBatch) -> Array:
     """Return the time at which each pipeline stage ends its last pass [s].
 
@@ -340,18 +334,12 @@ def stage_end_times(batch: ConfigurationBatch) -> Array:
     ndarray, shape (stages, cases)
         Seconds from the start of the step.
     """
-    key = "ends", batch.stage_end_method, batch.schedule.name, *_passes_key(batch)
-    return batch.cache.get_or_compute(key, lambda: _pipeline_ends(batch))
-
-
-def _pipeline_ends(batch: ConfigurationBatch) -> Array:
     from paleo.schedules.stage_ends import pipeline_stage_end_times  # a step without a pipeline needs none
 
     passes, chunks = stage_pass_times(batch), batch.assignment.chunks_per_stage
     if batch.stage_end_method == "closed" or batch.schedule.closed_forms.exact_for_stages == "any":
         return pipeline_stage_end_times(batch.schedule, passes, batch.microbatches, chunks)
-    forward, backward, weights = chunk_pass_times(batch)
-    sent = chunk_send_times(batch)
+    (forward, backward, weights), sent = chunk_pass_times(batch), chunk_send_times(batch)
     pieces = PassTimes(forward + sent, backward + sent, weights)
     return pipeline_stage_end_times(batch.schedule, passes, batch.microbatches, chunks, pieces)
 
@@ -416,6 +404,7 @@ class _ShardedCollectives:
     gradients_after_chunk: Array
 
 
+@cached(_passes_key)
 def sharded_stage_pass_times(batch: ConfigurationBatch) -> ShardedChunkPasses:
     """Return the pass times of model chunks whose parameters are gathered, or gradients scattered, in every pass.
 
@@ -429,22 +418,13 @@ def sharded_stage_pass_times(batch: ConfigurationBatch) -> ShardedChunkPasses:
     ShardedChunkPasses
         Pass times by kind of stage [s].
     """
-    return batch.cache.get_or_compute(_passes_key(batch), lambda: _sharded_chunks(batch))
-
-
-def _sharded_chunks(batch: ConfigurationBatch) -> ShardedChunkPasses:
-    """Compute the pass times of model chunks with sharded parameters, for each kind of stage.
-
-    Chunks with equal sections and parameters are computed once.
-    """
-    assignment, overlap = batch.assignment, batch.backend.software.overlap
+    assignment, overlap, plain = batch.assignment, batch.backend.software.overlap, batch.layer_times
+    ahead, back = plain.forward_with_transfers, plain.backward_with_transfers + plain.weight_gradients
     owed = _sharded_collectives(batch)
     gathered = np.asarray((owed.gathered_counts @ batch.layouts.section_parameter_counts(trained=False)).any(axis=2))
     has_backward = np.array([section.has_backward for section in batch.layouts.programs[0].sections])
-    splits, places = (
-        batch.schedule.splits_backward,
-        batch.schedule.stage_chunks(assignment.stages, assignment.chunks_per_stage),
-    )
+    splits = batch.schedule.splits_backward
+    places = batch.schedule.stage_chunks(assignment.stages, assignment.chunks_per_stage)
     figures: dict[object, ShardedIterationTimes] = {}
     known: dict[tuple[object, ...], PassTimes] = {}
     passes = np.empty((3, len(owed.first_stage_of_kind), assignment.layers_per_chunk.shape[1], len(batch)))
@@ -452,7 +432,7 @@ def _sharded_chunks(batch: ConfigurationBatch) -> ShardedChunkPasses:
         gathers = owed.gather[row], owed.regather[row], owed.gradients[row]
         stage_key: object = owed.gathered_counts[row].tobytes() if assignment.replicas == 1 else row
         if stage_key not in figures:
-            times = with_contention(batch.layer_times, gathers[0], gathers[2], overlap, gathers[1])
+            times = with_contention(plain, gathers[0], gathers[2], overlap, gathers[1])
             travelling = (seconds if seconds.any() else None for seconds in gathers)
             figures[stage_key] = ShardedIterationTimes(
                 times.forward_with_transfers, times.backward_with_transfers, times.weight_gradients, *travelling
@@ -463,21 +443,10 @@ def _sharded_chunks(batch: ConfigurationBatch) -> ShardedChunkPasses:
                 slowed = sharded_chunk_pass_times(piece, figures[stage_key], gathered[row], has_backward, splits=splits)
                 # Limit passes to the time without any overlap, which contention never exceeds.
                 gather, regather, gradients = gathers
-                forward = sum(layers * (batch.layer_times.forward_with_transfers[i] + gather[i]) for i, layers in piece)
-                both = sum(
-                    layers
-                    * (
-                        batch.layer_times.backward_with_transfers[i]
-                        + batch.layer_times.weight_gradients[i]
-                        + regather[i] * has_backward[i]
-                        + gradients[i]
-                    )
-                    for i, layers in piece
-                )
+                forward = np.minimum(slowed.forward, sum(n * (ahead[i] + gather[i]) for i, n in piece))
+                both = sum(n * (back[i] + regather[i] * has_backward[i] + gradients[i]) for i, n in piece)
                 backward = np.minimum(slowed.backward, np.maximum(both - slowed.weight_gradients, 0.0))
-                known[stage_key, piece] = PassTimes(
-                    np.minimum(slowed.forward, forward), backward, slowed.weight_gradients
-                )
+                known[stage_key, piece] = PassTimes(forward, backward, slowed.weight_gradients)
             for place, seconds in zip(passes, known[stage_key, piece], strict=True):
                 place[row, chunk] = seconds
     passes[2 if splits else 1] += owed.gradients_after_chunk
@@ -504,45 +473,30 @@ def sharded_communication_time(batch: ConfigurationBatch) -> Array:
     return np.asarray(communication + owed.gradients_after_chunk[owed.stage_kind].sum(axis=1) / assignment.replicas)
 
 
+@cached(lambda batch: (batch.sharding, batch.overlaps_gradient_exchange))
 def _sharded_collectives(batch: ConfigurationBatch) -> _ShardedCollectives:
-    return batch.cache.get_or_compute(
-        ("sharded collectives", batch.sharding, batch.overlaps_gradient_exchange),
-        lambda: _uncached_sharded_collectives(batch),
-    )
-
-
-def _uncached_sharded_collectives(batch: ConfigurationBatch) -> _ShardedCollectives:
     layouts, assignment, formats = batch.layouts, batch.assignment, batch.backend.formats
     stage, kind = _distinct_stages(assignment)
-    copies, parts = (
-        assignment.replicas,
-        gathered_parameter_mask(assignment.layers_per_stage, layouts.programs[0].tied_parameters)[stage],
-    )
+    parts = gathered_parameter_mask(assignment.layers_per_stage, layouts.programs[0].tied_parameters)[stage]
+    zeros, copies = np.zeros((*parts.shape[:2], 1)), assignment.replicas
 
     def seconds(content: ExchangedTensors, width: float) -> Array:
         key = "sharded", content, copies, parts.tobytes()  # many cuts have the same kinds of stages
-        return batch.expand_to_configurations(
-            layouts.cache.get_or_compute(
-                key, lambda: layouts.exchange_times_and_bytes(parts, copies, content, 3, width)[0]
-            )
+        of_layouts = layouts.cache.get_or_compute(
+            key, lambda: layouts.exchange_times_and_bytes(parts, copies, content, 3, width)[0]
         )
+        return batch.expand_to_configurations(of_layouts)
 
-    zeros = np.zeros((*parts.shape[:2], 1))
     gather = seconds("all", formats.parameter_bytes) if batch.shards_parameters else zeros
-    regather = (
-        seconds("again", formats.parameter_bytes)
-        if batch.shards_parameters and layouts.has_separate_backward_gathers
-        else gather
-    )
+    apart = batch.shards_parameters and layouts.has_separate_backward_gathers
+    regather = seconds("again", formats.parameter_bytes) if apart else gather
     if batch.overlaps_gradient_exchange:
+        sums = seconds("gradients", formats.accumulated_gradient_bytes)
         late = np.zeros((len(stage), assignment.layers_per_chunk.shape[1], 1))
-        return _ShardedCollectives(
-            kind, stage, parts, gather, regather, seconds("gradients", formats.accumulated_gradient_bytes), late
-        )
-    after, _ = layouts.gradient_exchange_times_and_bytes(assignment, 3, chunks=True)
-    return _ShardedCollectives(
-        kind, stage, parts, gather, regather, zeros, batch.expand_to_configurations(after[stage])
-    )
+    else:
+        after, _ = layouts.gradient_exchange_times_and_bytes(assignment, 3, chunks=True)
+        sums, late = zeros, batch.expand_to_configurations(after[stage])
+    return _ShardedCollectives(kind, stage, parts, gather, regather, sums, late)
 
 
 def _distinct_stages(assignment: StageAssignment) -> tuple[Index, Index]:

@@ -84,14 +84,12 @@ def collective_times(
             seconds[index][row] = priced
     for index, (mesh, program) in enumerate(programs):
         for row, (_, transfer) in enumerate(enumerate_collectives(program)):
+            group = mesh.stride((transfer.axis,)), mesh.degree(transfer.axis)
             if transfer.token_direction:
-                group = mesh.stride((transfer.axis,)), mesh.degree(transfer.axis)
                 exchange = fabric.token_exchange_time(transfer.token_direction, *group, payloads[index][row])
                 seconds[index][row] = seconds[index][row] if exchange is None else exchange
             if transfer.carries_expert_tokens:
-                seconds[index][row] += fabric.group_handshake_time(
-                    mesh.stride((transfer.axis,)), mesh.degree(transfer.axis)
-                )
+                seconds[index][row] += fabric.group_handshake_time(*group)
     return seconds
 
 
@@ -227,15 +225,19 @@ class LayerTimes:
         return LayerTimes(*(np.take(getattr(self, name), configurations, axis=-1) for name in LayerTimes.__slots__))
 
 
+#: Fields of `SectionTimes` that a recompute policy leaves as they are in `LayerTimes`.
+UNCHANGED_FIELDS = (
+    *("forward", "weight_gradients", "forward_transfers", "hidden_transfers", "forward_paired_transfers"),
+    *("backward_paired_transfers", "output_bytes", "workspace_bytes"),
+)
 #: Exponent of `host_paced_time` where the host issues work ahead of the device.
 HOST_PACED_EXPONENT = 4.0
 #: Share of the multiprocessors that the exchange of tokens leaves to computation: its kernels occupy 24 of 132
 #: (DeepSeek-V3 technical report, 2024, section 3.2.2: 20; DeepEP's default: 24 on Hopper).
-DISPATCH_COMPUTE_SHARE = 1.0 - 24.0 / 132.0
+COMPUTE_SHARE_DURING_DISPATCH = 1.0 - 24.0 / 132.0
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveSumMatrices:
+class CollectiveSumMatrices(NamedTuple):
     """Matrices of zeros and ones, shape (sections, collectives), that sum times of collectives by section.
 
     There is one matrix for each kind of computation with which collectives overlap, for forward or for backward passes.
@@ -254,15 +256,7 @@ class CollectiveSumMatrices:
     @property
     def collective_counts(self) -> Array:
         """Number of collectives of each section, shape (sections,)."""
-        matrices = (
-            self.exposed,
-            self.section,
-            self.attention_core,
-            self.products,
-            self.shared_experts,
-            self.microbatch,
-        )
-        return np.asarray(sum(matrix.sum(axis=1) for matrix in matrices))
+        return np.asarray(sum(matrix.sum(axis=1) for matrix in self))
 
 
 #: Computation that a collective overlaps with (`LayerCollective.overlapped_computation`), in the order of the fields of
@@ -281,9 +275,9 @@ class SectionSumMatrices:
     ----------
     forward, backward, weight_gradients : ndarray
         Kernels of the passes.
-    forward_core, backward_core : ndarray
+    forward_attention_core, backward_attention_core : ndarray
         Kernels of the core of attention.
-    forward_products, backward_products : ndarray
+    forward_weight_gemms, backward_weight_gemms : ndarray
         GEMMs with weights.
     forward_shared_experts, backward_shared_experts : ndarray
         Kernels of shared experts.
@@ -304,10 +298,10 @@ class SectionSumMatrices:
     forward: Array
     backward: Array
     weight_gradients: Array
-    forward_core: Array
-    backward_core: Array
-    forward_products: Array
-    backward_products: Array
+    forward_attention_core: Array
+    backward_attention_core: Array
+    forward_weight_gemms: Array
+    backward_weight_gemms: Array
     forward_shared_experts: Array
     backward_shared_experts: Array
     recomputed: Array
@@ -341,31 +335,25 @@ class SectionSumMatrices:
             return _matrix(sections, [(row, counted.repetitions * share(counted)) for row, counted in kernels])
 
         def of_transfers(share: Callable[[LayerCollective], float]) -> Array:
-            return _matrix(
-                sections, [(row, transfer.calls_per_iteration * share(transfer)) for row, transfer in transfers]
-            )
+            return _matrix(sections, [(row, each.calls_per_iteration * share(each)) for row, each in transfers])
 
-        def hidden_by(place: str, phase: str) -> Array:
-            return of_transfers(lambda transfer: (transfer.phase, transfer.overlapped_computation) == (phase, place))
+        def hidden_in(*place: str) -> Array:
+            return of_transfers(lambda transfer: (transfer.phase, transfer.overlapped_computation) == place)
 
         return cls(
             forward=of_kernels(lambda k: k.kernel.phase == "forward"),
             backward=of_kernels(lambda k: k.kernel.phase == "backward"),
             weight_gradients=of_kernels(lambda k: k.kernel.phase == "backward_weight"),
-            forward_core=of_kernels(lambda k: k.in_attention_core and k.kernel.phase == "forward"),
-            backward_core=of_kernels(lambda k: k.in_attention_core and k.kernel.phase == "backward"),
-            forward_products=of_kernels(lambda k: _is_product(k) and k.kernel.phase == "forward"),
-            backward_products=of_kernels(lambda k: _is_product(k) and _in_backward(k)),
+            forward_attention_core=of_kernels(lambda k: k.in_attention_core and k.kernel.phase == "forward"),
+            backward_attention_core=of_kernels(lambda k: k.in_attention_core and k.kernel.phase == "backward"),
+            forward_weight_gemms=of_kernels(lambda k: _is_product(k) and k.kernel.phase == "forward"),
+            backward_weight_gemms=of_kernels(lambda k: _is_product(k) and _in_backward(k)),
             forward_shared_experts=of_kernels(lambda k: k.in_shared_experts and k.kernel.phase == "forward"),
             backward_shared_experts=of_kernels(lambda k: k.in_shared_experts and _in_backward(k)),
             recomputed=of_kernels(lambda k: k.full_recompute_runs * (k.kernel.phase == "forward")),
             selectively_recomputed=of_kernels(lambda k: k.selective_recompute_runs * (k.kernel.phase == "forward")),
-            forward_collectives=CollectiveSumMatrices(
-                *(hidden_by(place, "forward") for place in OVERLAPPED_COMPUTATIONS)
-            ),
-            backward_collectives=CollectiveSumMatrices(
-                *(hidden_by(place, "backward") for place in OVERLAPPED_COMPUTATIONS)
-            ),
+            forward_collectives=CollectiveSumMatrices(*(hidden_in("forward", by) for by in OVERLAPPED_COMPUTATIONS)),
+            backward_collectives=CollectiveSumMatrices(*(hidden_in("backward", by) for by in OVERLAPPED_COMPUTATIONS)),
             not_recomputed_transfers=of_transfers(lambda t: t.phase == "forward" and not t.recomputed),
             selectively_recomputed_transfers=of_transfers(lambda t: t.selectively_recomputed),
             overlap_chunks=max((float(transfer.overlap_chunks) for _, transfer in transfers), default=1.0),
@@ -449,19 +437,18 @@ def section_times(
     gradients = backward + weights
     slower = issued(gradients, in_backward.exposed, (sums.backward + sums.weight_gradients) @ host + backward_calls)
     share = np.divide(slower, gradients, out=np.ones_like(gradients), where=gradients > 0)
-    # Sum kernel times by their limit and by run, as in `SectionTimes.limits`.
+    # Sum kernel times by their limit and by run, as in `SectionTimes.times_by_limit`.
     work = kernels.device_time - kernels.launch_time
     by_limit = (work * kernels.compute_bound, work * ~kernels.compute_bound, kernels.launch_time)
-    runs = (sums.forward + sums.backward + sums.weight_gradients, sums.recomputed, sums.selectively_recomputed)
+    core = sums.selectively_recomputed
+    runs = (sums.forward + sums.backward + sums.weight_gradients, sums.recomputed, core)
     return SectionTimes(
         section_field_values(program, "repeat"),
         forward=issued(forward, in_forward.exposed, sums.forward @ host + forward_calls),
         backward=backward * share,
         weight_gradients=weights * share,
         recomputed=issued(sums.recomputed @ device, repeated, sums.recomputed @ host + forward_calls),
-        selectively_recomputed=host_paced_time(
-            sums.selectively_recomputed @ device, sums.selectively_recomputed @ host
-        ),
+        selectively_recomputed=host_paced_time(core @ device, core @ host),
         forward_transfers=in_forward.exposed,
         recomputed_transfers=repeated,
         selectively_recomputed_transfers=sums.selectively_recomputed_transfers @ transfers,
@@ -472,19 +459,6 @@ def section_times(
         times_by_limit=np.stack([np.stack([matrix @ seconds for matrix in runs]) for seconds in by_limit]),
         **dict(zip(MEMORY_FIELDS, sizes, strict=True)),
     )
-
-
-class _Computation(NamedTuple):
-    """Times of the computation with which collectives can overlap, shape (sections, …) [s].
-
-    Fields are those of `CollectiveSumMatrices`.
-    """
-
-    section: Array
-    attention_core: Array
-    products: Array
-    shared: Array
-    microbatch: Array
 
 
 class _CollectiveTimes(NamedTuple):
@@ -507,18 +481,10 @@ def _overlapped(sums: SectionSumMatrices, device: Array, transfers: Array) -> tu
     """
     forward, backward = sums.forward @ device, (sums.backward + sums.weight_gradients) @ device
     both = (forward + backward) / 2.0
-    core, products, shared = (
-        sums.forward_core @ device,
-        sums.forward_products @ device,
-        sums.forward_shared_experts @ device,
-    )
-    of_forward = _Computation(forward, core, products, shared, both)
-    core, products, shared = (
-        sums.backward_core @ device,
-        sums.backward_products @ device,
-        sums.backward_shared_experts @ device,
-    )
-    of_backward = _Computation(backward, core, products, shared, both)
+    in_forward = sums.forward_attention_core, sums.forward_weight_gemms, sums.forward_shared_experts
+    in_backward = sums.backward_attention_core, sums.backward_weight_gemms, sums.backward_shared_experts
+    of_forward = [forward, *(matrix @ device for matrix in in_forward), both]
+    of_backward = [backward, *(matrix @ device for matrix in in_backward), both]
     return (
         _divide_exposed(sums.forward_collectives, transfers, sums.overlap_chunks, of_forward),
         _divide_exposed(sums.backward_collectives, transfers, sums.overlap_chunks, of_backward),
@@ -526,26 +492,17 @@ def _overlapped(sums: SectionSumMatrices, device: Array, transfers: Array) -> tu
 
 
 def _divide_exposed(
-    collectives: CollectiveSumMatrices, transfers: Array, pieces: float, beside: _Computation
+    collectives: CollectiveSumMatrices, transfers: Array, pieces: float, beside: Sequence[Array]
 ) -> _CollectiveTimes:
     """Divide the collectives of one direction into exposed and hidden time.
 
     ``beside`` holds the times of the computation that the collectives can overlap with. A collective in n pieces
     exposes its first piece. So 1 - 1/n of the shorter of the collective and its products is hidden.
     """
-    covered_by = (
-        collectives.section,
-        collectives.attention_core,
-        collectives.products,
-        collectives.shared_experts,
-        collectives.microbatch,
-    )
-    travelling = [matrix @ transfers for matrix in covered_by]
-    shares = (1.0, 1.0, 1.0 - 1.0 / pieces, DISPATCH_COMPUTE_SHARE, DISPATCH_COMPUTE_SHARE)
-    hidden = [
-        np.minimum(seconds, covering) * share
-        for seconds, covering, share in zip(travelling, beside, shares, strict=True)
-    ]
+    travelling = [matrix @ transfers for matrix in collectives[1:]]
+    shares = (1.0, 1.0, 1.0 - 1.0 / pieces, COMPUTE_SHARE_DURING_DISPATCH, COMPUTE_SHARE_DURING_DISPATCH)
+    pairs = zip(travelling, beside, shares, strict=True)
+    hidden = [np.minimum(seconds, covering) * share for seconds, covering, share in pairs]
     uncovered = [seconds - covered for seconds, covered in zip(travelling, hidden, strict=True)]
     return _CollectiveTimes(sum(uncovered, collectives.exposed @ transfers), sum(hidden, np.zeros(())), hidden[-1])
 
@@ -631,24 +588,16 @@ def layer_times(costs: SectionTimes, policies: RecomputePolicies) -> LayerTimes:
     again = np.where(whole, costs.recomputed, core * costs.selectively_recomputed)
     input_bytes = np.minimum(costs.input_bytes, costs.saved_bytes) / group
     kept = np.where(whole, input_bytes, costs.saved_bytes) - core * costs.selectively_freed_bytes
+    again_transfers = np.where(whole, costs.recomputed_transfers, core * costs.selectively_recomputed_transfers)
+    once, whole_again, core_again = costs.times_by_limit.swapaxes(0, 1)
     return LayerTimes(
-        costs.forward,
-        costs.backward + again,
-        weight_gradients=costs.weight_gradients,
-        forward_transfers=costs.forward_transfers,
-        backward_transfers=costs.backward_transfers
-        + np.where(whole, costs.recomputed_transfers, core * costs.selectively_recomputed_transfers),
-        hidden_transfers=costs.hidden_transfers,
-        forward_paired_transfers=costs.forward_paired_transfers,
-        backward_paired_transfers=costs.backward_paired_transfers,
-        times_by_limit=np.asarray(
-            costs.times_by_limit[:, 0] + np.where(whole, costs.times_by_limit[:, 1], core * costs.times_by_limit[:, 2])
-        ),
+        **{name: getattr(costs, name) for name in UNCHANGED_FIELDS},
+        backward=costs.backward + again,
+        backward_transfers=costs.backward_transfers + again_transfers,
+        times_by_limit=np.asarray(once + np.where(whole, whole_again, core * core_again)),
         saved_bytes=kept,
         offloaded_bytes=np.zeros_like(kept),
         recompute_bytes=np.where(whole, costs.saved_bytes * group, 0.0),
-        output_bytes=costs.output_bytes,
-        workspace_bytes=costs.workspace_bytes,
     )
 
 

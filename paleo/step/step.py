@@ -26,7 +26,7 @@ from paleo.lowering.stages_and_recompute import (
 from paleo.pricing.kernels import KernelTimes
 from paleo.schedules.base import SCHEDULES, Schedule, check_schedule
 from paleo.step.configuration_batch import ConfigurationBatch, LayoutConfigurations
-from paleo.step.layouts import Layouts
+from paleo.step.layouts import Layouts, cached
 from paleo.step.memory import (
     DistinctStages,
     DistinctStagesAndChunks,
@@ -169,14 +169,14 @@ def straggler_wait_time(batch: ConfigurationBatch) -> Array:
     return batch.expand_to_configurations(share) * (arithmetic + moving + launch)
 
 
+def _work_key(batch: ConfigurationBatch) -> tuple[object, ...]:
+    zero = batch.zero if batch.backend.offload.parts else batch.sharding
+    return batch.schedule.name, zero, batch.overlaps_gradient_exchange
+
+
+@cached(_work_key)
 def _time_without_waits(batch: ConfigurationBatch) -> Array:
     """Return the step time without waits for input data and stragglers, shape (configurations,) [s]."""
-    zero = batch.zero if batch.backend.offload.parts else batch.sharding
-    key = "worked", batch.schedule.name, zero, batch.overlaps_gradient_exchange
-    return batch.cache.get_or_compute(key, lambda: _compute_and_communication_time(batch))
-
-
-def _compute_and_communication_time(batch: ConfigurationBatch) -> Array:
     if batch.assignment.stages > 1:
         seconds = stage_end_times(batch) + time_after_passes(batch, stage_pass_times(batch))
         return np.asarray(seconds.max(axis=0))
@@ -194,14 +194,6 @@ def _busiest_stage(batch: ConfigurationBatch) -> Index:
     return np.asarray(np.argmax(passes.forward + passes.backward + passes.weight_gradients, axis=0))
 
 
-@dataclass(frozen=True, slots=True)
-class _Communication:
-    """Exposed and hidden communication of the busiest pipeline stage, shape (configurations,) [s]."""
-
-    exposed: Array
-    hidden: Array
-
-
 def _parts(batch: ConfigurationBatch) -> dict[str, Array]:
     stage, count = _busiest_stage(batch), batch.microbatches
     times, computed = batch.layer_times, batch.assignment.layers_per_microbatch
@@ -211,16 +203,15 @@ def _parts(batch: ConfigurationBatch) -> dict[str, Array]:
     hidden = _of_stage(sum_per_stage(computed, times.hidden_transfers), stage) * count
     computing, worked = arithmetic + moving + launch + update, _time_without_waits(batch)
     if batch.assignment.stages == 1:
-        state_gathers = np.asarray(
-            batch.expand_to_configurations(after_backward_times(batch, summed=False).total_communication)[0]
-        )
+        gathers = after_backward_times(batch, summed=False).total_communication
+        state_gathers = batch.expand_to_configurations(gathers)[0]
         total = waited + hidden + stream_end_times(batch).communication_time + state_gathers
         exposed = np.where(total > 0, np.maximum(0.0, worked - computing), 0.0)  # without any it is a rounding error
         total, bubble = np.maximum(total, exposed), np.zeros_like(worked)  # contention counts, too
     else:
-        after = _communication_after_passes(batch, stage)
-        exposed = waited + 2.0 * _of_stage(send_times(batch), stage) * count + after.exposed
-        total = exposed + after.hidden + hidden
+        after_exposed, after_hidden = _communication_after_passes(batch, stage)
+        exposed = waited + 2.0 * _of_stage(send_times(batch), stage) * count + after_exposed
+        total = exposed + after_hidden + hidden
         bubble = np.maximum(0.0, worked - computing - exposed)
     return {
         "compute": arithmetic,
@@ -246,17 +237,15 @@ def _kernel_parts(batch: ConfigurationBatch, stage: Index) -> tuple[Array, Array
     Kernel time beyond these limits counts as launches.
     """
     times, computed = batch.layer_times, batch.assignment.layers_per_microbatch
-    arithmetic, moving, launch = (
-        _of_stage(sum_per_stage(computed, limit), stage) * batch.microbatches for limit in times.times_by_limit
-    )
-    kernels = (
-        _of_stage(sum_per_stage(computed, times.forward + times.backward + times.weight_gradients), stage)
-        * batch.microbatches
+    passes = times.forward + times.backward + times.weight_gradients
+    arithmetic, moving, launch, kernels = (
+        _of_stage(sum_per_stage(computed, seconds), stage) * batch.microbatches
+        for seconds in (*times.times_by_limit, passes)
     )
     return arithmetic, moving, launch + np.maximum(0.0, kernels - arithmetic - moving - launch)
 
 
-def _communication_after_passes(batch: ConfigurationBatch, stage: Index) -> _Communication:
+def _communication_after_passes(batch: ConfigurationBatch, stage: Index) -> tuple[Array, Array]:
     """Return exposed and hidden communication of a pipeline stage besides sends and collectives inside layers.
 
     This is the gradient exchange, the gathers of updated parameters, and the collectives of sharded parameters.
@@ -270,8 +259,7 @@ def _communication_after_passes(batch: ConfigurationBatch, stage: Index) -> _Com
         waits = (passes.forward + passes.backward + passes.weight_gradients - plain) * batch.microbatches
         beside = sharded_communication_time(batch) * batch.microbatches
         after, hidden = after + waits, hidden + np.maximum(0.0, beside - waits)
-    exposed, hidden = (np.take_along_axis(each, stage[None], axis=0)[0] for each in (after, hidden))
-    return _Communication(exposed, hidden)
+    return _of_stage(after, stage), _of_stage(hidden, stage)
 
 
 # memory
@@ -292,20 +280,10 @@ def stage_memory(batch: ConfigurationBatch) -> StageMemory:
     """
     layouts, assignment = batch.layouts, batch.assignment
     kinds, rows = assignment.distinct_stages_and_chunks.stages, assignment.stage_kind
-    kept, host_bytes = layouts.state_memory(
-        kinds, batch.zero, assignment.stages, overlapped=batch.overlaps_gradient_exchange
-    )
-    parts = (
-        kept.parameters,
-        kept.gradients,
-        kept.optimizer,
-        kept.gathered_parameters,
-        kept.update_temporaries,
-        kept.flat_gradient_copies,
-    )
-    states = StateMemory(
-        *(batch.expand_to_configurations(np.broadcast_to(part, host_bytes.shape)[rows]) for part in parts)
-    )
+    overlapped = batch.overlaps_gradient_exchange
+    kept, host_bytes = layouts.state_memory(kinds, batch.zero, assignment.stages, overlapped=overlapped)
+    parts = (np.broadcast_to(getattr(kept, name), host_bytes.shape)[rows] for name in StateMemory.__slots__)
+    states = StateMemory(*map(batch.expand_to_configurations, parts))
     activations, work = _activation_memory(batch)
     living = _live_microbatches(batch)
     offloaded = (sum_per_stage(assignment.layers_per_chunk, batch.layer_times.offloaded_bytes) * living).sum(axis=1)
@@ -332,19 +310,15 @@ def fullest_stage_memory(batch: ConfigurationBatch) -> Array:
     layouts, assignment = batch.layouts, batch.assignment
     kinds = assignment.distinct_stages_and_chunks.stages
 
+    overlapped = batch.overlaps_gradient_exchange
+
     def state_bytes() -> tuple[Array, Array]:
-        kept, _ = layouts.state_memory(
-            kinds, batch.zero, assignment.stages, overlapped=batch.overlaps_gradient_exchange
-        )
+        kept, _ = layouts.state_memory(kinds, batch.zero, assignment.stages, overlapped=overlapped)
         lasting = total_stage_memory(kept, np.zeros(1), layouts.reserved_memory())
         return lasting, np.broadcast_to(kept.update_temporaries - kept.gathered_parameters, lasting.shape)
 
-    states, update = (
-        batch.expand_to_configurations(each[assignment.stage_kind])
-        for each in layouts.cache.get_or_compute(
-            ("bytes of states", batch.zero, batch.overlaps_gradient_exchange), state_bytes
-        )
-    )
+    of_kinds = layouts.cache.get_or_compute(("bytes of states", batch.zero, overlapped), state_bytes)
+    states, update = (batch.expand_to_configurations(each[assignment.stage_kind]) for each in of_kinds)
     key = "passing memory", batch.schedule.name, batch.zero if batch.backend.offload.parts else 0
 
     def passing_bytes() -> Array:
@@ -361,16 +335,12 @@ def _live_microbatches(batch: ConfigurationBatch) -> Array:
     return living if batch.has_backward else np.zeros_like(living)
 
 
+@cached(lambda batch: (batch.zero if batch.backend.offload.parts else 0,))
 def _activation_memory(batch: ConfigurationBatch) -> tuple[Array, Array]:
     """Return the activations of a microbatch in each chunk of a stage, and the temporary memory of a stage [byte].
 
     Shapes are (stages, chunks, configurations) and (stages, configurations).
     """
-    key = "passing", batch.zero if batch.backend.offload.parts else 0
-    return batch.cache.get_or_compute(key, lambda: _uncached_activation_memory(batch))
-
-
-def _uncached_activation_memory(batch: ConfigurationBatch) -> tuple[Array, Array]:
     layouts, assignment, times = batch.layouts, batch.assignment, batch.layer_times
     several = layouts.zero_shard_ranks * assignment.replicas > 1
     sizes = layouts.bucket_memory(assignment.distinct_stages_and_chunks.stages)[assignment.stage_kind]
@@ -434,16 +404,11 @@ def timed_program(program: Program, layout: Plan, backend: Backend) -> TimedProg
         return layer_iteration_times(batch.layer_times, batch.layouts, batch.cases.layout_index, sharded=sharded)[:, 0]
 
     if not has_mixed_recompute(run):
-        return TimedProgram(
-            program,
-            backend.cut_into_stages(program, weights(RecomputePolicies.from_program(program)), stages),
-            kernels,
-            costs,
-        )
-    shares = recompute_policy_shares(program, run, pieces).items()
-    mean = np.sum(
-        [weights(RecomputePolicies.for_each_section(len(costs.repeat), how)) * share for how, share in shares], axis=0
-    )
+        chunks = backend.cut_into_stages(program, weights(RecomputePolicies.from_program(program)), stages)
+        return TimedProgram(program, chunks, kernels, costs)
+    shares, sections = recompute_policy_shares(program, run, pieces), len(costs.repeat)
+    policies = {how: RecomputePolicies.for_each_section(sections, how) for how in shares}
+    mean = np.sum([weights(policies[how]) * share for how, share in shares.items()], axis=0)
     split = split_by_recompute_policy(program, backend.cut_into_stages(program, mean, stages), run)
     kernels, costs = _section_times(split.program, layout.mesh, backend)
     return TimedProgram(split.program, split.model_chunks, kernels, costs)
@@ -478,14 +443,8 @@ def single_configuration_batch(
     if layout.stages > 1:
         name = _schedule_of(layout, backend).name
         check_schedule(name, layout.stages, layout.strategy.chunks, layout.microbatches)
-    batch = _batch(
-        program.program,
-        program.model_chunks,
-        program.section_times,
-        RecomputePolicies.from_program(program.program),
-        layout,
-        backend,
-    )
+    policies = RecomputePolicies.from_program(program.program)
+    batch = _batch(program.program, program.model_chunks, program.section_times, policies, layout, backend)
     return batch if arriving is None else replace(batch, input_arrival_time=np.atleast_1d(arriving.batch_interval))
 
 
@@ -501,13 +460,10 @@ def _batch(
     schedule, stages = _schedule_of(layout, backend), layout.stages if len(pieces) > 1 else 1
     sequence_parallel, local_batches = (layout.strategy.sequence_parallel,), (layout.local_batch,)
     layouts = Layouts(backend, (layout.mesh,), (program,), sequence_parallel, local_batches)
-    cases = LayoutConfigurations(
-        layouts, np.zeros(1, dtype=np.intp), np.array([float(layout.microbatches)]), layer_times(costs, policies)
-    )
-    kinds = DistinctStagesAndChunks(DistinctStages(), DistinctStages())
-    assignment = StageAssignment.from_schedule(
-        pieces, schedule, stages, layout.strategy.chunks, program.tied_parameters, kinds
-    )
+    microbatches, times = np.array([float(layout.microbatches)]), layer_times(costs, policies)
+    cases = LayoutConfigurations(layouts, np.zeros(1, dtype=np.intp), microbatches, times)
+    kinds, chunks = DistinctStagesAndChunks(DistinctStages(), DistinctStages()), layout.strategy.chunks
+    assignment = StageAssignment.from_schedule(pieces, schedule, stages, chunks, program.tied_parameters, kinds)
     return ConfigurationBatch(cases, assignment, schedule, layout.strategy.zero, backend.overlaps_gradient_exchange)
 
 
@@ -521,9 +477,8 @@ def _section_times(program: Program, mesh: Mesh, backend: Backend) -> tuple[Kern
     payloads = np.array([[transfer.payload_bytes] for _, transfer in enumerate_collectives(program)]).reshape(-1, 1)
     [transfers] = collective_times(backend.fabric, [(mesh, program)], [payloads])
     sizes = [section_field_values(program, name)[:, None] for name in MEMORY_FIELDS]
-    return times, section_times(
-        program, column, transfers, sizes, call=backend.collective_issue_time, waiting_power=backend.host_wait_exponent
-    )
+    call, power = backend.collective_issue_time, backend.host_wait_exponent
+    return times, section_times(program, column, transfers, sizes, call=call, waiting_power=power)
 
 
 def _schedule_of(layout: Plan, backend: Backend) -> Schedule:

@@ -25,6 +25,7 @@ from paleo.step.gradient_exchange import (
     exposed_parameter_gather_time,
     order_gradient_exchanges,
 )
+from paleo.step.layouts import Layouts, cached
 from paleo.step.memory import HOST_GRADIENT_SUM_BYTES, StageAssignment, host_update_time
 from paleo.step.section_times import LayerTimes, section_field_values, sum_per_stage, with_contention
 
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from paleo.lowering.program import Program, Section
     from paleo.parallel.placement import Axes, Mesh
     from paleo.step.configuration_batch import ConfigurationBatch
-    from paleo.step.layouts import Layouts
-
 Array = npt.NDArray[np.float64]
 Index = npt.NDArray[np.intp]
 Mask = npt.NDArray[np.bool_]
@@ -238,9 +237,8 @@ class ContendedLayerTimes:
         parts = []
         for slowed in (self.last_microbatch, self.earlier_microbatches):
             forward = free.forward + share * (slowed.forward - free.forward)
-            parts.append(
-                replace(slowed, forward=forward, backward=free.backward + share * (slowed.backward - free.backward))
-            )
+            backward = free.backward + share * (slowed.backward - free.backward)
+            parts.append(replace(slowed, forward=forward, backward=backward))
         return ContendedLayerTimes(*parts)
 
 
@@ -259,16 +257,12 @@ def bucket_settings(batch: ConfigurationBatch, layout: int = 0) -> BucketSetting
     BucketSettings
         Bucket size [byte], overlap and sharding.
     """
-    least = float(batch.layouts.bucket_bytes[layout])
-    return BucketSettings(
-        least,
-        batch.backend.formats.accumulated_gradient_bytes,
-        batch.overlaps_gradient_exchange,
-        batch.shards_parameters,
-        batch.scatters_every_pass,
-    )
+    least, width = float(batch.layouts.bucket_bytes[layout]), batch.backend.formats.accumulated_gradient_bytes
+    overlaps, shards = batch.overlaps_gradient_exchange, batch.shards_parameters
+    return BucketSettings(least, width, overlaps, shards, batch.scatters_every_pass)
 
 
+@cached(lambda batch: (batch.sharding, batch.overlaps_gradient_exchange))
 def stream_end_times(batch: ConfigurationBatch) -> StreamEndTimes:
     """Simulate the compute and network streams of every configuration, for steps without a pipeline.
 
@@ -284,12 +278,6 @@ def stream_end_times(batch: ConfigurationBatch) -> StreamEndTimes:
     StreamEndTimes
         Ends of the streams and time of collectives, arrays of shape (cases,) [s].
     """
-    return batch.cache.get_or_compute(
-        ("streams", batch.sharding, batch.overlaps_gradient_exchange), lambda: _stream_seconds(batch)
-    )
-
-
-def _stream_seconds(batch: ConfigurationBatch) -> StreamEndTimes:
     orders: dict[IterationOrderKey, list[tuple[int, IterationOrder]]] = {}
     for layout in distinct_values(batch.cases.layout_index):
         shape, order = _order(batch.layouts, layout, bucket_settings(batch, layout))
@@ -307,10 +295,9 @@ def _order(layouts: Layouts, layout: int, buckets: BucketSettings) -> tuple[Iter
     program = layouts.programs[layout]
 
     def order() -> tuple[IterationOrderKey, IterationOrder]:
-        order_ = layer_iterations(program, buckets, last=True)
-        return tuple(
-            [(i.section, i.direction, i.layer_count, i.waits_for_gather, bool(i.buckets)) for i in order_]
-        ), order_
+        layers = layer_iterations(program, buckets, last=True)
+        key = [(i.section, i.direction, i.layer_count, i.waits_for_gather, bool(i.buckets)) for i in layers]
+        return tuple(key), layers
 
     return layouts.program_cache.get_or_compute(("order", id(program), buckets), order)
 
@@ -394,18 +381,14 @@ def contended_layer_times(batch: ConfigurationBatch, cases: Index) -> ContendedL
         Layer times of the last microbatch and of earlier ones [s].
     """
     times, overlap = batch.layer_times.select_configurations(cases), batch.backend.software.overlap
-    if (overlap.sharded and not overlap.contention) or not (
-        batch.overlaps_gradient_exchange or batch.scatters_every_pass
-    ):
+    overlaps = batch.overlaps_gradient_exchange or batch.scatters_every_pass
+    if not overlaps or (overlap.sharded and not overlap.contention):
         return ContendedLayerTimes(times, times)
-    layout = batch.cases.layout_index[cases]
-    gathers = section_gather_times(batch.layouts)[:, layout] if batch.shards_parameters else np.zeros((1, 1))
-    again = section_gather_times(batch.layouts, "again")[:, layout] if batch.shards_parameters else gathers
-    sums = (
-        layer_gradient_exchange_times(batch.layouts, batch.zero)[:, layout]
-        if batch.overlaps_gradient_exchange
-        else np.zeros((1, 1))
-    )
+    layout, none = batch.cases.layout_index[cases], np.zeros((1, 1))
+    gathers = section_gather_times(batch.layouts)[:, layout] if batch.shards_parameters else none
+    again = section_gather_times(batch.layouts, "again")[:, layout] if batch.shards_parameters else none
+    exchanged = batch.overlaps_gradient_exchange
+    sums = layer_gradient_exchange_times(batch.layouts, batch.zero)[:, layout] if exchanged else none
     slower = with_contention(times, gathers, sums, overlap, again)
     return ContendedLayerTimes(slower, slower if batch.scatters_every_pass else times)
 
@@ -434,16 +417,17 @@ def gradient_bucket_times(batch: ConfigurationBatch, members: Sequence[tuple[int
         for number, iteration in enumerate(members[equal_columns[0]][1]):
             for bucket in iteration.buckets:
                 sent.setdefault(bucket, []).append(number)
-        cells += [
-            _Cell(members[column][0], *bucket, rows, column)
-            for column in equal_columns
-            for bucket, rows in sent.items()
-        ]
+        for column in equal_columns:
+            cells += [_Cell(members[column][0], *bucket, rows, column) for bucket, rows in sent.items()]
     return _summed(batch.layouts, batch.zero, cells, (len(members[0][1]), len(members)))
 
 
+@cached(lambda layouts, zero: (zero > 0,))
 def layer_gradient_exchange_times(layouts: Layouts, zero: int) -> Array:
     """Return the gradient-exchange time of one layer of each section (run of equal layers).
+
+    If the bucket rule counts elements, a bucket holds several layers, and each has its share of the bucket's time.
+    Otherwise (`docs/limits.md`, contention by buckets) each layer counts as a separate message.
 
     Parameters
     ----------
@@ -456,15 +440,6 @@ def layer_gradient_exchange_times(layouts: Layouts, zero: int) -> Array:
     -------
     ndarray, shape (sections, layouts)
         Time [s].
-    """
-    return layouts.cache.get_or_compute(("section exchanges", zero > 0), lambda: _section_exchanges(layouts, zero))
-
-
-def _section_exchanges(layouts: Layouts, zero: int) -> Array:
-    """Compute the time of the gradient exchange of one layer of each section, shape (sections, layouts) [s].
-
-    If the bucket rule counts elements, a bucket holds several layers, and each has its share of the bucket's time.
-    Otherwise (`docs/limits.md`, contention by buckets) each layer counts as a separate message.
     """
     width, shape = layouts.backend.formats.accumulated_gradient_bytes, (len(layouts.programs[0].sections), len(layouts))
     cells, layers = [], np.ones(shape)
@@ -492,18 +467,15 @@ def _summed(layouts: Layouts, zero: int, cells: Sequence[_Cell], shape: tuple[in
     """Compute the times of gradient sums, and add them up in a table of the given ``shape`` [s]."""
     owed: dict[str, list[tuple[_Cell, Axes, float]]] = {}
     for cell in cells:
-        for operation, axes, payload in layouts.exchange_collectives(
-            cell.layout, "gradients", zero, cell.axes, cell.size
-        ):
+        exchanged = layouts.exchange_collectives(cell.layout, "gradients", zero, cell.axes, cell.size)
+        for operation, axes, payload in exchanged:
             if axes:
                 owed.setdefault(operation, []).append((cell, axes, payload))
     table = np.zeros(shape)
     for operation, members in owed.items():
-        owing = [cell.layout for cell, _, _ in members]
+        owing, sizes = [cell.layout for cell, _, _ in members], np.array([payload for *_, payload in members])
         groups = layouts.communication_groups(owing, [axes for _, axes, _ in members])
-        seconds = layouts.exchange_collective_times(
-            operation, owing, groups, np.array([payload for *_, payload in members])
-        )
+        seconds = layouts.exchange_collective_times(operation, owing, groups, sizes)
         counts = [len(cell.rows) for cell, _, _ in members]
         places = [row * shape[1] + cell.column for cell, _, _ in members for row in cell.rows]
         np.add.at(table.reshape(-1), places, np.repeat(seconds, counts))
@@ -526,9 +498,8 @@ def section_gather_times(layouts: Layouts, content: Literal["all", "again"] = "a
         Time [s].
     """
     content = content if layouts.has_separate_backward_gathers else "all"
-    return layouts.cache.get_or_compute(
-        ("section gathers", content), lambda: section_gather_times_and_bytes(layouts, content)[0]
-    )
+    key = "section gathers", content
+    return layouts.cache.get_or_compute(key, lambda: section_gather_times_and_bytes(layouts, content)[0])
 
 
 def section_gather_times_and_bytes(layouts: Layouts, content: Literal["all", "again"] = "all") -> Array:
@@ -575,6 +546,14 @@ class AfterBackwardTimes:
     has_communication: Mask
 
 
+def _after_backward_key(
+    layouts: Layouts, assignment: StageAssignment, zero: int, *, overlapped: bool, summed: GradientsSummedLate = "all"
+) -> tuple[object, ...]:
+    placed = assignment.cache_key if overlapped else assignment.stages_cache_key
+    return placed, min(zero, 1) + (zero == 3), overlapped, summed
+
+
+@cached(_after_backward_key)
 def layout_times_after_backward(
     layouts: Layouts, assignment: StageAssignment, zero: int, *, overlapped: bool, summed: GradientsSummedLate = "all"
 ) -> AfterBackwardTimes:
@@ -598,16 +577,6 @@ def layout_times_after_backward(
     AfterBackwardTimes
         Times by part [s].
     """
-    part = assignment.cache_key if overlapped else assignment.stages_cache_key
-    key = "tails", part, min(zero, 1) + (zero == 3), overlapped, summed
-    return layouts.cache.get_or_compute(
-        key, lambda: _uncached_after_backward(layouts, assignment, zero, overlapped, summed)
-    )
-
-
-def _uncached_after_backward(
-    layouts: Layouts, assignment: StageAssignment, zero: int, overlapped: bool, summed: GradientsSummedLate
-) -> AfterBackwardTimes:
     backend, kinds, rows = layouts.backend, assignment.distinct_stages_and_chunks.stages, assignment.stage_kind
     sizes = layouts.stage_parameter_counts(kinds, trained=True)[rows] * backend.formats.parameter_bytes
     fixed = np.zeros((assignment.stages, len(layouts)))
@@ -625,11 +594,11 @@ def _uncached_after_backward(
         fixed, sums = fixed + exchanged, np.zeros_like(sums)
     if not (overlapped and backend.software.overlap.gather):
         fixed, gathers = fixed + gathers, np.zeros_like(gathers)
-    buckets = bucket_count(sent, layouts.bucket_bytes), bucket_count(sizes, layouts.bucket_bytes)
+    sum_buckets, gather_buckets = (bucket_count(each, layouts.bucket_bytes) for each in (sent, sizes))
     if not backend.offload.is_offloaded("optimizer"):
         fixed = fixed + layouts.update_times(kinds, sharded=zero > 0)[rows]
     fixed = fixed + layouts.compression_times(kinds)[rows]
-    return AfterBackwardTimes(fixed, sums, buckets[0], gathers, buckets[1], total, sends)
+    return AfterBackwardTimes(fixed, sums, sum_buckets, gathers, gather_buckets, total, sends)
 
 
 def time_after_passes(batch: ConfigurationBatch, passes: PassTimes, *, summed: bool = True) -> Array:
@@ -654,9 +623,8 @@ def time_after_passes(batch: ConfigurationBatch, passes: PassTimes, *, summed: b
     exposed = batch.expand_to_configurations(following.always_exposed)
     if batch.zero == 3 and batch.backend.compression is not None:  # gradients are coded with every microbatch
         kinds, rows = batch.assignment.distinct_stages_and_chunks.stages, batch.assignment.stage_kind
-        exposed = exposed + batch.expand_to_configurations(batch.layouts.compression_times(kinds)[rows]) * (
-            batch.microbatches - 1.0
-        )
+        coded = batch.expand_to_configurations(batch.layouts.compression_times(kinds)[rows])
+        exposed = exposed + coded * (batch.microbatches - 1.0)
     if following.parameter_gathers.any():
         exposed += _exposed_overlapped_gathers(batch, following, passes)
     if contention >= 1.0:  # as in `exposed_gradient_exchange_time`: overlap gains nothing
@@ -664,16 +632,11 @@ def time_after_passes(batch: ConfigurationBatch, passes: PassTimes, *, summed: b
     elif following.gradient_sums.any():
         # The gradient sums of a batch in the order of the schedule.
         key = "sends", batch.assignment.cache_key, min(batch.zero, 1) + (batch.zero == 3), batch.schedule.name
-        chunks = batch.assignment.chunks_per_stage
-        ordered = batch.layouts.cache.get_or_compute(
-            key,
-            lambda: order_gradient_exchanges(
-                following.gradient_sums, following.gradient_sum_bucket_count, batch.schedule, chunks
-            ),
-        ).select(batch.cases.layout_index)
-        exposed += exposed_gradient_exchange_time(
-            ordered, batch.schedule, passes, batch.assignment.chunks_per_stage, contention
-        )
+        schedule, chunks = batch.schedule, batch.assignment.chunks_per_stage
+        sums = following.gradient_sums, following.gradient_sum_bucket_count
+        ordered = batch.layouts.cache.get_or_compute(key, lambda: order_gradient_exchanges(*sums, schedule, chunks))
+        sends = ordered.select(batch.cases.layout_index)
+        exposed += exposed_gradient_exchange_time(sends, schedule, passes, chunks, contention)
     return exposed + _host_updates(batch) if batch.backend.offload.is_offloaded("optimizer") else exposed
 
 
@@ -696,10 +659,8 @@ def time_after_last_bucket(batch: ConfigurationBatch) -> Array:
 
 def _exposed_overlapped_gathers(batch: ConfigurationBatch, following: AfterBackwardTimes, passes: PassTimes) -> Array:
     """Return the exposed part of parameter gathers that overlap with the next forward pass, (stages, cases) [s]."""
-    gathers, buckets = (
-        batch.expand_to_configurations(following.parameter_gathers),
-        batch.expand_to_configurations(following.gather_bucket_count),
-    )
+    following_gathers = following.parameter_gathers, following.gather_bucket_count
+    gathers, buckets = map(batch.expand_to_configurations, following_gathers)
     return exposed_parameter_gather_time(gathers, buckets, passes.forward, batch.backend.software.overlap.contention)
 
 
@@ -751,13 +712,11 @@ def _host_updates(batch: ConfigurationBatch) -> Array:
         return np.zeros((assignment.stages, len(batch)))
     kinds, sharded, rows = assignment.distinct_stages_and_chunks.stages, batch.zero > 0, assignment.stage_kind
     counts = batch.expand_to_configurations(layouts.updated_elements(kinds, sharded=sharded)[rows])
-    backward = sum_per_stage(
-        assignment.layers_per_microbatch, batch.layer_times.backward_with_transfers + batch.layer_times.weight_gradients
-    )
+    times = batch.layer_times
+    backward = sum_per_stage(assignment.layers_per_microbatch, times.backward_with_transfers + times.weight_gradients)
     update = host_update_time(counts, backward, backend.optimizer, backend.formats, backend.offload)
-    if backend.clip_method == "scaled" and backend.offload.is_offloaded(
-        "gradients"
-    ):  # DeepSpeed's stage3.py: unscale_and_clip_grads
+    # DeepSpeed's stage3.py: unscale_and_clip_grads
+    if backend.clip_method == "scaled" and backend.offload.is_offloaded("gradients"):
         update = update + 2.0 * HOST_GRADIENT_SUM_BYTES * counts / backend.offload.host_memory_rate
     return update + batch.expand_to_configurations(layouts.clipping_times(kinds, sharded=sharded)[rows])
 

@@ -175,9 +175,8 @@ def step_timeline(steps: StepPredictions, program: Program, arriving: InputPipel
     waited = float(straggler_wait_time(batch)[0])
     if waited > 0:
         end = max(event.end for event in events)
-        events.append(
-            TaskEvent(Task("waits for the slowest rank", COMMUNICATION_STREAM, waited, (), "wait"), end, end + waited)
-        )
+        wait = Task("waits for the slowest rank", COMMUNICATION_STREAM, waited, (), "wait")
+        events.append(TaskEvent(wait, end, end + waited))
     return Timeline(tuple(events))
 
 
@@ -207,25 +206,20 @@ _GATHERS: dict[Direction, Literal["all", "again"]] = {"forward": "all", "backwar
 def _streams(batch: ConfigurationBatch, program: Program) -> Timeline:
     """Build the timeline of a step without a pipeline, on a compute stream and a communication stream."""
     buckets = bucket_settings(batch)
-    times = contended_layer_times(batch, _FIRST).with_slowdown_share(
-        batch.layer_times.select_configurations(_FIRST), stream_end_times(batch).contention_share[_FIRST]
-    )
-    no_gather = (0.0, 0.0)
-    gathers = {
-        direction: section_gather_times_and_bytes(batch.layouts, content)[:, :, 0].T.tolist()
-        if buckets.shards_parameters
-        else [no_gather] * len(program.sections)
-        for direction, content in _GATHERS.items()
-    }
+    free, share = batch.layer_times.select_configurations(_FIRST), stream_end_times(batch).contention_share[_FIRST]
+    times = contended_layer_times(batch, _FIRST).with_slowdown_share(free, share)
+    gathers = {direction: [(0.0, 0.0)] * len(program.sections) for direction in _GATHERS}
+    if buckets.shards_parameters:
+        for direction, content in _GATHERS.items():
+            gathers[direction] = section_gather_times_and_bytes(batch.layouts, content)[:, :, 0].T.tolist()
     tasks: list[Task] = []
     count, sent = int(batch.microbatches[0]), list[int]()
+    collectives = exposed_section_collectives(batch, program)
     for last in (False, True):
         order = layer_iterations(program, buckets, last=last)
         seconds = gradient_bucket_times(batch, [(0, order)])[:, 0].tolist()
         taken = times.last_microbatch if last else times.earlier_microbatches
-        microbatch_work = _Iterations(
-            program, order, seconds, taken, gathers, exposed_section_collectives(batch, program)
-        )
+        microbatch_work = _Iterations(program, order, seconds, taken, gathers, collectives)
         if last:
             sent = _add_microbatch(tasks, microbatch_work)
         elif count > 1:
@@ -250,11 +244,9 @@ def _add_microbatch(tasks: list[Task], microbatch: _Iterations) -> list[int]:
         section = microbatch.program.sections[iteration.section]
         awaited: tuple[int, ...] = ()
         if iteration.waits_for_gather:
-            latest = _last(tasks)
+            latest, name = _last(tasks), f"weights of {section.name}"
             gathering, moved = microbatch.gathers[iteration.direction][iteration.section]
-            tasks.append(
-                Task(f"weights of {section.name}", COMMUNICATION_STREAM, gathering, issued, "gather", bytes=moved)
-            )
+            tasks.append(Task(name, COMMUNICATION_STREAM, gathering, issued, "gather", bytes=moved))
             awaited, issued = (len(tasks) - 1,), latest
         _add_iteration(tasks, microbatch, section, iteration, awaited)
         if iteration.buckets:
@@ -279,10 +271,8 @@ def _add_iteration(
     seconds = float(sum(figure[row, 0] for figure in figures))
     phases = ("forward",) if forward else ("again", "backward", "backward_weight")
     flops, moved = (iteration.layer_count * work for work in _work(section, phases))
-    before = (*_last(tasks), *awaited)
-    tasks.append(
-        Task(section.name, COMPUTE_STREAM, seconds * iteration.layer_count, before, iteration.direction, flops, moved)
-    )
+    duration, before = seconds * iteration.layer_count, (*_last(tasks), *awaited)
+    tasks.append(Task(section.name, COMPUTE_STREAM, duration, before, iteration.direction, flops, moved))
     for waited in microbatch.collectives[row][iteration.direction]:
         duration, size = waited.seconds * iteration.layer_count, waited.bytes * iteration.layer_count
         tasks.append(Task(waited.name, COMPUTE_STREAM, duration, _last(tasks), "transfer", bytes=size))
@@ -292,10 +282,8 @@ def _work(section: Section, phases: Sequence[str]) -> tuple[float, float]:
     """Return (FLOP, bytes) of the kernels of one layer in some phases, such as ``forward``."""
     flops = moved = 0.0
     for counted in section.kernels:
-        kernel = counted.kernel
-        times = counted.repetitions * (
-            (kernel.phase in phases) + ("again" in phases) * (kernel_runs_per_microbatch(section, counted) - 1)
-        )
+        kernel, again = counted.kernel, kernel_runs_per_microbatch(section, counted) - 1
+        times = counted.repetitions * ((kernel.phase in phases) + ("again" in phases) * again)
         flops, moved = flops + times * kernel.flops, moved + times * kernel.bytes
     return flops, moved
 
@@ -356,17 +344,11 @@ def _pass_events(event: TaskEvent, send: float, collectives: dict[str, list[_Nam
     if until < event.end:
         yield TaskEvent(Task(f"send {task.name}", task.resource, send, (), "send"), until, event.end)
     start = until - sum(each.seconds for each in collectives[task.kind])
-    for collective in collectives[task.kind]:
-        named = Task(
-            collective.name,
-            f"{task.resource} communication",
-            collective.seconds,
-            (),
-            "transfer",
-            bytes=collective.bytes,
-        )
-        yield TaskEvent(named, start, start + collective.seconds)
-        start += collective.seconds
+    for each in collectives[task.kind]:
+        track = f"{task.resource} communication"
+        named = Task(each.name, track, each.seconds, (), "transfer", bytes=each.bytes)
+        yield TaskEvent(named, start, start + each.seconds)
+        start += each.seconds
 
 
 def _chunk_time(program: Program, chunk: ModelChunk, send: float, seconds: Array) -> ChunkPassTimes:

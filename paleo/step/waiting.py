@@ -193,12 +193,8 @@ def describe_unmodelled_straggler_wait(run: Run, software: SoftwareProfile, rank
         A sentence with the wait of ranks as unequal as those of traced jobs; empty if noise is set, or for a single
         rank.
     """
-    if (
-        run.forward_only
-        or ranks <= 1
-        or run.exchange.consistency != "bsp"
-        or StepTimeNoise.from_run(run, software, 1.0).has_noise
-    ):
+    synchronous = not run.forward_only and ranks > 1 and run.exchange.consistency == "bsp"
+    if not synchronous or StepTimeNoise.from_run(run, software, 1.0).has_noise:
         return ""
     from paleo.specs.run import TRACED_STEP_TIME_JITTER
 

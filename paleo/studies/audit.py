@@ -86,9 +86,9 @@ class TrainingLogAudit:
     """Result of the audit of a training log: the faults that explain deviations from the predicted run.
 
     ``faults`` come best first; there are none if the log is as predicted. ``explaining_prediction`` is the prediction
-    that fits best, and ``measured_step_time_ratio`` the measured step time over it. ``relative_step_deviation`` is the
-    relative standard deviation of step times. ``step_time_on_more_ranks`` is a number of ranks, eight times as many,
-    with the step time there and its interval [s].
+    that fits best, and ``measured_to_best_fit_step_time_ratio`` the measured step time over it.
+    ``relative_step_deviation`` is the relative standard deviation of step times. ``step_time_on_more_ranks`` is a
+    number of ranks, eight times as many, with the step time there and its interval [s].
     """
 
     log: TrainingLog
@@ -96,7 +96,7 @@ class TrainingLogAudit:
     measured_quantities: _Evidence
     predicted_quantities: _Evidence
     faults: tuple[_Fault, ...]
-    measured_step_time_ratio: float
+    measured_to_best_fit_step_time_ratio: float
     relative_step_deviation: float
     step_time_on_more_ranks: tuple[int, float, tuple[float, float]] | None
     late_step_share: float = 0.0
@@ -421,7 +421,7 @@ def audit_training_log(log: TrainingLog, expected: Prediction) -> TrainingLogAud
         measured_quantities=known,
         predicted_quantities=plain,
         faults=tuple(faults),
-        measured_step_time_ratio=ratio,
+        measured_to_best_fit_step_time_ratio=ratio,
         relative_step_deviation=scatter,
         step_time_on_more_ranks=_beyond(expected, best, ratio, scatter),
         late_step_share=sum(value > _LATE_STEP * median(seconds) for value in seconds) / len(seconds),

@@ -175,7 +175,7 @@ def compare_algorithms(
         raise PlanError(f"system {system.name} is one device alone; {operation} over {ranks} ranks needs links")
     constant = constant_efficiencies(system.device.kind, calibration)
     measured = load_user_calibration(calibration) if constant is None and calibration != "auto" else None
-    if measured is not None and measured.subject == INTERVAL_CALIBRATION:
+    if measured is not None and measured.device_or_system == INTERVAL_CALIBRATION:
         raise SpecError(
             f"--calibration {calibration}: holds intervals of whole steps; a collective needs a calibration "
             "of links, auto, ideal or ppp=…"

@@ -413,7 +413,7 @@ def _watts_of_all(prediction: Prediction, busy: float, tariff: Tariff) -> float:
 
 
 #: Ends of a 90 % interval in standard deviations.
-INTERVAL_DEVIATIONS = float(normal_quantile(0.95))
+INTERVAL_STANDARD_DEVIATIONS = float(normal_quantile(0.95))
 JOULES_PER_KWH = KILO * HOUR
 
 
@@ -559,7 +559,7 @@ def parse_training_amount(
     )
 
 
-def default_training_amount(model: ModelSpec) -> TrainingAmount:
+def default_samples_to_train(model: ModelSpec) -> TrainingAmount:
     """Return the amount of training if the user gives none: one epoch, or a million samples without a data set.
 
     Parameters
@@ -717,7 +717,7 @@ def _need(prediction: Prediction, amount: TrainingAmount, critical_batch: float 
     samples = float(samples_to_target(samples=amount.samples, global_batch=batch, critical_batch=critical_batch))
     work = math.ceil(samples / batch) * step_time_under_consistency(prediction)
     low, high = (end / prediction.step_time for end in prediction.interval)
-    unsure = INTERVAL_DEVIATIONS * amount.samples_log_deviation
+    unsure = INTERVAL_STANDARD_DEVIATIONS * amount.samples_log_deviation
     ends = math.exp(-math.hypot(unsure, math.log(low))), math.exp(math.hypot(unsure, math.log(high)))
     return TrainingRequirement(samples, work, (work * ends[0], work * ends[1]))
 

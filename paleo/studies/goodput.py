@@ -395,8 +395,8 @@ class _Boot:
 
 
 #: Machines of a cloud that are kept, and such as may be taken away again.
-ON_DEMAND_BOOT = _Boot(69.0, 63.0, 76.0, "CM-DARE, 55 GPU machines of Google Cloud, two regions, K80 and P100")
-SPOT_BOOT = _Boot(87.0, 78.0, 96.0, "CM-DARE, 45 preemptible GPU machines of Google Cloud, likewise")
+ON_DEMAND_BOOT_TIME = _Boot(69.0, 63.0, 76.0, "CM-DARE, 55 GPU machines of Google Cloud, two regions, K80 and P100")
+SPOT_BOOT_TIME = _Boot(87.0, 78.0, 96.0, "CM-DARE, 45 preemptible GPU machines of Google Cloud, likewise")
 
 
 @dataclass(frozen=True, slots=True)
@@ -990,7 +990,7 @@ def _checkpoints_of(
     if options.spares is not None:
         replace = mean_node_replacement_time(mean_in_repair=in_repair, spares=options.spares, repair=repair, swap=swap)
     else:
-        replace = ON_DEMAND_BOOT.seconds if prediction.system.price_per_node is not None else swap
+        replace = ON_DEMAND_BOOT_TIME.seconds if prediction.system.price_per_node is not None else swap
     restart = path.total_time(total / rate, replace)
     if options.restart is not None:
         restart = _quantity("restart", options.restart, "time")

@@ -28,7 +28,7 @@ from paleo.studies.cost import (
     TrainingAmount,
     TrainingEstimate,
     comparable_tariff,
-    default_training_amount,
+    default_samples_to_train,
     device_power,
     estimate_training,
 )
@@ -266,7 +266,7 @@ def compare_systems(
     PaleoError
         If no system can run it.
     """
-    amount = amount or default_training_amount(model)
+    amount = amount or default_samples_to_train(model)
     machines = list(zip(systems, gpus or [run.gpus] * len(systems), strict=True))
     tariff = comparable_tariff(tariff or Tariff(), systems)
     searched = run.strategy == AUTO

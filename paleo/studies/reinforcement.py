@@ -73,7 +73,7 @@ class ReinforcementQuestion:
     rollouts : Rollouts
         Sequences of a step.
     algorithm : str
-        A key of ``ALGORITHMS``.
+        A key of `EXTRA_PASSES_AND_CRITIC`.
     staleness : int
         Steps that the engine may be ahead; 0 shares all GPUs.
     generator_gpus : int or None

@@ -646,9 +646,7 @@ class NodePlacementStudy:
     @property
     def network_units(self) -> str:
         """Plural of the network unit, for messages: "leaf switches", "units of rails" or "groups" of a dragonfly."""
-        outer = (
-            level for level in self.prediction.system.levels if self.prediction.system.is_network_between_nodes(level)
-        )
+        outer = (level for level in self.prediction.system.levels if self.prediction.system.is_inter_node_level(level))
         level = next(outer)
         if level.topology == "dragonfly":
             return "groups"
@@ -699,7 +697,7 @@ def node_placement_study(prediction: Prediction) -> NodePlacementStudy | None:
     """
     run, system = prediction.run, prediction.system
     placement = parse_node_placement(run.fabric.nodes, run.fabric.background, run.fabric.neighbour)
-    if placement.is_uncontended or not any(system.is_network_between_nodes(level) for level in system.levels):
+    if placement.is_uncontended or not any(system.is_inter_node_level(level) for level in system.levels):
         return None
     nodes = math.ceil(prediction.plan.gpus / system.devices_per_node)
     packed = prediction.predict_variant(nodes="packed", background=0.0, neighbour=None)

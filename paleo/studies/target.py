@@ -26,7 +26,7 @@ from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run, flatten_to_paths, replace_fields, user_set_fields
 from paleo.specs.task import NO_EVALUATION, TrainingCode, TrainingTask, load_task
 from paleo.studies.cost import (
-    INTERVAL_DEVIATIONS,
+    INTERVAL_STANDARD_DEVIATIONS,
     JOULES_PER_KWH,
     Tariff,
     TrainingAmount,
@@ -94,14 +94,15 @@ class TargetTime:
         Errors of the number of samples and of the step time are taken as independent.
         """
         spread = math.exp(
-            INTERVAL_DEVIATIONS * math.sqrt(self.samples_log_deviation**2 + self.step_log_deviation**2 + _SUBMITTERS**2)
+            INTERVAL_STANDARD_DEVIATIONS
+            * math.sqrt(self.samples_log_deviation**2 + self.step_log_deviation**2 + _SUBMITTERS**2)
         )
         return self.time_to_target / spread, self.time_to_target * spread
 
     @property
     def step_interval(self) -> tuple[float, float]:
         """Ends of the 90 % interval of the step time [s]."""
-        spread = math.exp(INTERVAL_DEVIATIONS * math.hypot(self.step_log_deviation, _SUBMITTERS))
+        spread = math.exp(INTERVAL_STANDARD_DEVIATIONS * math.hypot(self.step_log_deviation, _SUBMITTERS))
         return self.step_time / spread, self.step_time * spread
 
     def usd(self, tariff: Tariff | None = None) -> float | None:
@@ -289,7 +290,9 @@ def time_from_prediction(
     if not math.isfinite(samples):
         raise PlanError(f"{task.name}: a global batch of {global_batch:,.0f} never reaches {task.target}")
     spread = (
-        math.log(prediction.interval[1] / prediction.step_time) / INTERVAL_DEVIATIONS if not task.code.ratio else 0.0
+        math.log(prediction.interval[1] / prediction.step_time) / INTERVAL_STANDARD_DEVIATIONS
+        if not task.code.ratio
+        else 0.0
     )
     return TargetTime(
         task=task,

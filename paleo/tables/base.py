@@ -24,6 +24,7 @@ from paleo.errors import SpecError, suggest_names
 
 if TYPE_CHECKING:
     from paleo.specs.calibration import Calibration
+    from paleo.tables.cells import Array
 
 
 class NumberRange(NamedTuple):
@@ -130,10 +131,10 @@ class Column:
         """
         if self.type == "flag":
             return "0 or 1"
+        if self.allowed_words:
+            return f"one of {', '.join(self.allowed_words)}"
         if self.type not in NUMBER_RANGE_OF_TYPE:
-            return (
-                f"one of {', '.join(self.allowed_words)}" if self.allowed_words else "text without control characters"
-            )
+            return "text without control characters"
         numbers = NUMBER_RANGE_OF_TYPE[self.type]
         bounds = f"from {numbers.minimum:g} to {numbers.maximum:g} {numbers.unit}".strip()
         return f"a {'whole ' if numbers.integers_only else ''}number {bounds}"
@@ -176,10 +177,8 @@ class Column:
             codes, words = pd.factorize(cells.astype(str), use_na_sentinel=False)
             return np.array([any(ord(mark) < 32 for mark in str(word)) for word in words], dtype=bool)[codes]
         if self.type in NUMBER_RANGE_OF_TYPE:
-            wrong: npt.NDArray[np.bool_] = ~NUMBER_RANGE_OF_TYPE[self.type].contains(_numbers(cells)) & ~blank_cells(
-                cells
-            )
-            return wrong
+            inside = NUMBER_RANGE_OF_TYPE[self.type].contains(_numbers(cells))
+            return np.asarray(~inside & ~blank_cells(cells))
         known = {*BOOLEAN_WORDS} if self.type == "flag" else {*self.allowed_words}
         codes, words = pd.factorize(cells.astype(str).str.strip().str.lower(), use_na_sentinel=False)
         parts = (str(word).split("+") if self.type == "words" else [str(word)] for word in words)
@@ -250,14 +249,9 @@ def with_numeric_columns(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFr
     DataFrame
         A copy with float columns; ``frame`` itself if nothing had to be converted.
     """
-    texts = [
-        name
-        for name in names
-        if name in frame and COLUMNS[name].type in NUMBER_RANGE_OF_TYPE and frame[name].dtype == object
-    ]
-    numbers = {
-        name: pd.to_numeric(frame[name], errors="coerce") for name in texts if not blank_cells(frame[name]).all()
-    }
+    numeric = [name for name in names if name in frame and COLUMNS[name].type in NUMBER_RANGE_OF_TYPE]
+    texts = [name for name in numeric if frame[name].dtype == object and not blank_cells(frame[name]).all()]
+    numbers = {name: pd.to_numeric(frame[name], errors="coerce") for name in texts}
     return frame.assign(**numbers) if numbers else frame
 
 
@@ -286,25 +280,6 @@ def row_schema(kind: str, header: Iterable[str], names: Iterable[str]) -> dict[s
         "required": sorted(header),
         "properties": {name: COLUMNS[name].schema for name in names},
     }
-
-
-def unread_columns(columns: Iterable[str], names: Iterable[str]) -> list[str]:
-    """List the columns of a measured table that its kind does not read, except descriptive columns (source, notes, …).
-
-    Parameters
-    ----------
-    columns : iterable of str
-        Header of the table.
-    names : iterable of str
-        Columns that the table's kind reads.
-
-    Returns
-    -------
-    list of str
-        Columns that are neither in ``names`` nor in `DESCRIPTIVE_COLUMNS`.
-    """
-    known = {*names, *DESCRIPTIVE_COLUMNS}
-    return [str(column) for column in columns if str(column) not in known]
 
 
 def best_matching_kind(
@@ -341,9 +316,8 @@ def best_matching_kind(
         raise SpecError("no table kind is registered")
     nearest = min(headers, key=lambda name: (len(headers[name] - present) / len(headers[name]), name))
     lacking = ", ".join(_lacking(column, present) for column in sorted(headers[nearest] - present))
-    raise SpecError(
-        f"no kind of table has this header; the nearest, {nearest!r}, also needs {lacking} (`paleo list tables`)"
-    )
+    needed = f"the nearest, {nearest!r}, also needs {lacking}"
+    raise SpecError(f"no kind of table has this header; {needed} (`paleo list tables`)")
 
 
 def _lacking(column: str, present: Iterable[str]) -> str:
@@ -407,23 +381,36 @@ def parse_column_names(names: str) -> tuple[str, ...]:
         If `COLUMNS` has no such column.
     """
     read = tuple(names.split())
-    if unknown := [name for name in read if name not in COLUMNS]:
-        raise SpecError(
-            f"column {unknown[0]!r} has no line in paleo/tables/columns.txt; {suggest_names(unknown[0], COLUMNS)}"
-        )
+    for name in read:
+        if name not in COLUMNS:
+            nearest = suggest_names(name, COLUMNS)
+            raise SpecError(f"column {name!r} has no line in paleo/tables/columns.txt; {nearest}")
     return read
 
 
-Array = npt.NDArray[np.float64]
+def column_set(names: str) -> frozenset[str]:
+    """Split a string of column names at spaces as `parse_column_names` does, for the columns that identify a table.
+
+    Parameters
+    ----------
+    names : str
+        Column names with spaces between them.
+
+    Returns
+    -------
+    frozenset of str
+        The column names.
+    """
+    return frozenset(parse_column_names(names))
 
 
 @dataclass(frozen=True, slots=True)
 class ResidualErrors:
     """Summary of the errors of predicted against measured values, all but ``rows`` as fractions (0.1 is 10 %).
 
-    ``rows`` is the number of rows compared. ``ape`` is the absolute relative error of a row: ``median_ape``, ``mape``
-    (mean) and ``p90_ape`` (90th percentile). ``bias`` is the mean of log(predicted / measured). ``total_error`` is the
-    sum of all predictions over the sum of all measurements, minus 1.
+    ``rows`` is the number of rows compared. Of the absolute relative errors of the rows, ``median_ape`` is the median,
+    ``mape`` the mean and ``p90_ape`` the 90th percentile. ``bias`` is the mean of log(predicted / measured).
+    ``total_error`` is the sum of all predictions over the sum of all measurements, minus 1.
     """
 
     rows: int
@@ -512,9 +499,7 @@ class ScalingEfficiencyErrors:
     impossible: int
 
 
-def scaling_efficiency_points(
-    curves: pd.DataFrame, *, measured: Array, predicted: Array
-) -> list[ScalingEfficiencyPoint]:
+def scaling_efficiency_points(curves: pd.DataFrame, measured: Array, predicted: Array) -> list[ScalingEfficiencyPoint]:
     """Compute measured and predicted scaling efficiencies of all scaling curves of a table.
 
     A curve is one configuration measured on several GPU counts. The efficiency is the step time on its smallest count
@@ -623,9 +608,7 @@ class Predictions:
         Predictions
             Arrays of shape (rows,), nan or ''.
         """
-        times = [np.full(rows, np.nan) for _ in range(4)]
-        words = [np.full(rows, "", dtype=object) for _ in range(3)]
-        return cls(*times, *words)
+        return cls(*np.full((4, rows), np.nan), *np.full((3, rows), "", dtype=object))
 
 
 class MeasuredTable(ABC):
@@ -658,11 +641,8 @@ class MeasuredTable(ABC):
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of all columns that this kind of table reads, identifying columns first."""
-        known = (
-            *sorted(self.identifying_columns),
-            *parse_column_names(self.optional_columns),
-            *(self.measured_columns or (self.measured_column,)),
-        )
+        measured = self.measured_columns or (self.measured_column,)
+        known = (*sorted(self.identifying_columns), *parse_column_names(self.optional_columns), *measured)
         return tuple(name for name in dict.fromkeys(known) if name in COLUMNS)
 
     @property

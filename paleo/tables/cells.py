@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from paleo.files import read_bytes
 
 Array = npt.NDArray[np.float64]
 #: Six times the largest of the tables that this was made with; unpacked.
-MOST_TABLE_BYTES = 64_000_000
+MAX_TABLE_BYTES = 64_000_000
 
 
 def read_table(path: str | Path) -> pd.DataFrame:
@@ -41,7 +41,7 @@ def read_table(path: str | Path) -> pd.DataFrame:
     SpecError
         If the file is missing, is no CSV, has no rows, two columns of one name, or rows longer than the header.
     """
-    raw = read_bytes(path, most=MOST_TABLE_BYTES, expected="a CSV or CSV.gz table")
+    raw = read_bytes(path, most=MAX_TABLE_BYTES, expected="a CSV or CSV.gz table")
     try:
         names = pd.read_csv(io.BytesIO(raw), header=None, nrows=1, dtype=str, keep_default_na=False).iloc[0]
         # Raise SpecError for a header of one name that holds another separator.
@@ -119,6 +119,67 @@ def text_column(frame: pd.DataFrame, column: str, default: str = "") -> pd.Serie
     """
     codes, words = factorize_text_column(frame, column, default)
     return pd.Series(np.array(words, dtype=object)[codes], index=frame.index, dtype=object)
+
+
+def word_mask(frame: pd.DataFrame, column: str, *words: str) -> npt.NDArray[np.bool_]:
+    """Return a mask of the table rows whose cell in a text column is one of some words.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The table.
+    column : str
+        Name of the column.
+    *words : str
+        The words.
+
+    Returns
+    -------
+    ndarray, shape (rows,)
+        True where the cell is one of the words.
+    """
+    return text_column(frame, column).isin(words).to_numpy(dtype=bool)
+
+
+def true_cells(frame: pd.DataFrame, column: str) -> npt.NDArray[np.bool_]:
+    """Return a mask of the table rows whose cell says yes, in words or as a number.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The table.
+    column : str
+        Name of the column.
+
+    Returns
+    -------
+    ndarray, shape (rows,)
+        True for yes.
+    """
+    return text_column(frame, column).str.lower().isin(["true", "1", "1.0"]).to_numpy(dtype=bool)
+
+
+def mapped_column(frame: pd.DataFrame, column: str, numbers: Mapping[str, float], default: float = math.nan) -> Array:
+    """Read a text column of a measured table as the numbers that its words stand for, such as bytes by number format.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The table.
+    column : str
+        Name of the column.
+    numbers : dict of str to float
+        Numbers by word.
+    default : float, optional
+        Number for other words.
+
+    Returns
+    -------
+    ndarray, shape (rows,)
+        Numbers.
+    """
+    numbers_of_rows: Array = map_text_columns(frame, (column,), lambda word: numbers.get(word, default), np.float64)
+    return numbers_of_rows
 
 
 def map_text_columns(
@@ -261,6 +322,24 @@ def number_column(frame: pd.DataFrame, column: str, default: float | None = None
         reason = f"column {column!r}, row {frame.index[row]}: {str(raw.iloc[row])[:40]!r} is not a finite number"
         raise UnreadableRowsError(reason, frame.index[wrong])
     return np.where(empty, np.nan if default is None else default, values)
+
+
+def number_columns(frame: pd.DataFrame, columns: Sequence[str]) -> tuple[Array, ...]:
+    """Read columns of a measured table as floats by `number_column`; none of them may be missing.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The table.
+    columns : sequence of str
+        Names of the columns.
+
+    Returns
+    -------
+    tuple of ndarray, shape (rows,) each
+        Numbers of each column.
+    """
+    return tuple(number_column(frame, column) for column in columns)
 
 
 def number_or_nan(frame: pd.DataFrame, column: str) -> Array:

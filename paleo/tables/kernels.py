@@ -14,7 +14,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial, wraps
-from typing import Any, ClassVar, Generic, TypeVar
+from types import MappingProxyType
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ import pandas as pd
 
 from paleo.errors import PaleoError, SpecError, suggest_names
 from paleo.pricing.calibration_lookup import SourcedParameters, find_parameters
-from paleo.pricing.kernels import DeviceDatasheet, device_datasheet
+from paleo.pricing.kernels import DeviceDatasheet, arithmetic_unit, device_datasheet
 from paleo.registry import Registry
 from paleo.specs.device import find_device
 from paleo.tables.base import MeasuredTable, Predictions
@@ -34,10 +35,12 @@ from paleo.tables.cells import (
     map_text_columns,
     number_column,
     text_column,
+    word_mask,
 )
 from paleo.units import MICROSECOND
 
 Datasheet = TypeVar("Datasheet")
+Parameters = TypeVar("Parameters")
 #: Bounds of what is measured, in whatever unit a column has: attoseconds are none, nor is the age of the universe.
 MIN_MEASURED_VALUE, MAX_MEASURED_VALUE = 2.0**-60, 2.0**90
 #: Sizes above this one are slips.
@@ -49,7 +52,7 @@ class FitSettings:
     """Settings of the fit of one family's parameters (of one timing formula) to rows of a kernel table.
 
     ``start_values`` holds the start values (a dataclass of parameters). Searches also begin at each of
-    ``alternative_starts`` and at ``search_count`` - 1 random points near the start values. Parameters named in
+    ``alternative_starts`` and at ``random_starts`` random points near the start values. Parameters named in
     ``fixed_parameters`` keep their start value, because the rows do not determine them. Those named in
     ``parameters_per_stack`` get one value per stack (way of timing); all others are shared by the stacks that are
     fitted together. At most ``max_training_rows`` rows are used. ``prior_precision`` is the inverse width, in log
@@ -62,13 +65,28 @@ class FitSettings:
     parameters_per_stack: tuple[str, ...] = ()
     fixed_parameters: tuple[str, ...] = ()
     max_training_rows: int = 1000
-    search_count: int = 2
+    random_starts: int = 1
     prior_precision: float = 0.5
     overestimate_weight: float = 1.0
 
 
 #: Parameters fitted so far in one run: (subject, family, stack) -> parameters.
 FittedParameters = Mapping[tuple[str, str, str], Any]
+
+
+class FitTarget(NamedTuple):
+    """What a family's parameters (those of one timing formula) are fitted to.
+
+    ``subject`` names the device or system that was measured, ``figures`` holds its datasheet values. ``stack`` is how
+    the rows were timed, a key of `KernelTable.timing_method`. ``fitted`` holds the parameters fitted earlier in the
+    same run.
+    """
+
+    subject: str
+    family: str
+    stack: str
+    figures: Any
+    fitted: FittedParameters = MappingProxyType({})
 
 
 class KernelTable(MeasuredTable, Generic[Datasheet]):
@@ -159,30 +177,20 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         """
         return (self.parameters_by_family[family](),)
 
-    def fit_settings(
-        self, subject: str, family: str, stack: str, figures: Datasheet, fitted: FittedParameters
-    ) -> FitSettings:
+    def fit_settings(self, target: FitTarget) -> FitSettings:
         """Choose the settings of the fit of a family's parameters (of one timing formula) to rows of this table.
 
         Parameters
         ----------
-        subject : str
-            Name of the device or system that was measured.
-        family : str
-            Key of ``families``.
-        stack : str
-            How the rows were timed, a key of `timing_method`.
-        figures : Datasheet
-            Datasheet values of the subject.
-        fitted : FittedParameters
-            Parameters fitted earlier in the same run, by (subject, family, stack).
+        target : FitTarget
+            What is fitted: device or system, family, stack and datasheet values.
 
         Returns
         -------
         FitSettings
             Start values, fixed parameters and those that differ by stack.
         """
-        start, *alternatives = self.start_values(family, figures)
+        start, *alternatives = self.start_values(target.family, target.figures)
         return FitSettings(start, tuple(alternatives))
 
     def load_datasheet(self, subject: str, dtype: str, compute: str) -> Datasheet:
@@ -242,10 +250,8 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
                 f"column {self.measured_column!r} is missing; {suggest_names(self.measured_column, frame.columns)}"
             )
         times = pd.to_numeric(frame[self.measured_column], errors="coerce").to_numpy(dtype=np.float64)
-        return (
-            np.where((times > MIN_MEASURED_VALUE) & (times < MAX_MEASURED_VALUE), times, np.nan)
-            * self.measured_unit_in_si
-        )
+        plausible = (times > MIN_MEASURED_VALUE) & (times < MAX_MEASURED_VALUE)
+        return np.where(plausible, times, np.nan) * self.measured_unit_in_si
 
     @abstractmethod
     def kernel_family(self, frame: pd.DataFrame) -> pd.Series[str]:
@@ -265,6 +271,8 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
     def arithmetic_unit(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return the arithmetic unit (tensor or vector cores) on which each timed kernel ran.
 
+        Rows name the unit in column ``compute``; DeepBench's fp16 rows that name none ran on vector cores.
+
         Parameters
         ----------
         frame : DataFrame
@@ -275,7 +283,9 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         Series[str]
             One word per row (``tensor``, ``vector``, …); '' for the usual unit of the row's number format.
         """
-        return text_column(frame, "compute")
+        compute = text_column(frame, "compute")
+        half = (compute == "") & word_mask(frame, "source", "deepbench") & word_mask(frame, "dtype", "fp16")
+        return compute.where(~half, "vector")
 
     @abstractmethod
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
@@ -354,17 +364,15 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         """
         frame = _categorised(self.prepare_rows(frame.reset_index(drop=True)), self.size_columns)
         out = Predictions.all_missing(len(frame))
-        out.device_names[:] = text_column(frame, self.hardware_column).to_numpy()
-        reasons = np.full(len(frame), "", dtype=object)
+        out.device_names[:], reasons = text_column(frame, self.hardware_column).to_numpy(), out.failure_reasons
         for column in self.size_columns:
             values = pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=np.float64)
             reasons[~(np.isfinite(values) & (values > 0))] = f"{column} is missing or not a number above zero"
             reasons[np.isfinite(values) & (values != np.floor(values))] = f"{column} is not a whole number"
             reasons[values > MAX_TENSOR_SIZE] = f"{column} is larger than any tensor"
-        out.failure_reasons[:] = reasons
-        fine = out.failure_reasons == ""
+        fine = reasons == ""
         sound = self._supported(frame if fine.all() else frame[fine], out)
-        for group in group_rows_for_prediction(self, sound, checked=out.failure_reasons[sound.index] == ""):
+        for group in group_rows_for_prediction(self, sound, checked=reasons[sound.index] == ""):
             self._predict_readable(group, out)
         return out
 
@@ -409,9 +417,8 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         wrong = ~(np.isfinite(seconds) & (seconds > 0))
         out.failure_reasons[rows[wrong]] = "the formula gives no finite time"
         seconds = np.where(wrong, np.nan, seconds)
-        out.values[rows] = seconds
+        out.values[rows], out.baseline[rows] = seconds, ideal
         out.low[rows], out.high[rows] = calibrated.interval_bounds(seconds)
-        out.baseline[rows] = ideal
         out.device_names[rows] = self.calibration_keys(figures)[0]
         out.parameter_origins[rows] = (
             f"{calibrated.origin} ({calibrated.source_name}: {group.family}, {group.timing_method})"
@@ -435,12 +442,35 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
             Parameters of the family, with the calibration entry that they come from.
         """
         subject, architecture, memory_kind = self.calibration_keys(figures)
-        calibration = self.calibration if self.calibration is not None and self.calibration.subject == subject else None
+        calibration = (
+            self.calibration if self.calibration is not None and self.calibration.device_or_system == subject else None
+        )
         return find_parameters(
-            self.parameters_by_family[group.family], subject=subject, architecture=architecture,
-            memory_kind=memory_kind,
-            family=group.family, stacks=(group.timing_method,), user_calibration=calibration,
+            self.parameters_by_family[group.family], subject=subject, architecture=architecture, family=group.family,
+            memory_kind=memory_kind, stacks=(group.timing_method,), user_calibration=calibration,
         )  # fmt: skip
+
+
+def shipped_parameters(kind: type[Parameters], family: str, figures: DeviceDatasheet) -> Parameters:
+    """Look up the calibrated parameters of another family that a formula needs, measured or inherited.
+
+    Parameters
+    ----------
+    kind : type
+        Dataclass of the parameters.
+    family : str
+        Key of the family, such as ``gemm.tensor``.
+    figures : DeviceDatasheet
+        Datasheet values of the device.
+
+    Returns
+    -------
+    object of ``kind``
+        Its parameters.
+    """
+    return find_parameters(
+        kind, subject=figures.name, architecture=figures.architecture, memory_kind=figures.memory_kind, family=family
+    ).parameters
 
 
 KERNEL_TABLES: Registry[KernelTable[Any]] = Registry("table kind", "paleo.tables.kinds")
@@ -460,11 +490,6 @@ class RowGroup:
     dtype: str
     compute_unit: str
     frame: pd.DataFrame
-
-    @property
-    def measured_times(self) -> Array:
-        """Measured time of each row of the group [s], shape (rows,)."""
-        return measured_time(self.frame)
 
 
 def group_rows_for_prediction(
@@ -493,17 +518,13 @@ def group_rows_for_prediction(
         frame = frame[known]
     if frame.empty:
         return
-    keys = {
-        "family": kind.kernel_family(frame),
-        "stack": kind.timing_method(frame),
-        "compute": kind.arithmetic_unit(frame),
-    }
-    table = frame[list({kind.hardware_column, "dtype"} & {*frame.columns})].assign(**keys)
+    table = frame[list({kind.hardware_column, "dtype"} & {*frame.columns})].assign(
+        family=kind.kernel_family(frame), stack=kind.timing_method(frame), compute=kind.arithmetic_unit(frame)
+    )
     names = (kind.hardware_column, "family", "stack", "dtype", "compute")
     combination_of, combinations = factorize_combinations([factorize_text_column(table, name) for name in names])
-    for place, key in sorted(enumerate(combinations), key=lambda pair: pair[1]):
-        subject, family, stack, dtype, compute = key
-        yield RowGroup(subject, family, stack, dtype, compute, frame.iloc[np.flatnonzero(combination_of == place)])
+    for place, (subject, family, stack, dtype, unit) in sorted(enumerate(combinations), key=lambda pair: pair[1]):
+        yield RowGroup(subject, family, stack, dtype, unit, frame.iloc[np.flatnonzero(combination_of == place)])
 
 
 def apply_per_row(method: Callable[..., str]) -> Callable[[Any, pd.DataFrame], pd.Series[str]]:
@@ -528,7 +549,26 @@ def apply_per_row(method: Callable[..., str]) -> Callable[[Any, pd.DataFrame], p
     return of_table
 
 
-def map_device_dtype_unit(
+def first_reasons(index: pd.Index[Any], *reasons: tuple[Any, Any]) -> pd.Series[str]:
+    """Return for each table row the reason of the first condition that holds; '' if none does.
+
+    Parameters
+    ----------
+    index : Index
+        Index of the rows.
+    *reasons : tuple of (array of bool, str or Series[str])
+        Conditions with their reasons, the one that counts most first.
+
+    Returns
+    -------
+    Series[str]
+        One reason per row.
+    """
+    masks, texts = ([np.asarray(each) for each in column] for column in zip(*reasons, strict=True))
+    return pd.Series(np.select(masks, [text.astype(object) for text in texts], ""), index=index, dtype=object)
+
+
+def map_device_dtype_and_arithmetic_unit(
     frame: pd.DataFrame, compute: pd.Series[str], function: Callable[[str, str, str], str]
 ) -> pd.Series[str]:
     """Apply a function of device, dtype and arithmetic unit to each table row (to choose a kernel family).
@@ -551,24 +591,30 @@ def map_device_dtype_unit(
     return pd.Series(words, index=frame.index, dtype=object)
 
 
-def arithmetic_units_of_rows(frame: pd.DataFrame) -> pd.Series[str]:
-    """Return the arithmetic unit (tensor or vector cores) on which each row of a kernel table ran.
-
-    Rows name the unit in column ``compute``; DeepBench's fp16 rows that name none ran on vector cores.
+def unit_family(prefix: str, device: str, dtype: str, compute: str) -> str:
+    """Return the family of a kernel by the arithmetic unit that runs it: ``PREFIX.tensor``, ``.half`` or ``.vector``.
 
     Parameters
     ----------
-    frame : DataFrame
-        The table, with columns ``compute``, ``source`` and ``dtype``.
+    prefix : str
+        First part of the family, such as ``conv``.
+    device : str
+        Name of the device.
+    dtype : str
+        Format of the operands.
+    compute : str
+        Arithmetic unit that the row names; empty for the usual one.
 
     Returns
     -------
-    Series[str]
-        One word per row: ``tensor``, ``vector``, …; '' for the usual unit.
+    str
+        The family; that of vector units if the device is not known.
     """
-    compute = text_column(frame, "compute")
-    half = (compute == "") & (text_column(frame, "source") == "deepbench") & (text_column(frame, "dtype") == "fp16")
-    return compute.where(~half, "vector")
+    try:
+        tensor = arithmetic_unit(find_device(device), dtype, compute) == "tensor"
+    except SpecError:
+        return f"{prefix}.vector"
+    return f"{prefix}.{'tensor' if tensor else 'half' if dtype in ('fp16', 'bf16') else 'vector'}"
 
 
 @cache

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -39,25 +39,17 @@ if TYPE_CHECKING:
 #: What reading a malformed cell, or computing with an absurd one, raises.
 CELL_ERRORS = (KeyError, ValueError, OverflowError, ZeroDivisionError)
 Row = Mapping[str, Any]
+Result = TypeVar("Result")
 #: What a report says of a run that ran out of memory.
 OUT_OF_MEMORY_REASON = "ran out of memory; predicted: {}"
 #: Names in measured tables and the entries of the catalog that they mean.
 TABLE_NAME_ALIASES = parse_yaml((Path(__file__).parent / "names.yaml").read_text(encoding="utf-8"), where="names.yaml")
 #: Profiles for rows whose own is not in the catalog, by a word of the framework that they name; the first that fits.
-SUBSTITUTE_PROFILES: tuple[tuple[str, str], ...] = tuple(TABLE_NAME_ALIASES["profiles"].items())
+SUBSTITUTE_PROFILES: Mapping[str, str] = TABLE_NAME_ALIASES["profiles"]
 #: Words of frameworks without a profile of their own, whose rows take the default one.
 FRAMEWORKS_WITHOUT_PROFILE = (
-    "torch",
-    "ddp",
-    "horovod",
-    "hugging",
-    "transformers",
-    "jax",
-    "paddle",
-    "colossal",
-    "byteps",
-    "dt-fm",
-)
+    "torch", "ddp", "horovod", "hugging", "transformers", "jax", "paddle", "colossal", "byteps", "dt-fm",
+)  # fmt: skip
 
 #: Finer profiles than the one that a row names, by a word of its framework.
 PROFILES_BY_FRAMEWORK_WORD = {
@@ -96,16 +88,13 @@ def software_profile_name(row: Row, default: str = "pytorch-eager") -> str:
         return TPU_PROFILE_NAME
     stated = str(row.get("software") or "").strip()
     if stated in entry_names("software"):
-        texts = (
-            (str(row.get("framework", "")).lower(), PROFILES_BY_FRAMEWORK_WORD),
-            (str(row.get("notes", "")).lower(), PROFILES_BY_NOTE),
-        )
-        finer = (
-            name for text, known in texts for (coarse, word), name in known.items() if coarse == stated and word in text
-        )
-        return next(finer, stated)
+        for column, profiles in (("framework", PROFILES_BY_FRAMEWORK_WORD), ("notes", PROFILES_BY_NOTE)):
+            for (coarse, word), finer in profiles.items():
+                if coarse == stated and word in str(row.get(column, "")).lower():
+                    return finer
+        return stated
     words = f"{stated} {row.get('framework', '')}".lower()
-    alike = next((profile for word, profile in SUBSTITUTE_PROFILES if word in words), None)
+    alike = next((profile for word, profile in SUBSTITUTE_PROFILES.items() if word in words), None)
     if alike is None and has_value(row, "software") and not any(word in words for word in FRAMEWORKS_WITHOUT_PROFILE):
         raise SpecError(
             f"software {stated[:40]!r} is no profile and no framework; {suggest_names(stated, entry_names('software'))}"
@@ -263,6 +252,73 @@ def integer_cell(row: Row, key: str, default: int | None = None) -> int:
     return int(value)
 
 
+def positive_cell(row: Row, key: str) -> float:
+    """Read a cell of a table row as a number above zero.
+
+    Parameters
+    ----------
+    row : Row
+        Row of a table: its cells by column name.
+    key : str
+        Name of the column.
+
+    Returns
+    -------
+    float
+        The number.
+
+    Raises
+    ------
+    SpecError
+        If the cell holds no finite number above zero.
+    """
+    try:
+        value = float(row[key])
+    except (TypeError, ValueError):
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise SpecError(f"{key} {row[key]!r:.60} is not a number above zero")
+    return value
+
+
+def number_cell(row: Row, key: str, default: float) -> float:
+    """Read a cell of a table row as a number.
+
+    Parameters
+    ----------
+    row : Row
+        Row of a table: its cells by column name.
+    key : str
+        Name of the column.
+    default : float
+        Number for an empty cell.
+
+    Returns
+    -------
+    float
+        The number.
+    """
+    return float(row[key]) if has_value(row, key) else default
+
+
+def word_cell(row: Row, key: str) -> str:
+    """Read a cell of a table row as a word in lower case; '' for an empty cell.
+
+    Parameters
+    ----------
+    row : Row
+        Row of a table: its cells by column name.
+    key : str
+        Name of the column.
+
+    Returns
+    -------
+    str
+        The word.
+    """
+    return str(row[key]).strip().lower() if has_value(row, key) else ""
+
+
 def ran_out_of_memory(row: Row) -> bool:
     """Return True if a measured run reports an out-of-memory error in column ``kind``, ``what`` or ``notes``.
 
@@ -302,6 +358,46 @@ class RowPrediction:
     origin: str
     uncertainty: StepUncertainty | None = field(default=None, compare=False)  # low and high follow from it
 
+    @classmethod
+    def with_factors(cls, value: float, factors: tuple[float, float], *more: Any) -> RowPrediction:
+        """Create the prediction of a row whose 90 % interval ends at two factors of the value.
+
+        Parameters
+        ----------
+        value : float
+            Predicted value.
+        factors : tuple of float
+            Factors of the lower and of the upper end.
+        *more : Any
+            The other fields: baseline, device name, origin and uncertainty.
+
+        Returns
+        -------
+        RowPrediction
+            The prediction.
+        """
+        return cls(value, value * factors[0], value * factors[1], *more)
+
+    @classmethod
+    def within_factor(cls, value: float, factor: float, *more: Any) -> RowPrediction:
+        """Create the prediction of a row whose 90 % interval ends at the same factor below and above the value.
+
+        Parameters
+        ----------
+        value : float
+            Predicted value.
+        factor : float
+            Factor, above 1.
+        *more : Any
+            The other fields: baseline, device name, origin and uncertainty.
+
+        Returns
+        -------
+        RowPrediction
+            The prediction.
+        """
+        return cls(value, value / factor, value * factor, *more)
+
 
 def peak_flops_step_time(prediction: Prediction) -> float:
     """Compute the ideal step time of a run: model FLOP over the peak FLOP/s of all its devices.
@@ -317,7 +413,7 @@ def peak_flops_step_time(prediction: Prediction) -> float:
         Step time at 100 % MFU [s].
     """
     peak = prediction.system.device.peak_flops_per_s(prediction.plan.dtype)
-    return prediction.flops / (peak * prediction.plan.gpus)
+    return prediction.model_flops_per_step / (peak * prediction.plan.gpus)
 
 
 class RunTable(MeasuredTable):
@@ -362,7 +458,7 @@ class RunTable(MeasuredTable):
             None.
         """
         subjects = (system.name, system.device.name, INTERVAL_CALIBRATION)
-        applies = self.calibration is not None and self.calibration.subject in subjects
+        applies = self.calibration is not None and self.calibration.device_or_system in subjects
         return self.calibration if applies else None
 
     def system_of_row(self, row: Row) -> System:
@@ -437,16 +533,16 @@ class RunTable(MeasuredTable):
         """
         columns = self.measured_columns or (self.measured_column,)
         wrong = [column for column in columns if has_value(row, column) and not _above_zero(row[column])]
-        if not ran_out_of_memory(row) and wrong:
+        if ran_out_of_memory(row):
+            try:
+                return OUT_OF_MEMORY_REASON.format("fits, WRONGLY" if self.predict_memory(row).fits else "does not fit")
+            except PaleoError as error:
+                return OUT_OF_MEMORY_REASON.format(f"is not modelled ({error})")
+        if wrong:
             return f"{wrong[0]} {str(row[wrong[0]])[:40]!r} is not a number above zero"
-        if not ran_out_of_memory(row) and len(columns) > 1:
+        if len(columns) > 1:
             return f"none of {', '.join(columns)} says what was measured"
-        if not ran_out_of_memory(row):
-            return f"{self.measured_column} is empty: nothing to compare with"
-        try:
-            return OUT_OF_MEMORY_REASON.format("fits, WRONGLY" if self.predict_memory(row).fits else "does not fit")
-        except PaleoError as error:
-            return OUT_OF_MEMORY_REASON.format(f"is not modelled ({error})")
+        return f"{self.measured_column} is empty: nothing to compare with"
 
     def predict_memory(self, row: Row) -> MemoryFootprint:
         """Predict the memory that a measured run needs on its fullest GPU.
@@ -489,11 +585,8 @@ class RunTable(MeasuredTable):
                 out.failure_reasons[index] = step
                 continue
             out.values[index], out.low[index], out.high[index] = step.value, step.low, step.high
-            out.baseline[index], out.device_names[index], out.parameter_origins[index] = (
-                step.baseline,
-                step.device_name,
-                step.origin,
-            )
+            out.baseline[index] = step.baseline
+            out.device_names[index], out.parameter_origins[index] = step.device_name, step.origin
         return out
 
     def predict_rows(self, frame: pd.DataFrame) -> Iterator[RowPrediction | str]:
@@ -513,7 +606,7 @@ class RunTable(MeasuredTable):
         known: dict[tuple[str, ...], RowPrediction | str] = {}
         for index, row in enumerate(frame.to_dict("records")):
             if not measured[index] > 0:
-                yield self._why_unmeasured(row)
+                yield _result_or_reason(self.missing_measurement_reason, row)
                 continue
             key = tuple(str(row.get(name)) for name in (*self.identifying_columns, *self.configuration_columns))
             if key not in known:
@@ -536,17 +629,17 @@ class RunTable(MeasuredTable):
         return software_profile_name(row)
 
     def _step_or_reason(self, row: Mapping[Any, Any]) -> RowPrediction | str:
-        try:
-            step = self.predict_row(row)
-        except (PaleoError, *CELL_ERRORS) as error:
-            return _reason(error, row)
-        return step if np.isfinite(step.value) and step.value > 0 else "the prediction is no finite time"
+        step = _result_or_reason(self.predict_row, row)
+        sound = isinstance(step, str) or (np.isfinite(step.value) and step.value > 0)
+        return step if sound else "the prediction is no finite time"
 
-    def _why_unmeasured(self, row: Mapping[Any, Any]) -> str:
-        try:
-            return self.missing_measurement_reason(row)
-        except (PaleoError, *CELL_ERRORS) as error:
-            return _reason(error, row)
+
+def _result_or_reason(method: Callable[[Row], Result], row: Mapping[Any, Any]) -> Result | str:
+    """Call a method with a table row, or explain why the row's cells do not allow it."""
+    try:
+        return method(row)
+    except (PaleoError, *CELL_ERRORS) as error:
+        return _reason(error, row)
 
 
 class NonStepTimeTable(RunTable):
@@ -597,14 +690,9 @@ def row_prediction(prediction: Prediction, seconds: float | None = None) -> RowP
     """
     value = prediction.step_time if seconds is None else seconds
     low, high = (end / prediction.step_time for end in prediction.interval)
-    return RowPrediction(
-        value,
-        value * low,
-        value * high,
-        peak_flops_step_time(prediction),
-        prediction.system.device.name,
-        prediction.run.software,
-        prediction.uncertainty,
+    names = (prediction.system.device.name, prediction.run.software)
+    return RowPrediction.with_factors(
+        value, (low, high), peak_flops_step_time(prediction), *names, prediction.uncertainty
     )
 
 
@@ -636,7 +724,7 @@ def usual_system_of_device(device: str) -> str:
     return next(systems, device)
 
 
-def with_row_device(system: System, row: Row) -> System:
+def with_measured_device_variant(system: System, row: Row) -> System:
     """Replace a system's device by the exact variant of a measured run (16 GB or 32 GB cards in the same server).
 
     Parameters
@@ -683,9 +771,9 @@ def system_of_run(row: Row) -> System:
     """
     device, gpus = str(row["device"]), integer_cell(row, "n_gpus", 1)
     usual = USUAL_SYSTEM_OF_DEVICE.get(device, "pcie3-8gpu") if gpus > 1 else device
-    system = with_row_device(load_system(str(row["system"]) if has_value(row, "system") else usual), row)
+    system = with_measured_device_variant(load_system(str(row["system"]) if has_value(row, "system") else usual), row)
     nodes = integer_cell(row, "nodes", 1)
-    return with_row_network(with_devices_per_node(system, -(-gpus // nodes)), row) if nodes > 1 else system
+    return with_ethernet_of_run(with_devices_per_node(system, -(-gpus // nodes)), row) if nodes > 1 else system
 
 
 def with_devices_per_node(system: System, devices: int) -> System:
@@ -706,15 +794,14 @@ def with_devices_per_node(system: System, devices: int) -> System:
     if not system.levels or devices >= system.devices_per_node:
         return system
     inside = [level for level in system.levels if level.ranks is not None and level.ranks < devices]
-    bounded = [
-        level for level in system.levels[len(inside) :] if level.ranks and level.ranks <= system.devices_per_node
-    ]
+    outside = system.levels[len(inside) :]
+    bounded = [level for level in outside if level.ranks and level.ranks <= system.devices_per_node]
     cut = [bounded[0].model_copy(update={"ranks": devices})] if bounded and devices > 1 else []
-    beyond = system.levels[len(inside) + len(bounded) :]
-    return system.model_copy(update={"levels": (*inside, *cut, *beyond), "devices_per_node": devices})
+    levels = (*inside, *cut, *outside[len(bounded) :])
+    return system.model_copy(update={"levels": levels, "devices_per_node": devices})
 
 
-def with_row_network(system: System, row: Row) -> System:
+def with_ethernet_of_run(system: System, row: Row) -> System:
     """Replace the network between a system's nodes by the Ethernet of a measured run, with one port per node.
 
     Parameters
@@ -761,7 +848,7 @@ def table_kinds(calibration: Calibration | None = None) -> Mapping[str, Measured
     dict of str to MeasuredTable
         Kinds of tables by name.
     """
-    known: dict[str, MeasuredTable] = {**dict(KERNEL_TABLES.items()), **dict(RUN_TABLES.items())}
+    known: dict[str, MeasuredTable] = dict([*KERNEL_TABLES.items(), *RUN_TABLES.items()])
     return known if calibration is None else {name: kind.with_calibration(calibration) for name, kind in known.items()}
 
 

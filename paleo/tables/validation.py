@@ -15,6 +15,7 @@ import pandas as pd
 
 from paleo.errors import PaleoError, SpecError
 from paleo.tables.base import (
+    DESCRIPTIVE_COLUMNS,
     MeasuredTable,
     Predictions,
     ResidualErrors,
@@ -22,7 +23,6 @@ from paleo.tables.base import (
     TextArray,
     residual_errors,
     scaling_efficiency_points,
-    unread_columns,
     unusable_cell_reasons,
     with_numeric_columns,
 )
@@ -104,8 +104,9 @@ class FileReport:
 
     @property
     def ignored_columns(self) -> list[str]:
-        """Columns of the file that the kind of table does not read."""
-        return unread_columns(self.frame.columns, self.table.columns)
+        """Columns of the file that the kind of table does not read, except descriptive columns (source, notes, …)."""
+        known = {*self.table.columns, *DESCRIPTIVE_COLUMNS}
+        return [str(column) for column in self.frame.columns if str(column) not in known]
 
     @property
     def predicted_row_mask(self) -> Flags:
@@ -137,14 +138,8 @@ class FileReport:
             Errors as fractions.
         """
         mask = self.predicted_row_mask if chosen is None else self.predicted_row_mask & chosen
-        predictions = self.predictions
-        return summarise_errors(
-            predictions.values[mask],
-            self.measured[mask],
-            predictions.low[mask],
-            predictions.high[mask],
-            self.baseline[mask],
-        )
+        values = (self.predictions.values, self.measured, self.predictions.low, self.predictions.high, self.baseline)
+        return summarise_errors(*(each[mask] for each in values))
 
     def errors_by_group(self, words: TextArray) -> dict[str, ErrorSummary]:
         """Summarise the errors of the predicted rows for each value of a text column, such as the device or the source.
@@ -170,12 +165,8 @@ class FileReport:
         """
         errors_of_parts = {}
         for name, (predicted, measured) in self.table.secondary_quantities(self._sound).items():
-            comparable = (
-                self.predicted_row_mask[self.readable_rows]
-                & np.isfinite(predicted)
-                & np.isfinite(measured)
-                & (predicted > 0)
-            )
+            comparable = np.isfinite(predicted) & np.isfinite(measured) & (predicted > 0)
+            comparable &= self.predicted_row_mask[self.readable_rows]
             if comparable.any():
                 errors_of_parts[name] = residual_errors(predicted[comparable], measured[comparable])
         return errors_of_parts
@@ -207,22 +198,14 @@ class FileReport:
     @property
     def scaling_efficiencies(self) -> list[ScalingEfficiencyPoint]:
         """Measured and predicted scaling efficiencies of this table; [] if it has no scaling curves."""
-        curves = self.table.scaling_curves(self._sound)
-        predicted = np.where(self.predicted_row_mask, self.predictions.values, np.nan)[self.readable_rows]
-        return (
-            []
-            if curves is None
-            else scaling_efficiency_points(curves, measured=self.measured[self.readable_rows], predicted=predicted)
-        )
+        curves, rows = self.table.scaling_curves(self._sound), self.readable_rows
+        predicted = np.where(self.predicted_row_mask, self.predictions.values, np.nan)[rows]
+        return [] if curves is None else scaling_efficiency_points(curves, self.measured[rows], predicted)
 
     @property
     def _sound(self) -> pd.DataFrame:
         """Rows of the validated table whose cells can all be used."""
-        return (
-            self.frame
-            if len(self.readable_rows) == len(self.frame)
-            else select_rows(self.frame, self.readable_rows, self.table)
-        )
+        return select_rows(self.frame, self.readable_rows, self.table)
 
     def _explained(self, row: int, configuration: str, spread: float) -> _Worst:
         predictions, measured = self.predictions, float(self.measured[row])
@@ -230,9 +213,8 @@ class FileReport:
         if self.table.name in TABLES_WITHOUT_TIMES:
             reason = f"{predicted / measured:.2f} times what was measured"
         else:
-            reason = explain_prediction_error(
-                measured, predicted, ideal, spread, str(predictions.parameter_origins[row])
-            )
+            origin = str(predictions.parameter_origins[row])
+            reason = explain_prediction_error(measured, predicted, ideal, spread, origin)
         return _Worst(row, str(predictions.device_names[row]), measured, predicted, configuration, reason)
 
     def _scatter(self) -> Array:
@@ -408,11 +390,10 @@ def validate_frame(name: str, frame: pd.DataFrame, table: MeasuredTable) -> File
     frame = frame.reset_index(drop=True)
     reasons = unusable_cell_reasons(frame, table.columns)
     rows = np.flatnonzero(reasons == "")
-    part = frame if len(rows) == len(frame) else select_rows(frame, rows, table)
     measured, predictions = np.full(len(frame), np.nan), Predictions.all_missing(len(frame))
     predictions.failure_reasons[:], predictions.device_names[:] = reasons, text_column(frame, "device").to_numpy()
     if len(rows):
-        measured[rows], of_part = measured_and_predicted_values(table, part)
+        measured[rows], of_part = measured_and_predicted_values(table, select_rows(frame, rows, table))
         for field in dataclasses.fields(Predictions):
             getattr(predictions, field.name)[rows] = getattr(of_part, field.name)
     _complete(predictions, measured, table)
@@ -452,7 +433,7 @@ def usable_rows_of_table(path: str | Path) -> pd.DataFrame:
     reasons = unusable_cell_reasons(frame, table.columns)
     if (reasons != "").all():
         raise SpecError(f"{path}: no row can be used; the first: {reasons[0]}")
-    return frame if (reasons == "").all() else select_rows(frame, np.flatnonzero(reasons == ""), table)
+    return select_rows(frame, np.flatnonzero(reasons == ""), table)
 
 
 def select_rows(frame: pd.DataFrame, rows: npt.NDArray[np.intp], table: MeasuredTable) -> pd.DataFrame:
@@ -470,8 +451,10 @@ def select_rows(frame: pd.DataFrame, rows: npt.NDArray[np.intp], table: Measured
     Returns
     -------
     DataFrame
-        The selected rows.
+        The selected rows; ``frame`` itself if all are selected.
     """
+    if len(rows) == len(frame):
+        return frame
     part = with_numeric_columns(frame.iloc[rows].reset_index(drop=True), table.columns)
     part.attrs = frame.attrs
     return part
@@ -510,11 +493,9 @@ def measured_and_predicted_values(table: MeasuredTable, frame: pd.DataFrame) -> 
     except Exception as error:
         if len(frame) == 1:
             # The result of one row whose prediction raises an error.
-            predictions = Predictions.all_missing(1)
-            words = " ".join(str(error).split())[:200]
-            predictions.failure_reasons[0] = (
-                words if isinstance(error, PaleoError) else f"the row cannot be computed ({words})"
-            )
+            predictions, words = Predictions.all_missing(1), " ".join(str(error).split())[:200]
+            known = isinstance(error, PaleoError)
+            predictions.failure_reasons[0] = words if known else f"the row cannot be computed ({words})"
             return np.full(1, np.nan), predictions
         halves = [select_rows(frame, rows, table) for rows in np.array_split(np.arange(len(frame)), 2)]
         (measured, first), (others, second) = (measured_and_predicted_values(table, half) for half in halves)
@@ -568,12 +549,8 @@ def with_predictions(reports: Sequence[FileReport]) -> pd.DataFrame:
     parts = []
     for report in reports:
         unit, predictions = report.table.measured_unit_in_si, report.predictions
-        more = {
-            "predicted": predictions.values / unit,
-            "low": predictions.low / unit,
-            "high": predictions.high / unit,
-            "unsupported": predictions.failure_reasons,
-        }
-        part = report.frame.assign(**more)
+        values = {"predicted": predictions.values, "low": predictions.low, "high": predictions.high}
+        part = report.frame.assign(**{name: each / unit for name, each in values.items()})
+        part = part.assign(unsupported=predictions.failure_reasons)
         parts.append(part if len(reports) == 1 else part.assign(file=report.file))
     return pd.concat(parts, ignore_index=True)

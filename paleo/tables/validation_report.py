@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from paleo.files import escape_csv_cell, write_atomically
 from paleo.tables.base import (
     MAX_PLAUSIBLE_SCALING_EFFICIENCY,
     SCALING_EFFICIENCY_ERROR_GOAL,
+    ResidualErrors,
     ScalingEfficiencyErrors,
     summarise_scaling_efficiencies,
 )
@@ -74,13 +75,8 @@ def _file(report: FileReport) -> dict[str, Any]:
         "unsupported_reasons": report.unsupported_reasons,
         "not_read": report.ignored_columns,
         "overall": dataclasses.asdict(report.errors()) if predicted else None,
-        "by_device": {
-            name: dataclasses.asdict(errors)
-            for name, errors in report.errors_by_group(report.predictions.device_names).items()
-        },
-        "by_source": {
-            name: dataclasses.asdict(errors) for name, errors in report.errors_by_group(report.row_sources).items()
-        },
+        "by_device": _as_dicts(report.errors_by_group(report.predictions.device_names)),
+        "by_source": _as_dicts(report.errors_by_group(report.row_sources)),
         "worst": [dataclasses.asdict(errors) for errors in report.worst_rows()],
         **({"scaling": dataclasses.asdict(summarise_scaling_efficiencies(points))} if points else {}),
         **_parts(report),
@@ -92,11 +88,15 @@ def _parts(report: FileReport) -> dict[str, Any]:
 
     Further quantities are those of `MeasuredTable.secondary_quantities`, such as evaluation time beside time to target.
     """
-    parts = {name: dataclasses.asdict(errors) for name, errors in report.secondary_quantity_errors.items()}
+    parts = report.secondary_quantity_errors
     if not parts:
         return {}
     benchmarks = report.errors_by_group(text_column(report.frame, "benchmark").to_numpy())
-    return {"by_benchmark": {name: dataclasses.asdict(errors) for name, errors in benchmarks.items()}, "parts": parts}
+    return {"by_benchmark": _as_dicts(benchmarks), "parts": _as_dicts(parts)}
+
+
+def _as_dicts(errors: Mapping[str, ErrorSummary] | Mapping[str, ResidualErrors]) -> dict[str, dict[str, Any]]:
+    return {name: dataclasses.asdict(each) for name, each in errors.items()}
 
 
 def report_console(*, markup: bool = True) -> Console:
@@ -147,9 +147,8 @@ def validation_renderables(report: FileReport, *, worst: int = 5) -> list[Render
     if points:
         blocks.append(Text(_scaling_line(summarise_scaling_efficiencies(points))))
     for name, errors in report.secondary_quantity_errors.items():
-        blocks.append(
-            Text(f"  {name}: {with_noun(errors.rows, 'row')}, MAPE {errors.mape:.1%}, bias {errors.bias:+.1%}")
-        )
+        shares = f"MAPE {errors.mape:.1%}, bias {errors.bias:+.1%}"
+        blocks.append(Text(f"  {name}: {with_noun(errors.rows, 'row')}, {shares}"))
     if suspect := _suspect_unit(report):
         blocks.append(Text(suspect))
     if worst and report.predicted_row_mask.any():
@@ -184,11 +183,8 @@ def _suspect_unit(report: FileReport) -> str:
 
 def _scaling_line(errors: ScalingEfficiencyErrors) -> str:
     """Format the errors of scaling efficiencies as one line of the report."""
-    left = (
-        f"; {errors.impossible} more contradict each other (efficiency above {MAX_PLAUSIBLE_SCALING_EFFICIENCY})"
-        if errors.impossible
-        else ""
-    )
+    wrong = f"{errors.impossible} more contradict each other (efficiency above {MAX_PLAUSIBLE_SCALING_EFFICIENCY})"
+    left = f"; {wrong}" if errors.impossible else ""
     if errors.mean_error is None or errors.bias is None or errors.worst is None or errors.within_goal is None:
         return f"scaling: no points{left}"
     sizes = f"{errors.mean_error:.1f} points of 100 off on average (bias {errors.bias:+.1f}, worst {errors.worst:.1f})"
@@ -205,12 +201,9 @@ def _errors_table(report: FileReport) -> RenderableType:
     table.add_column("of", overflow="fold")
     for heading in ("rows", "median", "MAPE", "p90", "bias", "total", "in 90 %", "roofline MAPE"):
         table.add_column(heading, justify="right")
-    subjects, sources = (
-        report.errors_by_group(report.predictions.device_names),
-        report.errors_by_group(report.row_sources),
-    )
     table.add_row("all", *_cells(report.errors()), style="bold", end_section=True)
-    for part in (subjects, sources):
+    for words in (report.predictions.device_names, report.row_sources):
+        part = report.errors_by_group(words)
         for index, (name, errors) in enumerate(part.items()):
             table.add_row(name or "(not stated)", *_cells(errors), end_section=index == len(part) - 1)
     table.caption = (
@@ -293,11 +286,10 @@ def _draw_axes(axes: Axes, report: FileReport) -> None:
     """Draw equal logarithmic axes, and lines where predicted is the measured value, twice that value, and half."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    if not report.predicted_row_mask.any():
+    mask = report.predicted_row_mask
+    if not mask.any():
         return
-    seconds = np.concatenate(
-        [report.measured[report.predicted_row_mask], report.predictions.values[report.predicted_row_mask]]
-    )
+    seconds = np.concatenate([report.measured[mask], report.predictions.values[mask]])
     low, high = float(seconds.min()) / 1.5, float(seconds.max()) * 1.5
     for factor, style, label in ((1.0, "-", None), (2.0, ":", "twice, half"), (0.5, ":", None)):
         axes.plot([low, high], [low * factor, high * factor], style, color="0.4", linewidth=0.8, zorder=0, label=label)

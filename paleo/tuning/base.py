@@ -1,8 +1,8 @@
 """Simulation of hyperparameter searches: trials, rungs, tuning methods, and a closed form for synchronous methods.
 
 A trial trains up to a rung (an amount of training), is evaluated there, and may be promoted to the next rung. A method
-decides which trial an idle worker trains next. `simulate` runs any method on the event queue that all simulations
-share.
+decides which trial an idle worker trains next. `simulate_search` runs any method on the event queue that all
+simulations share.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class TuningMethod(ABC):
         """
         return None
 
-    def synchronous_stages(self) -> list[SynchronousStage] | None:
+    def stages_between_barriers(self) -> list[SynchronousStage] | None:
         """Return the stages between barriers of a synchronous tuning method; None if the method is asynchronous.
 
         The wall time of a search has a closed form from the stages (`synchronous_search_time`).

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from paleo.specs.system import System
 
 #: Most trials, and most sizes of the network, of one search.
-MOST_TRIALS, MAX_NETWORK_SIZES = 100_000, 64
+MAX_TRIALS, MAX_NETWORK_SIZES = 100_000, 64
 #: Default ratio of the training of a whole trial to that of the first rung, and most jobs of a search.
 DEFAULT_RUNG_SPAN, _MOST_JOBS = 64.0, 2_000_000
 #: A doubling of a trial's GPUs that saves less than this fraction of its time is the last that is tried.
 _LEAST_GAIN = 0.1
 #: Number of simulated searches for the interval of the regret.
 _DRAWS = 60
-UNMODELLED = (
+UNMODELLED_EFFECTS = (
     "which trial wins: scores are random",
     "scheduling delays of the framework that runs the trials",
     "the power of GPUs that wait",
@@ -266,7 +266,7 @@ class TuningSearch:
             Wall time [s], in closed form for synchronous methods, otherwise simulated.
         """
         stages = (
-            self.tuning.method_class(self.tuning.tuning_problem()).synchronous_stages()
+            self.tuning.method_class(self.tuning.tuning_problem()).stages_between_barriers()
             if len(self.tuning.varied_network_sizes) == 1
             else None
         )
@@ -343,7 +343,8 @@ class DeadlineMargin:
 class Regret:
     """Regret of a hyperparameter search: share (0 to 1) of all trials that are better than the returned one.
 
-    ``median`` and 90 % ``interval`` are over random scores of the given rank ``correlation``.
+    ``median`` and 90 % ``interval`` are over random draws of the trials' scores, in which ``correlation`` is the rank
+    correlation of scores between rungs.
     """
 
     correlation: float
@@ -370,7 +371,7 @@ class TuningStudy:
     software_reason: str = ""
     deadline_margin: DeadlineMargin | None = None
     regret: Regret | None = None
-    unmodelled: tuple[str, ...] = field(default=UNMODELLED)
+    unmodelled: tuple[str, ...] = field(default=UNMODELLED_EFFECTS)
 
     @property
     def fastest_search(self) -> TuningSearch:
@@ -510,7 +511,7 @@ def _margin(best: TuningSearch, system: System, deadline: float) -> DeadlineMarg
 
     node = max(system.devices_per_host or system.devices_per_node, 1)
     nodes, trials = occupied_machines(system, best.gpus), best.tuning.trials
-    most = _last(lambda count: in_time(count, best.gpus), min(4 * trials, MOST_TRIALS))
+    most = _last(lambda count: in_time(count, best.gpus), min(4 * trials, MAX_TRIALS))
     fewest = _last(lambda missing: in_time(trials, (4 * nodes - missing) * node), 4 * nodes - 1, first=0)
     holds = best.seconds <= deadline
     return DeadlineMargin(deadline, holds, most, None if fewest is None else 4 * nodes - fewest)
@@ -655,9 +656,9 @@ def validate_tuning_settings(tuning: TuningSettings) -> TuningSettings:
     if tuning.method not in TUNING_METHODS:
         raise SpecError(f"--method {tuning.method!r:.40}: {suggest_names(tuning.method, TUNING_METHODS)}")
     bounds = {
-        "--trials": (tuning.trials, 1, MOST_TRIALS),
-        "--eta": (tuning.eta, 2, MOST_TRIALS),
-        "--population": (tuning.population, 1, MOST_TRIALS),
+        "--trials": (tuning.trials, 1, MAX_TRIALS),
+        "--eta": (tuning.eta, 2, MAX_TRIALS),
+        "--population": (tuning.population, 1, MAX_TRIALS),
         "--seed": (tuning.seed, 0, 2**31),
     }
     for option, (value, least, most) in bounds.items():
@@ -665,8 +666,8 @@ def validate_tuning_settings(tuning: TuningSettings) -> TuningSettings:
             raise SpecError(f"{option} {value!r:.40}: expected a whole number from {least} to {most:,}")
     if tuning.first_rung_samples > tuning.last_rung_samples:
         raise SpecError("--min-tokens (or samples, epochs) exceeds the training of a whole trial, --max-tokens")
-    if tuning.last_rung_samples / tuning.first_rung_samples > MOST_TRIALS:
-        raise SpecError(f"--min-tokens: expected at least a {MOST_TRIALS:,}th of --max-tokens")
+    if tuning.last_rung_samples / tuning.first_rung_samples > MAX_TRIALS:
+        raise SpecError(f"--min-tokens: expected at least a {MAX_TRIALS:,}th of --max-tokens")
     if tuning.correlation is not None and not 0.0 <= tuning.correlation <= 1.0:
         raise SpecError(f"--rank-correlation {tuning.correlation!r:.40}: expected a number from 0 to 1")
     if tuning.trials * len(tuning.rungs) > _MOST_JOBS:

@@ -148,7 +148,7 @@ def test_nvswitches_add_from_the_third_generation_on(name: str) -> None:
     """Bridges, meshes of NVLink, PCIe trees and earlier NVSwitches do not."""
     system = load_system(name)
     for level in system.levels:
-        if not system.is_network_between_nodes(level):
+        if not system.is_inter_node_level(level):
             nvswitch = level.topology == "switch" and level.link.kind in ("nvlink", "nvswitch")
             assert level.in_switch_reduction == (nvswitch and system.device.architecture in SHARP)
 
@@ -178,7 +178,7 @@ def test_ports_between_nodes_are_counted_once(name: str) -> None:
     system = load_system(name)
     devices = system.devices_per_node
     for level in system.levels:
-        if system.is_network_between_nodes(level):
+        if system.is_inter_node_level(level):
             assert level.ports == 1 or not level.link.scope.startswith(("node", "per node"))
             assert level.member_bandwidth / devices <= WIDEST_PORT
             devices = level.ranks or devices

@@ -127,7 +127,7 @@ def test_no_step_is_shorter_than_a_resource_needs(name: str, strategy: str, cali
     if made is None:
         pytest.skip("cannot be laid over this network")
     device = made.system.device
-    assert made.step_time >= made.flops / (GPUS * device.peak_flops_per_s(made.plan.dtype))
+    assert made.step_time >= made.model_flops_per_step / (GPUS * device.peak_flops_per_s(made.plan.dtype))
     assert made.mfu <= 1.0
     optimizer = OPTIMIZERS[made.run.optimizer]
     states = made.graph.parameters * optimizer.state_count * 4.0 * 2.0 / GPUS  # each read and written by someone
@@ -245,7 +245,7 @@ def test_faster_hardware_never_slows_a_step(name: str, strategy: str, calibratio
     if before is None:
         pytest.skip("cannot be laid over this network")
     after = on(faster(what), name, strategy, calibration)
-    assert after.flops == before.flops
+    assert after.model_flops_per_step == before.model_flops_per_step
     if "zero=3,pp" in strategy:  # what a piece's first gather waits for goes with the cut: that one is kept
         before, after = (
             on(system, name, strategy, calibration, pipeline={"cut": cut_of(before)})
@@ -287,7 +287,7 @@ def test_degrees_of_one_change_nothing(name: str, calibration: str) -> None:
     for strategy in (*PLAIN, "zero=1", "zero=2", "zero=3"):
         same = on(CLUSTER, name, strategy, calibration, gpus=1, microbatch=None)
         assert same.breakdown == plain.breakdown, strategy
-        assert same.flops == plain.flops
+        assert same.model_flops_per_step == plain.model_flops_per_step
         if not strategy.startswith("zero"):
             assert same.memory == plain.memory, strategy
 
@@ -318,7 +318,9 @@ def test_more_samples_take_longer_and_more_memory(name: str) -> None:
     for less, more in pairwise(steps):
         assert more.step_time >= less.step_time * (1 - 1e-9)
         assert more.memory.activations > less.memory.activations
-        assert more.flops == pytest.approx(less.flops * more.plan.global_batch / less.plan.global_batch, rel=1e-9)
+        assert more.model_flops_per_step == pytest.approx(
+            less.model_flops_per_step * more.plan.global_batch / less.plan.global_batch, rel=1e-9
+        )
         assert more.memory.parameters == less.memory.parameters
 
 
@@ -328,7 +330,9 @@ def test_recomputation_saves_activations_and_costs_time(name: str) -> None:
     assert none.step_time <= selective.step_time <= full.step_time * (1 + 1e-9)
     assert full.memory.activations <= none.memory.activations
     assert selective.memory.activations <= none.memory.activations
-    assert none.flops == selective.flops == full.flops, "the model's FLOP leave out what is computed twice"
+    assert none.model_flops_per_step == selective.model_flops_per_step == full.model_flops_per_step, (
+        "the model's FLOP leave out what is computed twice"
+    )
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -337,7 +341,7 @@ def test_sharded_states_take_less_memory(name: str) -> None:
     states = [m.memory.parameters + m.memory.gradients + m.memory.optimizer for m in stages]
     assert states == sorted(states, reverse=True)
     assert states[3] == pytest.approx(states[0] / GPUS)
-    assert len({made.flops for made in stages}) == 1
+    assert len({made.model_flops_per_step for made in stages}) == 1
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -346,7 +350,7 @@ def test_a_forward_pass_is_shorter_than_a_step(name: str) -> None:
     assert 0 < forward.step_time < step.step_time
     assert forward.memory.gradients == forward.memory.optimizer == forward.memory.activations == 0
     assert forward.breakdown.optimizer == forward.breakdown.communication_total == 0
-    assert forward.flops < step.flops / 2 * (1 + 1e-9)
+    assert forward.model_flops_per_step < step.model_flops_per_step / 2 * (1 + 1e-9)
 
 
 PIPELINES = [
@@ -370,7 +374,7 @@ def test_a_pipeline_is_bounded_by_its_slowest_stage_and_by_perfection(
     alone = on(CLUSTER, "gpt2", "dp", calibration, gpus=1, batch=32, microbatch=1)
     work = alone.step_time - alone.breakdown.optimizer
     assert piped.step_time >= work / stages * (1 - 1e-9)
-    assert piped.flops == pytest.approx(alone.flops, rel=1e-12)
+    assert piped.model_flops_per_step == pytest.approx(alone.model_flops_per_step, rel=1e-12)
     more = on(CLUSTER, "gpt2", strategy, calibration, schedule, **(options | {"batch": 256}))
     assert more.breakdown.bubble / more.step_time <= piped.breakdown.bubble / piped.step_time + 1e-12
     if schedule == "1f1b":
@@ -391,9 +395,11 @@ def test_every_schedule_holds_for_every_family(schedule: str, chunks: int, name:
     parts = {field.name: getattr(made.breakdown, field.name) for field in fields(made.breakdown)}
     assert all(part >= 0 for part in parts.values()), parts
     assert made.step_time == pytest.approx(sum(parts.values()) - parts["communication_total"], rel=1e-12)
-    assert made.step_time >= made.flops / (GPUS * made.system.device.peak_flops_per_s(made.plan.dtype))
+    assert made.step_time >= made.model_flops_per_step / (GPUS * made.system.device.peak_flops_per_s(made.plan.dtype))
     plain = predicted(name, "dp")
-    assert plain is not None and made.flops == pytest.approx(plain.flops * made.plan.global_batch / (16 * GPUS))
+    assert plain is not None and made.model_flops_per_step == pytest.approx(
+        plain.model_flops_per_step * made.plan.global_batch / (16 * GPUS)
+    )
     made = on(CLUSTER, name, strategy, "ideal", schedule, pipeline={"cut": cut_of(made)}) if zero == 3 else made
     for what in FASTER:
         cut = cut_of(made) if zero == 3 else None
@@ -471,7 +477,7 @@ def test_a_schedule_of_one_stage_changes_nothing() -> None:
 
 def test_predictions_are_repeatable_and_leave_no_trace() -> None:
     first, second = (on(CLUSTER, "resnet18", "dp", "auto") for _ in range(2))
-    for part in ("plan", "program", "breakdown", "memory", "interval", "flops", "warnings", "timeline"):
+    for part in ("plan", "program", "breakdown", "memory", "interval", "model_flops_per_step", "warnings", "timeline"):
         assert getattr(first, part) == getattr(second, part)
 
 
@@ -479,7 +485,7 @@ def test_samples_that_no_rank_has_are_not_counted() -> None:
     """Ten samples on eight ranks: two each on five, and the FLOP of ten."""
     made = on(CLUSTER, "lenet", "dp", "ideal", batch=None, global_batch=10)
     one = on(CLUSTER, "lenet", "dp", "ideal", gpus=1, batch=1)
-    assert made.flops == pytest.approx(10 * one.flops)
+    assert made.model_flops_per_step == pytest.approx(10 * one.model_flops_per_step)
     assert (made.plan.local_batch, made.plan.dp, made.plan.idle_gpus) == (2, 5, 3)
     assert made.warnings
 

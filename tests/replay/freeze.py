@@ -164,7 +164,7 @@ def step_figures(case: Case) -> Figures:
         **parts,
         "interval_low": step.interval[0],
         "interval_high": step.interval[1],
-        "flops": step.flops,
+        "flops": step.model_flops_per_step,
         **{f"memory_{name}": value for name, value in memory.items()},
     }
 
@@ -176,7 +176,7 @@ def plan_figures(case: Case) -> Figures:
     plans = [
         [
             f"{plan.strategy} microbatch={plan.microbatch} recompute={plan.recompute} {plan.schedule}"
-            + (" overlapped" if plan.overlapped else ""),
+            + (" overlapped" if plan.overlaps_gradient_exchange else ""),
             plan.step_time,
             plan.memory,
         ]

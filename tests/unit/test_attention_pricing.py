@@ -13,6 +13,7 @@ from paleo.errors import SpecError
 from paleo.pricing.attention import (
     ATTENTION_KERNELS,
     DRAM_STREAM_START_TIME,
+    L2_MISS_STEEPNESS,
     DecodeParameters,
     PrefillParameters,
     attention_backward_time,
@@ -24,15 +25,16 @@ from paleo.pricing.attention import (
     default_attention_kernel,
     device_filling_kv_splits,
     full_wave_kv_splits,
-    l2_miss_rate,
     padded_head_dim,
     tile_shape,
     visited_key_blocks,
 )
 from paleo.pricing.kernels import DeviceDatasheet
+from paleo.pricing.memory import cache_miss_rate
 from paleo.specs.run import Run
 from paleo.specs.system import load_system
 from paleo.step.backend import build_backend
+from paleo.tables.kernels import FitTarget
 from paleo.tables.kinds._attention import AttentionTable
 
 #: One multiprocessor at 1 GHz with 1024 FLOP per clock and 1 TB/s: times are cycles in nanoseconds.
@@ -267,7 +269,7 @@ def test_cache_write_is_bound_by_resident_blocks_then_by_bytes():
 def test_tables_of_shapes():
     assert [float(size) for size in tile_shape(ATTENTION_KERNELS["fa3"].tiles, 64.0)] == [192.0, 128.0]
     assert padded_head_dim(80.0) == 96
-    assert l2_miss_rate(0.0, 1.0) < 1e-6 < 0.5 == l2_miss_rate(1.0, 1.0)
+    assert cache_miss_rate(0.0, 1.0, L2_MISS_STEEPNESS) < 1e-6 < 0.5 == cache_miss_rate(1.0, 1.0, L2_MISS_STEEPNESS)
     assert default_attention_kernel("Turing") == default_attention_kernel("Blackwell", "GDDR7") == "fa2"
 
 
@@ -332,16 +334,15 @@ def test_the_kind_prices_with_the_parameters_of_the_phase():
     rows = table(phase="generation", q_len=1, kv_len=4096)
     assert kind.predict_times(rows, A100, DecodeParameters()).item() > DecodeParameters().launch_time
     for family, parameters in kind.parameters_by_family.items():
-        plan = kind.fit_settings("a100", family, "graph", A100, {})
+        plan = kind.fit_settings(FitTarget("a100", family, "graph", A100))
         assert isinstance(plan.start_values, parameters)
         assert set(plan.fixed_parameters) <= set(parameters.__dataclass_fields__)
 
 
 def test_prefill_takes_from_decode_what_its_rows_do_not_tell():
     decode = DecodeParameters(l2_survival_share=0.77, l2_bytes_per_cycle=12.0)
-    plan = AttentionTable().fit_settings(
-        "a100", "attention.fa2.prefill", "graph", A100, {("a100", "attention.fa2.decode", "graph"): decode}
-    )
+    known = {("a100", "attention.fa2.decode", "graph"): decode}
+    plan = AttentionTable().fit_settings(FitTarget("a100", "attention.fa2.prefill", "graph", A100, known))
     assert (plan.start_values.l2_survival_share, plan.start_values.l2_bytes_per_cycle) == (0.77, 12.0)
     assert {"l2_survival_share", "l2_bytes_per_cycle"} & {
         *plan.fixed_parameters
@@ -353,7 +354,7 @@ def test_flash_attention_2_on_hopper_runs_as_published(formula: str, products: i
     """FLOP/s of causal attention, head dimension 128, 16k tokens on H100 SXM: Shah et al., FlashAttention-3 (2024),
     figures 5 and 6, read off their text."""
     run = Run(gpus=1, software="torchtitan", dtype="bf16")
-    families = build_backend(load_system("h100-sxm5-80gb"), run, "bf16").predictor.device_predictor
+    families = build_backend(load_system("h100-sxm5-80gb"), run, "bf16").predictor
     price = attention_prefill_time if formula == "forward" else attention_backward_time
     seconds = price(
         batch=1, query_heads=16, kv_heads=16, query_length=2**14, kv_length=2**14, head_dim=128, causal=True,

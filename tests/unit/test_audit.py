@@ -198,7 +198,7 @@ def test_what_is_no_log_is_one_message(tmp_path: Path, text: str) -> None:
 
 
 def test_a_log_of_one_endless_line_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paleo.logs.base.MOST_CHARACTERS", 100_000)
+    monkeypatch.setattr("paleo.logs.base.MAX_LOG_CHARACTERS", 100_000)
     lines = read_log_lines(write(tmp_path, "first\n" + "x" * 2_000_000 + "\nlast\n"))
     assert [len(line) for line in lines] == [5, 4096]
     assert read_log_lines(write(tmp_path, "a" * 9_000 + "\nlast\n")) == ["a" * 4_096, "last"]

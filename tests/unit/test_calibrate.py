@@ -74,7 +74,7 @@ def test_a_fit_writes_a_calibration_that_predicts_its_table(file: Path, tmp_path
     assert command.fit_tables([str(file)], output=str(out), today="2026-01-02") == 0
     made = load_calibration(str(out))
     (entry,) = made.entries
-    assert (made.subject, entry.family, entry.stack, entry.date) == (
+    assert (made.device_or_system, entry.family, entry.stack, entry.date) == (
         "l40s",
         "gemm.tensor",
         "back-to-back",
@@ -106,7 +106,7 @@ def test_fits_are_deterministic(file: Path) -> None:
 
 def test_other_families_of_a_file_are_kept(file: Path, tmp_path: Path) -> None:
     entry = load_calibration("h100-sxm5-80gb").entries[0].model_copy(update={"family": "memory.rope"})
-    old = load_calibration("h100-sxm5-80gb").model_copy(update={"subject": "l40s", "entries": (entry,)})
+    old = load_calibration("h100-sxm5-80gb").model_copy(update={"device_or_system": "l40s", "entries": (entry,)})
     (tmp_path / "l40s.yaml").write_text(calibration_yaml(old))
     assert command.fit_tables([str(file)], output_dir=str(tmp_path)) == 0
     made = load_calibration(str(tmp_path / "l40s.yaml"))
@@ -324,7 +324,7 @@ def test_the_whole_path_on_a_cpu(tmp_path: Path) -> None:
     )  # fmt: skip
     assert code == 0
     made = load_calibration(str(tmp_path / "epyc-9654.yaml"))
-    assert made.subject == "epyc-9654" and {entry.family for entry in made.entries} == {"gemm.simt"}
+    assert made.device_or_system == "epyc-9654" and {entry.family for entry in made.entries} == {"gemm.simt"}
     assert (tmp_path / "epyc-9654.copies.csv").is_file()
 
 

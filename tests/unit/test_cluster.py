@@ -150,7 +150,7 @@ def random_fleet(seed: int) -> tuple[list[ClusterJob], list[tuple[int, int, int]
                 f"job {number:03d}", float(draw.randint(0, 100)), tuple(tables), tuple(preferred),
                 team=draw.choice("abc"), deadline=draw.choice([math.inf, float(draw.randint(50, 300))]),
                 priority=draw.randint(0, 2), preemptible=draw.random() < 0.7, restart_time=draw.choice([0.0, 3.0]),
-                failure_share=0.1, excess_rack_slowdown=draw.choice([1.0, 1.3]),
+                failure_share=0.1, slowdown_on_excess_racks=draw.choice([1.0, 1.3]),
                 predecessors=tuple({draw.randrange(number)}) if number and draw.random() < 0.2 else (),
             )
         )  # fmt: skip
@@ -200,7 +200,7 @@ def check_fleet(seed: int, policy: str) -> None:
             assert (
                 least * (1 - 1e-9)
                 <= run.work_gpu_seconds[number]
-                <= least * described.excess_rack_slowdown * (1 + 1e-9)
+                <= least * described.slowdown_on_excess_racks * (1 + 1e-9)
             )
     order = list(range(len(jobs)))
     random.Random(seed).shuffle(order)

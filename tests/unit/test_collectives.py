@@ -57,7 +57,7 @@ from paleo.pricing.moe_token_exchange import CustomAllReduceParameters, custom_a
 from paleo.specs.catalog import entry_names
 from paleo.specs.system import System, load_system
 from paleo.studies.collective import compare_algorithms
-from paleo.tables.kernels import KERNEL_TABLES
+from paleo.tables.kernels import KERNEL_TABLES, FitTarget
 from paleo.tables.run_tables import find_table_kind
 
 L, G, S = 7e-6, 1 / 12.5e9, 244e6
@@ -563,7 +563,7 @@ def test_defaults_are_near_nccl_tests_on_a_dgx_a100(
 def test_ranks_that_go_through_host_memory_share_it() -> None:
     slow, parameters = (
         load_system("l40s-pcie-8gpu"),
-        replace(NcclParameters(), own_share_copy_ratio=0.02, staging_share_exponent=1.92),
+        replace(NcclParameters(), local_copy_time_ratio=0.02, staging_share_exponent=1.92),
     )
     two, eight = (float(inside(slow, ranks, "all_gather", 2.0**34, intra_node=parameters)) for ranks in (2, 8))
     assert eight / two == pytest.approx((7 / 8) / (1 / 2) * (8 / 2) ** 1.92, rel=0.05)
@@ -681,8 +681,9 @@ def test_rows_find_their_family_and_stack(changes: dict[str, object], family: st
     assert find_table_kind(frame.columns).name == kind.name
     assert kind.unsupported_reasons(frame).tolist() == [""]
     assert (kind.kernel_family(frame).item(), kind.timing_method(frame).item()) == (family, stack)
-    start, fixed = kind.start_and_fixed_parameters(family, stack, H100)  # type: ignore[attr-defined]
-    assert kind.predict_times(frame, H100, start)[0] > 0 and all(hasattr(start, name) for name in fixed)
+    plan = kind.fit_settings(FitTarget(H100.name, family, stack, H100))
+    start = plan.start_values
+    assert kind.predict_times(frame, H100, start)[0] > 0 and all(hasattr(start, name) for name in plan.fixed_parameters)
 
 
 @pytest.mark.parametrize(

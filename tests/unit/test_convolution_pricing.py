@@ -28,8 +28,8 @@ from paleo.pricing.convolution import (
     lossy_overlap_time,
     power_limited_boost_share,
     tiled_gemm_time,
-    wave_count,
 )
+from paleo.pricing.engine_gemm import wave_count
 from paleo.pricing.kernels import DeviceDatasheet, device_datasheet
 from paleo.specs.device import load_device
 from paleo.tables.kernels import KERNEL_TABLES

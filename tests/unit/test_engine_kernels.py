@@ -25,6 +25,7 @@ from paleo.pricing.experts import (
 )
 from paleo.pricing.kernels import device_datasheet
 from paleo.specs.device import load_device
+from paleo.tables.kernels import FitTarget
 from paleo.tables.kinds._engine_kernels import ExpertKernelTable, LatentAttentionTable, QuantisedGemmTable
 
 B200 = device_datasheet(load_device("b200"), "fp8")
@@ -294,7 +295,7 @@ def test_passes_of_tritons_experts_take_the_same_time_on_every_device() -> None:
 def test_visits_are_fitted_for_triton_alone() -> None:
     table, start = ExpertKernelTable(), EngineGemmParameters()
     plans = {
-        name: table.fit_settings("b200", f"experts.{name}.bf16", "graph", B200, {})
+        name: table.fit_settings(FitTarget("b200", f"experts.{name}.bf16", "graph", B200))
         for name in ("cutlass", "triton-vllm")
     }
     assert "time_per_element" in plans["cutlass"].fixed_parameters

@@ -54,7 +54,7 @@ def test_flop_are_those_of_no_weight_gradients_and_of_small_products(where: str)
     """Full: 6 for each weight and token; frozen: 4; adapters: 6."""
     weights = LAYERS * sum(into * outof for into, outof in EACH["all"]) + 64 * VOCAB
     tokens = BATCH * SEQ
-    saved = made(lora=None).flops - made(lora=f"{RANK}:{where}").flops
+    saved = made(lora=None).model_flops_per_step - made(lora=f"{RANK}:{where}").model_flops_per_step
     assert saved == 2 * tokens * weights - 6 * tokens * LAYERS * learned(where)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from paleo.calibrate import fit
 from paleo.calibrate.fit import Array, Fit, MeasuredRows, conformal_bins, conformal_factors, split_by_configuration
 from paleo.errors import SpecError
 from paleo.specs.calibration import parameter
@@ -53,6 +54,23 @@ def test_recovers_parameters_and_states_honest_errors() -> None:
     assert result.rows_fitted + result.rows_held_out < 400
 
 
+@pytest.mark.parametrize(("others", "random"), [(0, 0), (0, 2), (2, 0), (1, 3)])
+def test_a_search_sets_out_from_each_start_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, others: int, random: int
+) -> None:
+    starts: list[Array] = []
+    optimizer = fit.scipy_optimizer("least_squares")
+
+    def counted(errors: object, start: Array, **more: object) -> object:
+        starts.append(start)
+        return optimizer(errors, start, **more)
+
+    monkeypatch.setattr(fit, "scipy_optimizer", lambda name: counted)
+    alternatives = [Line(start=2.0 + place) for place in range(others)]
+    Fit(LineTable(), [rows("a", 3.0, count=40)], Line(), alternatives, random_starts=random).run()
+    assert len({tuple(start) for start in starts}) == len(starts) == 1 + others + random
+
+
 @pytest.mark.slow
 def test_outliers_do_not_steer_the_fit() -> None:
     result = Fit(LineTable(), [rows("a", 3.0, outliers=12)], Line()).run()
@@ -75,7 +93,9 @@ def test_fixed_stays_and_free_moves() -> None:
     )
     assert (
         "pinned"
-        in Fit(LineTable(), [rows("a", 3.0)], Line(), released_parameters=("pinned",)).run().log_standard_deviations
+        in Fit(LineTable(), [rows("a", 3.0)], Line(), additionally_fitted_parameters=("pinned",))
+        .run()
+        .log_standard_deviations
     )
     with pytest.raises(SpecError, match="nearest: 'rate'"):
         Fit(LineTable(), [rows("a", 3.0)], Line(), fixed_parameters=("rat",)).run()

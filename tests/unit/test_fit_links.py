@@ -20,7 +20,7 @@ from paleo.calibrate.links import (
     fit_links,
     link_entries,
     link_jobs,
-    log_sigmas,
+    link_log_standard_deviations,
     system_calibration,
 )  # fmt: skip
 from paleo.cli import run_command_line as run
@@ -147,7 +147,9 @@ def test_rows_that_are_all_alike_do_not_tell_share_from_latency(tmp_path: Path) 
     alike = alike[(alike.hidden == 4096) & (alike.seq_len == 2048)]
     pd.concat([alike.assign(micro_batch=1, model=str(index)) for index in range(12)]).to_csv(path, index=False)
     (job,) = link_jobs([path], ["dgx-a100-80gb"], tuple(INSIDE))
-    both, alone = (log_sigmas(job, job.start_parameters, names) for names in (tuple(INSIDE), ["inside_share"]))
+    both, alone = (
+        link_log_standard_deviations(job, job.start_parameters, names) for names in (tuple(INSIDE), ["inside_share"])
+    )
     assert min(both.values()) > MAX_LOG_STANDARD_DEVIATION and both["inside_share"] > 100 * alone["inside_share"]
 
 

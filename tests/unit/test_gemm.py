@@ -14,6 +14,7 @@ import pytest
 from paleo.errors import SpecError
 from paleo.operations.base import Kernel
 from paleo.pricing.calibration_lookup import find_parameters
+from paleo.pricing.engine_gemm import wave_count
 from paleo.pricing.gemm import (
     GemmParameters,
     cache_miss_rate,
@@ -23,7 +24,6 @@ from paleo.pricing.gemm import (
     transposed_operand_read_time,
     unaligned_batched_gemm_time,
     unaligned_gemm_time,
-    wave_count,
 )
 from paleo.pricing.kernels import (
     DeviceDatasheet,
@@ -45,7 +45,7 @@ from paleo.units import GIGA, MEGA, MICROSECOND, MILLISECOND, TERA
 DEVICE = DeviceDatasheet("d", "Ampere", "HBM2e", 100, GIGA, 200 * TERA, 2 * TERA, 40 * MEGA, math.inf, True)
 #: Hardly any overhead: launch, fill, spread, epilogue and split near zero, perfect rates.
 BARE = GemmParameters(
-    launch_time=0.5 * MICROSECOND, efficiency=1.0, bandwidth_efficiency=1.0, l2_rate=0.2, wave_rounding=1.0,
+    launch_time=0.5 * MICROSECOND, efficiency=1.0, bandwidth_efficiency=1.0, l2_rate=0.2, wave_quantisation=1.0,
     epilogue_cycles=50.0,
     dram_latency_cycles=20.0, block_start_cycles=10.0, energy_per_flop=0.1, page_stall_ratio=0.01,
 )  # fmt: skip
@@ -66,7 +66,7 @@ def test_full_waves_run_at_peak() -> None:
 
 def test_one_more_tile_costs_a_whole_wave_only_when_waves_are_rounded() -> None:
     whole, more = time(2560, 1280, 8192), time(2561, 1280, 8192)
-    balanced = dataclasses.replace(BARE, wave_rounding=0.02)
+    balanced = dataclasses.replace(BARE, wave_quantisation=0.02)
     assert more / whole > 1.2
     assert time(2561, 1280, 8192, balanced) / time(2560, 1280, 8192, balanced) < 1.2
 

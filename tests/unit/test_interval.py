@@ -59,12 +59,12 @@ def predicted(model: str = "gpt2", system: str = "dgx-a100-80gb", **fields: obje
         ({"update_share": 0.2}, 0.3**2 + 0.4**2, 0.3**2 + 0.4**2),
         ({"uses_experts": 1.0}, 0.3**2 + 0.2**2, 0.3**2 + 0.2**2),
         ({"unfused_pass_share": 0.5}, 0.3**2 + 0.4**2, 0.3**2 + 0.4**2),
-        ({"product_half_width": np.array([0.5, 1.0])}, 0.3**2 + 0.3**2, 0.3**2 + 0.6**2),
+        ({"gemm_half_width": np.array([0.5, 1.0])}, 0.3**2 + 0.3**2, 0.3**2 + 0.6**2),
     ],
 )
 def test_squares_of_the_parts_add_up(part: dict[str, Any], low: float, high: float) -> None:
     each = IntervalParameters(
-        product_error_weight=0.6, link_error_weight=0.5, software_half_width=0.3, untested_software_half_width=0.4,
+        gemm_error_weight=0.6, link_error_weight=0.5, software_half_width=0.3, untested_software_half_width=0.4,
         unknown_host_half_width=1.0, untimed_library_half_width=0.5, expert_half_width=0.2, update_half_width=2.0,
         upper_to_lower_width_root=1.0,
         fused_pass_half_width=0.8,
@@ -207,7 +207,7 @@ def made_up(known: IntervalParameters, sources: int = 24, rows: int = 40) -> Ste
     count = sources * rows
     old_library, tested, routed = (np.repeat(generator.random(sources) < share, rows) for share in (0.3, 0.4, 0.4))
     parts = StepUncertainty(
-        product_half_width=np.tile(generator.uniform(0.1, 0.6, count), (2, 1)),
+        gemm_half_width=np.tile(generator.uniform(0.1, 0.6, count), (2, 1)),
         unmeasured_half_width=np.zeros((2, count)),
         link_half_width=np.tile(generator.uniform(0.0, 0.2, count), (2, 1)),
         short_kernel_share=generator.uniform(0.0, 0.2, count),

@@ -13,7 +13,7 @@ from paleo.calibrate.command import SOURCE_ERROR_COLUMNS, kernel_source_errors, 
 from paleo.calibrate.kernel_fits import kernel_fit_jobs
 from paleo.errors import SpecError
 from paleo.tables.kinds._serving import ServingTable
-from paleo.tables.run_tables import RunTable
+from paleo.tables.run_tables import RUN_TABLES, RunTable
 from tests.unit.test_calibrate import table
 
 
@@ -72,6 +72,24 @@ def test_a_folder_is_fitted_in_one_call_and_to_the_last_digit_again(
 def test_a_folder_is_fitted_whole(folder: Path, more: dict[str, object], word: str) -> None:
     with pytest.raises(SpecError, match=word):
         command.fit_tables([str(folder)], **more)  # type: ignore[arg-type]
+
+
+def test_a_folder_fits_intervals_to_training_steps_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Predictions of engines state no parts of an interval: their tables stand in the ledger, cited by no fit."""
+    for kind in ("llm_iterations", "cnn_iterations", "other_iterations", "serving", "inference"):
+        row = dict.fromkeys(RUN_TABLES[kind].identifying_columns, 1)
+        pd.DataFrame([row]).to_csv(tmp_path / f"{kind}.csv", index=False)
+    fit_tables, fitted = command.fit_tables, dict[tuple[str, ...], list[str]]()
+    monkeypatch.setattr(
+        command, "fit_tables", lambda files, only, **_: fitted.update({only: [Path(file).stem for file in files]})
+    )
+    monkeypatch.setattr(command, "_write_source_errors", lambda files, _: len(files))
+    assert fit_tables([str(tmp_path)], output_dir=str(tmp_path)) == len(command.LEDGER_TABLES) == 5
+    steps = ["cnn_iterations", "llm_iterations", "other_iterations"]
+    assert fitted == {("arithmetic",): ["llm_iterations"], ("intervals",): steps}
+    assert "not fitted: inference.csv, serving.csv" in capsys.readouterr().err
 
 
 def test_runs_of_engines_can_be_predicted_without_a_source() -> None:

@@ -120,7 +120,7 @@ def test_an_accumulator_is_added_to_in_a_pass_of_its_own_and_exchanged() -> None
     """bf16 read, fp32 read and written: 10 bytes a parameter; kept: 2 + 2 + 4 + 12; exchanged: 4. Cast first, 6 more
     are moved, and the sum reads what was cast."""
     plain = load_software("megatron-2021")
-    summing = plain.with_fields({"gradients.accumulator": 4.0})
+    summing = plain.with_fields({"gradients.main_gradient_bytes": 4.0})
     run = Run.model_validate({"gpus": 8, "batch": 1, "dtype": "bf16", "software": "megatron-2021"})
     narrow, wide = (predict(load_model("llama3-8b"), H100, run, profile) for profile in (plain, summing))
     moved = sum(
@@ -131,7 +131,9 @@ def test_an_accumulator_is_added_to_in_a_pass_of_its_own_and_exchanged() -> None
     )
     assert moved == pytest.approx(10 * 8.03e9, rel=1e-3)
     assert bytes_a_parameter(wide) == pytest.approx(20, rel=1e-6)
-    cast = predict(load_model("llama3-8b"), H100, run, summing.with_fields({"gradients.accumulator_cast": True}))
+    cast = predict(
+        load_model("llama3-8b"), H100, run, summing.with_fields({"gradients.casts_gradients_before_accumulation": True})
+    )
     sections = cast.program.sections
     kernels = [(each.kernel, each.repetitions * section.repeat) for section in sections for each in section.kernels]
     passes = {

@@ -21,6 +21,7 @@ from paleo.pricing.memory import (
     smooth_maximum,
     softmax_row_traffic,
 )
+from paleo.tables.kernels import FitTarget
 from paleo.tables.kinds._memory_passes import FAMILY_OF_OPERATION, OPERATIONS_OF_FAMILY, ElementwiseTable
 
 V100 = DeviceDatasheet("v100", "Volta", "HBM2", 80.0, 1.38e9, 14e12, 9e11, 6e6, 250.0, False)
@@ -168,11 +169,11 @@ def test_rows_without_a_model_say_why():
 def test_every_family_is_priced_and_has_a_start(family: str):
     kind, operation = ElementwiseTable(), OPERATIONS_OF_FAMILY[family][0]
     rows = pd.concat([table(op=operation), table(op=operation, shape="1x24x512x1024", bytes_moved=1e8)])
-    start, fixed = kind.start_and_fixed_parameters(f"memory.{family}", "eager", V100)
-    times = kind.predict_times(rows, V100, start)
+    plan = kind.fit_settings(FitTarget("v100", f"memory.{family}", "eager", V100))
+    times = kind.predict_times(rows, V100, plan.start_values)
     assert times.shape == (2,)
     assert 0 < times[0] <= times[1]
-    assert set(fixed) <= set(MemoryParameters.__dataclass_fields__)
+    assert set(plan.fixed_parameters) <= set(MemoryParameters.__dataclass_fields__)
     assert FAMILY_OF_OPERATION[operation] == family
 
 

@@ -20,9 +20,9 @@ from paleo.specs.system import load_system
 
 SYSTEM = load_system("dgx-a100-80gb")
 WHOLE = load_software("torchtitan").with_fields(
-    {"recomputation.stops_early": False, "recomputation.selective": "attention"}
+    {"recomputation.stops_recompute_early": False, "recomputation.selective": "attention"}
 )
-EARLY = WHOLE.with_fields({"recomputation.stops_early": True})
+EARLY = WHOLE.with_fields({"recomputation.stops_recompute_early": True})
 PRODUCTS = EARLY.with_fields({"recomputation.selective": "products"})
 
 

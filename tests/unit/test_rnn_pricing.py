@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from paleo.pricing.convolution import cached_share
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.pricing.kernels import DeviceDatasheet, device_datasheet
 from paleo.pricing.rnn import (
@@ -19,7 +20,6 @@ from paleo.pricing.rnn import (
     rnn_time,
     rnn_timestep_time,
     rnn_weight_gradient_time,
-    weight_miss_rate,
     weights_fit_registers,
 )
 from paleo.specs.calibration import load_calibration
@@ -68,7 +68,7 @@ def test_a_step_reads_weights_that_exceed_l2() -> None:
               {"gate_count": 4.0, "hidden": 4096.0, "batch": 16.0, "element_bytes": 4.0}.items()}  # fmt: skip
     weights = 4 * 4096**2 * 4
     assert rnn_timestep_time(**arrays, device=V100, parameters=PARAMETERS) >= weights / V100.memory_bandwidth
-    assert float(weight_miss_rate(footprint=0.1 * MEGA, l2_bytes=6.3 * MEGA, share=0.6)) < 0.001
+    assert 1.0 - float(cached_share(0.1 * MEGA, 0.6 * 6.3 * MEGA)) < 0.001
 
 
 def test_time_is_linear_in_layers_directions_and_late_steps() -> None:

@@ -85,7 +85,7 @@ def test_stacks_that_are_cut_short(layers: int, notes: str, dense: int) -> None:
 
 
 def test_sizes_are_those_of_the_row() -> None:
-    for pattern, family in NETWORK_NAME_PATTERNS:
+    for pattern, family in NETWORK_NAME_PATTERNS.items():
         model = load_model(family)
         row = DENSE | {"model": model.title, "n_experts": 8, "top_k": 2, "kv_heads": 4}
         found, sizes = network_and_sizes(row)

@@ -208,7 +208,7 @@ def test_each_plan_is_listed_with_the_better_exchange() -> None:
     for row, plan in zip(best, plans, strict=True):
         alike = [r for r in every if (r.strategy, r.microbatch, r.recompute, r.schedule) == plan]
         assert row.step_time == min(one.step_time for one in alike)
-    assert any(row.overlapped for row in everything("compiled")[3].best_plans(40))
+    assert any(row.overlaps_gradient_exchange for row in everything("compiled")[3].best_plans(40))
 
 
 @pytest.mark.slow

@@ -147,7 +147,7 @@ def test_prompts_of_latent_attention_have_keys_of_their_own_under_sglang():
 
 def test_experts_with_narrow_weights_only_have_a_kernel_of_their_own():
     model, engine = load_model("gpt-oss-20b"), load_engine("vllm")
-    usual = engine.model_copy(update={"packed_experts": {}})
+    usual = engine.model_copy(update={"weight_only_expert_kernels": {}})
 
     def body(system, kernels):
         return iteration_tables(model, load_system(system), Sharding(), parse_formats("mxfp4"), kernels).layer_times

@@ -28,7 +28,7 @@ def described(schema: type[BaseModel], prefix: str = "") -> dict[str, bool]:
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             found |= described(field.annotation, f"{prefix}{name}.")
         elif prefix:
-            found[prefix + name] = bool(field.description)
+            found[prefix + (field.alias or name)] = bool(field.description)
     return found
 
 

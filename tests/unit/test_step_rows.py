@@ -395,7 +395,7 @@ def test_a_host_that_waits_for_each_kernel_hides_none_of_its_time() -> None:
 def test_blooms_scripts_are_told_from_other_megatrons() -> None:
     row = PIPELINED | {"software": "megatron-2021", "framework": "Megatron-DeepSpeed 2022"}
     profile = load_software(_transformers.run_of_transformer_row(row).software)
-    assert profile.host.blocking and profile.gradients.accumulator == 4
+    assert profile.host.blocking and profile.gradients.main_gradient_bytes == 4
     others = _transformers.run_of_transformer_row(row | {"framework": "Megatron-DeepSpeed 2021"}).software
     assert others.startswith("megatron-2021") and not load_software(others).host.blocking
 

@@ -243,7 +243,7 @@ def test_a_summary_says_which_of_its_flop_mfu_counts(
         predict(load_model(name), load_system("dgx-h100"), Run(batch=1)),
     )
     counted = study.model_flops or (study.total("flops_forward"), study.total("flops_backward"))
-    assert sum(counted) == pytest.approx(step.flops, rel=1e-9)
+    assert sum(counted) == pytest.approx(step.model_flops_per_step, rel=1e-9)
     assert (study.model_flops is not None) == fewer
     for command in ("summary", "show"):
         assert run([command, name]) == 0

@@ -100,7 +100,9 @@ def test_the_simulation_is_the_closed_form(method: str) -> None:
         )  # fmt: skip
         problem = problem_of(method, draw.randint(1, 150), 1, most, eta, seed=case)
         workers = draw.randint(1, 40)
-        expected = float(synchronous_search_time(TUNING_METHODS[method](problem).synchronous_stages(), costs, workers))
+        expected = float(
+            synchronous_search_time(TUNING_METHODS[method](problem).stages_between_barriers(), costs, workers)
+        )
         assert simulate_search(TUNING_METHODS[method](problem), costs, workers).wall_time == expected
 
 

@@ -24,20 +24,20 @@ def test_model_flops_of_a_causal_transformer_are_those_of_the_formula() -> None:
     weights = layers * (hidden * (4096 + 2 * 1024) + 4096 * hidden + 3 * hidden * 14336) + hidden * 128256
     expected = 6.0 * weights + 12.0 * layers * hidden * (seq + 1) / 2
     prediction = predicted()
-    assert prediction.flops / (8 * seq) == pytest.approx(expected, rel=1e-9)
+    assert prediction.model_flops_per_step / (8 * seq) == pytest.approx(expected, rel=1e-9)
 
 
 def test_fused_attention_executes_its_scores_twice() -> None:
     """Four products of visible scores are asked for backward, five are made: with forward 7 to 6 of attention."""
     prediction = predicted()
     attention = 12.0 * 32 * 4096 * 8193 / 2 * 8 * 8192
-    assert prediction.executed_flops - prediction.flops == pytest.approx(attention / 6.0, rel=1e-9)
+    assert prediction.executed_flops - prediction.model_flops_per_step == pytest.approx(attention / 6.0, rel=1e-9)
 
 
 def test_recomputation_is_in_hfu_alone() -> None:
     """Full recomputation of all blocks makes their forward pass again; the head is not recomputed."""
     plain, full = predicted(), predicted(recompute="full")
-    assert full.flops == plain.flops
+    assert full.model_flops_per_step == plain.model_flops_per_step
     blocks = 2.0 * (
         sum(t.elements * n.repeat for n in plain.graph.nodes for t in n.parameters.values() if len(t.dims) > 1)
     )
@@ -50,8 +50,8 @@ def test_recomputation_is_in_hfu_alone() -> None:
 
 def test_unfused_attention_executes_what_the_mask_hides() -> None:
     plain, unfused = predicted("gpt2"), predicted("gpt2", kernels={"attention": "unfused"})
-    assert unfused.flops == pytest.approx(plain.flops, rel=1e-12)
-    assert unfused.executed_flops > 1.03 * unfused.flops
+    assert unfused.model_flops_per_step == pytest.approx(plain.model_flops_per_step, rel=1e-12)
+    assert unfused.executed_flops > 1.03 * unfused.model_flops_per_step
 
 
 def test_long_contexts_stay_below_the_peak() -> None:

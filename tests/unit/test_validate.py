@@ -221,7 +221,7 @@ def test_bounds_follow_the_bins() -> None:
 def test_shipped_calibrations_load_and_fit_their_families(name: str) -> None:
     families = every_family()
     calibration = load_calibration(name)
-    assert calibration.subject == name and calibration.entries
+    assert calibration.device_or_system == name and calibration.entries
     for entry in calibration.entries:
         parameters_from_mapping(families[entry.family], entry.parameters, where=f"{name}: {entry.family}")
         assert all(one.low <= 1.0 <= one.high for one in entry.interval)

@@ -231,7 +231,12 @@ def test_time_to_target_is_the_sum_of_its_parts() -> None:
 
 
 def test_convergence_tables_become_laws(tmp_path: Path) -> None:
-    from paleo.calibrate.mlperf_tasks import convergence_law_yaml, fit_convergence_law, reference_points_of, replace_law
+    from paleo.calibrate.mlperf_tasks import (
+        convergence_law_yaml,
+        fit_convergence_law,
+        reference_convergence_points,
+        replace_law,
+    )
 
     rows = [
         {"benchmark": "bert", "round": "v2.1", "global_batch_size": batch, "n": 20,
@@ -241,7 +246,7 @@ def test_convergence_tables_become_laws(tmp_path: Path) -> None:
     ]  # fmt: skip
     table = pd.DataFrame(rows)
     task = load_task("mlperf-bert")
-    law = fit_convergence_law(reference_points_of(task, table))
+    law = fit_convergence_law(reference_convergence_points(task, table))
     assert law.samples_min == pytest.approx(2e6)
     assert law.critical_batch == pytest.approx(1e4)
     text = "title: x\nlaw:\n  constant:\n    fixed: 1\nevaluation:\n  samples: 1\n"

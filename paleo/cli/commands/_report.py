@@ -64,7 +64,7 @@ def report(
     from paleo.report.html_pages import purchase_page as page
     from paleo.specs.model import load_model
     from paleo.studies import purchase
-    from paleo.studies.cost import default_training_amount, parse_training_amount
+    from paleo.studies.cost import default_samples_to_train, parse_training_amount
     from paleo.studies.scale import parse_scalings
     from paleo.studies.target import run_and_amount_for_target
 
@@ -83,7 +83,7 @@ def report(
             network,
             offers,
             run=run,
-            amount=amount or default_training_amount(network),
+            amount=amount or default_samples_to_train(network),
             tariff=options.tariff(),
             critical_batch=critical_batch,
             objective=purchase.parse_objective(objective or "cost"),

@@ -9,7 +9,7 @@ from paleo.importers.patterns._elementary_steps import (
     collapse_modules,
     find_elementary_step_functions,
     find_weight_products,
-    replace_groups,
+    replace_matched_subgraphs,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +40,6 @@ def recognise_patterns(trace: Trace) -> Trace:
     collapse_modules(trace)
     trace.remove_dead_calls()
     for step in _STEPS:
-        replace_groups(trace, step(trace))
+        replace_matched_subgraphs(trace, step(trace))
         trace.remove_dead_calls()
     return trace

@@ -15,14 +15,14 @@ from paleo.importers.patterns._elementary_steps import (
     CHEAP_CALL_KINDS,
     DATA_MOVING_KINDS,
     NORM_CALL_KINDS,
-    CallGroup,
+    MatchedSubgraph,
     TensorReaders,
     reads_outside_activations,
 )
 from paleo.importers.transformers_configuration import GATED_ACTIVATIONS
 
 
-def find_unfused_attention(trace: Trace) -> list[CallGroup]:
+def find_unfused_attention(trace: Trace) -> list[MatchedSubgraph]:
     """Find attention that is written as score product, softmax and weighted sum.
 
     Each group of such calls is returned with a substitute, one call of kind ``sdpa``.
@@ -33,7 +33,7 @@ def find_unfused_attention(trace: Trace) -> list[CallGroup]:
     return [group for group in groups if group is not None]
 
 
-def _scores_around(softmax: TracedCall, readers: TensorReaders) -> CallGroup | None:
+def _scores_around(softmax: TracedCall, readers: TensorReaders) -> MatchedSubgraph | None:
     before, after = _up_to_product(softmax), _down_to_product(softmax, readers)
     if before is None or after is None:
         return None
@@ -49,7 +49,7 @@ def _scores_around(softmax: TracedCall, readers: TensorReaders) -> CallGroup | N
     options = {"is_causal": causal, "dropout_p": dropout, "transposed_key": True}
     flops = (scores.flops or 0.0) + (context.flops or 0.0)
     inputs = [query, key, value, None, *masks]
-    return CallGroup(
+    return MatchedSubgraph(
         calls, context.out, "sdpa", "attention written out", inputs, options=options, flops=flops, path=softmax.path
     )
 
@@ -151,7 +151,7 @@ def _source(value: TracedTensor) -> _Source | None:
     return None if linear is None else _Source(linear, calls)
 
 
-def find_attention_layers(trace: Trace) -> list[CallGroup]:
+def find_attention_layers(trace: Trace) -> list[MatchedSubgraph]:
     """Find scaled dot-product attention together with the query, key, value and output projections around the core.
 
     Each group of such calls is returned with a substitute, one call of kind ``attention``.
@@ -206,7 +206,7 @@ class _Projections:
         }
 
 
-def _attention_around(core: TracedCall, readers: TensorReaders) -> CallGroup | None:
+def _attention_around(core: TracedCall, readers: TensorReaders) -> MatchedSubgraph | None:
     sources = [source for value in core.tensors[:3] if (source := _source(value)) is not None]
     ending = _output_projection(core, readers)
     if None in core.inputs[:3] or len(sources) != 3 or ending is None:
@@ -222,7 +222,9 @@ def _attention_around(core: TracedCall, readers: TensorReaders) -> CallGroup | N
     options |= heads | {"inputs": len(inputs)}
     flops = sum(call.flops or 0.0 for call in calls)
     inputs += projections.weights
-    return CallGroup(calls, output, "attention", "attention", inputs, options=options, flops=flops, path=core.path)
+    return MatchedSubgraph(
+        calls, output, "attention", "attention", inputs, options=options, flops=flops, path=core.path
+    )
 
 
 def _masked(core: TracedCall) -> bool:
@@ -295,7 +297,7 @@ def _biases(query: TracedCall, key: TracedCall, value: TracedCall, output: Trace
     return None
 
 
-def find_feed_forward_blocks(trace: Trace) -> list[CallGroup]:
+def find_feed_forward_blocks(trace: Trace) -> list[MatchedSubgraph]:
     """Find feed-forward blocks: up projection, activation (perhaps gated) and down projection.
 
     Each group of such calls is returned with a substitute, one call of kind ``mlp``.
@@ -306,7 +308,7 @@ def find_feed_forward_blocks(trace: Trace) -> list[CallGroup]:
     return [group for group in groups if group is not None]
 
 
-def _feed_forward_before(down: TracedCall, hidden: TracedTensor, readers: TensorReaders) -> CallGroup | None:
+def _feed_forward_before(down: TracedCall, hidden: TracedTensor, readers: TensorReaders) -> MatchedSubgraph | None:
     """Find the feed-forward block around its down projection, which reads ``hidden``; None if there is none."""
     calls, dropout, value = [down], 0.0, hidden
     if (dropped := value.producer_of_kind("dropout")) is not None and dropped.inputs[0] is not None:
@@ -327,7 +329,7 @@ def _feed_forward_before(down: TracedCall, hidden: TracedTensor, readers: Tensor
     options = {"ffn": hidden.shape[-1], "activation": function, "bias": biases.pop(), "dropout": dropout}
     weights = [w for call in (*ups, down) for w in call.inputs[1:] if w is not None]
     flops = sum(call.flops or 0.0 for call in calls)
-    return CallGroup(
+    return MatchedSubgraph(
         calls, down.out, "mlp", "feed forward", [x, *weights], options=options, flops=flops, path=down.path
     )
 

@@ -23,7 +23,7 @@ CHEAP_CALL_KINDS = (
 )
 
 
-class CallGroup:
+class MatchedSubgraph:
     """Group of traced calls that form one layer, and the single call that can replace the group.
 
     ``kind``, ``label``, ``inputs`` and ``more`` describe that call; ``output`` is the tensor that the group computes.
@@ -68,14 +68,14 @@ class TensorReaders:
         return self._outputs.isdisjoint(values) and all(inside.issuperset(self.of(value)) for value in values)
 
 
-def replace_groups(trace: Trace, groups: Sequence[CallGroup]) -> None:
+def replace_matched_subgraphs(trace: Trace, groups: Sequence[MatchedSubgraph]) -> None:
     """Replace each group of calls in a trace, in place, by the single call that stands for the group.
 
     A group that overlaps an earlier one, or of which only some weights are trained, is skipped.
     """
     places = {call: place for place, call in enumerate(trace.calls)}
     gone: set[TracedCall] = set()
-    last: dict[TracedCall, CallGroup] = {}
+    last: dict[TracedCall, MatchedSubgraph] = {}
     for group in groups:
         if not group.calls & gone and _trained_alike(group.calls, trace):
             gone |= group.calls
@@ -119,7 +119,7 @@ def reads_outside_activations(calls: Iterable[TracedCall], inputs: Sequence[Trac
     return any(v.is_activation and v not in inputs and v.producing_call not in inside for v in read)
 
 
-def find_elementary_step_functions(trace: Trace) -> list[CallGroup]:
+def find_elementary_step_functions(trace: Trace) -> list[MatchedSubgraph]:
     """Find activations and norms that are computed in elementary steps (power, mean, sqrt, …).
 
     Each group of such calls is returned with a substitute, one call of kind ``activation`` or a norm.
@@ -146,7 +146,7 @@ def find_elementary_step_functions(trace: Trace) -> list[CallGroup]:
     return groups
 
 
-def _elementwise_group(kind: str, x: TracedTensor, seed: TracedCall, readers: TensorReaders) -> CallGroup | None:
+def _elementwise_group(kind: str, x: TracedTensor, seed: TracedCall, readers: TensorReaders) -> MatchedSubgraph | None:
     """Gather the element-wise calls that lead from tensor ``x`` through the call ``seed`` to one result.
 
     Returns them with a substitute, one call of ``kind``; None if they are no closed group.
@@ -190,17 +190,27 @@ def _light_makers(seed: TracedCall) -> list[TracedCall]:
     return makers
 
 
-def _spelled_group(kind: str, x: TracedTensor, output: TracedTensor, calls: Sequence[TracedCall]) -> CallGroup | None:
+def _spelled_group(
+    kind: str, x: TracedTensor, output: TracedTensor, calls: Sequence[TracedCall]
+) -> MatchedSubgraph | None:
     weights = [v for call in calls for v in call.tensors if v.origin == "parameter" and v.elements > 1]
     path = calls[0].path
     if kind == "norm":
         centred = sum(call.kind == "reduce" for call in calls) > 1
         name = "layer_norm" if centred else "rms_norm"
-        return CallGroup(calls, output, name, kind, [x, *weights], path=path) if len(weights) == 1 + centred else None
-    return None if weights else CallGroup(calls, output, "activation", kind, [x], options={"function": kind}, path=path)
+        return (
+            MatchedSubgraph(calls, output, name, kind, [x, *weights], path=path)
+            if len(weights) == 1 + centred
+            else None
+        )
+    return (
+        None
+        if weights
+        else MatchedSubgraph(calls, output, "activation", kind, [x], options={"function": kind}, path=path)
+    )
 
 
-def find_weight_products(trace: Trace) -> list[CallGroup]:
+def find_weight_products(trace: Trace) -> list[MatchedSubgraph]:
     """Find products of a tensor, perhaps flattened, with a learned matrix.
 
     Each is returned with a substitute, one call of kind ``linear``.
@@ -227,7 +237,9 @@ def find_weight_products(trace: Trace) -> list[CallGroup]:
             if len(addends) == 1 and addends[0].origin == "parameter" and addends[0].shape == output.shape[-1:]:
                 shift, calls, output = addends[0], [*calls, added], added.out
         inputs = [x, weight, shift]
-        groups.append(CallGroup(calls, output, "linear", call.source_name, inputs, flops=call.flops, path=call.path))
+        groups.append(
+            MatchedSubgraph(calls, output, "linear", call.source_name, inputs, flops=call.flops, path=call.path)
+        )
     return groups
 
 
@@ -265,12 +277,12 @@ def collapse_modules(trace: Trace) -> None:
         if calls and readers.is_self_contained(calls, result) and not any(call.flops for call in calls):
             group = _module_group(kind, scope, taken, result, calls)
             groups += [group] if group is not None else []
-    replace_groups(trace, groups)
+    replace_matched_subgraphs(trace, groups)
 
 
 def _module_group(
     kind: str, scope: ModuleCall, taken: TracedTensor, result: TracedTensor, calls: Sequence[TracedCall]
-) -> CallGroup | None:
+) -> MatchedSubgraph | None:
     reads = {value for call in calls for value in call.tensors}
     weights = [v for v in reads if v.origin == "parameter"]
     foreign = [v for v in reads if v is not taken and not v.is_static and v.producing_call not in calls]
@@ -279,8 +291,10 @@ def _module_group(
     if kind != "rms_norm":
         inner = {call.options.get("function") for call in calls} if kind == "gelu" else set()
         options = {"function": "gelu_tanh" if "tanh" in inner else "quick_gelu" if "sigmoid" in inner else kind}
-        group = CallGroup(calls, result, "activation", kind, [taken], options=options, path=scope.path)
+        group = MatchedSubgraph(calls, result, "activation", kind, [taken], options=options, path=scope.path)
         return None if weights else group
     if len(weights) > 1 or (weights and weights[0].shape != result.shape[-1:]):
         return None
-    return CallGroup(calls, result, "rms_norm", scope.type, [taken, weights[0] if weights else None], path=scope.path)
+    return MatchedSubgraph(
+        calls, result, "rms_norm", scope.type, [taken, weights[0] if weights else None], path=scope.path
+    )

@@ -40,14 +40,10 @@ class FabricParameters:
     fabric_fraction: float = parameter("0.97", "0.05..1", "share of a NIC of rings and trees")
     exchange_fraction: float = parameter("0.9", "0.05..1", "share of a NIC of an all_to_all")
     send_fraction: float = parameter("0.82", "0.05..1", "share of a NIC of one rank that sends")
-    exchange_share_exponent: float = parameter(
-        "0.02", "0.002..0.3", "an exchange's share of the NICs falls as nodes^this"
-    )
+    exchange_share_exponent: float = parameter("0.02", "0.002..0.3", "an exchange's share of NICs falls as nodes^this")
     nic_bandwidth_exponent: float = parameter("1", "0.2..1", "node bandwidth grows with the NICs in use to this power")
     hops_per_chunk: float = parameter("0.5", "0.002..5", "cost of one more chunk in the pipeline of a tree, in hops")
-    launch_skew_time: float = parameter(
-        "1 ns", "1 ns..500 us", "wait for the last rank to launch, where that is timed too"
-    )
+    launch_skew_time: float = parameter("1 ns", "1 ns..500 us", "wait for the last rank to launch, if timed too")
     crowded_piece_bytes: float = parameter(
         "1 B", "1 B..1 kB", "largest piece whose peer costs as in a crowd", fitted=False
     )
@@ -119,7 +115,7 @@ def measured_exchange_system(system: System) -> str | None:
 
 
 def _measured(system: System, by_kind: Mapping[str, str]) -> str | None:
-    outer = [level.link.kind for level in system.levels if system.is_network_between_nodes(level)]
+    outer = [level.link.kind for level in system.levels if system.is_inter_node_level(level)]
     return by_kind.get(outer[0]) if outer else None
 
 
@@ -161,7 +157,7 @@ def default_fabric_parameters(system: System) -> FabricParameters:
 
 
 def _by_sockets(system: System) -> bool:
-    outer = [level.link for level in system.levels if system.is_network_between_nodes(level)]
+    outer = [level.link for level in system.levels if system.is_inter_node_level(level)]
     return bool(outer) and outer[0].kind == "ethernet" and "roce" not in outer[0].name.lower()
 
 
@@ -181,25 +177,19 @@ def links_with_default_latency(links: GroupLinks, system: System) -> GroupLinks:
     Returns
     -------
     GroupLinks
-        Links with a limited ``calibrated_latency`` between nodes.
+        Links with a limited ``latency_in_calibrated_hops`` between nodes.
     """
-    inner, least = links.intra_node_level_count, TCP_LATENCY if _by_sockets(system) else INFINIBAND_LATENCY
-    outer = (
-        replace(
-            level,
-            latency_in_calibrated_hops=least
-            if level.latency_in_calibrated_hops is None
-            else min(level.latency_in_calibrated_hops, least),
-        )
-        for level in links.levels[inner:]
-    )
-    return replace(links, levels=(*links.levels[:inner], *outer))
+    least, levels = TCP_LATENCY if _by_sockets(system) else INFINIBAND_LATENCY, list(links.levels)
+    for index in range(links.intra_node_level_count, len(levels)):
+        stated = levels[index].latency_in_calibrated_hops
+        included = least if stated is None else min(stated, least)
+        levels[index] = replace(levels[index], latency_in_calibrated_hops=included)
+    return replace(links, levels=tuple(levels))
 
 
 def inter_node_collective_time(
-    *, operation: str, traffic: Traffic, links: GroupLinks, parameters: FabricParameters, lockstep: bool,
-    imbalance: Numeric = 1.0,
-) -> Array:  # fmt: skip
+    traffic: Traffic, links: GroupLinks, parameters: FabricParameters, *, lockstep: bool, imbalance: Numeric
+) -> Array:
     """Compute the time of rings or trees that cross nodes: launch + sqrt(hops² + wire²).
 
     A hop takes ``ll_fabric_hop_time`` for small and ``simple_hop_time`` for large messages, as LL gives way to Simple
@@ -212,8 +202,6 @@ def inter_node_collective_time(
 
     Parameters
     ----------
-    operation : str
-        Collective operation, such as ``all_reduce``.
     traffic : Traffic
         Steps and bytes of an algorithm, level by level.
     links : GroupLinks
@@ -222,7 +210,7 @@ def inter_node_collective_time(
         Calibrated parameters of the collective library on these links.
     lockstep : bool
         True for an algorithm that waits for the slowest hop in each step.
-    imbalance : array-like, default 1.0
+    imbalance : array-like
         Ratio of the bytes of the busiest node to the mean.
 
     Returns
@@ -231,24 +219,20 @@ def inter_node_collective_time(
         Time [s].
     """
     p, hops_in, hops_out = parameters, *_hops(traffic, links)
-    later = (links.hop_time(p.intra_node_hop_time) - p.intra_node_hop_time) * hops_in + (
-        links.hop_time(p.ll_fabric_hop_time, outside=True) - p.ll_fabric_hop_time
-    ) * hops_out
+    later_in = links.hop_time(p.intra_node_hop_time) - p.intra_node_hop_time
+    later_out = links.hop_time(p.ll_fabric_hop_time, outside=True) - p.ll_fabric_hop_time
+    later = later_in * hops_in + later_out * hops_out
     hops = np.maximum(hops_in + hops_out, 1.0)
     wire = _wire_time(traffic, links, p, p.fabric_fraction / np.asarray(imbalance))
     short = p.intra_node_hop_time * hops_in + p.ll_fabric_hop_time * hops_out
+    sent = np.asarray(traffic.levels[-1].wire_bytes)
     if lockstep:
         short = np.where(links.ranks >= MIN_CROWDED_RANKS, CROWDED_HOP_FACTOR * p.ll_fabric_hop_time * hops, short)
-    long = later + (
-        p.simple_hop_time * hops if lockstep else p.intra_node_hop_time * hops_in + p.simple_hop_time * hops_out
-    )
-    sent = np.asarray(traffic.levels[-1].wire_bytes)
-    share = (
-        _share_of_simple(sent / hops, p.ll_threshold, 2.0)
-        if lockstep
-        else _share_of_simple(sent / 2.0, p.ll_threshold, 1.0)
-    )
-    short = short + later
+        long, share = p.simple_hop_time * hops, _share_of_simple(sent / hops, p.ll_threshold, 2.0)
+    else:
+        long = p.intra_node_hop_time * hops_in + p.simple_hop_time * hops_out
+        share = _share_of_simple(sent / 2.0, p.ll_threshold, 1.0)
+    short, long = short + later, later + long
     seconds = p.launch_time + partly_overlapped_time(short + (long - short) * share, wire)
     if not lockstep:
         seconds = seconds + pipeline_fill_time(wire, p.hops_per_chunk * long) * share
@@ -256,7 +240,7 @@ def inter_node_collective_time(
 
 
 def inter_node_exchange_time(
-    *, operation: str, traffic: Traffic, links: GroupLinks, parameters: FabricParameters, shift: bool = False
+    operation: str, traffic: Traffic, links: GroupLinks, parameters: FabricParameters, *, shift: bool
 ) -> Array:
     """Compute the time of an all_to_all or send that crosses nodes: launch + sqrt(peers² + wire²).
 
@@ -272,7 +256,7 @@ def inter_node_exchange_time(
         Levels of the network that the group spans.
     parameters : FabricParameters
         Calibrated parameters of the collective library on these links.
-    shift : bool, default False
+    shift : bool
         True if each rank sends to one neighbour and receives from another (nccl-tests' send_recv), False if both are
         the same neighbour.
 
@@ -284,28 +268,20 @@ def inter_node_exchange_time(
     p, peers = parameters, sum(_hops(traffic, links))
     if operation == "send_recv":
         share = p.send_fraction * np.where(shift & (links.nodes > 2), _BOTH_WAYS, 1.0)
-        return np.asarray(
-            p.launch_time
-            + partly_overlapped_time(
-                links.hop_time(p.time_per_peer, outside=True), _wire_time(traffic, links, p, share)
-            )
-        )
+        hop, wire = links.hop_time(p.time_per_peer, outside=True), _wire_time(traffic, links, p, share)
+        return np.asarray(p.launch_time + partly_overlapped_time(hop, wire))
     share = np.where(links.ranks > 2, p.exchange_fraction * links.nodes**-p.exchange_share_exponent, p.send_fraction)
     piece = np.maximum(traffic.levels[0].wire_bytes / np.maximum(links.ranks - 1.0, 1.0), 1.0)
     crowded = (links.ranks >= MIN_CROWDED_RANKS) | (piece < p.crowded_piece_bytes)
     peer = p.time_per_peer * np.where(crowded, CROWDED_PEER_FACTOR, 1.0)
-    launch = links.hop_time(p.launch_time, outside=True)
-    return with_launch_skew(
-        launch + partly_overlapped_time(peer * peers, _wire_time(traffic, links, p, share)), p.launch_skew_time
-    )
+    joined = partly_overlapped_time(peer * peers, _wire_time(traffic, links, p, share))
+    return with_launch_skew(links.hop_time(p.launch_time, outside=True) + joined, p.launch_skew_time)
 
 
 def _hops(traffic: Traffic, links: GroupLinks) -> tuple[Array, Array]:
     """Count the message steps of an algorithm inside nodes and between nodes."""
-    steps = [np.asarray(level.steps) for level in traffic.levels]
-    return sum(steps[: links.intra_node_level_count], np.zeros(())), sum(
-        steps[links.intra_node_level_count :], np.zeros(())
-    )
+    steps, inner = [np.asarray(level.steps) for level in traffic.levels], links.intra_node_level_count
+    return sum(steps[:inner], np.zeros(())), sum(steps[inner:], np.zeros(()))
 
 
 def _share_of_simple(step_bytes: Array, threshold: float, sharpness: float) -> Array:

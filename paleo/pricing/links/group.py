@@ -99,22 +99,6 @@ class LinkLevel:
             return self.bandwidth
         return np.asarray(self.port_bandwidth) * np.minimum(self.ports, self.rank_ports * np.asarray(senders))
 
-    def select_groups(self, index: npt.NDArray[np.intp]) -> LinkLevel:
-        """Return the level with only some of the stacked groups (rows of its arrays).
-
-        Parameters
-        ----------
-        index : ndarray of int
-            Rows of the groups to keep.
-
-        Returns
-        -------
-        LinkLevel
-            Level of the selected groups.
-        """
-        columns: dict[str, Any] = {name: np.asarray(getattr(self, name))[index] for name in _STACKED}
-        return replace(self, **columns)
-
 
 #: Fields of a level that differ between groups of a system.
 _STACKED = ("fan_out", "port_bandwidth", "ports", "rank_ports", "shared_unit_ports")
@@ -228,12 +212,8 @@ class GroupLinks:
             True if the algorithm can run.
         """
         switches = self.switch_reduces or not algorithm.reduces_in_network
-        suits_topology = not (operation in algorithm.non_neighbour_operations and "torus" in self.topologies)
-        return (
-            switches
-            and suits_topology
-            and (algorithm.required_topology is None or algorithm.required_topology in self.topologies)
-        )
+        over_torus = operation in algorithm.non_neighbour_operations and "torus" in self.topologies
+        return switches and not over_torus and algorithm.required_topology in (None, *self.topologies)
 
     def datasheet_wire_time(self, traffic: Traffic, levels: slice = slice(None)) -> Array:
         """Compute the transfer time of a collective at the datasheet bandwidth, by the slowest level of each phase.
@@ -259,26 +239,6 @@ class GroupLinks:
                 slowest = np.maximum(slowest, sent.wire_bytes / level.bandwidth_of_senders(sent.senders_per_member))
             total = total + np.asarray(slowest)
         return np.asarray(total)
-
-    def select_groups(self, index: npt.NDArray[np.intp]) -> GroupLinks:
-        """Return the links with only some of the stacked groups (rows of their arrays).
-
-        Parameters
-        ----------
-        index : ndarray of int
-            Rows of the groups to keep.
-
-        Returns
-        -------
-        GroupLinks
-            Links of the selected groups.
-        """
-        return replace(
-            self,
-            levels=tuple(level.select_groups(index) for level in self.levels),
-            is_nvlink=np.asarray(self.is_nvlink)[index],
-            staged_through_host=np.asarray(self.staged_through_host)[index],
-        )
 
 
 def group_links(system: System, *, stride: int, size: int) -> GroupLinks:
@@ -334,13 +294,12 @@ def sole_group_links(system: System, *, ranks: int, ranks_per_node: int) -> Grou
     """
     inside = min(ranks, nvlink_domain_ranks(system, ranks_per_node))
     spans, nodes = list(system.group_levels(1, inside)), -(-ranks // inside)
-    outer = [index for index, span in enumerate(spans) if system.is_network_between_nodes(span.level)]
+    outer = [index for index, span in enumerate(spans) if system.is_inter_node_level(span.level)]
     if nodes > 1 and not outer:
         raise PlanError(f"system {system.name} has no network between nodes, and {ranks} ranks need {nodes} nodes")
     if nodes > 1:
-        spans[outer[0]] = replace(
-            spans[outer[0]], fan_out=nodes, ranks_per_unit=inside, groups_per_unit=1, max_fan_out=0
-        )
+        first = outer[0]
+        spans[first] = replace(spans[first], fan_out=nodes, ranks_per_unit=inside, groups_per_unit=1, max_fan_out=0)
     return _links_of_spans(system, spans)
 
 
@@ -380,20 +339,16 @@ def stack_group_links(groups: Sequence[GroupLinks], index: npt.NDArray[np.intp])
     GroupLinks
         Row i is ``groups[index[i]]``.
     """
-    return replace(
-        groups[0],
-        levels=tuple(_stacked(levels) for levels in zip(*(group.levels for group in groups), strict=True)),
-        is_nvlink=np.asarray([group.is_nvlink for group in groups], dtype=np.bool_),
-        staged_through_host=np.asarray([group.staged_through_host for group in groups], dtype=np.bool_),
-    ).select_groups(index)
+    nvlink = np.asarray([group.is_nvlink for group in groups], dtype=np.bool_)
+    staged = np.asarray([group.staged_through_host for group in groups], dtype=np.bool_)
+    levels = tuple(_stacked(levels, index) for levels in zip(*(group.levels for group in groups), strict=True))
+    return replace(groups[0], levels=levels, is_nvlink=nvlink[index], staged_through_host=staged[index])
 
 
-def _stacked(levels: Sequence[LinkLevel]) -> LinkLevel:
-    """Stack one interconnect level of several groups into one level with a row per group."""
-    columns: dict[str, Any] = {
-        name: np.asarray([getattr(level, name) for level in levels], dtype=np.float64) for name in _STACKED
-    }
-    return replace(levels[0], **columns)
+def _stacked(levels: Sequence[LinkLevel], index: npt.NDArray[np.intp]) -> LinkLevel:
+    """Stack one interconnect level of several groups into one level, with the group of each row."""
+    columns: Any = {name: np.array([getattr(level, name) for level in levels], np.float64) for name in _STACKED}
+    return replace(levels[0], **{name: column[index] for name, column in columns.items()})
 
 
 def _links_of_spans(system: System, spans: Sequence[GroupLevel]) -> GroupLinks:
@@ -417,7 +372,7 @@ def _links_of_spans(system: System, spans: Sequence[GroupLevel]) -> GroupLinks:
     """
     if not spans:
         raise PlanError(f"system {system.name} has no links, so its devices cannot talk to one another")
-    fabric = [system.is_network_between_nodes(span.level) for span in spans]
+    fabric = [system.is_inter_node_level(span.level) for span in spans]
     inner = [span.level for span, outside in zip(spans, fabric, strict=True) if not outside and span.fan_out > 1]
     levels = tuple(_level(system, span, outside) for span, outside in zip(spans, fabric, strict=True))
     if fabric[0]:  # a node of one device has an idle inner level
@@ -441,16 +396,9 @@ def _level(system: System, span: GroupLevel, outside: bool) -> LinkLevel:
 
     If the latency of a link is unknown, calibrated hop times are assumed to include it.
     """
-    link, (usable, of_a_rank) = span.level.link, _usable_ports(system, span, outside)
-    return LinkLevel(
-        float(span.fan_out),
-        link.bandwidth,
-        usable,
-        of_a_rank,
-        span.level.ports / span.groups_per_unit,
-        link.latency or 0.0,
-        0.0 if link.latency is None else link.stated_latency,
-    )
+    link, ports = span.level.link, (*_usable_ports(system, span, outside), span.level.ports / span.groups_per_unit)
+    latencies = (0.0, 0.0) if link.latency is None else (link.latency, link.stated_latency)
+    return LinkLevel(float(span.fan_out), link.bandwidth, *ports, *latencies)
 
 
 def intra_node_link_kind(system: System) -> str:
@@ -474,7 +422,7 @@ def intra_node_link_kind(system: System) -> str:
     ... for name in ("dgx-h100", "deepbench-8gpu-dual-root", "deepbench-10gpu-pascal")]
     ['nvlink', 'pcie', 'pcie-switch']
     """
-    inner = [level for level in system.levels if not system.is_network_between_nodes(level)]
+    inner = [level for level in system.levels if not system.is_inter_node_level(level)]
     if not inner:
         return "none"
     if inner[0].link.kind in _LIKE_NVLINK:
@@ -506,11 +454,8 @@ def _usable_ports(system: System, span: GroupLevel, outside: bool) -> tuple[floa
     """
     share = span.level.ports / span.groups_per_unit
     if not outside:
-        usable = (
-            min(share, 1.0)
-            if span.level.link.kind in ("pcie", "qpi")
-            else min(share, _direct_links(span, span.fan_out))
-        )
+        shared = span.level.link.kind in ("pcie", "qpi")
+        usable = min(share, 1.0 if shared else _direct_links(span, span.fan_out))
         of_a_rank = max(1.0, usable / (span.ranks_per_unit * span.groups_per_unit))
         return usable, min(of_a_rank, _direct_links(span, 2))
     of_a_rank = max(1.0, span.level.ports / system.devices_per_node)
@@ -584,26 +529,20 @@ class NcclParameters:
 
     launch_time: float = parameter("8 us", "1..100 us", "start and end of the kernel on every rank, without steps")
     ll_hop_time: float = parameter("0.9 us", "0.1..50 us", "one hop of a ring in LL")
-    busy_channel_latency_ratio: float = parameter(
-        "0.3", "0.02..2", "latency added, relatively, once all channels have work"
-    )
+    busy_channel_latency_ratio: float = parameter("0.3", "0.02..2", "latency added, relatively, once all channels work")
     ll_fraction: float = parameter("0.27", "0.02..0.6", "share of the link that LL reaches")
     ll128_fraction: float = parameter("0.42", "0.05..1", "share of the link that LL128 reaches")
     simple_launch_time: float = parameter("9 us", "0.1..200 us", "what Simple adds to the launch")
     simple_fence_time: float = parameter("4 us", "0.1..100 us", "what Simple's fences add to a hop")
     simple_fraction: float = parameter("0.78", "0.05..1", "share of the link of Simple")
     time_per_chunk: float = parameter("1.5 us", "1 ns..1000 us", "cost of one more chunk in the pipeline")
-    own_share_copy_ratio: float = parameter(
-        "0.38", "0.02..3", "copy of a rank's own share, in link times (half for all_reduce)"
+    local_copy_time_ratio: float = parameter(
+        "0.38", "0.02..3", "copy of a rank's own share to its output, in link times (half for all_reduce)"
     )
     byte_addition_ratio: float = parameter("0.1", "0.002..2", "adding a byte over moving it (int8), in link times")
     switch_fraction: float = parameter("0.63", "0.2..1", "share of the link with NVLink SHARP")
-    staging_share_exponent: float = parameter(
-        "0.5", "0.05..2.5", "without peer-to-peer, share falls as (ranks / 2)^this"
-    )
-    launch_skew_time: float = parameter(
-        "1 ns", "1 ns..200 us", "wait for the last rank to launch, where that is timed too"
-    )
+    staging_share_exponent: float = parameter("0.5", "0.05..2.5", "without peer-to-peer, share falls as (ranks/2)^this")
+    launch_skew_time: float = parameter("1 ns", "1 ns..200 us", "wait for the last rank to launch, if timed too")
 
 
 #: Operations in which ranks exchange in pairs.
@@ -621,14 +560,14 @@ _LL_LARGEST = 0.5
 
 
 def intra_node_collective_time(
-    *,
     operation: str,
     payload_bytes: Numeric,
     traffic: Traffic,
     links: GroupLinks,
     parameters: NcclParameters,
-    low_latency: bool | BoolArray = True,
-    adds_bytes: bool | BoolArray = False,
+    *,
+    low_latency: bool | BoolArray,
+    adds_bytes: bool | BoolArray,
 ) -> Array:
     """Compute the time of the traffic of rings or trees inside one node.
 
@@ -651,9 +590,9 @@ def intra_node_collective_time(
         Levels of the network that the group spans.
     parameters : NcclParameters
         Calibrated parameters of the collective library on these links.
-    low_latency : array-like of bool, default True
+    low_latency : array-like of bool
         True if the library has LL (NCCL 2.1 and later).
-    adds_bytes : array-like of bool, default False
+    adds_bytes : array-like of bool
         True if the summed elements are bytes.
 
     Returns
@@ -661,33 +600,23 @@ def intra_node_collective_time(
     ndarray
         Time [s].
     """
-    p, step = parameters, links.hop_time(parameters.ll_hop_time)
-    steps, wire = (
-        np.asarray(traffic.steps),
-        links.datasheet_wire_time(traffic) * _staging_factor(links, p.staging_share_exponent),
-    )
+    p, step, steps = parameters, links.hop_time(parameters.ll_hop_time), np.asarray(traffic.steps)
+    wire = links.datasheet_wire_time(traffic) * _staging_factor(links, p.staging_share_exponent)
     chosen = np.where(low_latency, tuner_protocol(steps=steps, wire_time=wire, links=links), SIMPLE)
     full = 1.0 + p.busy_channel_latency_ratio
     busy = 1.0 + p.busy_channel_latency_ratio * _channel_share(payload_bytes, links)
     sums = p.byte_addition_ratio * np.asarray(traffic.reduced_bytes) * adds_bytes / links.levels[0].bandwidth
     low = p.launch_time * busy + partly_overlapped_time(steps * step * busy, wire / p.ll_fraction + sums)
     middle = p.launch_time * full + steps * step * full + wire / p.ll128_fraction + sums
-    moved = wire / p.simple_fraction + _copy_time(operation, payload_bytes, links, p.own_share_copy_ratio)
+    moved = wire / p.simple_fraction + _copy_time(operation, payload_bytes, links, p.local_copy_time_ratio)
     moved = moved + sums / np.maximum(links.ranks - 1.0, 1.0)
-    simple = (
-        p.launch_time * full
-        + p.simple_launch_time
-        + partly_overlapped_time(steps * (step * full + p.simple_fence_time), moved)
-    )
-    simple = simple + pipeline_fill_time(moved, p.time_per_chunk)
-    return _for_several_ranks(
-        np.where(chosen == LL, low, np.where(chosen == LL128, middle, simple)), links, p.launch_skew_time
-    )
+    hops = partly_overlapped_time(steps * (step * full + p.simple_fence_time), moved)
+    simple = p.launch_time * full + p.simple_launch_time + hops + pipeline_fill_time(moved, p.time_per_chunk)
+    seconds = np.where(chosen == LL, low, np.where(chosen == LL128, middle, simple))
+    return _for_several_ranks(seconds, links, p.launch_skew_time)
 
 
-def in_switch_collective_time(
-    *, operation: str, traffic: Traffic, links: GroupLinks, parameters: NcclParameters
-) -> Array:
+def in_switch_collective_time(operation: str, traffic: Traffic, links: GroupLinks, parameters: NcclParameters) -> Array:
     """Compute the time of traffic that the switches of one node add and multicast (NVLink SHARP).
 
     The time consists of the launch, hops until the pipeline is full, and the wire. S (1 + 1/P) bytes of an all_reduce
@@ -709,10 +638,8 @@ def in_switch_collective_time(
     ndarray
         Time [s].
     """
-    p = parameters
-    start = (p.launch_time + (_SWITCH_HOPS + links.ranks) * links.hop_time(p.ll_hop_time)) * (
-        1.0 + p.busy_channel_latency_ratio
-    )
+    p, full = parameters, 1.0 + parameters.busy_channel_latency_ratio
+    start = (p.launch_time + (_SWITCH_HOPS + links.ranks) * links.hop_time(p.ll_hop_time)) * full
     wire = links.datasheet_wire_time(traffic) / p.switch_fraction
     if operation == "all_reduce":
         bus = 2.0 * (links.ranks - 1.0) / (links.ranks + 1.0) * traffic.levels[0].wire_bytes
@@ -765,13 +692,11 @@ class ExchangeParameters:
     simple_fraction: float = parameter("0.8", "0.05..1", "share of the link of Simple")
     time_per_chunk: float = parameter("1.5 us", "1 ns..1000 us", "cost of one more chunk")
     channel_rate: float = parameter("11 B/cycle", "2..50", "bytes of a channel in a clock of its multiprocessor")
-    staging_share_exponent: float = parameter(
-        "0.5", "0.05..2.5", "without peer-to-peer, share falls as (ranks / 2)^this"
-    )
+    staging_share_exponent: float = parameter("0.5", "0.05..2.5", "without peer-to-peer, share falls as (ranks/2)^this")
 
 
 def intra_node_exchange_time(
-    *, payload_bytes: Numeric, traffic: Traffic, links: GroupLinks, parameters: ExchangeParameters
+    payload_bytes: Numeric, traffic: Traffic, links: GroupLinks, parameters: ExchangeParameters
 ) -> Array:
     """Compute the time of the traffic of an all_to_all or send_recv inside one node.
 

@@ -181,25 +181,6 @@ def mean_leaf_crossings(nodes: Numeric, machine: Numeric, leaf: int) -> Array:
     return np.asarray(np.asarray(nodes) * (1.0 - (leaf - 1.0) / (np.asarray(machine) - 1.0)))
 
 
-def _expected_maximum(count: Numeric) -> Array:
-    """Compute the expected maximum of several standard normal numbers.
-
-    Parameters
-    ----------
-    count : array-like
-        Number of draws.
-
-    Returns
-    -------
-    ndarray
-        Phi^-1((n - 0.375)/(n + 0.25)) (Blom 1958).
-    """
-    inverse = NormalDist().inv_cdf
-    counts = np.maximum(np.asarray(count, dtype=np.float64), 1.0)
-    largest = np.vectorize(lambda n: max(0.0, inverse((n - 0.375) / (n + 0.25))), otypes=[np.float64])
-    return np.asarray(largest(counts))
-
-
 def _fullest_link(flows: Numeric, links: Numeric) -> Array:
     """Compute the mean number of flows on the fullest of several links, onto which flows are hashed at random.
 
@@ -640,7 +621,7 @@ def has_explicit_topology(system: System) -> bool:
     return any(
         level.oversubscription > 1.0 or level.routing not in (None, "rail") or level.global_links is not None
         for level in system.levels
-        if system.is_network_between_nodes(level)
+        if system.is_inter_node_level(level)
     )
 
 
@@ -663,7 +644,7 @@ def placement_nic_share(system: System, nodes: int, placement: NodePlacement, st
     NetworkShare
         Shares of the NIC bandwidth by traffic pattern, 0 to 1.
     """
-    outer = [level for level in system.levels if system.is_network_between_nodes(level)]
+    outer = [level for level in system.levels if system.is_inter_node_level(level)]
     if not outer or nodes < 2:
         return NetworkShare(1.0, 0.0, 1.0, 1.0)
     level, random = outer[0], placement.kind == "random"
@@ -694,16 +675,8 @@ def _in_order(nodes: int, machine: int, leaf: int, placement: NodePlacement, str
     together = min(leaf, math.ceil(nodes * stride / switches)) if placement.kind == "spread" else leaf
     members, groups = min(float(nodes), max(1.0, together / stride)), min(stride, together)
     leaves = float(min(nodes, switches))
-    return _Job(
-        nodes,
-        machine,
-        leaf,
-        leaves,
-        members,
-        leaves * (leaves > 1),
-        rings_leaving_leaf=groups,
-        concurrent_exchanges=groups,
-    )
+    crossings = leaves * (leaves > 1)
+    return _Job(nodes, machine, leaf, leaves, members, crossings, groups, concurrent_exchanges=groups)
 
 
 def _at_random(nodes: int, machine: int, leaf: int, stride: float) -> _Job:
@@ -713,10 +686,11 @@ def _at_random(nodes: int, machine: int, leaf: int, stride: float) -> _Job:
     groups together need as much of the fullest leaf as one exchange of all the job's nodes would, on average. Only
     rings with a node on a leaf leave that leaf.
     """
-    whole = nodes * stride
+    whole, count = nodes * stride, max(machine / leaf, 1.0)
     leaves, mean = float(mean_leaf_count(nodes, machine, leaf)), whole * leaf / machine
     variance = mean * (1 - leaf / machine) * (machine - whole) / max(machine - 1, 1)
-    fullest = mean + float(_expected_maximum(machine / leaf)) * math.sqrt(max(variance, 0.0))
+    maximum = max(0.0, NormalDist().inv_cdf((count - 0.375) / (count + 0.25)))  # of standard normals (Blom, 1958)
+    fullest = mean + maximum * math.sqrt(max(variance, 0.0))
     members = min(float(leaf), whole, max(whole / float(mean_leaf_count(whole, machine, leaf)), fullest))
     crossings = float(mean_leaf_crossings(nodes, machine, leaf))
     touched = leaves * leaf / machine  # of all leaves by a group
@@ -730,17 +704,14 @@ def _of_tree(system: System, level: InterconnectLevel, job: _Job, random: bool) 
     Groups that send at the same time share the uplinks, which are divided by their number.
     """
     size = job.nodes, job.nodes_on_fullest_leaf
-    crosses, o = job.leaves > 1, level.oversubscription
-    exchange = float(all_to_all_nic_share(*size, job.leaf_nodes, o * job.concurrent_exchanges)) if crosses else 1.0
-    ring = min(1.0, job.leaf_nodes / (o * job.rings_leaving_leaf)) if crosses else 1.0
-    unsorted = (
-        float(_unsorted_ring_share(job.nodes, job.machine_nodes, job.leaf_nodes, job.nodes_on_fullest_leaf, o))
-        if random
-        else ring
-    )
+    crosses, leaf, o = job.leaves > 1, job.leaf_nodes, level.oversubscription
+    exchange = float(all_to_all_nic_share(*size, leaf, o * job.concurrent_exchanges)) if crosses else 1.0
+    unsorted = ring = min(1.0, leaf / (o * job.rings_leaving_leaf)) if crosses else 1.0
+    if random:
+        unsorted = float(_unsorted_ring_share(job.nodes, job.machine_nodes, leaf, job.nodes_on_fullest_leaf, o))
     if level.routing != "rail":
         return NetworkShare(job.leaves, job.crossings, ring, exchange, unsorted)
-    direct = float(rail_all_to_all_nic_share(*size, level.ports, job.leaf_nodes, o * job.concurrent_exchanges))
+    direct = float(rail_all_to_all_nic_share(*size, level.ports, leaf, o * job.concurrent_exchanges))
     forwarded = intra_node_link_kind(system) == "nvlink"
     return NetworkShare(job.leaves, job.crossings, ring, exchange if forwarded else direct, unsorted, direct)
 
@@ -748,9 +719,8 @@ def _of_tree(system: System, level: InterconnectLevel, job: _Job, random: bool) 
 def _of_dragonfly(level: InterconnectLevel, job: _Job, random: bool) -> NetworkShare:
     network = dragonfly_network(level, job.machine_nodes, job.leaf_nodes)
     ring = float(network.divided_among(job.rings_leaving_leaf).ring_share(job.leaves))
-    exchange = float(
-        network.divided_among(job.concurrent_exchanges).exchange_share(job.nodes, job.nodes_on_fullest_leaf, job.leaves)
-    )
+    exchanging = network.divided_among(job.concurrent_exchanges)
+    exchange = float(exchanging.exchange_share(job.nodes, job.nodes_on_fullest_leaf, job.leaves))
     crossings = mean_leaf_crossings(job.nodes, job.machine_nodes, job.leaf_nodes)
     unsorted = float(network.unsorted_ring_share(crossings)) if random else ring
     return NetworkShare(job.leaves, job.crossings, ring, exchange, unsorted)
@@ -789,25 +759,20 @@ def _beside_second_job(level: InterconnectLevel, job: _Job, pattern: str, neighb
     """
     if neighbour is None or job.leaves <= 1:
         return 1.0
-    is_dragonfly = level.topology == "dragonfly"
-    free = min(
-        job.leaf_nodes - job.concurrent_exchanges * job.nodes_on_fullest_leaf, max(1.0, neighbour.nodes / job.leaves)
-    )
+    left = job.leaf_nodes - job.concurrent_exchanges * job.nodes_on_fullest_leaf
+    free = min(left, max(1.0, neighbour.nodes / job.leaves))
     other = _Job(neighbour.nodes, job.machine_nodes, job.leaf_nodes, job.leaves, min(free, neighbour.nodes), 0.0)
-    capacity = (
-        dragonfly_network(level, job.machine_nodes, job.leaf_nodes).group_pair_bandwidth
-        if is_dragonfly
-        else job.leaf_nodes / level.oversubscription
-    )
+    is_dragonfly = level.topology == "dragonfly"
+    capacity: Numeric = job.leaf_nodes / level.oversubscription
+    if is_dragonfly:
+        capacity = dragonfly_network(level, job.machine_nodes, job.leaf_nodes).group_pair_bandwidth
     ports, demand = job.ports(pattern, dragonfly=is_dragonfly)
     other_ports, other_demand = other.ports(neighbour.pattern, dragonfly=is_dragonfly) if free >= 1.0 else (0.0, 0.0)
-    return float(
-        nic_share_with_neighbour(
-            ports=ports, demand=demand, other_ports=other_ports, other_demand=other_demand,
-            sending=neighbour.sending_time_share,
-            capacity=capacity,
-        )
+    share = nic_share_with_neighbour(
+        ports=ports, demand=demand, other_ports=other_ports, other_demand=other_demand,
+        sending=neighbour.sending_time_share, capacity=capacity,
     )  # fmt: skip
+    return float(share)
 
 
 def _uplink_share(level: InterconnectLevel, leaf: int, background: float) -> float:

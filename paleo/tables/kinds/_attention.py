@@ -20,21 +20,32 @@ from paleo.pricing.attention import (
     default_attention_kernel,
 )
 from paleo.pricing.kernels import DeviceDatasheet
-from paleo.pricing.power import WHOLE_L2_SHARE, energy_per_flop, l2_surviving_share
+from paleo.pricing.power import WHOLE_L2_SURVIVAL_SHARE, energy_per_flop, l2_surviving_share
 from paleo.pricing.sparse_attention import (
     MIN_COMPUTED_HEADS,
     SparseAttentionParameters,
     SparseWork,
     sparse_attention_time,
 )
-from paleo.tables.base import parse_column_names
-from paleo.tables.cells import Array, map_text_columns, number_column, parse_release, text_column
+from paleo.tables.base import column_set, parse_column_names
+from paleo.tables.cells import (
+    Array,
+    map_text_columns,
+    mapped_column,
+    number_column,
+    number_columns,
+    parse_release,
+    text_column,
+    true_cells,
+    word_mask,
+)
 from paleo.tables.kernels import (
     KERNEL_TABLES,
     FitSettings,
-    FittedParameters,
+    FitTarget,
     KernelTable,
     apply_per_row,
+    first_reasons,
     timing_methods,
     unsupported_reason,
 )
@@ -71,20 +82,32 @@ SPARSE_SIZES_OF_NETWORK = {
 }
 #: Entries of a latent with its rotated part, of one without, of an indexer's key; rank of the output groups; key heads
 #: of MiniMax M3; positions of the window of DeepSeek-V4, and those that an entry of each kind stands for.
-LATENT_WITH_ROPE_DIM, LATENT_DIM, INDEXER_KEY_DIM, OUTPUT_GROUP_RANK, MINIMAX_KEY_HEADS, SLIDING_WINDOW_TOKENS = (
-    576.0,
-    512.0,
-    128.0,
-    2.0**10,
-    4.0,
-    128.0,
-)
+LATENT_WITH_ROPE_DIM, LATENT_DIM, INDEXER_KEY_DIM = 576.0, 512.0, 128.0
+OUTPUT_GROUP_RANK, MINIMAX_KEY_HEADS, SLIDING_WINDOW_TOKENS = 2.0**10, 4.0, 128.0
 POSITIONS_PER_ENTRY = {"csa": 4.0, "hca": 128.0}
 #: Bytes of a weight.
 BYTES_PER_WEIGHT = {"fp8_block": 1.0, "bfloat16": 2.0, "nvfp4": 0.5625}
 #: Weight of a prediction above a measured time where most rows hold a compilation, so that the fast rows tell.
 OVERESTIMATE_WEIGHT_WITH_COMPILATION = 3.0
-LAYER_PARTS = ("module", "attention", "indexer_logits", "topk")
+#: Parameters that a part of a layer does not have.
+_LAUNCHES_BY_WEIGHTS = ("fp8_launch_time", "fp4_launch_time", "indexer_launch_time", "dense_launch_time")
+UNDETERMINED_SPARSE_PARAMETERS = {
+    "module": (),
+    "attention": (
+        "projection_peak_share", "indexer_peak_share", "selection_bandwidth_share", "search_picoseconds_per_key",
+        "search_start_time", "cycles_per_key", "picoseconds_per_pair", *_LAUNCHES_BY_WEIGHTS,
+    ),
+    "indexer_logits": (
+        "projection_peak_share", "attention_peak_share", "fp8_cache_attention_peak_share", "pass_bandwidth_share",
+        "search_picoseconds_per_key", "search_start_time", "time_per_sequence", "fp8_cache_launch_time",
+        *_LAUNCHES_BY_WEIGHTS,
+    ),
+    "topk": (
+        "projection_peak_share", "bandwidth_share", "attention_peak_share", "fp8_cache_attention_peak_share",
+        "indexer_peak_share", "pass_bandwidth_share", "cycles_per_key", "picoseconds_per_pair", "time_per_sequence",
+        "fp8_cache_launch_time", *_LAUNCHES_BY_WEIGHTS,
+    ),
+}  # fmt: skip
 INFERENCE_LIBRARIES = ("trtllm", "sglang", "vllm")
 
 
@@ -96,16 +119,14 @@ class SparseAttentionTable(KernelTable[DeviceDatasheet]):
     """
 
     name = "sparse_attention"
-    identifying_columns = frozenset(
-        parse_column_names("kind part phase num_heads batch_size q_len past_len kv_dtype time_us")
-    )
+    identifying_columns = column_set("kind part phase num_heads batch_size q_len past_len kv_dtype time_us")
     optional_columns = "device library version kernel_source model weight_dtype"
     configuration_columns = parse_column_names("kind part phase model num_heads batch_size q_len past_len")
     size_columns = ("num_heads", "batch_size", "q_len")
     parameters_by_family: ClassVar[Mapping[str, type[Any]]] = {
         f"sparse.{kind}.{part}.{phase}.{library}": SparseAttentionParameters
         for kind in ("dsa", "csa", "hca", "msa")
-        for part in LAYER_PARTS
+        for part in UNDETERMINED_SPARSE_PARAMETERS
         for phase in ("context", "generation")
         for library in INFERENCE_LIBRARIES
     }
@@ -133,48 +154,22 @@ class SparseAttentionTable(KernelTable[DeviceDatasheet]):
         """
         return f"sparse.{kind}.{part}.{phase}.{library}"
 
-    def fit_settings(
-        self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
-    ) -> FitSettings:
+    def fit_settings(self, target: FitTarget) -> FitSettings:
         """Choose how sparse-attention parameters are fitted to measured times: start values and fixed parameters.
 
         Rows of one part of a layer do not determine the parameters of the other parts, which stay fixed.
         """
-        part = family.split(".")[2]
-        of_weights = ("fp8_launch_time", "fp4_launch_time", "indexer_launch_time", "dense_launch_time")
-        absent = {
-            "module": (),
-            "attention": ("projection_peak_share", "indexer_peak_share", "selection_bandwidth_share",
-                "search_picoseconds_per_key", "search_start_time", "cycles_per_key", "picoseconds_per_pair",
-                *of_weights),
-            "indexer_logits": (
-                "projection_peak_share", "attention_peak_share", "fp8_cache_attention_peak_share",
-                "pass_bandwidth_share", "search_picoseconds_per_key", "search_start_time", "time_per_sequence",
-                "fp8_cache_launch_time",
-                *of_weights,
-            ),
-            "topk": (
-                "projection_peak_share", "bandwidth_share", "attention_peak_share", "fp8_cache_attention_peak_share",
-                "indexer_peak_share", "pass_bandwidth_share", "cycles_per_key", "picoseconds_per_pair",
-                "time_per_sequence", "fp8_cache_launch_time", *of_weights,
-            ),
-        }  # fmt: skip
         start = SparseAttentionParameters()
-        fallback = (replace(start, selection_bandwidth_share=1.0 / 1000.0),) if "msa" in family else ()
+        fallback = (replace(start, selection_bandwidth_share=1.0 / 1000.0),) if "msa" in target.family else ()
         host = replace(
-            start,
-            launch_time=0.0005,
-            fp8_launch_time=0.0002,
-            fp4_launch_time=0.0005,
-            indexer_launch_time=0.0004,
+            start, launch_time=0.0005, fp8_launch_time=0.0002, fp4_launch_time=0.0005, indexer_launch_time=0.0004,
             launch_norm_order=4.0,
-        )
+        )  # fmt: skip
+        compiled = target.family == "sparse.msa.module.context.trtllm"
         return FitSettings(
-            start, alternative_starts=(*fallback, host), fixed_parameters=absent[part], search_count=1,
-            prior_precision=0.2, max_training_rows=500,
-            overestimate_weight=(
-                OVERESTIMATE_WEIGHT_WITH_COMPILATION if family == "sparse.msa.module.context.trtllm" else 1.0
-            ),
+            start, alternative_starts=(*fallback, host), random_starts=0, prior_precision=0.2, max_training_rows=500,
+            fixed_parameters=UNDETERMINED_SPARSE_PARAMETERS[target.family.split(".")[2]],
+            overestimate_weight=OVERESTIMATE_WEIGHT_WITH_COMPILATION if compiled else 1.0,
         )  # fmt: skip
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
@@ -230,7 +225,7 @@ def _gathering(
     References: vLLM, v1/attention/backends/mla/flashmla_sparse.py (padding, MIN_HEADS_FOR_BF16_PREFILL).
     """
     hopper = text_column(frame, "device").str.startswith(HOPPER_DEVICE_PREFIXES).to_numpy(dtype=bool)
-    vllm, tensorrt = ((text_column(frame, "library") == each).to_numpy(dtype=bool) for each in ("vllm", "trtllm"))
+    vllm, tensorrt = word_mask(frame, "library", "vllm"), word_mask(frame, "library", "trtllm")
     flashmla = _has(frame, "flashmla")
     unnamed = vllm & _has(frame, "default") & (stored | (heads > 16.0))
     gathers = np.where(latent, ~dense & (hopper | context & (flashmla | unnamed)), flashmla)
@@ -256,17 +251,15 @@ def _layer_weights(sizes: Array, kind: npt.NDArray[Any], heads: Array, key_heads
     """
     hidden, q_rank, query, value, index_heads, _, all_heads, groups = sizes
     up, grouped = q_rank * heads * query, kind == "msa"
-    attended = np.select(
-        [kind == "dsa", grouped],
-        [
-            hidden * (q_rank + LATENT_WITH_ROPE_DIM)
-            + up
-            + heads * (LATENT_DIM * (query - 64.0 + value) + value * hidden),
-            hidden * INDEXER_KEY_DIM * 2.0 * (heads + key_heads),
-        ],
+    latent = (
+        hidden * (q_rank + LATENT_WITH_ROPE_DIM) + up + heads * (LATENT_DIM * (query - 64.0 + value) + value * hidden)
+    )
+    compressed = (
         hidden * (q_rank + LATENT_DIM) + up + heads * LATENT_DIM * OUTPUT_GROUP_RANK
-        + groups * heads / all_heads * OUTPUT_GROUP_RANK * hidden + 4.0 * hidden * LATENT_DIM,
+        + groups * heads / all_heads * OUTPUT_GROUP_RANK * hidden + 4.0 * hidden * LATENT_DIM
     )  # fmt: skip
+    selected = hidden * INDEXER_KEY_DIM * 2.0 * (heads + key_heads)
+    attended = np.select([kind == "dsa", grouped], [latent, selected], compressed)
     latents = (q_rank * index_heads + hidden) * INDEXER_KEY_DIM + hidden * index_heads
     return attended, np.where(grouped, hidden * INDEXER_KEY_DIM * 2.0 * key_heads, latents)
 
@@ -280,15 +273,13 @@ def _work(frame: pd.DataFrame) -> SparseWork:
     sizes = np.array(named, dtype=np.float64).T
     hidden, q_rank, query, value, index_heads, top_k, all_heads, _ = sizes
     kind, part = (text_column(frame, column).to_numpy(dtype=object) for column in ("kind", "part"))
-    heads, batch, queries, past = (
-        number_column(frame, name) for name in ("num_heads", "batch_size", "q_len", "past_len")
-    )
+    heads, batch, queries, past = number_columns(frame, ("num_heads", "batch_size", "q_len", "past_len"))
     tokens, keys = batch * queries, past + (queries + 1.0) / 2.0
-    ratio = np.array([POSITIONS_PER_ENTRY.get(each, 1.0) for each in kind])
+    ratio = mapped_column(frame, "kind", POSITIONS_PER_ENTRY, 1.0)
     latent, grouped = kind == "dsa", kind == "msa"
     entries, near = keys / ratio, np.minimum(SLIDING_WINDOW_TOKENS, keys)
     chosen = np.minimum(entries, top_k)
-    context = (text_column(frame, "phase") == "context").to_numpy(dtype=bool)
+    context = word_mask(frame, "phase", "context")
     skips, dense = _has(frame, "skip_indexer") | (kind == "hca"), _has(frame, "dense_mha")
     eight_bits = text_column(frame, "kv_dtype").str.startswith("fp8").to_numpy(dtype=bool)
     element, kernel = np.where(eight_bits, 1.0, 2.0), _gathering(frame, heads, latent, context, dense, eight_bits)
@@ -304,16 +295,11 @@ def _work(frame: pd.DataFrame) -> SparseWork:
     module = part == "module"
     scoring, selecting = ((module | (part == each)) & ~skips for each in ("indexer_logits", "topk"))
     attending = module | (part == "attention")
-    width = np.select(
-        [grouped, latent], [2.0 * INDEXER_KEY_DIM * key_heads, np.full(len(frame), LATENT_WITH_ROPE_DIM)], LATENT_DIM
-    )
-    products = np.select(
-        [grouped, dense, latent],
-        [2.0 * INDEXER_KEY_DIM, query + value, LATENT_WITH_ROPE_DIM + LATENT_DIM],
-        2.0 * LATENT_DIM,
-    )
+    width = np.select([grouped, latent], [2.0 * INDEXER_KEY_DIM * key_heads, LATENT_WITH_ROPE_DIM], LATENT_DIM)
+    pair_products = [2.0 * INDEXER_KEY_DIM, query + value, LATENT_WITH_ROPE_DIM + LATENT_DIM]
+    products = np.select([grouped, dense, latent], pair_products, 2.0 * LATENT_DIM)
     expanded = dense * batch * past * heads * LATENT_DIM * (query - 64.0 + value)
-    stored = text_column(frame, "weight_dtype").map(BYTES_PER_WEIGHT).fillna(2.0).to_numpy(dtype=np.float64)
+    stored = mapped_column(frame, "weight_dtype", BYTES_PER_WEIGHT, 2.0)
     scores = tokens * entries * np.where(grouped, key_heads, 1.0) * 4.0
     return SparseWork(
         projection_flops=module * 2.0 * (tokens * weights + expanded),
@@ -328,7 +314,7 @@ def _work(frame: pd.DataFrame) -> SparseWork:
         score_bytes=((part == "indexer_logits") | (selecting & ~dense)) * scores,
         entries_per_search=entries,
         searching_queries=(selecting & ~dense) * tokens * np.clip((past + queries - top_k * ratio) / queries, 0.0, 1.0),
-        scored_entries=scoring * entries,
+        indexer_scored_keys_per_query=scoring * entries,
         attention_flops=attending * 2.0 * tokens * np.where(dense, heads, kernel.computed_heads) * seen * products,
         reads_8_bit_cache=kernel.reads_8_bit_cache,
         key_bytes=attending * np.where(dense, batch * (past + queries), tokens * seen) * width * element,
@@ -345,19 +331,12 @@ KERNEL_TABLES.register(SparseAttentionTable.name)(SparseAttentionTable())
 ATTENTION_PHASES = ("context", "encoder", "generation")
 DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
 #: Beginnings of device names by the architecture that decides which kernel a library picks.
-HOPPER_DEVICE_PREFIXES, BLACKWELL_DEVICE_PREFIXES = (
-    ("h100", "h200", "h800", "h20", "gh200"),
-    ("b100", "b200", "b300", "gb200", "gb300"),
-)
+HOPPER_DEVICE_PREFIXES = ("h100", "h200", "h800", "h20", "gh200")
+BLACKWELL_DEVICE_PREFIXES = ("b100", "b200", "b300", "gb200", "gb300")
 #: How libraries name their kernels; without a name a library picks by architecture.
-KERNEL_OF_LIBRARY_NAME = (
-    ("fa4", "fa4"),
-    ("fa3", "fa3"),
-    ("fa2", "fa2"),
-    ("trtllm", "trtllm"),
-    ("tensorrt", "trtllm"),
-    ("flashinfer", "fa2"),
-)
+KERNEL_OF_LIBRARY_NAME = {
+    "fa4": "fa4", "fa3": "fa3", "fa2": "fa2", "trtllm": "trtllm", "tensorrt": "trtllm", "flashinfer": "fa2",
+}  # fmt: skip
 
 
 #: Parameters of decode that a kernel does not have, or that its rows do not tell apart.
@@ -397,45 +376,40 @@ class AttentionTable(KernelTable[DeviceDatasheet]):
     }
     host_parameters = ("launch_time",)
 
-    def fit_settings(
-        self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
-    ) -> FitSettings:
+    def fit_settings(self, target: FitTarget) -> FitSettings:
         """Choose how attention parameters are fitted to measured times: start values and fixed parameters.
 
         Energies and the share of traffic that L2 serves follow from the silicon. Prefill is fitted after decode of the
         same kernel and takes the L2 share from that fit.
         """
-        _, kernel, phase = family.split(".")
-        share, decode = l2_surviving_share(figures), fitted.get((subject, f"attention.{kernel}.decode", stack))
+        _, kernel, phase = target.family.split(".")
+        share = l2_surviving_share(target.figures)
+        decode = target.fitted.get((target.subject, f"attention.{kernel}.decode", target.stack))
         if phase == "decode":
-            return FitSettings(
-                DecodeParameters(l2_survival_share=share),
-                fixed_parameters=UNDETERMINED_DECODE_PARAMETERS[kernel],
-                max_training_rows=900,
-                prior_precision=0.3,
-            )
-        start = PrefillParameters(
+            start, fixed = DecodeParameters(l2_survival_share=share), UNDETERMINED_DECODE_PARAMETERS[kernel]
+            return FitSettings(start, fixed_parameters=fixed, max_training_rows=900, prior_precision=0.3)
+        prefill = PrefillParameters(
             l2_survival_share=decode.l2_survival_share if decode else share,
-            l2_bytes_per_cycle=decode.l2_bytes_per_cycle if decode else L2_BYTES_PER_CLOCK[share == WHOLE_L2_SHARE],
+            l2_bytes_per_cycle=decode.l2_bytes_per_cycle
+            if decode
+            else L2_BYTES_PER_CLOCK[share == WHOLE_L2_SURVIVAL_SHARE],
             exp_cycles=CYCLES_PER_EXPONENTIAL.get(kernel, 1 / 16),
-            energy_per_flop=ATTENTION_FLOP_ENERGY_RATIO * energy_per_flop(figures).tensor,
+            energy_per_flop=ATTENTION_FLOP_ENERGY_RATIO * energy_per_flop(target.figures).tensor,
             backward_efficiency=BACKWARD_RATE_RATIO[kernel],
         )
         silent = ("cache_write_time",) if phase == "encoder" else ("padding_time", "padded_tile_cycles")
         whole = ("combine_time",) if ATTENTION_KERNELS[kernel].max_kv_splits == 1 else ()
-        return FitSettings(
-            start, fixed_parameters=("exp_cycles", *silent, *whole), max_training_rows=900, prior_precision=0.3
-        )
+        fixed = ("exp_cycles", *silent, *whole)
+        return FitSettings(prefill, fixed_parameters=fixed, max_training_rows=900, prior_precision=0.3)
 
     def unsupported_reasons(self, frame: pd.DataFrame) -> pd.Series[str]:
-        reason = pd.Series("", index=frame.index, dtype=object)
-        reason[~text_column(frame, "phase").isin(ATTENTION_PHASES)] = "unknown phase"
-        reason[~text_column(frame, "dtype").isin(DTYPE_BYTES)] = "unknown dtype"
-        sizes = ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim")
-        reason[np.any([~(_number_or_nan(frame, name) > 0) for name in sizes], axis=0)] = (
-            "size is missing or not above zero"
+        sizes = [pd.to_numeric(frame[name], errors="coerce") for name in self.size_columns]
+        return first_reasons(
+            frame.index,
+            (np.any([~(size > 0) for size in sizes], axis=0), "size is missing or not above zero"),
+            (~text_column(frame, "dtype").isin(DTYPE_BYTES), "unknown dtype"),
+            (~text_column(frame, "phase").isin(ATTENTION_PHASES), "unknown phase"),
         )
-        return reason
 
     def timing_method(self, frame: pd.DataFrame) -> pd.Series[str]:
         eager = text_column(frame, "library").str.contains("eager", case=False)
@@ -445,26 +419,25 @@ class AttentionTable(KernelTable[DeviceDatasheet]):
         return "attention." + _kernel(frame) + "." + _phase(frame)
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
-        b, hq, hk, nq, nk, d = _sizes(frame)
-        seen = np.where(_causal(frame), nk - (nq - 1) / 2, nk)
-        return 4 * b * hq * nq * seen * d, _element_bytes(frame) * b * d * (2 * hq * nq + 2 * hk * nk)
+        b, hq, hk, nq, nk, d = number_columns(frame, self.size_columns)
+        seen = np.where(true_cells(frame, "causal"), nk - (nq - 1) / 2, nk)
+        return 4 * b * hq * nq * seen * d, mapped_column(frame, "dtype", DTYPE_BYTES) * b * d * (
+            2 * hq * nq + 2 * hk * nk
+        )
 
     def predict_times(
         self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: PrefillParameters | DecodeParameters
     ) -> Array:
-        b, hq, hk, nq, nk, d = _sizes(frame)
-        kernel, window = _kernel(frame).iloc[0] if len(frame) else "fa2", number_column(frame, "window", 0.0)
-        width = _element_bytes(frame)
+        b, hq, hk, nq, nk, d = number_columns(frame, self.size_columns)
+        shared: dict[str, Any] = {
+            "batch": b, "query_heads": hq, "kv_heads": hk, "kv_length": nk, "head_dim": d, "device": figures,
+            "kernel_name": _kernel(frame).iloc[0] if len(frame) else "fa2", "parameters": parameters,
+            "window": number_column(frame, "window", 0.0), "element_bytes": mapped_column(frame, "dtype", DTYPE_BYTES),
+        }  # fmt: skip
         if isinstance(parameters, DecodeParameters):
-            return attention_decode_time(
-                batch=b, query_heads=hq, kv_heads=hk, kv_length=nk, head_dim=d, kernel_name=kernel,
-                device=figures, parameters=parameters, window=window, element_bytes=width,
-            )  # fmt: skip
-        return attention_prefill_time(
-            batch=b, query_heads=hq, kv_heads=hk, query_length=nq, kv_length=nk, head_dim=d, causal=_causal(frame),
-            kernel_name=kernel, device=figures, parameters=parameters, window=window, element_bytes=width,
-            paged=bool((text_column(frame, "phase") != "encoder").all()),
-        )  # fmt: skip
+            return attention_decode_time(**shared)
+        paged = not word_mask(frame, "phase", "encoder").any()
+        return attention_prefill_time(query_length=nq, causal=true_cells(frame, "causal"), paged=paged, **shared)
 
 
 def _kernel(frame: pd.DataFrame) -> pd.Series[str]:
@@ -473,7 +446,7 @@ def _kernel(frame: pd.DataFrame) -> pd.Series[str]:
     kernel[device.str.startswith(HOPPER_DEVICE_PREFIXES)] = default_attention_kernel("Hopper")
     kernel[device.str.startswith(BLACKWELL_DEVICE_PREFIXES)] = default_attention_kernel("Blackwell")
     named = pd.Series(False, index=frame.index)
-    for word, name in KERNEL_OF_LIBRARY_NAME:
+    for word, name in KERNEL_OF_LIBRARY_NAME.items():
         matches = library.str.contains(word, regex=False) & ~named
         kernel[matches], named = name, named | matches
     return kernel
@@ -487,22 +460,6 @@ def _phase(frame: pd.DataFrame) -> pd.Series[str]:
     phase, single = text_column(frame, "phase"), number_column(frame, "q_len") == 1
     decode = (phase == "generation") | ((phase == "context") & single)
     return pd.Series(np.select([decode, phase == "encoder"], ["decode", "encoder"], "prefill"), index=frame.index)
-
-
-def _sizes(frame: pd.DataFrame) -> tuple[Array, ...]:
-    return tuple(number_column(frame, name) for name in ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim"))
-
-
-def _number_or_nan(frame: pd.DataFrame, column: str) -> Array:
-    return pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=np.float64)
-
-
-def _element_bytes(frame: pd.DataFrame) -> Array:
-    return np.array(text_column(frame, "dtype").map(DTYPE_BYTES), dtype=np.float64)
-
-
-def _causal(frame: pd.DataFrame) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    return text_column(frame, "causal").str.lower().isin(["true", "1", "1.0"]).to_numpy(dtype=np.bool_)
 
 
 KERNEL_TABLES.register("attention")(AttentionTable())

@@ -37,9 +37,17 @@ from paleo.pricing.moe_token_exchange import (
     token_exchange_links,
 )
 from paleo.specs.system import System, load_system
-from paleo.tables.base import parse_column_names
-from paleo.tables.cells import Array, number_column, parse_release, text_column
-from paleo.tables.kernels import KERNEL_TABLES, FitSettings, FittedParameters, KernelTable, apply_per_row
+from paleo.tables.base import column_set, parse_column_names
+from paleo.tables.cells import (
+    Array,
+    mapped_column,
+    number_column,
+    number_columns,
+    parse_release,
+    text_column,
+    word_mask,
+)
+from paleo.tables.kernels import KERNEL_TABLES, FitSettings, FitTarget, KernelTable, apply_per_row
 from paleo.units import MICROSECOND
 
 #: Libraries that have neither a low-latency protocol nor trees between nodes.
@@ -48,10 +56,8 @@ LIBRARIES_WITHOUT_TREES = ("NCCL 1.", "NCCL 2.0", "Baidu", "OSU")
 NON_NCCL_STACKS = {"single process": "single-process", "Baidu": "host-ring", "OSU": "mpi"}
 #: The one parameter that a stack of a handful of rows can tell.
 SINGLE_FITTED_PARAMETER = {
-    "single-process": "simple_fraction",
-    "host-ring": "fabric_fraction",
-    "mpi": "ll_fabric_hop_time",
-}
+    "single-process": "simple_fraction", "host-ring": "fabric_fraction", "mpi": "ll_fabric_hop_time"
+}  # fmt: skip
 #: Rows whose times another server than the one they name must have given: (system, library) -> the system. SGLang
 #: 0.5.12's four and eight L40S reach 21 GB/s, where four other libraries get 3.7 to 4.7 and 1.4 to 2.0 GB/s from the
 #: server without peer-to-peer: its copies do not pass the host's memory.
@@ -71,9 +77,7 @@ class CollectiveTable(KernelTable[System]):
     """
 
     name = "collective"
-    identifying_columns = frozenset(
-        parse_column_names("source system library op dtype ranks ranks_per_node bytes time_us")
-    )
+    identifying_columns = column_set("source system library op dtype ranks ranks_per_node bytes time_us")
     optional_columns = "algo compute"
     configuration_columns = ("op", "ranks", "ranks_per_node", "bytes")
     size_columns = ("ranks", "ranks_per_node", "bytes")
@@ -86,21 +90,19 @@ class CollectiveTable(KernelTable[System]):
     host_parameters = ("launch_time", "launch_skew_time", "host_time")
     hardware_column = "system"
 
-    def start_and_fixed_parameters(
-        self, family: str, stack: str, figures: System
-    ) -> tuple[NcclParameters | ExchangeParameters | FabricParameters | CustomAllReduceParameters, tuple[str, ...]]:
+    def start_and_fixed_parameters(self, target: FitTarget) -> tuple[Any, tuple[str, ...]]:
         """Choose (start values, names of fixed parameters) to fit a collective's timing formula to measured times.
 
         Parameters that the measured times do not determine stay fixed.
         """
+        family, stack, figures = target.family, target.stack, target.figures
         if family == "collective.custom":
             engine, _, mode = stack.rpartition("-")
             eager = mode == "eager"
-            return replace(
-                CustomAllReduceParameters(),
-                max_payload_bytes=_largest(engine, figures),
-                host_time=20 * MICROSECOND if eager else NANOSECOND,
-            ), (() if eager else ("host_time",))
+            start = CustomAllReduceParameters(
+                max_payload_bytes=_largest(engine, figures), host_time=20 * MICROSECOND if eager else NANOSECOND
+            )
+            return start, () if eager else ("host_time",)
         joined = intra_node_link_kind(figures)
         unused = () if joined == "pcie-staged" else ("staging_share_exponent",)
         if family == "collective.exchange":
@@ -108,40 +110,36 @@ class CollectiveTable(KernelTable[System]):
         waits = stack.startswith("kernel")
         skew, fixed = (40 * MICROSECOND, ()) if waits else (NANOSECOND, ("launch_skew_time",))
         if family == "collective.fabric":
-            slow = replace(FabricParameters(), launch_skew_time=skew, fabric_fraction=0.5, nic_bandwidth_exponent=0.7)
+            if waits:
+                return FabricParameters(launch_skew_time=skew, fabric_fraction=0.5, nic_bandwidth_exponent=0.7), fixed
             small_piece = NIC_INJECT_SIZE if measured_fabric_system(figures) is not None else 1.0
             plain = FabricParameters(fabric_fraction=0.8, exchange_fraction=0.6, crowded_piece_bytes=small_piece)
-            return (slow, fixed) if waits else (plain, (*fixed, "nic_bandwidth_exponent", "send_fraction"))
+            return plain, (*fixed, "nic_bandwidth_exponent", "send_fraction")
         fixed = (*fixed, *unused)
         if joined.startswith("pcie"):
             tree = NcclParameters(launch_time=12 * MICROSECOND, simple_fence_time=14 * MICROSECOND, simple_fraction=0.4)
             return tree, (*fixed, "switch_fraction", "ll128_fraction")
         return NcclParameters(launch_skew_time=skew), fixed
 
-    def fit_settings(
-        self, subject: str, family: str, stack: str, figures: System, fitted: FittedParameters
-    ) -> FitSettings:
+    def fit_settings(self, target: FitTarget) -> FitSettings:
         """Choose how parameters of collectives are fitted to measured times: start values and fixed parameters.
 
         Stacks (timing methods) with few rows fit one parameter (`SINGLE_FITTED_PARAMETER`); all others keep the values
         fitted to back-to-back rows.
         """
-        if stack in SINGLE_FITTED_PARAMETER:
-            plain = fitted.get(
-                (subject, family, "back-to-back"), self.start_and_fixed_parameters(family, "back-to-back", figures)[0]
-            )
-            names = [field.name for field in fields(plain)]
-            fixed = tuple(name for name in names if name != SINGLE_FITTED_PARAMETER[stack])
-            return FitSettings(plain, fixed_parameters=fixed, search_count=1, prior_precision=0.0)
-        start, fixed = self.start_and_fixed_parameters(family, stack, figures)
-        if isinstance(start, NcclParameters) and intra_node_link_kind(figures) == "pcie-staged":
-            fixed = tuple(name for name in fixed if name != "launch_skew_time")
-            return FitSettings(
-                replace(start, launch_skew_time=10 * MICROSECOND),
-                parameters_per_stack=("launch_skew_time",),
-                fixed_parameters=fixed,
-            )
-        return FitSettings(start, fixed_parameters=fixed)
+        if target.stack in SINGLE_FITTED_PARAMETER:
+            usual = target._replace(stack="back-to-back")
+            plain = target.fitted.get(usual[:3], self.start_and_fixed_parameters(usual)[0])
+            single = SINGLE_FITTED_PARAMETER[target.stack]
+            fixed = tuple(field.name for field in fields(plain) if field.name != single)
+            return FitSettings(plain, fixed_parameters=fixed, random_starts=0, prior_precision=0.0)
+        start, fixed = self.start_and_fixed_parameters(target)
+        if not isinstance(start, NcclParameters) or intra_node_link_kind(target.figures) != "pcie-staged":
+            return FitSettings(start, fixed_parameters=fixed)
+        return FitSettings(
+            replace(start, launch_skew_time=10 * MICROSECOND), parameters_per_stack=("launch_skew_time",),
+            fixed_parameters=tuple(name for name in fixed if name != "launch_skew_time"),
+        )  # fmt: skip
 
     def load_datasheet(self, subject: str, dtype: str, compute: str) -> System:
         """Load the catalog's system named ``subject``, from whose links the times of collectives are predicted."""
@@ -157,9 +155,8 @@ class CollectiveTable(KernelTable[System]):
     def prepare_rows(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Correct the system of measured collectives whose times show that another system ran them."""
         systems = text_column(frame, "system")
-        libraries = text_column(frame, "library")
         for (system, library), other in CORRECTED_SYSTEMS.items():
-            systems = systems.mask((systems == system) & (libraries == library), other)
+            systems = systems.mask((systems == system) & word_mask(frame, "library", library), other)
         return frame.assign(system=systems)
 
     def unsupported_reasons(self, frame: pd.DataFrame) -> pd.Series[str]:
@@ -167,18 +164,10 @@ class CollectiveTable(KernelTable[System]):
 
         Reasons are an unknown operation or system, and more ranks than the system can have.
         """
-        rows = list(
-            zip(
-                text_column(frame, "system"),
-                text_column(frame, "op"),
-                number_column(frame, "ranks", 0.0),
-                number_column(frame, "ranks_per_node", 0.0),
-                number_column(frame, "bytes", 0.0),
-                self.kernel_family(frame),
-                strict=True,
-            )
-        )
-        return pd.Series([_reason(*row[:4], row[4] > 0, row[5]) for row in rows], index=frame.index, dtype=object)
+        words = (text_column(frame, "system"), text_column(frame, "op"), self.kernel_family(frame))
+        sizes = (number_column(frame, name, 0.0) for name in ("ranks", "ranks_per_node"))
+        rows = zip(*words, *sizes, number_column(frame, "bytes", 0.0) > 0, strict=True)
+        return pd.Series([_reason(*row) for row in rows], index=frame.index, dtype=object)
 
     def timing_method(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return how each collective of this table was timed, as launch costs are fitted per timing method.
@@ -187,17 +176,13 @@ class CollectiveTable(KernelTable[System]):
         outside a graph. Custom kernels: ``<engine>-graph`` or ``<engine>-eager``. vidur's multi-node rows are
         ``kernel-unknown-fabric``, because the network between its nodes is not documented.
         """
-        algorithm, library = text_column(frame, "algo"), text_column(frame, "library")
-        mode = algorithm.str.lower().str.contains("eager").map({True: "eager", False: "graph"})
-        engine = library.map(_engine)
+        library, eager = text_column(frame, "library"), text_column(frame, "algo").str.lower().str.contains("eager")
+        mode, crosses = eager.map({True: "eager", False: "graph"}), self.kernel_family(frame) == "collective.fabric"
         plain = (text_column(frame, "source") == "vidur").map({True: "kernel", False: "back-to-back"})
-        plain = plain.mask(
-            (plain == "kernel") & (self.kernel_family(frame) == "collective.fabric"), "kernel-unknown-fabric"
-        )
-        plain = plain.mask(algorithm.str.lower().str.contains("eager"), "back-to-back/eager")
+        plain = plain.mask((plain == "kernel") & crosses, "kernel-unknown-fabric").mask(eager, "back-to-back/eager")
         for words, name in NON_NCCL_STACKS.items():
             plain = plain.mask(library.str.contains(words, regex=False), name)
-        return plain.where(~self._custom(frame), engine + "-" + mode)
+        return plain.where(~self._custom(frame), library.map(_engine) + "-" + mode)
 
     def kernel_family(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return the family of each measured collective: the key of its timing formula and calibrated parameters.
@@ -237,7 +222,7 @@ class CollectiveTable(KernelTable[System]):
         Each row takes the fastest algorithm that its NCCL version has, or the engine's custom kernel.
         """
         operations, payload = text_column(frame, "op").to_numpy(), number_column(frame, "bytes")
-        adds = ~text_column(frame, "dtype").isin(SWITCH_UNSUPPORTED_DTYPES).to_numpy()
+        adds = ~word_mask(frame, "dtype", *SWITCH_UNSUPPORTED_DTYPES)
         recent = ~text_column(frame, "library").str.startswith(LIBRARIES_WITHOUT_TREES).to_numpy()
         seconds = np.zeros(len(frame))
         for operation in np.unique(operations):
@@ -248,12 +233,10 @@ class CollectiveTable(KernelTable[System]):
                     payload_bytes=payload[operation_rows], links=links, parameters=parameters
                 )
                 continue
-            release = {
-                "switch_can_add": adds[operation_rows],
-                "has_ll_protocol": recent[operation_rows],
-                "has_trees": recent[operation_rows],
-            }
-            policy = replace(_nccl(parameters), sends_in_ring_shift=True, **release)
+            policy = replace(
+                _nccl(parameters), sends_in_ring_shift=True, switch_can_add=adds[operation_rows],
+                has_ll_protocol=recent[operation_rows], has_trees=recent[operation_rows],
+            )  # fmt: skip
             seconds[operation_rows] = fastest_algorithm(policy, str(operation), payload[operation_rows], links).time
         return seconds
 
@@ -321,15 +304,13 @@ def _nccl(parameters: NcclParameters | ExchangeParameters | FabricParameters) ->
     """Build the NCCL model with the given parameters of one family (such as inter-node), else with defaults."""
     if isinstance(parameters, NcclParameters):
         return Nccl(intra_node=parameters)
-    return (
-        Nccl(intra_node_exchange=parameters)
-        if isinstance(parameters, ExchangeParameters)
-        else Nccl(inter_node=parameters)
-    )
+    if isinstance(parameters, ExchangeParameters):
+        return Nccl(intra_node_exchange=parameters)
+    return Nccl(inter_node=parameters)
 
 
 @cache
-def _reason(system: str, operation: str, ranks: float, ranks_per_node: float, sized: bool, family: str) -> str:
+def _reason(system: str, operation: str, family: str, ranks: float, ranks_per_node: float, sized: bool) -> str:
     if operation not in COLLECTIVE_OPERATIONS:
         return f"operation {operation!r} is not modelled; {suggest_names(operation, COLLECTIVE_OPERATIONS)}"
     if family == "collective.custom" and operation != "all_reduce":
@@ -355,8 +336,7 @@ SYSTEM_OF_DEVICE, DEVICES_PER_NODE = {"h100-sxm5-80gb": "dgx-h100", "b200": "dgx
 #: Bytes of an element on the wire; DeepEP's rows dispatch fp8 and combine bf16, as its own tests do.
 WIRE_BYTES_BY_DTYPE = {"bfloat16": 2.0, "fp8": 1.0, "nvfp4": 0.5625}
 EXCHANGE_STEPS_OF_MODE = {
-    "deepep-normal": ("dispatch", "combine"), "deepep-low-latency": ("dispatch", "combine"),
-    "nvlink-onesided": ("dispatch", "combine"),
+    **dict.fromkeys(("deepep-normal", "deepep-low-latency", "nvlink-onesided"), ("dispatch", "combine")),
     "nvlink-twosided": ("prepare", "dispatch", "combine", "combine_low_precision"),
 }  # fmt: skip
 
@@ -400,31 +380,22 @@ class ExpertExchangeTable(KernelTable[DeviceDatasheet]):
         """Return the key ``exchange.<mode>.<step>`` of the calibrated parameters of a MoE token exchange."""
         return f"exchange.{mode}.{step}"
 
-    def fit_settings(
-        self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
-    ) -> FitSettings:
+    def fit_settings(self, target: FitTarget) -> FitSettings:
         """Choose how parameters of MoE token exchanges are fitted to measured times: start values and fixed parameters.
 
         Network parameters are fitted only where exchanges span nodes. ``prepare`` steps send token counts alone; they
         determine the time per token but no bandwidth.
         """
-        nodes = (
-            ()
-            if subject.startswith("h100") and "deepep" in family
-            else ("nic_share", "nic_share_exponent", "time_per_node_doubling")
-        )
-        unseen = ("link_share", "copy_rate") if family.endswith("prepare") else ("time_per_visit",)
-        return FitSettings(
-            TokenExchangeParameters(),
-            parameters_per_stack=("launch_time",),
-            fixed_parameters=(*nodes, *unseen),
-            search_count=2,
-            prior_precision=0.2,
-        )
+        several_nodes = target.subject.startswith("h100") and "deepep" in target.family
+        between = () if several_nodes else ("nic_share", "nic_share_exponent", "time_per_node_doubling")
+        unseen = ("link_share", "copy_rate") if target.family.endswith("prepare") else ("time_per_visit",)
+        fixed = (*between, *unseen)
+        return FitSettings(TokenExchangeParameters(), (), ("launch_time",), fixed, prior_precision=0.2)
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count (FLOP, bytes) of measured MoE token exchanges: no FLOP, and the bytes that one rank sends."""
-        return np.zeros(len(frame)), _sent(frame)["inside"] + _sent(frame)["across"]
+        sent = _sent(frame)
+        return np.zeros(len(frame)), sent["inside"] + sent["across"]
 
     def roofline_times(self, frame: pd.DataFrame, figures: DeviceDatasheet) -> Array:
         """Compute the bandwidth-only time [s] of MoE token exchanges, as a baseline.
@@ -439,15 +410,13 @@ class ExpertExchangeTable(KernelTable[DeviceDatasheet]):
         self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: TokenExchangeParameters
     ) -> Array:
         """Predict the time [s] of measured MoE token exchanges that share device, mode and step."""
-        copying = np.where(
-            text_column(frame, "step") == "dispatch",
-            number_column(frame, "dispatch_sms", DEEPEP_MULTIPROCESSORS),
-            number_column(frame, "combine_sms", DEEPEP_MULTIPROCESSORS),
-        )  # fmt: skip
+        sends, receives = (
+            number_column(frame, name, DEEPEP_MULTIPROCESSORS) for name in ("dispatch_sms", "combine_sms")
+        )
         return moe_token_exchange_time(
             **_sent(frame), visits=number_column(frame, "num_tokens") * number_column(frame, "topk"),
-            nodes=_nodes(frame),
-            multiprocessors=copying, links=_links(figures.name), parameters=parameters,
+            nodes=number_column(frame, "nodes", 1.0), links=_links(figures.name), parameters=parameters,
+            multiprocessors=np.where(word_mask(frame, "step", "dispatch"), sends, receives),
         )  # fmt: skip
 
 
@@ -456,30 +425,22 @@ def _links(device: str) -> TokenExchangeLinks:
     return token_exchange_links(load_system(SYSTEM_OF_DEVICE[device]))
 
 
-def _nodes(frame: pd.DataFrame) -> Array:
-    return number_column(frame, "nodes", 1.0)
-
-
 def _sent(frame: pd.DataFrame) -> dict[str, Array]:
     """Count the bytes that one rank sends in each MoE token exchange, by destination.
 
     ``inside`` is sent within the node, ``linked`` is the part of that over links to other devices, ``across`` goes to
     other nodes. Steps that exchange token counts alone send no bytes.
     """
-    step = text_column(frame, "step").to_numpy(dtype=object)
-    stated = (
-        text_column(frame, "wire" if "wire" in frame.columns else "dtype")
-        .map(WIRE_BYTES_BY_DTYPE)
-        .fillna(WIRE_BYTES_BY_DTYPE["fp8"])
-        .to_numpy(dtype=np.float64)
+    stated = mapped_column(
+        frame, "wire" if "wire" in frame.columns else "dtype", WIRE_BYTES_BY_DTYPE, WIRE_BYTES_BY_DTYPE["fp8"]
     )
-    element = np.select([step == "prepare", step == "combine"], [0.0, WIRE_BYTES_BY_DTYPE["bfloat16"]], stated)
+    steps = [word_mask(frame, "step", word) for word in ("prepare", "combine")]
+    element = np.select(steps, [0.0, WIRE_BYTES_BY_DTYPE["bfloat16"]], stated)
     tokens = number_column(frame, "num_tokens") * number_column(frame, "hidden_size") * element
-    nodes, top_k, experts = _nodes(frame), number_column(frame, "topk"), number_column(frame, "num_experts")
-    ranks = np.where(
-        number_column(frame, "moe_ep_size", 0.0) > 0, number_column(frame, "moe_ep_size", 0.0), DEVICES_PER_NODE * nodes
-    )
-    each_expert = (text_column(frame, "mode") == "deepep-low-latency").to_numpy(dtype=bool)
+    top_k, experts = number_columns(frame, ("topk", "num_experts"))
+    nodes, group = number_column(frame, "nodes", 1.0), number_column(frame, "moe_ep_size", 0.0)
+    ranks = np.where(group > 0, group, DEVICES_PER_NODE * nodes)
+    each_expert = word_mask(frame, "mode", "deepep-low-latency")
     inside = tokens * np.where(each_expert, top_k / nodes, mean_visited_groups(ranks, experts, top_k))
     across = tokens * (1.0 - 1.0 / nodes) * np.where(each_expert, top_k, mean_visited_groups(nodes, experts, top_k))
     return {"inside": inside, "linked": inside * (1.0 - 1.0 / ranks), "across": across}

@@ -21,8 +21,8 @@ from paleo.specs.device import load_device
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import SoftwareProfile, load_software
-from paleo.specs.system import System, load_system
-from paleo.tables.base import parse_column_names
+from paleo.specs.system import load_system
+from paleo.tables.base import column_set, parse_column_names
 from paleo.tables.cells import Array, number_or_nan, text_column
 from paleo.tables.kinds._consistency import BACKWARD_STEP_FRACTION, HOST_MEMORY_RING_RATE, TCP_PROCESS_BANDWIDTH_LIMIT
 from paleo.tables.run_tables import (
@@ -32,8 +32,9 @@ from paleo.tables.run_tables import (
     RowPrediction,
     has_value,
     integer_cell,
+    positive_cell,
     row_dicts,
-    with_row_device,
+    with_measured_device_variant,
 )
 from paleo.units import MEBIBYTE, TERA
 
@@ -144,9 +145,7 @@ class CompressionTable(NonStepTimeTable):
     """
 
     name = "compression"
-    identifying_columns = frozenset(
-        {"compressor", "gpus", "gpus_per_node", "link_bytes_per_s", "speedup_over_1", "tflops_per_gpu"}
-    )
+    identifying_columns = column_set("compressor gpus gpus_per_node link_bytes_per_s speedup_over_1 tflops_per_gpu")
     optional_columns = (
         "batch_per_gpu device dtype model model_slug nodes notes parameters samples_per_s sharding software source "
         "step_s system_text time_over_dense tokens_per_gpu transport"
@@ -179,10 +178,6 @@ class CompressionTable(NonStepTimeTable):
         self._alone = known
         return super().predict(frame)
 
-    def system_of_row(self, row: Row) -> System:
-        """Load a system that consists of one GPU, of the model that ran the measured training."""
-        return load_system(str(row["device"]))
-
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict what one run with compressed gradients measured.
 
@@ -201,25 +196,21 @@ class CompressionTable(NonStepTimeTable):
             value = cluster.gpus * compute / seconds
         else:
             value = seconds / _seconds({**row, "compressor": "none"}, cluster, compute)
-        return RowPrediction(
-            value, value / 1.4, value * 1.4, value, str(row["device"]), "stated links and a predicted step"
-        )
+        names = (str(row["device"]), "stated links and a predicted step")
+        return RowPrediction.within_factor(value, 1.4, value, *names)
 
     def _compute(self, row: Row) -> float:
         """Predict the step time of a measured network on one GPU, without gradient exchange [s]."""
-        named = (
-            (str(row["model_slug"]), {})
-            if has_value(row, "model_slug")
-            else CATALOG_NETWORK_OF_NAME.get(str(row["model"]))
-        )
-        if named is None:
-            raise SpecError(f"model {row['model']!r} is not in the catalog")
-        name, sizes = named
+        name, sizes = str(row.get("model_slug")), dict[str, int]()
+        if not has_value(row, "model_slug"):
+            if str(row["model"]) not in CATALOG_NETWORK_OF_NAME:
+                raise SpecError(f"model {row['model']!r} is not in the catalog")
+            name, sizes = CATALOG_NETWORK_OF_NAME[str(row["model"])]
         batch = integer_cell(row, "batch_per_gpu", DEFAULT_BATCH_PER_GPU)
         if name.startswith("bert"):
             sizes = {"seq": 384 if batch == 3 else 128}
         run = Run(gpus=1, batch=batch, dtype=_dtype(row), software=DEFAULT_PROFILE, model=sizes)
-        return predict(load_model(name), self.system_of_row(row), run).step_time
+        return predict(load_model(name), load_system(str(row["device"])), run).step_time
 
 
 def _run_key(row: Row) -> tuple[str, ...]:
@@ -236,11 +227,8 @@ def _computed(row: Row) -> dict[tuple[str, ...], float]:
     if has_value(row, "step_s") and row["gpus"] == row["gpus_per_node"]:
         return {_run_key(row): float(row["step_s"]) - _seconds(row, _Cluster.from_row(row), 0.0)}
     if has_value(row, "samples_per_s") and not has_value(row, "step_s"):
-        step = (
-            integer_cell(row, "gpus")
-            * integer_cell(row, "batch_per_gpu", DEFAULT_BATCH_PER_GPU)
-            / _positive(row, "samples_per_s")
-        )
+        batch = integer_cell(row, "gpus") * integer_cell(row, "batch_per_gpu", DEFAULT_BATCH_PER_GPU)
+        step = batch / positive_cell(row, "samples_per_s")
         exposed = _seconds(row, _Cluster.from_row(row), step) - step
         return {_run_key(row): max(step - exposed, 0.0) or step}
     return {}
@@ -252,14 +240,15 @@ def _matrices(row: Row) -> float:
         return 1.0
     run = Run(gpus=1, batch=1, forward_only=True)
     graph = predict(load_model(str(row["model_slug"])), load_system(str(row["device"])), run).graph
-    reads = [
-        (tensor.name, node.repeat)
-        for node in graph.nodes
-        for operation in node.operations
-        for tensor in operation.read_tensors
-        if tensor.role == "parameter" and len(tensor.dims) > 1
-    ]
-    return float(sum(repeat for _, repeat in reads))
+    return float(
+        sum(
+            node.repeat
+            for node in graph.nodes
+            for operation in node.operations
+            for tensor in operation.read_tensors
+            if tensor.role == "parameter" and len(tensor.dims) > 1
+        )
+    )
 
 
 def _seconds(row: Row, cluster: _Cluster, compute: float) -> float:
@@ -282,7 +271,7 @@ def _seconds(row: Row, cluster: _Cluster, compute: float) -> float:
         Step time [s].
     """
     gradient = SummedGradient(
-        elements=_positive(row, "parameters"), tensors=1.0,
+        elements=positive_cell(row, "parameters"), tensors=1.0,
         matrices=_matrices(row) if str(row["compressor"]).startswith("dgc") else 1.0,
         ranks=cluster.gpus, element_bytes=2.0 if _dtype(row) == "fp16" else 4.0, ranks_per_node=cluster.gpus_per_node,
     )  # fmt: skip
@@ -310,7 +299,7 @@ def _sharded(row: Row) -> RowPrediction:
     """
     method = None if str(row["compressor"]) == "none" else str(row["compressor"])
     tokens, model = integer_cell(row, "tokens_per_gpu"), load_model("gpt2")
-    parameters = _positive(row, "parameters")
+    parameters = positive_cell(row, "parameters")
     run = Run(
         gpus=integer_cell(row, "gpus"), batch=1, microbatch=1, dtype=_dtype(row), strategy="zero=3", recompute="full",
         software="deepspeed-zero3", exchange={"compress": method}, model=_gpt_sizes(parameters, tokens),
@@ -321,8 +310,8 @@ def _sharded(row: Row) -> RowPrediction:
         raise SpecError(
             f"gpus_per_node {node_size}: no system of the catalog; known are {', '.join(map(str, SYSTEM_BY_NODE_GPUS))}"
         )
-    system = with_row_device(load_system(SYSTEM_BY_NODE_GPUS[node_size]), row)
-    fabric, stated = system.levels[-1], _positive(row, "link_bytes_per_s")
+    system = with_measured_device_variant(load_system(SYSTEM_BY_NODE_GPUS[node_size]), row)
+    fabric, stated = system.levels[-1], positive_cell(row, "link_bytes_per_s")
     ports = max(1, round(stated / fabric.link.bandwidth))
     link = fabric.link.model_copy(update={"bandwidth": stated / ports})
     levels = (*system.levels[:-1], fabric.model_copy(update={"ports": ports, "link": link}))
@@ -343,17 +332,6 @@ def megatron_deepspeed_flops(parameters: float, tokens: int) -> float:
     stack = _gpt_sizes(parameters, tokens)
     scores, output = tokens / (6.0 * stack["hidden"]), GPT2_VOCABULARY_SIZE / (16.0 * stack["layers"] * stack["hidden"])
     return FLOPS_PER_PARAMETER_TOKEN * parameters * tokens * (1.0 + scores + output)
-
-
-def _positive(row: Row, key: str) -> float:
-    """Read a cell of a table row as a number above zero; raise SpecError for other cells."""
-    try:
-        value = float(row[key])
-    except (TypeError, ValueError):
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise SpecError(f"{key} {row[key]!r} is not a number above zero")
-    return value
 
 
 def _gpt_sizes(parameters: float, tokens: int) -> dict[str, int]:

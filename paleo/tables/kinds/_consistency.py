@@ -21,9 +21,17 @@ from paleo.specs.device import find_device, load_link
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
 from paleo.specs.software import PARAMETER_SERVER_CALL_TIME, SoftwareProfile
-from paleo.specs.system import System, load_system
-from paleo.tables.cells import Array, number_or_nan, text_column
-from paleo.tables.run_tables import RUN_TABLES, NonStepTimeTable, Row, RowPrediction, has_value, integer_cell
+from paleo.specs.system import load_system
+from paleo.tables.cells import Array, number_or_nan, text_column, word_mask
+from paleo.tables.run_tables import (
+    RUN_TABLES,
+    NonStepTimeTable,
+    Row,
+    RowPrediction,
+    has_value,
+    integer_cell,
+    positive_cell,
+)
 
 if TYPE_CHECKING:
     from paleo.tables.base import Predictions
@@ -81,9 +89,7 @@ class ConsistencyTable(NonStepTimeTable):
         For asynchronous runs with a measured update rate, the value is the time between updates.
         """
         steps, rates = (number_or_nan(frame, name) for name in ("step_s", "updates_per_s"))
-        by_rate = (
-            (text_column(frame, "consistency") == "async") & (text_column(frame, "updates_per_s") != "")
-        ).to_numpy()
+        by_rate = word_mask(frame, "consistency", "async") & ~word_mask(frame, "updates_per_s", "")
         return np.where(by_rate, 1.0 / np.where(rates > 0, rates, np.nan), steps)
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
@@ -92,30 +98,25 @@ class ConsistencyTable(NonStepTimeTable):
         A run with several kinds of workers takes single-worker step times from other rows.
         """
         steps = number_or_nan(frame, "one_worker_step_s")
-        models, devices = (text_column(frame, "model"), text_column(frame, "device"))
+        models, devices = text_column(frame, "model"), text_column(frame, "device")
         known = np.isfinite(steps) & (devices != "").to_numpy()
         self._alone = dict(zip(zip(models[known], devices[known], strict=True), steps[known].tolist(), strict=True))
         return super().predict(frame)
-
-    def system_of_row(self, row: Row) -> System:
-        """Load a system that consists of one worker's device."""
-        return load_system(find_device(str(row["device"])).name)
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the step time of a run under its consistency model [s]; if asynchronous, time between updates."""
         if has_value(row, "worker_devices"):
             # Predict the seconds between updates of workers of several kinds around one server.
             kinds = re.findall(r"(\d+) x ([\w-]+)", str(row["worker_devices"]))
-            payload, tensors = 4.0 * _number(row, "parameters"), _number(row, "tensors")
+            payload, tensors = 4.0 * positive_cell(row, "parameters"), positive_cell(row, "tensors")
             service = float(server_service_time(payload, tensors, CLOUD_PARAMETER_SERVER))
             missing = [device for _, device in kinds if (str(row["model"]), device) not in self._alone]
             if missing or not kinds:
                 raise SpecError(f"the table has no step of one worker on {', '.join(missing) or 'any of the workers'}")
             think = [max(self._alone[str(row["model"]), device] - service, 0.0) for _, device in kinds]
             counts = np.array([float(count) for count, _ in kinds])
-            seconds = float(
-                1.0 / throughput_by_worker_class(counts, np.array(think), np.full(len(kinds), service)).sum()
-            )
+            rates = throughput_by_worker_class(counts, np.array(think), np.full(len(kinds), service))
+            seconds = float(1.0 / rates.sum())
             return _row_prediction(seconds, seconds, "workers of several kinds")
         work = self._workload(row)
         cycle = parse_consistency(_model_name(row)).evaluate(work)
@@ -124,26 +125,17 @@ class ConsistencyTable(NonStepTimeTable):
         return _row_prediction(seconds, ideal, str(row["device"]))
 
     def _workload(self, row: Row) -> DataParallelWorkload:
-        workers, payload = float(integer_cell(row, "workers")), 4.0 * _number(row, "parameters")
-        tensors = _number(row, "tensors") if has_value(row, "tensors") else payload / BUCKET_BYTES
+        workers, payload = float(integer_cell(row, "workers")), 4.0 * positive_cell(row, "parameters")
+        tensors = positive_cell(row, "tensors") if has_value(row, "tensors") else payload / BUCKET_BYTES
         alone = self._compute(row)
         work = DataParallelWorkload(
-            workers,
-            alone,
-            all_reduce_time=0.0,
-            overlapped_exchange_time=0.0,
-            neighbour_exchange_time=0.0,
-            payload=payload,
-            parameters=payload / 4.0,
-            tensors=tensors,
-            jitter=STEP_NOISE if workers > 1 else 0.0,
-        )
+            workers, alone, all_reduce_time=0.0, overlapped_exchange_time=0.0, neighbour_exchange_time=0.0,
+            payload=payload, parameters=payload / 4.0, tensors=tensors, jitter=STEP_NOISE if workers > 1 else 0.0,
+        )  # fmt: skip
         if _asynchronous(row):
             server = replace(CLOUD_PARAMETER_SERVER, count=max(1, integer_cell(row, "servers", 1)))
-            service = float(server_service_time(payload, tensors, server))
-            return replace(
-                work, compute_time=max(alone - service, 0.0), server=server, round_trip=_round_trip_seconds(row)
-            )
+            compute = max(alone - float(server_service_time(payload, tensors, server)), 0.0)
+            return replace(work, compute_time=compute, server=server, round_trip=_round_trip_seconds(row))
         exchange, hidden = _exchange(row, workers, payload, tensors, alone)
         neighbour = _neighbour_seconds(row, workers, payload)
         return replace(
@@ -154,11 +146,12 @@ class ConsistencyTable(NonStepTimeTable):
         """Return the step time of one worker without gradient exchange [s]: as stated, else predicted."""
         for column in ("one_worker_step_s", "compute_s"):
             if has_value(row, column):
-                return _number(row, column)
+                return positive_cell(row, column)
         if not has_value(row, "model_slug"):
             raise SpecError("neither the step of one worker is stated nor a network of the catalog")
         run = Run(gpus=1, batch=integer_cell(row, "batch_per_gpu"), dtype=str(row["dtype"]), software="pytorch-eager")
-        return predict(load_model(str(row["model_slug"])), self.system_of_row(row), run).step_time
+        system = load_system(find_device(str(row["device"])).name)
+        return predict(load_model(str(row["model_slug"])), system, run).step_time
 
 
 def _row_prediction(seconds: float, ideal: float, subject: str) -> RowPrediction:
@@ -180,7 +173,7 @@ def _row_prediction(seconds: float, ideal: float, subject: str) -> RowPrediction
     RowPrediction
         Value with its interval.
     """
-    return RowPrediction(seconds, seconds / 1.2, seconds * 1.2, ideal, subject, "one worker's step and the stated link")
+    return RowPrediction.within_factor(seconds, 1.2, ideal, subject, "one worker's step and the stated link")
 
 
 def _asynchronous(row: Row) -> bool:
@@ -192,18 +185,8 @@ def _model_name(row: Row) -> str:
     stated = str(row["consistency"])
     name, _, _ = stated.partition(":")
     if name in ("local", "diloco") and has_value(row, "steps_measured") and has_value(row, "synchronisations"):
-        return f"{name}:{max(1, round(_number(row, 'steps_measured') / _number(row, 'synchronisations')))}"
+        return f"{name}:{max(1, round(positive_cell(row, 'steps_measured') / positive_cell(row, 'synchronisations')))}"
     return stated
-
-
-def _number(row: Row, column: str) -> float:
-    try:
-        value = float(row[column])
-    except (KeyError, TypeError, ValueError):
-        value = float("nan")
-    if not 0 < value < float("inf"):
-        raise SpecError(f"{column} {row.get(column)!r} is not a number above zero")
-    return value
 
 
 def _transport(row: Row) -> str:
@@ -216,7 +199,7 @@ def _hop_seconds(row: Row) -> float:
 
 def _node_rate(row: Row) -> float:
     """Return the bandwidth that one node achieves over its link [byte/s]."""
-    stated = _number(row, "link_bytes_per_s")
+    stated = positive_cell(row, "link_bytes_per_s")
     if _transport(row) == "rdma":
         return RDMA_SHARE * stated
     described = str(row.get("system_text", ""))

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
-from paleo.errors import SpecError
 from paleo.pricing.convolution import (
     CURRENT_CUDNN_RELEASE,
     FIRST_CHOSEN_RELEASE,
@@ -23,17 +22,18 @@ from paleo.pricing.convolution import (
     convolution_shape,
     fastest_convolution_time,
 )
-from paleo.pricing.kernels import DeviceDatasheet, arithmetic_unit, device_datasheet
+from paleo.pricing.kernels import DeviceDatasheet, device_datasheet
 from paleo.pricing.power import INT8_PRODUCTS_PER_FP32
 from paleo.specs.device import find_device
-from paleo.tables.base import parse_column_names
-from paleo.tables.cells import Array, number_column, text_column
+from paleo.tables.base import column_set, parse_column_names
+from paleo.tables.cells import Array, mapped_column, number_column, number_columns, text_column, word_mask
 from paleo.tables.kernels import (
     KERNEL_TABLES,
     KernelTable,
-    arithmetic_units_of_rows,
-    map_device_dtype_unit,
+    first_reasons,
+    map_device_dtype_and_arithmetic_unit,
     timing_methods,
+    unit_family,
     unsupported_reason,
 )
 from paleo.units import MILLISECOND
@@ -48,6 +48,7 @@ CONVOLUTION_DIRECTION_OF_WORD: Mapping[str, ConvolutionDirection] = {
 }
 #: How a source times its rows; others are taken to launch back to back.
 TIMING_METHOD_OF_SOURCE: Mapping[str, str] = {"neusight": "eager", "deepbench": "back-to-back"}
+SHAPE_FIELDS = ("batch", "channels", "height", "width", "filters", "kernel_h", "kernel_w")
 SIZE_COLUMNS = ("n", "c", "h", "w", "k", "r", "s", "stride_h", "stride_w")
 #: Energy per FLOP [pJ], by which power throttles: about TDP over the fp32 peak of cards that keep their clock.
 PICOJOULES_PER_FLOP: Mapping[str, float] = {
@@ -68,10 +69,7 @@ class ConvolutionTable(KernelTable[DeviceDatasheet]):
     configuration_columns = ("n", "c", "h", "w", "k", "r", "s", "stride_h")
     size_columns = ("n", "c", "h", "w", "k", "r", "s")
     parameters_by_family: ClassVar[Mapping[str, type[Any]]] = {
-        "conv.vector": ConvolutionParameters,
-        "conv.half": ConvolutionParameters,
-        "conv.tensor": ConvolutionParameters,
-        "conv.int8": ConvolutionParameters,
+        f"conv.{unit}": ConvolutionParameters for unit in ("vector", "half", "tensor", "int8")
     }
     host_parameters = ("launch_time",)
 
@@ -82,32 +80,30 @@ class ConvolutionTable(KernelTable[DeviceDatasheet]):
         fp16 data gradient without tensor cores is not modelled either.
         """
         dtypes = frozenset(ELEMENT_BYTES)
-        out = map_device_dtype_unit(
+        unsupported = map_device_dtype_and_arithmetic_unit(
             frame, self.arithmetic_unit(frame), lambda *columns: unsupported_reason(*columns, dtypes)
         )
         direction = text_column(frame, "direction")
-        out = out.mask(
-            (out == "") & ~direction.isin(list(CONVOLUTION_DIRECTION_OF_WORD)),
-            "direction is none of " + ", ".join(CONVOLUTION_DIRECTION_OF_WORD),
-        )
         strided = number_column(frame, "stride_h", 1.0) * number_column(frame, "stride_w", 1.0) > 1
         half = self.kernel_family(frame) == "conv.half"
-        out = out.mask((out == "") & half & strided & (direction == "bwd_data"), STRIDED_GRADIENT_UNSUPPORTED_REASON)
-        extent = {"h": ("r", "pad_h"), "w": ("s", "pad_w")}
-        gaps = [
+        small = [~(number_column(frame, name, 1.0) >= 1) for name in SIZE_COLUMNS] + [
             number_column(frame, size) + 2 * number_column(frame, pad, 0.0) < number_column(frame, taps)
-            for size, (taps, pad) in extent.items()
+            for size, taps, pad in (("h", "r", "pad_h"), ("w", "s", "pad_w"))
         ]
-        small = np.any([~(number_column(frame, name, 1.0) >= 1) for name in SIZE_COLUMNS], axis=0) | np.asarray(
-            gaps[0] | gaps[1]
+        return first_reasons(
+            frame.index,
+            (unsupported != "", unsupported),
+            (
+                ~direction.isin(list(CONVOLUTION_DIRECTION_OF_WORD)),
+                f"direction is none of {', '.join(CONVOLUTION_DIRECTION_OF_WORD)}",
+            ),
+            (half & strided & (direction == "bwd_data"), STRIDED_GRADIENT_UNSUPPORTED_REASON),
+            (np.any(small, axis=0), "an extent is below 1, or the filter exceeds the padded image"),
         )
-        return out.mask((out == "") & small, "an extent is below 1, or the filter exceeds the padded image")
 
     def timing_method(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return how each convolution was timed, ``eager`` or ``back-to-back``, by the source of the measurement."""
-        return timing_methods(
-            frame, text_column(frame, "source").map(lambda source: TIMING_METHOD_OF_SOURCE.get(source, "back-to-back"))
-        )
+        return timing_methods(frame, text_column(frame, "source").map(TIMING_METHOD_OF_SOURCE).fillna("back-to-back"))
 
     def kernel_family(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return the family of each timed convolution: the key of its timing formula and calibrated parameters.
@@ -115,21 +111,14 @@ class ConvolutionTable(KernelTable[DeviceDatasheet]):
         It is ``conv.int8`` for integers, ``conv.tensor`` on tensor cores, ``conv.half`` for fp16 without them, else
         ``conv.vector``.
         """
-        return map_device_dtype_unit(frame, self.arithmetic_unit(frame), _family)
-
-    def arithmetic_unit(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return the arithmetic unit (tensor or vector) on which each timed convolution ran.
-
-        DeepBench's fp16 rows that name no unit ran on vector units.
-        """
-        return arithmetic_units_of_rows(frame)
+        return map_device_dtype_and_arithmetic_unit(frame, self.arithmetic_unit(frame), _family)
 
     def start_values(self, family: str, figures: DeviceDatasheet) -> Sequence[ConvolutionParameters]:
         """Return start values for a fit of convolution parameters: defaults, with the device's energy per FLOP."""
         default = ConvolutionParameters()
         energy = PICOJOULES_PER_FLOP.get(figures.architecture, default.energy_per_flop)
-        energy = energy / INT8_PRODUCTS_PER_FP32 if family == "conv.int8" else energy
-        return (dataclasses.replace(default, energy_per_flop=energy),)
+        lanes = INT8_PRODUCTS_PER_FP32 if family == "conv.int8" else 1.0
+        return (dataclasses.replace(default, energy_per_flop=energy / lanes),)
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count (FLOP, bytes) of timed convolutions: FLOP of direct convolution, and each tensor moved once."""
@@ -141,55 +130,29 @@ class ConvolutionTable(KernelTable[DeviceDatasheet]):
 
         The fastest algorithm that the row's cuDNN version offers is taken.
         """
+        integers = word_mask(frame, "dtype", "int8").all()
         costs = convolution_costs(
             convolution_shapes_of_rows(frame), device=figures, parameters=parameters,
             element_bytes=element_bytes(frame), library=cudnn_versions(text_column(frame, "library")),
-            algorithms=INTEGER_ALGORITHMS if (text_column(frame,
-                "dtype") == "int8").all() else tuple(FIRST_CHOSEN_RELEASE),
+            algorithms=INTEGER_ALGORITHMS if integers else tuple(FIRST_CHOSEN_RELEASE),
         )  # fmt: skip
         return fastest_convolution_time(costs)
 
 
 def convolution_shapes_of_rows(frame: pd.DataFrame) -> ConvolutionShape:
     """Read the convolution shapes of all table rows; strides, dilation and groups default to 1, pads to 0."""
-    columns = (
-        "n",
-        "c",
-        "h",
-        "w",
-        "k",
-        "r",
-        "s",
-        "pad_h",
-        "pad_w",
-        "stride_h",
-        "stride_w",
-        "dilation_h",
-        "dilation_w",
-        "groups",
-    )
-    names = ("batch", "channels", "height", "width", "filters", "kernel_h", "kernel_w", *columns[7:])
-    fallback = {
-        "pad_h": 0.0,
-        "pad_w": 0.0,
-        "stride_h": 1.0,
-        "stride_w": 1.0,
-        "dilation_h": 1.0,
-        "dilation_w": 1.0,
-        "groups": 1.0,
+    sizes = dict(zip(SHAPE_FIELDS, number_columns(frame, ("n", "c", "h", "w", "k", "r", "s")), strict=True))
+    steps = {
+        name: number_column(frame, name, 0.0 if name.startswith("pad") else 1.0)
+        for name in ("pad_h", "pad_w", "stride_h", "stride_w", "dilation_h", "dilation_w", "groups")
     }
-    extents = {
-        name: number_column(frame, column, fallback.get(column)) for name, column in zip(names, columns, strict=True)
-    }
-    direction = text_column(frame, "direction").map(
-        lambda word: int(CONVOLUTION_DIRECTION_OF_WORD.get(word, ConvolutionDirection.FORWARD))
-    )
-    return convolution_shape(**extents, direction=direction.to_numpy(dtype=np.int64))
+    direction = text_column(frame, "direction").map(CONVOLUTION_DIRECTION_OF_WORD).fillna(ConvolutionDirection.FORWARD)
+    return convolution_shape(**sizes, **steps, direction=np.asarray(direction, np.int64))
 
 
 def element_bytes(frame: pd.DataFrame) -> Array:
     """Return the bytes of one stored tensor element in each table row, shape (rows,); nan for unknown formats."""
-    return text_column(frame, "dtype").map(lambda dtype: ELEMENT_BYTES.get(dtype, np.nan)).to_numpy(dtype=np.float64)
+    return mapped_column(frame, "dtype", ELEMENT_BYTES)
 
 
 def cudnn_versions(library: pd.Series[str]) -> Array:
@@ -206,15 +169,10 @@ def cudnn_versions(library: pd.Series[str]) -> Array:
 
 @cache
 def _family(device: str, dtype: str, compute: str) -> str:
-    try:
-        unit = arithmetic_unit(find_device(device), dtype, compute)
-    except SpecError:
-        return "conv.vector"
     if dtype == "int8":
         return "conv.int8"
-    if unit == "tensor":
-        return "conv.tensor"
-    return "conv.half" if dtype in ("fp16", "bf16") and compute != "fp32" else "conv.vector"
+    family = unit_family("conv", device, dtype, compute)
+    return "conv.vector" if family == "conv.half" and compute == "fp32" else family
 
 
 KERNEL_TABLES.register("conv")(ConvolutionTable())
@@ -258,9 +216,7 @@ class CnnLayersTable(KernelTable[DeviceDatasheet]):
     """
 
     name = "cnn_layers"
-    identifying_columns = frozenset(
-        {"source", "device", "layer_type", "input_shape", "output_shape", "kernel", "forward_ms", "backward_ms"}
-    )
+    identifying_columns = column_set("source device layer_type input_shape output_shape kernel forward_ms backward_ms")
     optional_columns = "compute cudnn dtype framework groups pad stride software"
     configuration_columns = ("input_shape", "output_shape", "kernel", "layer_type")
     parameters_by_family: ClassVar[Mapping[str, type[Any]]] = {"conv.vector": ConvolutionParameters}
@@ -283,21 +239,20 @@ class CnnLayersTable(KernelTable[DeviceDatasheet]):
 
         Reasons are layers without work, unknown layer types, shapes or frameworks, and other formats than fp32.
         """
-        kind = text_column(frame, "layer_type")
-        out = pd.Series("", index=frame.index, dtype=object)
-        out = out.mask(
-            ~kind.isin([*PRODUCT_LAYER_TYPES, *MEMORY_BOUND_LAYER_TYPES]),
-            "layer type " + kind.where(kind != "", "(empty)") + " is not modelled",
-        )
-        shaped = ~np.isnan(_extents(frame, "input_shape")[:, 0] + _extents(frame, "output_shape")[:, 0])
-        out = out.mask((out == "") & ~shaped, "a shape is not N x C [x H x W]")
+        kind, framework = text_column(frame, "layer_type"), text_column(frame, "framework")
+        unshaped = np.isnan(_extents(frame, "input_shape")[:, 0] + _extents(frame, "output_shape")[:, 0])
         unknown = kind.isin(PRODUCT_LAYER_TYPES) & (convolution_library_names(frame) == "")
-        out = out.mask(
-            (out == "") & unknown, "kernels of framework " + text_column(frame, "framework") + " are not modelled"
+        return first_reasons(
+            frame.index,
+            (
+                ~kind.isin([*PRODUCT_LAYER_TYPES, *MEMORY_BOUND_LAYER_TYPES]),
+                "layer type " + kind.where(kind != "", "(empty)") + " is not modelled",
+            ),
+            (unshaped, "a shape is not N x C [x H x W]"),
+            (unknown, "kernels of framework " + framework + " are not modelled"),
+            (~(self.measured_values(frame) > 0), "forward and backward time are not both there"),
+            (text_column(frame, "dtype", "fp32") != "fp32", "only fp32 is modelled"),
         )
-        timed = self.measured_values(frame) > 0
-        out = out.mask((out == "") & ~timed, "forward and backward time are not both there")
-        return out.mask((out == "") & (text_column(frame, "dtype", "fp32") != "fp32"), "only fp32 is modelled")
 
     def timing_method(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return ``back-to-back`` for all timed network layers: each was timed in a loop of one layer."""
@@ -312,7 +267,7 @@ class CnnLayersTable(KernelTable[DeviceDatasheet]):
 
         FLOP are those of direct convolution; each pass moves each of its tensors once.
         """
-        products = text_column(frame, "layer_type").isin(PRODUCT_LAYER_TYPES).to_numpy()
+        products = word_mask(frame, "layer_type", *PRODUCT_LAYER_TYPES)
         shape = layer_convolution_shapes(frame, ConvolutionDirection.FORWARD)
         forward, backward = _moved(frame)
         moved = np.where(products, 3.0 * shape.moved_elements, forward + backward)
@@ -321,15 +276,10 @@ class CnnLayersTable(KernelTable[DeviceDatasheet]):
     def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: ConvolutionParameters) -> Array:
         """Predict the forward plus backward time [s] of network layers on one device."""
         forward, backward = _moved(frame)
-        rate = (
-            STREAM_BANDWIDTH_FRACTION["GDDR" if figures.memory_kind.startswith("GDDR") else "HBM"]
-            * figures.memory_bandwidth
-        )
-        seconds = (forward + backward) * element_bytes(frame) / rate
-        products, library = (
-            text_column(frame, "layer_type").isin(PRODUCT_LAYER_TYPES).to_numpy(),
-            convolution_library_names(frame).to_numpy(),
-        )
+        share = STREAM_BANDWIDTH_FRACTION["GDDR" if figures.memory_kind.startswith("GDDR") else "HBM"]
+        seconds = (forward + backward) * element_bytes(frame) / (share * figures.memory_bandwidth)
+        products = word_mask(frame, "layer_type", *PRODUCT_LAYER_TYPES)
+        library = convolution_library_names(frame).to_numpy()
         for name, framework in LIBRARY_OF_FRAMEWORK.items():
             chosen = products & (library == name)
             if chosen.any():
@@ -372,7 +322,7 @@ def convolution_layer_time(
         Times [s].
     """
     images = _extents(frame, "input_shape")[:, 0] if framework.image_by_image else np.ones(len(frame))
-    dense = (text_column(frame, "layer_type") == "InnerProduct").to_numpy()
+    dense = word_mask(frame, "layer_type", "InnerProduct")
     calls, total = np.where(dense, 1.0, images), np.zeros(len(frame))
     for direction in ConvolutionDirection:
         costs = convolution_costs(
@@ -392,19 +342,16 @@ def layer_convolution_shapes(
     """
     n, c, h, w = _extents(frame, "input_shape").T
     k = _extents(frame, "output_shape")[:, 1]
-    kernel = (
-        text_column(frame, "kernel", "1x1").str.extract(r"(\d+)\s*x\s*(\d+)").fillna("1").to_numpy(dtype=np.float64)
-    )
-    pad, stride, groups = (
-        number_column(frame, name, default) for name, default in (("pad", 0.0), ("stride", 1.0), ("groups", 1.0))
-    )
-    dense = (text_column(frame, "layer_type") == "InnerProduct").to_numpy()
+    taps = text_column(frame, "kernel", "1x1").str.extract(r"(\d+)\s*x\s*(\d+)").fillna("1")
+    kernel = taps.to_numpy(dtype=np.float64)
+    pad, stride = number_column(frame, "pad", 0.0), number_column(frame, "stride", 1.0)
+    dense = word_mask(frame, "layer_type", "InnerProduct")
     return convolution_shape(
         batch=np.where(dense, 1.0, n / calls), channels=np.where(dense, c * h * w, c),
         height=np.where(dense, n, h), width=np.where(dense, 1.0, w), filters=k,
         kernel_h=np.where(dense, 1.0, kernel[:, 0]), kernel_w=np.where(dense, 1.0, kernel[:, 1]),
         pad_h=np.where(dense, 0.0, pad), pad_w=np.where(dense, 0.0, pad), stride_h=stride, stride_w=stride,
-        groups=groups, direction=direction,
+        groups=number_column(frame, "groups", 1.0), direction=direction,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,6 @@ from paleo.pricing.attention import (
     attention_prefill_time,
     default_attention_kernel,
 )
-from paleo.pricing.calibration_lookup import find_parameters
 from paleo.pricing.engine_gemm import (
     DECODE_BLOCK_ROWS,
     LATENT_DIM,
@@ -40,13 +39,25 @@ from paleo.pricing.families import (
 )
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.pricing.kernels import DeviceDatasheet
-from paleo.tables.cells import Array, map_text_columns, number_column, parse_release, text_column
+from paleo.tables.base import column_set
+from paleo.tables.cells import (
+    Array,
+    map_text_columns,
+    mapped_column,
+    number_column,
+    number_columns,
+    parse_release,
+    text_column,
+    true_cells,
+    word_mask,
+)
 from paleo.tables.kernels import (
     KERNEL_TABLES,
     FitSettings,
-    FittedParameters,
+    FitTarget,
     KernelTable,
     apply_per_row,
+    shipped_parameters,
     unsupported_reason,
 )
 from paleo.units import MICROSECOND
@@ -85,27 +96,18 @@ class EngineKernelTable(KernelTable[DeviceDatasheet]):
         """Explain why a timed kernel cannot be modelled: an unsupported number format; '' if it can be modelled."""
         return unsupported_reason(device, dtype, "", frozenset(self.element_bytes))
 
-    def fit_settings(
-        self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
-    ) -> FitSettings:
+    def fit_settings(self, target: FitTarget) -> FitSettings:
         """Choose how parameters of inference-engine kernels are fitted: start values and fixed parameters.
 
         CUDA graphs hide the host time of a call, and eager calls hide the launch cost behind the host; hidden
         parameters stay fixed.
         """
-        eager = stack == "eager"
-        start = (
-            EngineGemmParameters(host_time=150 * MICROSECOND, launch_time=5 * MICROSECOND)
-            if eager
-            else EngineGemmParameters()
-        )
-        unseen = ("launch_time", "pass_bandwidth_share") if eager else ("host_time",)
-        return FitSettings(
-            start,
-            parameters_per_stack=("launch_time", "pass_bandwidth_share"),
-            fixed_parameters=(*self.undetermined_parameters, *unseen),
-            search_count=2,
-        )
+        start, varying = EngineGemmParameters(), ("launch_time", "pass_bandwidth_share")
+        fixed = (*self.undetermined_parameters, "host_time")
+        if target.stack == "eager":
+            start = replace(start, host_time=150 * MICROSECOND, launch_time=5 * MICROSECOND)
+            fixed = (*self.undetermined_parameters, *varying)
+        return FitSettings(start, parameters_per_stack=varying, fixed_parameters=fixed)
 
 
 class QuantisedGemmTable(EngineKernelTable):
@@ -148,13 +150,13 @@ class QuantisedGemmTable(EngineKernelTable):
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count (FLOP, bytes) of low-precision GEMMs: 2 m n k FLOP, and each operand moved once."""
-        m, n, k = (number_column(frame, name) for name in self.configuration_columns)
-        element = _element_bytes(frame)
+        m, n, k = number_columns(frame, self.configuration_columns)
+        element = mapped_column(frame, "dtype", EXPERT_BYTES, 2.0)
         return 2.0 * m * n * k, (m + n) * k * element + 2.0 * m * n
 
     def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: EngineGemmParameters) -> Array:
         """Predict the time [s] of low-precision GEMMs that share device, format, family and timing method."""
-        m, n, k = (number_column(frame, name) for name in self.configuration_columns)
+        m, n, k = number_columns(frame, self.configuration_columns)
         element = SCALED_ELEMENT_BYTES[str(frame["dtype"].iloc[0])] if len(frame) else 1.0
         return low_precision_gemm_time(m=m, n=n, k=k, element_bytes=element, device=figures, parameters=parameters)
 
@@ -179,22 +181,19 @@ class ExpertKernelTable(EngineKernelTable):
         for scaling in ("bf16", "tensor8", "block8", "block4")
     }
 
-    def fit_settings(
-        self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
-    ) -> FitSettings:
+    def fit_settings(self, target: FitTarget) -> FitSettings:
         """Choose how parameters of MoE expert kernels are fitted to measured times: start values and fixed parameters.
 
         Triton kernels also fit the cost of unaligned loads, which starts at one load per element.
         """
-        plan = super().fit_settings(subject, family, stack, figures, fitted)
-        if "triton" not in family:
+        plan = super().fit_settings(target)
+        if "triton" not in target.family:
             return plan
-        start = replace(plan.start_values, unaligned_time_ratio=16.0 if family.endswith("8") else 8.0)
-        if figures.architecture != "Ampere":
+        start = replace(plan.start_values, unaligned_time_ratio=16.0 if target.family.endswith("8") else 8.0)
+        if target.figures.architecture != "Ampere":
             start = replace(start, balanced_tile_width=TRITON_BALANCED_TILE_WIDTH)
-        fixed = tuple(
-            name for name in plan.fixed_parameters if name not in ("unaligned_time_ratio", "time_per_element")
-        )
+        told = ("unaligned_time_ratio", "time_per_element")
+        fixed = (name for name in plan.fixed_parameters if name not in told)
         return replace(plan, start_values=start, fixed_parameters=(*fixed, "index_bytes_per_element"))
 
     @apply_per_row
@@ -216,52 +215,42 @@ class ExpertKernelTable(EngineKernelTable):
 
         FLOP are those of the rank's tokens. Expert weights are read once; tokens are read and written.
         """
-        tokens, hidden, inner, top_k, experts, tp, ep = (
-            number_column(frame, name) for name in self.configuration_columns
-        )
-        weights = (2.0 + _gated(frame)) * hidden * inner / tp
+        tokens, hidden, inner, top_k, experts, tp, ep = number_columns(frame, self.configuration_columns)
+        weights = (2.0 + number_column(frame, "gated", 1.0)) * hidden * inner / tp
         rows = tokens * top_k / ep
-        weights_read = np.minimum(experts / ep, rows) * weights * _element_bytes(frame)
+        weights_read = np.minimum(experts / ep, rows) * weights * mapped_column(frame, "dtype", EXPERT_BYTES, 2.0)
         return 2.0 * rows * weights, weights_read + 4.0 * rows * hidden
 
     def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: EngineGemmParameters) -> Array:
         """Predict the time [s] of MoE expert computations that share device, format, family and timing method."""
-        tokens, hidden, inner, top_k, experts, tp, ep = (
-            number_column(frame, name) for name in self.configuration_columns
-        )
-        law = text_column(frame, "distribution").str.extract(r"power_law_([\d.]+)")[0].astype(float).fillna(0.0)
-        exponent = np.asarray(law, np.float64)
+        tokens, hidden, inner, top_k, experts, tp, ep = number_columns(frame, self.configuration_columns)
+        law = text_column(frame, "distribution").str.extract(r"power_law_([\d.]+)")[0].fillna("0")
+        exponent = law.to_numpy(dtype=np.float64)
         few = (exponent > 0) & (tokens * top_k < MIN_TOKENS_PER_EXPERT * experts)
-        together = few & np.asarray(
-            map_text_columns(frame, ("library", "version"), _visits_single_rank, np.float64), dtype=bool
-        )
-        exponent = np.where(few, 0.0, exponent)
-        local = experts / ep
-        experts, ep = np.where(together, experts / ep, experts), np.where(together, 1.0, ep)
+        together = few & map_text_columns(frame, ("library", "version"), _visits_single_rank, bool)
+        local, logits = experts / ep, experts
+        experts, ep = np.where(together, local, experts), np.where(together, 1.0, ep)
         element = EXPERT_BYTES[str(frame["dtype"].iloc[0])] if len(frame) else 2.0
         family = str(self.kernel_family(frame.head(1)).iloc[0]) if len(frame) else ""
         visitors, unfiltered, calls, routed = (
-            np.asarray(map_text_columns(frame, ("library", "version", "device"), fact, np.float64))
-            for fact in _RELEASE_FACTS
+            map_text_columns(frame, ("library", "version", "device"), fact, np.float64) for fact in _RELEASE_FACTS
         )
         seconds = expert_ffn_time(
-            tokens=tokens, hidden=hidden, inner=inner, top_k=top_k, experts=experts, tp=tp, ep=ep, gated=_gated(frame),
-            exponent=exponent, element_bytes=element, device=figures, parameters=parameters,
-            tiles=expert_gemm_tiles(family, tokens, local, _untuned(frame, inner / tp)), visitors_only=visitors,
-            unfiltered=unfiltered, padded="cutedsl" in family, triton="triton" in family,
+            tokens=tokens, hidden=hidden, inner=inner, top_k=top_k, experts=experts, tp=tp, ep=ep,
+            gated=number_column(frame, "gated", 1.0), exponent=np.where(few, 0.0, exponent), element_bytes=element,
+            device=figures, parameters=parameters, visitors_only=visitors, unfiltered=unfiltered,
+            tiles=expert_gemm_tiles(family, tokens, local, _untuned(frame, inner / tp)),
+            padded="cutedsl" in family, triton="triton" in family,
         )  # fmt: skip
-        logits = number_column(frame, "num_experts")
         outside = ("trtllm" not in family) * routed * (logits > _ROUTED)
-        return calls * seconds + outside * (_ROUTER_CALL + _ROUTER_LOGIT * tokens * logits)
+        return np.asarray(calls * seconds + outside * (_ROUTER_CALL + _ROUTER_LOGIT * tokens * logits))
 
 
 class LatentAttentionTable(EngineKernelTable):
     """Table of multi-head latent attention (MLA) kernels, for prompts (context) and single tokens (generation)."""
 
     name = "mla"
-    identifying_columns = frozenset(
-        {"phase", "kv_dtype", "num_heads", "batch_size", "q_len", "kv_len", "kernel_source", "time_us"}
-    )
+    identifying_columns = column_set("phase kv_dtype num_heads batch_size q_len kv_len kernel_source time_us")
     optional_columns = "device library version kernel_source dtype"
     configuration_columns = ("num_heads", "batch_size", "q_len", "kv_len")
     size_columns = configuration_columns
@@ -294,29 +283,21 @@ class LatentAttentionTable(EngineKernelTable):
         prompts_again = (library, phase) == ("sglang", "context") and release < (0, 5, 14)
         return "graph/first" if tokens_again or prompts_again else "graph"
 
-    def fit_settings(
-        self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
-    ) -> FitSettings:
+    def fit_settings(self, target: FitTarget) -> FitSettings:
         """Choose how MLA parameters are fitted to measured times: start values and fixed parameters.
 
         Generation kernels start from an unsplit KV cache and from one split in four.
         """
-        vllm, token = "vllm" in family, "token" in family
+        vllm, token = "vllm" in target.family, "token" in target.family
         start = LatentAttentionParameters(host_time=200 * MICROSECOND) if vllm else LatentAttentionParameters()
         starts = tuple(replace(start, max_splits=splits) for splits in (1.02, 4.0)) if token else ()
-        fixed = ((), ("max_splits",))[not token] + ((), ("host_time",))[not vllm]
-        return FitSettings(
-            start,
-            alternative_starts=starts,
-            parameters_per_stack=("launch_time", "pass_bandwidth_share"),
-            fixed_parameters=fixed,
-            search_count=1,
-            prior_precision=0.2,
-        )
+        fixed = (*(() if token else ("max_splits",)), *(() if vllm else ("host_time",)))
+        varying = ("launch_time", "pass_bandwidth_share")
+        return FitSettings(start, starts, varying, fixed, random_starts=0, prior_precision=0.2)
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count (FLOP, bytes) of MLA kernels: full keys (causal for prompts); queries, keys and values moved once."""
-        heads, batch, queries, keys = (number_column(frame, name) for name in self.configuration_columns)
+        heads, batch, queries, keys = number_columns(frame, self.configuration_columns)
         seen = np.where(text_column(frame, "phase") == "generation", keys, keys - queries / 2.0)
         flop = 2.0 * batch * heads * queries * seen * (QUERY_HEAD_DIM + VALUE_HEAD_DIM)
         return flop, 2.0 * batch * (heads * queries * (QUERY_HEAD_DIM + VALUE_HEAD_DIM) + keys * LATENT_DIM)
@@ -325,20 +306,19 @@ class LatentAttentionTable(EngineKernelTable):
         self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: LatentAttentionParameters
     ) -> Array:
         """Predict the time [s] of MLA kernels that share device, format, family and timing method."""
-        heads, batch, queries, keys = (number_column(frame, name) for name in self.configuration_columns)
+        heads, batch, queries, keys = number_columns(frame, self.configuration_columns)
+        triton = text_column(frame, "kernel_source").str.contains("triton")
         return latent_attention_time(
-            heads=heads, batch=batch, queries=queries, keys=keys,
-            single=(text_column(frame, "phase") == "generation").to_numpy(dtype=bool),
-            cache_bytes=np.where(text_column(frame, "kv_dtype") == "fp8", 1.0, 2.0),
-            token_rows=np.where(text_column(frame, "kernel_source").str.contains("triton"), TRITON_DECODE_BLOCK_ROWS,
-                DECODE_BLOCK_ROWS),
+            heads=heads, batch=batch, queries=queries, keys=keys, single=word_mask(frame, "phase", "generation"),
+            cache_bytes=np.where(word_mask(frame, "kv_dtype", "fp8"), 1.0, 2.0),
+            token_rows=np.where(triton, TRITON_DECODE_BLOCK_ROWS, DECODE_BLOCK_ROWS),
             device=figures, parameters=parameters,
         )  # fmt: skip
 
 
-def _visits_single_rank(library: str, version: str) -> float:
-    """Return 1.0 for benchmark releases that send all tokens to one rank if too few tokens visit each expert."""
-    return float(library == "trtllm" or version in _SINGLE_RANK_RELEASES.get(library, ()))
+def _visits_single_rank(library: str, version: str) -> bool:
+    """Return True for benchmark releases that send all tokens to one rank if too few tokens visit each expert."""
+    return library == "trtllm" or version in _SINGLE_RANK_RELEASES.get(library, ())
 
 
 #: Facts of a release's benchmark on a device, as numbers: only tokens that visit the rank are there, all their visits
@@ -357,25 +337,15 @@ def _untuned(frame: pd.DataFrame, width: Array) -> Array:
     These are SGLang and early vLLM, except for Mixtral's experts, for which both ship tuned tiles.
     """
     tuned = (number_column(frame, "num_experts") == _TUNED_EXPERTS) & (number_column(frame, "moe_ep_size") == 1.0)
-    library, version = text_column(frame, "library"), text_column(frame, "version")
-    single = ((library == "sglang") | ((library == "vllm") & (version == _UNTUNED_VLLM))).to_numpy(dtype=bool)
+    old_vllm = word_mask(frame, "library", "vllm") & word_mask(frame, "version", _UNTUNED_VLLM)
+    single = word_mask(frame, "library", "sglang") | old_vllm
     return np.asarray(single & ~(tuned & (width < _TUNED_WIDTH)), np.float64)
-
-
-def _gated(frame: pd.DataFrame) -> Array:
-    """Return 1.0 for MoE rows whose experts have a gate projection (assumed if not stated), shape (rows,)."""
-    return number_column(frame, "gated", 1.0)
-
-
-def _element_bytes(frame: pd.DataFrame) -> Array:
-    return np.asarray(map_text_columns(frame, ("dtype",), lambda dtype: EXPERT_BYTES.get(dtype, 2.0), np.float64))
 
 
 for kind in (QuantisedGemmTable(), ExpertKernelTable(), LatentAttentionTable()):
     KERNEL_TABLES.register(kind.name)(kind)
 
 
-Parameters = TypeVar("Parameters")
 #: Operation of a row -> its family; that of attention is followed by the kernel.
 FAMILY_OF_OPERATION = {"matmul": "products", "group_matmul": "experts", "sdp_fwd": "attention", "sdp_bwd": "attention"}
 #: Parameters that the rows of a family do not tell.
@@ -394,9 +364,7 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
     """Table of kernels of a training step (GEMM, grouped GEMM of experts, attention), one timed call per row."""
 
     name = "training_kernels"
-    identifying_columns = frozenset(
-        {"op", "m", "k", "n", "layout", "groups", "group_m", "stage", "head_num", "time_us", "device"}
-    )
+    identifying_columns = column_set("op m k n layout groups group_m stage head_num time_us device")
     optional_columns = (
         "dtype accumulate out_dtype group_n group_k batch seq_len kv_head_num qk_head_dim v_head_dim main_grad_dtype"
     )
@@ -443,18 +411,13 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
         traits = self.load_datasheet(device, "bf16", "")
         return f"{name}.{default_attention_kernel(traits.architecture, traits.memory_kind)}"
 
-    def fit_settings(
-        self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
-    ) -> FitSettings:
+    def fit_settings(self, target: FitTarget) -> FitSettings:
         """Choose how parameters of training kernels are fitted to measured times: start values and fixed parameters.
 
         Parameters that the rows of a family do not determine stay fixed.
         """
-        return FitSettings(
-            TrainingKernelParameters(),
-            fixed_parameters=UNDETERMINED_TRAINING_PARAMETERS[family.split(".")[1]],
-            prior_precision=0.2,
-        )
+        unseen = UNDETERMINED_TRAINING_PARAMETERS[target.family.split(".")[1]]
+        return FitSettings(TrainingKernelParameters(), fixed_parameters=unseen, prior_precision=0.2)
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count (FLOP, bytes) of training kernels: GEMMs and attention scores, operands and results moved once."""
@@ -472,43 +435,34 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
         """Predict the time [s] of training kernels that share device and family."""
         if frame.empty:
             return np.zeros(0)
-        op, products = str(frame["op"].iloc[0]), _shipped(GemmParameters, "gemm.tensor", figures)
+        op, products = str(frame["op"].iloc[0]), shipped_parameters(GemmParameters, "gemm.tensor", figures)
         if FAMILY_OF_OPERATION[op] == "attention":
             return _attention(frame, figures, parameters, products.training_energy_ratio)
         rows, columns, length, count = _product(frame)
+        launch = parameters.launch_time
         shared: dict[str, Any] = {
             "m": rows, "n": columns, "k": length, "element_bytes": OPERAND_ELEMENT_BYTES,
-            "result_bytes": _written(frame),
-            "weight_copies": np.inf, "activity": products.training_energy_ratio, "device": figures,
-            "parameters": replace(products, launch_time=parameters.launch_time),
+            "result_bytes": _written(frame), "weight_copies": np.inf, "activity": products.training_energy_ratio,
+            "device": figures, "parameters": replace(products, launch_time=launch if op == "matmul" else 0.0),
         }  # fmt: skip
         if op == "matmul":
             cold, hot = (gemm_time(sustained=load, **shared) for load in (0.0, 1.0))
             return sustained_load_time(cold, hot, parameters.half_throttle_time)
-        shared["parameters"] = replace(products, launch_time=0.0)
-        return looped_expert_gemm_time(experts=count, launch=parameters.launch_time, sustained=1.0, **shared)
-
-
-def _shipped(kind: type[Parameters], family: str, figures: DeviceDatasheet) -> Parameters:
-    return find_parameters(
-        kind, subject=figures.name, architecture=figures.architecture, memory_kind=figures.memory_kind, family=family
-    ).parameters
+        return looped_expert_gemm_time(experts=count, launch=launch, sustained=1.0, **shared)
 
 
 def _attention(frame: pd.DataFrame, figures: DeviceDatasheet, p: TrainingKernelParameters, activity: float) -> Array:
     kernel = default_attention_kernel(figures.architecture, figures.memory_kind)
-    engine = _shipped(PrefillParameters, f"attention.{kernel}.prefill", figures)
+    engine = shipped_parameters(PrefillParameters, f"attention.{kernel}.prefill", figures)
     tokens = number_column(frame, "seq_len", DEFAULT_ATTENTION_TOKENS)
     shape: dict[str, Any] = {
         "batch": number_column(frame, "batch", 1.0), "query_heads": number_column(frame, "head_num"),
         "kv_heads": number_column(frame, "kv_head_num"), "query_length": tokens, "kv_length": tokens,
         "head_dim": number_column(frame, "qk_head_dim"), "value_dim": number_column(frame, "v_head_dim"),
-        "causal": True,
-        "kernel_name": kernel, "device": figures, "sustained": 1.0,
+        "causal": True, "kernel_name": kernel, "device": figures, "sustained": 1.0, "activity": activity,
         "parameters": replace(training_attention_parameters(engine, p), launch_time=p.launch_time),
-        "activity": activity,
     }  # fmt: skip
-    forward = (text_column(frame, "op") == "sdp_fwd").to_numpy(dtype=bool)
+    forward = word_mask(frame, "op", "sdp_fwd")
     return np.where(forward, attention_prefill_time(**shape), attention_backward_time(**shape))
 
 
@@ -536,8 +490,7 @@ def _written(frame: pd.DataFrame) -> Array:
         number_column(frame, "groups", 0.0) > 0, text_column(frame, "out_dtype")
     )
     sums = stated.map(GRADIENT_BYTES_BY_DTYPE).fillna(OPERAND_ELEMENT_BYTES).to_numpy(dtype=np.float64)
-    added = text_column(frame, "accumulate").str.lower().isin(["true", "1", "1.0"]).to_numpy(dtype=bool)
-    return np.where(added, 2.0 * sums, OPERAND_ELEMENT_BYTES)
+    return np.where(true_cells(frame, "accumulate"), 2.0 * sums, OPERAND_ELEMENT_BYTES)
 
 
 KERNEL_TABLES.register(TrainingKernelTable.name)(TrainingKernelTable())

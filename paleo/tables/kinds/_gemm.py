@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -12,23 +12,32 @@ import numpy as np
 import pandas as pd
 
 from paleo.errors import SpecError
-from paleo.pricing.calibration_lookup import find_parameters
 from paleo.pricing.gemm import GemmParameters, gemm_time, quantisation_time, unaligned_gemm_time
 from paleo.pricing.kernels import DeviceDatasheet, arithmetic_unit
 from paleo.pricing.power import INT8_PRODUCTS_PER_FP32, energy_per_flop, l2_surviving_share
 from paleo.pricing.rnn import GATES_BY_CELL, RnnDirection, RnnParameters, rnn_time
 from paleo.specs.device import find_device
-from paleo.tables.base import parse_column_names
-from paleo.tables.cells import Array, map_text_columns, number_column, text_column
+from paleo.tables.base import column_set
+from paleo.tables.cells import (
+    Array,
+    map_text_columns,
+    mapped_column,
+    number_column,
+    number_columns,
+    text_column,
+    word_mask,
+)
 from paleo.tables.kernels import (
     KERNEL_TABLES,
     FitSettings,
-    FittedParameters,
+    FitTarget,
     KernelTable,
     apply_per_row,
-    arithmetic_units_of_rows,
-    map_device_dtype_unit,
+    first_reasons,
+    map_device_dtype_and_arithmetic_unit,
+    shipped_parameters,
     timing_methods,
+    unit_family,
     unsupported_reason,
 )
 from paleo.tables.kinds._conv import ELEMENT_BYTES, cudnn_versions, element_bytes
@@ -63,21 +72,15 @@ SGEMM_TILE_AREAS = (64 * 64.0, 64 * 128.0, 128 * 128.0)
 UNTHROTTLED_FAMILIES = {("Pascal", "gemm.simt"), ("Ampere", "gemm.tensor")}
 #: What rows cannot tell apart: under replayed graphs, blocks under way from their first reads; beside the launches of
 #: eager code, either from how blocks spread and parts of sums meet.
-UNDETERMINED_TENSOR_CORE_PARAMETERS, UNDETERMINED_VECTOR_UNIT_PARAMETERS = (
-    ("dram_latency_cycles",),
-    ("block_start_cycles", "time_per_split", "cycles_per_summed_element"),
-)
+UNDETERMINED_TENSOR_CORE_PARAMETERS = ("dram_latency_cycles",)
+UNDETERMINED_VECTOR_UNIT_PARAMETERS = ("block_start_cycles", "time_per_split", "cycles_per_summed_element")
 #: Cycles for two bytes of a sum from which a fit sets out as well: L40S takes 12.7 us longer for 3,072 elements more of
 #: a single tile's, 10.4 cycles each at 2.52 GHz. From below, where a block computes for longer, no slope leads there.
 SPLIT_K_START_CYCLES = 10.4
 #: Architecture -> its smallest sgemm tile, where it is not the last.
-SMALLEST_SGEMM_TILE_AREA = {
-    "Kepler": SGEMM_TILE_AREAS[1],
-    "Maxwell": SGEMM_TILE_AREAS[1],
-    "Pascal": SGEMM_TILE_AREAS[1],
-    "Volta": SGEMM_TILE_AREAS[0],
-    "Turing": SGEMM_TILE_AREAS[0],
-}
+SMALLEST_SGEMM_TILE_AREA = dict.fromkeys(("Kepler", "Maxwell", "Pascal"), SGEMM_TILE_AREAS[1]) | dict.fromkeys(
+    ("Volta", "Turing"), SGEMM_TILE_AREAS[0]
+)
 
 
 #: Share of the bandwidth of graphics memory that reads of one sector a page reach: large transposed products of
@@ -125,11 +128,7 @@ class GemmTable(KernelTable[DeviceDatasheet]):
     configuration_columns = ("m", "n", "k", "batch")
     size_columns = ("m", "n", "k", "batch")
     parameters_by_family: ClassVar[Mapping[str, type[Any]]] = {
-        "gemm.tensor": GemmParameters,
-        "gemm.simt": GemmParameters,
-        "gemm.fp8": GemmParameters,
-        "gemm.fp4": GemmParameters,
-        "gemm.int8": GemmParameters,
+        f"gemm.{unit}": GemmParameters for unit in ("tensor", "simt", "fp8", "fp4", "int8")
     }
     host_parameters = ("launch_time",)
 
@@ -161,63 +160,48 @@ class GemmTable(KernelTable[DeviceDatasheet]):
 
         Vector units try the smallest tile sizes of all cuBLAS generations.
         """
-        energies, tile = (
-            energy_per_flop(figures),
-            SMALLEST_SGEMM_TILE_AREA.get(figures.architecture, SGEMM_TILE_AREAS[2]),
-        )
-        share = l2_surviving_share(figures)
+        energies, share = energy_per_flop(figures), l2_surviving_share(figures)
         if family == "gemm.tensor":
             first = GemmParameters(
                 energy_per_flop=energies.tensor, training_energy_per_flop=energies.training, l2_survival_share=share
             )
             return (first, dataclasses.replace(first, cycles_per_summed_element=SPLIT_K_START_CYCLES))
-        if family == "gemm.int8" and not figures.tensor_cores:
-            lane = energies.vector / INT8_PRODUCTS_PER_FP32
-            return (
-                GemmParameters(
-                    launch_time=5 * MICROSECOND,
-                    energy_per_flop=lane,
-                    training_energy_per_flop=lane,
-                    l2_survival_share=share,
-                ),
-            )
         if family != "gemm.simt":
-            return (
-                GemmParameters(
-                    energy_per_flop=energies.fp8,
-                    training_energy_per_flop=energies.training_fp8,
-                    l2_survival_share=share,
-                ),
-            )
+            lanes = family == "gemm.int8" and not figures.tensor_cores
+            energy = energies.vector / INT8_PRODUCTS_PER_FP32 if lanes else energies.fp8
+            start = GemmParameters(
+                energy_per_flop=energy, training_energy_per_flop=energy if lanes else energies.training_fp8,
+                l2_survival_share=share,
+            )  # fmt: skip
+            return (dataclasses.replace(start, launch_time=5 * MICROSECOND) if lanes else start,)
+        tile = SMALLEST_SGEMM_TILE_AREA.get(figures.architecture, SGEMM_TILE_AREAS[2])
         stall = 1.0 if figures.architecture in ("Kepler", "Maxwell", "Pascal") else 0.05
         first = GemmParameters(
             launch_time=20 * MICROSECOND, efficiency=0.9, l2_rate=0.02, split_time=3 * MICROSECOND,
-            page_stall_ratio=stall,
-            energy_per_flop=energies.vector, training_energy_per_flop=energies.vector, min_tile_area=tile,
+            page_stall_ratio=stall, energy_per_flop=energies.vector, training_energy_per_flop=energies.vector,
+            min_tile_area=tile,
             scattered_read_efficiency=SCATTERED_READ_BANDWIDTH_SHARE.get(figures.memory_kind, 1.0),
         )  # fmt: skip
-        return (
-            first,
-            *(dataclasses.replace(first, min_tile_area=other) for other in SGEMM_TILE_AREAS if other != tile),
-        )
+        others = (dataclasses.replace(first, min_tile_area=other) for other in SGEMM_TILE_AREAS if other != tile)
+        return (first, *others)
 
-    def fit_settings(
-        self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
-    ) -> FitSettings:
+    def fit_settings(self, target: FitTarget) -> FitSettings:
         """Choose how GEMM parameters are fitted to measured times: start values and fixed parameters.
 
         Devices with few rows (DeepBench) start from a well-measured device and stay near its values.
         """
+        family, figures = target.family, target.figures
         first, *other_starts = self.start_values(family, figures)
         alike = UNDETERMINED_TENSOR_CORE_PARAMETERS if figures.tensor_cores else UNDETERMINED_VECTOR_UNIT_PARAMETERS
         teacher = REFERENCE_FITS.get((figures.architecture, family))
-        known = (
-            fitted.get((teacher.device, family, teacher.timing_method)) if teacher and stack == "back-to-back" else None
-        )
+        if teacher is None or target.stack != "back-to-back":
+            known = None
+        else:
+            known = target.fitted.get((teacher.device, family, teacher.timing_method))
         if teacher is None or known is None:
             fixed = (*alike, "energy_per_flop") if (figures.architecture, family) in UNTHROTTLED_FAMILIES else alike
             return FitSettings(
-                first, tuple(other_starts), ("launch_time",), fixed, search_count=1 if other_starts else 2
+                first, tuple(other_starts), ("launch_time",), fixed, random_starts=0 if other_starts else 1
             )
         start = dataclasses.replace(
             known, launch_time=teacher.launch_time, energy_per_flop=first.energy_per_flop,
@@ -229,21 +213,13 @@ class GemmTable(KernelTable[DeviceDatasheet]):
         alternatives = tuple(dataclasses.replace(start, min_tile_area=1.01 * tile) for tile in tiles)
         fixed = ("energy_per_flop", *alike, *teacher.fixed_parameters)
         return FitSettings(
-            start, alternatives, ("launch_time",), fixed, search_count=1, prior_precision=teacher.prior_precision
+            start, alternatives, ("launch_time",), fixed, random_starts=0, prior_precision=teacher.prior_precision
         )
-
-    @apply_per_row
-    def arithmetic_unit(self, dtype: str, compute: str, source: str) -> str:
-        """Return the arithmetic unit (tensor or vector) on which a timed GEMM ran.
-
-        DeepBench's fp16 rows that name no unit ran on vector units.
-        """
-        return _unit(dtype, compute, source)
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count (FLOP, bytes) of timed GEMMs: 2 m n k batch FLOP, and each operand moved once."""
-        m, n, k, batch = (number_column(frame, name) for name in self.configuration_columns)
-        element, result = _bytes(frame, OPERAND_BYTES), _bytes(frame, RESULT_BYTES)
+        m, n, k, batch = number_columns(frame, self.configuration_columns)
+        element, result = (mapped_column(frame, "dtype", each) for each in (OPERAND_BYTES, RESULT_BYTES))
         return 2.0 * m * n * k * batch, batch * ((m * k + k * n) * element + m * n * result)
 
     def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: GemmParameters) -> Array:
@@ -254,13 +230,11 @@ class GemmTable(KernelTable[DeviceDatasheet]):
         if frame.empty:
             return np.zeros(0)
         stack, dtype = str(self.timing_method(frame.iloc[:1]).iloc[0]), str(frame["dtype"].iloc[0]).strip()
-        m, n, k, batch = (number_column(frame, name) for name in self.configuration_columns)
-        column_major = map_text_columns(frame, ("source",), lambda source: source in COLUMN_MAJOR_SOURCES, bool)
+        m, n, k, batch = number_columns(frame, self.configuration_columns)
+        column_major = word_mask(frame, "source", *COLUMN_MAJOR_SOURCES)
         # Whether operands lie contiguous along k, by layout letters; a column-major BLAS computes C transposed.
-        turned = (
-            map_text_columns(frame, (name,), lambda letter: letter == "T", bool) for name in ("trans_a", "trans_b")
-        )
-        left, right = (each == (column_major == first) for each, first in zip(turned, (True, False), strict=True))
+        left = word_mask(frame, "trans_a", "T") == column_major
+        right = word_mask(frame, "trans_b", "T") != column_major
         if column_major.any():
             m, n = np.where(column_major, n, m), np.where(column_major, m, n)
             left, right = np.where(column_major, right, left), np.where(column_major, left, right)
@@ -314,10 +288,6 @@ def _weight_copies(stack: str, weight_bytes: Array, l2_bytes: float) -> Array:
     return np.full(weight_bytes.shape, WEIGHT_COPIES.get(stack, 1.0))
 
 
-def _bytes(frame: pd.DataFrame, table: Mapping[str, float]) -> Array:
-    return np.asarray(map_text_columns(frame, ("dtype",), lambda dtype: table.get(dtype, math.nan), np.float64))
-
-
 KERNEL_TABLES.register(GemmTable.name)(GemmTable())
 
 
@@ -335,16 +305,12 @@ class RnnTable(KernelTable[DeviceDatasheet]):
     """Table of recurrent layers (vanilla, LSTM, GRU) over ``timesteps`` steps, one timed call per row."""
 
     name = "rnn"
-    identifying_columns = frozenset(
-        parse_column_names("source device dtype cell hidden batch timesteps direction time_us")
-    )
+    identifying_columns = column_set("source device dtype cell hidden batch timesteps direction time_us")
     optional_columns = "compute library timing"
     configuration_columns = ("cell", "hidden", "batch", "timesteps", "direction")
     size_columns = ("hidden", "batch", "timesteps")
     parameters_by_family: ClassVar[Mapping[str, type[Any]]] = {
-        "rnn.vector": RnnParameters,
-        "rnn.half": RnnParameters,
-        "rnn.tensor": RnnParameters,
+        f"rnn.{unit}": RnnParameters for unit in ("vector", "half", "tensor")
     }
     host_parameters = ("launch_time", "step_launch_time", "early_step_time")
 
@@ -354,15 +320,17 @@ class RnnTable(KernelTable[DeviceDatasheet]):
         Reasons are an unknown dtype, cell or direction, no peak on the device, or an extent below 1.
         """
         dtypes = frozenset(ELEMENT_BYTES)
-        out = map_device_dtype_unit(
+        unsupported = map_device_dtype_and_arithmetic_unit(
             frame, self.arithmetic_unit(frame), lambda *columns: unsupported_reason(*columns, dtypes)
         )
-        for column, known in (("cell", list(GATES_BY_CELL)), ("direction", list(RNN_DIRECTION_OF_WORD))):
-            out = out.mask(
-                (out == "") & ~text_column(frame, column).isin(known), f"{column} is none of " + ", ".join(known)
-            )
-        small = np.any([~(number_column(frame, name) >= 1) for name in ("hidden", "batch", "timesteps")], axis=0)
-        return out.mask((out == "") & small, "an extent is below 1")
+        small = np.any([~(sizes >= 1) for sizes in number_columns(frame, self.size_columns)], axis=0)
+        known: dict[str, Collection[str]] = {"cell": GATES_BY_CELL, "direction": RNN_DIRECTION_OF_WORD}
+        return first_reasons(
+            frame.index,
+            (unsupported != "", unsupported),
+            *((~word_mask(frame, name, *few), f"{name} is none of {', '.join(few)}") for name, few in known.items()),
+            (small, "an extent is below 1"),
+        )
 
     def timing_method(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return how each recurrent layer was timed: ``back-to-back`` unless column ``timing`` says otherwise."""
@@ -373,14 +341,7 @@ class RnnTable(KernelTable[DeviceDatasheet]):
 
         It is ``rnn.tensor`` on tensor cores, ``rnn.half`` for 16-bit formats without them, else ``rnn.vector``.
         """
-        return map_device_dtype_unit(frame, self.arithmetic_unit(frame), _rnn_family)
-
-    def arithmetic_unit(self, frame: pd.DataFrame) -> pd.Series[str]:
-        """Return the arithmetic unit (tensor or vector) on which each timed recurrent layer ran.
-
-        DeepBench's fp16 rows that name no unit ran on vector units.
-        """
-        return arithmetic_units_of_rows(frame)
+        return map_device_dtype_and_arithmetic_unit(frame, self.arithmetic_unit(frame), partial(unit_family, "rnn"))
 
     def start_values(self, family: str, figures: DeviceDatasheet) -> Sequence[RnnParameters]:
         """Return start values for a fit of recurrent-layer parameters.
@@ -394,8 +355,8 @@ class RnnTable(KernelTable[DeviceDatasheet]):
 
         Weights are read every step (once for the filter gradient), states are moved once.
         """
-        hidden, batch, steps = (number_column(frame, name) for name in ("hidden", "batch", "timesteps"))
-        gate_count, element, direction = _gates(frame), element_bytes(frame), _ways(frame)
+        hidden, batch, steps = number_columns(frame, self.size_columns)
+        gate_count, element, direction = mapped_column(frame, "cell", GATES_BY_CELL), element_bytes(frame), _ways(frame)
         products = gate_count * hidden**2
         gradients = np.where(direction == RnnDirection.BACKWARD, 2.0, 1.0)
         reads = np.where(direction == RnnDirection.FILTER, 1.0, steps)
@@ -407,48 +368,18 @@ class RnnTable(KernelTable[DeviceDatasheet]):
 
         Kernels are the standard ones, not persistent kernels.
         """
-        hidden, batch, steps = (number_column(frame, name) for name in ("hidden", "batch", "timesteps"))
+        hidden, batch, steps = number_columns(frame, self.size_columns)
+        products = shipped_parameters(GemmParameters, "gemm.tensor" if figures.tensor_cores else "gemm.simt", figures)
         return rnn_time(
-            gate_count=_gates(frame), hidden=hidden, batch=batch, timesteps=steps, direction=_ways(frame),
+            gate_count=mapped_column(frame, "cell", GATES_BY_CELL),
+            hidden=hidden, batch=batch, timesteps=steps, direction=_ways(frame),
             element_bytes=element_bytes(frame), library=cudnn_versions(text_column(frame, "library")),
-            device=figures, parameters=parameters, products=_products(figures),
+            device=figures, parameters=parameters, products=products,
         )  # fmt: skip
 
 
-def _products(figures: DeviceDatasheet) -> GemmParameters:
-    """Look up the calibrated GEMM parameters of a device, measured or inherited."""
-    return find_parameters(
-        GemmParameters,
-        subject=figures.name,
-        architecture=figures.architecture,
-        memory_kind=figures.memory_kind,
-        family="gemm.tensor" if figures.tensor_cores else "gemm.simt",
-    ).parameters
-
-
-def _gates(frame: pd.DataFrame) -> Array:
-    return (
-        text_column(frame, "cell").map(lambda cell: float(GATES_BY_CELL.get(cell, np.nan))).to_numpy(dtype=np.float64)
-    )
-
-
 def _ways(frame: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.int64]]:
-    return (
-        text_column(frame, "direction")
-        .map(lambda word: int(RNN_DIRECTION_OF_WORD.get(word, 0)))
-        .to_numpy(dtype=np.int64)
-    )
-
-
-@cache
-def _rnn_family(device: str, dtype: str, compute: str) -> str:
-    try:
-        unit = arithmetic_unit(find_device(device), dtype, compute)
-    except SpecError:
-        return "rnn.vector"
-    if unit == "tensor":
-        return "rnn.tensor"
-    return "rnn.half" if dtype in ("fp16", "bf16") else "rnn.vector"
+    return np.asarray(text_column(frame, "direction").map(RNN_DIRECTION_OF_WORD).fillna(0), np.int64)
 
 
 KERNEL_TABLES.register("rnn")(RnnTable())

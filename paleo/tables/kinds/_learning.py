@@ -14,7 +14,7 @@ import pandas as pd
 from paleo.errors import SpecError
 from paleo.learning.base import CHINCHILLA, RESNET32_STALENESS_LAW, STEP_LAW, ReferencePointsLaw, refit_without_batch
 from paleo.specs.task import mlperf_task
-from paleo.studies.cost import INTERVAL_DEVIATIONS
+from paleo.studies.cost import INTERVAL_STANDARD_DEVIATIONS
 from paleo.tables.run_tables import RUN_TABLES, NonStepTimeTable, Row, RowPrediction, has_value, integer_cell
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def predicted_final_loss(row: Row) -> tuple[float, float, str]:
     if not (has_value(row, "batch_tokens") and has_value(row, "learning_rate")):
         return float(CHINCHILLA.loss(size, tokens)), CHINCHILLA.residual, "chinchilla"
     rate = float(row["learning_rate"])
-    off = float(STEP_LAW.learning_rate_doublings(size, tokens, rate))
+    off = float(STEP_LAW.log2_learning_rate_ratio(size, tokens, rate))
     low, high = STEP_LAW.fitted_rate_doublings
     if not low <= off <= high:
         raise SpecError(
@@ -96,14 +96,12 @@ class StalenessTable(NonStepTimeTable):
             raise SpecError(
                 f"staleness {staleness:g} lies outside of the range of its law (0 to {law.max_staleness:g})"
             )
-        if float(row["final_accuracy"]) < law.chance_accuracy + LEAST_LEARNED_SHARE * (
-            law.accuracy_without_staleness - law.chance_accuracy
-        ):
+        learnable = law.accuracy_without_staleness - law.chance_accuracy
+        if float(row["final_accuracy"]) < law.chance_accuracy + LEAST_LEARNED_SHARE * learnable:
             raise SpecError(f"the run never learned: its accuracy is that of guessing ({law.chance_accuracy:.0%})")
-        accuracy, spread = float(law.accuracy(staleness)), INTERVAL_DEVIATIONS * law.residual
-        return RowPrediction(
-            accuracy, accuracy - spread, accuracy + spread, 1.0, str(row["device"]), "linear in staleness"
-        )
+        accuracy, spread = float(law.accuracy(staleness)), INTERVAL_STANDARD_DEVIATIONS * law.residual
+        names = (str(row["device"]), "linear in staleness")
+        return RowPrediction(accuracy, accuracy - spread, accuracy + spread, 1.0, *names)
 
 
 RUN_TABLES.register("staleness_accuracy")(StalenessTable())
@@ -141,13 +139,9 @@ class ConvergenceTable(NonStepTimeTable):
         law = task.law
         if isinstance(law, ReferencePointsLaw) and batch in [point for point, _ in law.points]:
             law = refit_without_batch(law, batch)
-        samples, spread = (
-            float(law.samples(batch)),
-            math.exp(INTERVAL_DEVIATIONS * float(law.log_standard_deviation(batch, float(row["n"])))),
-        )
-        return RowPrediction(
-            samples, samples / spread, samples * spread, 1.0, str(row["benchmark"]), "other points of the task"
-        )
+        spread = math.exp(INTERVAL_STANDARD_DEVIATIONS * float(law.log_standard_deviation(batch, float(row["n"]))))
+        names = (str(row["benchmark"]), "other points of the task")
+        return RowPrediction.within_factor(float(law.samples(batch)), spread, 1.0, *names)
 
 
 RUN_TABLES.register("convergence")(ConvergenceTable())

@@ -17,13 +17,13 @@ from paleo.predict import Prediction, predict
 from paleo.specs.model import load_model
 from paleo.specs.prices import DEFAULT_RELIABILITY
 from paleo.specs.run import Run
-from paleo.specs.system import System, load_system
+from paleo.specs.system import load_system
 from paleo.step.waiting import expected_normal_maximum, expected_slowest_rank_time, normal_quantile
 from paleo.studies.cost import Power, device_power, power_interval_factors, power_parameters
 from paleo.studies.goodput import (
     CHECKPOINT_BYTES_PER_PARAMETER,
-    ON_DEMAND_BOOT,
-    SPOT_BOOT,
+    ON_DEMAND_BOOT_TIME,
+    SPOT_BOOT_TIME,
     CheckpointMode,
     RestartTimes,
     best_checkpoint_interval,
@@ -40,6 +40,8 @@ from paleo.tables.run_tables import (
     RowPrediction,
     has_value,
     integer_cell,
+    number_cell,
+    positive_cell,
     software_profile_name,
 )
 from paleo.units import HOUR, KILO, MILLISECOND
@@ -92,7 +94,7 @@ def restart_time_of(row: Row) -> float:
         return float(row["restart_s"])
     if any(word in words for word in MANUAL_RESTART_WORDS):
         return MANUAL_RESTART_HOURS * HOUR
-    return RestartTimes().total_time(float(row["load_s"]) if has_value(row, "load_s") else 60.0)
+    return RestartTimes().total_time(number_cell(row, "load_s", 60.0))
 
 
 class GoodputTable(NonStepTimeTable):
@@ -108,27 +110,17 @@ class GoodputTable(NonStepTimeTable):
         """Predict the goodput of a measured training run [-]; the interval spans the usual range of failure rates."""
         if REPEATED_RUN_NOTE in str(row.get("notes", "")):
             raise SpecError("the run of another row by another count")
-        mtbf, restart, save = (
-            mtbf_of(row),
-            restart_time_of(row),
-            (float(row["checkpoint_s"]) if has_value(row, "checkpoint_s") else CHECKPOINT_PAUSE),
-        )
-        interval = (
-            float(row["interval_s"])
-            if has_value(row, "interval_s")
-            else float(best_checkpoint_interval(save=save, mtbf=mtbf))
-        )
-        shares = [
+        mtbf, restart, save = mtbf_of(row), restart_time_of(row), number_cell(row, "checkpoint_s", CHECKPOINT_PAUSE)
+        stated = has_value(row, "interval_s")
+        interval = float(row["interval_s"] if stated else best_checkpoint_interval(save=save, mtbf=mtbf))
+        usual = DEFAULT_RELIABILITY
+        share, low, high = (
             float(goodput(interval=interval, save=save, restart=restart, mtbf=mtbf * factor))
-            for factor in (
-                1.0,
-                DEFAULT_RELIABILITY.failures / DEFAULT_RELIABILITY.high,
-                DEFAULT_RELIABILITY.failures / DEFAULT_RELIABILITY.low,
-            )
-        ]
-        if not math.isfinite(shares[0]):
+            for factor in (1.0, usual.failures / usual.high, usual.failures / usual.low)
+        )
+        if not math.isfinite(share):
             raise SpecError("nothing is known of failures")
-        return RowPrediction(shares[0], shares[1], shares[2], 1.0, str(row.get("device") or "-"), "closed form")
+        return RowPrediction(share, low, high, 1.0, str(row.get("device") or "-"), "closed form")
 
 
 RUN_TABLES.register("goodput")(GoodputTable())
@@ -223,22 +215,11 @@ def network_of_power_run(row: Row) -> MeasuredNetwork:
 def measured_step_time(row: Row) -> float | None:
     """Return the measured step time of a power run [s], as stated or from its time per epoch, or else None."""
     if has_value(row, "iteration_ms"):
-        return _stated(row, "iteration_ms") * MILLISECOND
+        return positive_cell(row, "iteration_ms") * MILLISECOND
     samples = network_of_power_run(row).samples
     if samples is None or not has_value(row, "time_per_epoch_s"):
         return None
-    return _stated(row, "time_per_epoch_s") * integer_cell(row, "batch_size") / samples
-
-
-def _stated(row: Row, key: str) -> float:
-    """Read a cell of a table row as a number above zero; raise SpecError for other cells."""
-    try:
-        value = float(row[key])
-    except (TypeError, ValueError):
-        value = float("nan")
-    if not 0 < value < float("inf"):
-        raise SpecError(f"{key} {row[key]!r:.60} is not a number above zero")
-    return value
+    return positive_cell(row, "time_per_epoch_s") * integer_cell(row, "batch_size") / samples
 
 
 def predict_board_power(row: Row, prediction: Prediction, figures: PowerParameters | None = None) -> Power:
@@ -264,9 +245,8 @@ def predict_board_power(row: Row, prediction: Prediction, figures: PowerParamete
     unlimited = device_power(prediction, figures)
     if unlimited is None:
         raise SpecError(f"device {device.name} states no design power (tdp)")
-    limited = unlimited.with_power_limit(
-        float(row["power_limit_w"]), (figures or power_parameters(device)).least_voltage_clock
-    )
+    least_clock = (figures or power_parameters(device)).least_voltage_clock
+    limited = unlimited.with_power_limit(float(row["power_limit_w"]), least_clock)
     seconds = measured_step_time(row)
     return limited if seconds is None else limited.with_step_time(seconds)
 
@@ -286,24 +266,18 @@ class PowerTable(NonStepTimeTable):
     )
     measured_column = "average_power_w"
 
-    def system_of_row(self, row: Row) -> System:
-        """Load a system that consists of the measured device alone."""
-        return load_system(str(row["device"]))
-
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the mean power of a GPU board in a measured training run under its power limit [W]."""
         prediction = self.predict_without_power_limit(row, software)
         watts, limit = predict_board_power(row, prediction), float(row["power_limit_w"])
         device = prediction.system.device
-        low, high = power_interval_factors(device)
-        return RowPrediction(
-            watts.average, watts.average * low, watts.average * high, limit, device.name, prediction.run.software
-        )
+        factors, names = power_interval_factors(device), (device.name, prediction.run.software)
+        return RowPrediction.with_factors(watts.average, factors, limit, *names)
 
     def predict_without_power_limit(self, row: Row, software: SoftwareProfile | None) -> Prediction:
         """Predict the training step of a measured power run without a power limit, at the device's design power."""
         network = network_of_power_run(row)
-        system, stated = self.system_of_row(row), str(row.get("optimizer", "")).strip().lower()
+        system, stated = load_system(str(row["device"])), str(row.get("optimizer", "")).strip().lower()
         fp32 = re.search(r"\bfp32\b", str(row.get("notes", "")))
         run = Run(
             gpus=integer_cell(row, "n_gpus", 1),
@@ -435,23 +409,14 @@ class CheckpointTable(NonStepTimeTable):
         if not has_value(row, "storage") and mode == "sync":
             raise SpecError("storage is not stated")
         rate = float(row["storage_bytes_per_s"]) if has_value(row, "storage_bytes_per_s") else None
+        software_name, storage = str(row["software"]), str(row["storage"])
         seconds = checkpoint_pause(
-            total_bytes=total,
-            software=str(row["software"]),
-            processes=float(row["processes"]) if has_value(row, "processes") else DEFAULT_CHECKPOINT_PROCESSES,
-            nodes=float(row["nodes"]) if has_value(row, "nodes") else 1.0,
-            storage=storage_by_name(str(row["storage"]), rate if mode == "sync" else rate or 1.0),
-            mode=CHECKPOINT_MODES[mode],
-            tensors=float(row["tensors"]) if has_value(row, "tensors") else DEFAULT_CHECKPOINT_TENSORS,
-        )
-        return RowPrediction(
-            seconds,
-            seconds / INTERVAL_FACTOR,
-            seconds * INTERVAL_FACTOR,
-            total,
-            str(row["software"]),
-            str(row["storage"]),
-        )
+            total_bytes=total, software=software_name, mode=CHECKPOINT_MODES[mode],
+            processes=number_cell(row, "processes", DEFAULT_CHECKPOINT_PROCESSES), nodes=number_cell(row, "nodes", 1.0),
+            storage=storage_by_name(storage, rate if mode == "sync" else rate or 1.0),
+            tensors=number_cell(row, "tensors", DEFAULT_CHECKPOINT_TENSORS),
+        )  # fmt: skip
+        return RowPrediction.within_factor(seconds, INTERVAL_FACTOR, total, software_name, storage)
 
 
 RUN_TABLES.register("checkpoint")(CheckpointTable())
@@ -468,11 +433,9 @@ class BootTimeTable(NonStepTimeTable):
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the boot time of a rented machine, on demand or preemptible [s]; the baseline is one constant."""
-        spot = has_value(row, "preemptible") and float(row["preemptible"]) > 0
-        boot = SPOT_BOOT if spot else ON_DEMAND_BOOT
-        return RowPrediction(
-            boot.seconds, boot.low, boot.high, 1.0, str(row.get("device") or "-"), "spot" if spot else "kept"
-        )
+        spot, device = number_cell(row, "preemptible", 0.0) > 0, str(row.get("device") or "-")
+        boot, origin = (SPOT_BOOT_TIME, "spot") if spot else (ON_DEMAND_BOOT_TIME, "kept")
+        return RowPrediction(boot.seconds, boot.low, boot.high, 1.0, device, origin)
 
 
 RUN_TABLES.register("startup")(BootTimeTable())

@@ -14,13 +14,14 @@ from paleo.pricing.calibration_lookup import streaming_bandwidth_share
 from paleo.pricing.kernels import DeviceDatasheet, device_datasheet
 from paleo.specs.device import find_device
 from paleo.tables.base import parse_column_names
-from paleo.tables.cells import Array, map_text_columns, number_column, parse_release, text_column
+from paleo.tables.cells import Array, map_text_columns, mapped_column, number_column, parse_release, text_column
 from paleo.tables.kernels import (
     KERNEL_TABLES,
     FitSettings,
-    FittedParameters,
+    FitTarget,
     KernelTable,
     apply_per_row,
+    first_reasons,
     timing_methods,
     unsupported_reason,
 )
@@ -71,13 +72,12 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
     parameters_by_family: ClassVar = {f"memory.{family}": memory.MemoryParameters for family in OPERATIONS_OF_FAMILY}
     host_parameters = ("launch_time", "kernel_time", "host_overlap")
 
-    def start_and_fixed_parameters(
-        self, family: str, stack: str, figures: DeviceDatasheet
-    ) -> tuple[memory.MemoryParameters, tuple[str, ...]]:
-        """Choose (start values, names of fixed parameters) to fit a memory-bound kernel's parameters.
+    def fit_settings(self, target: FitTarget) -> FitSettings:
+        """Choose how parameters of memory-bound kernels are fitted to at most 900 measured times.
 
-        Parameters that the measured times do not determine stay fixed.
+        Start values and fixed parameters are those of `start_and_fixed_parameters`.
         """
+        family, stack, figures = target.family, target.stack, target.figures
         plain, eager = family == "memory.elementwise", stack == "eager"
         streaming = streaming_bandwidth_share(
             memory_kind=figures.memory_kind, architecture=figures.architecture, inline_ecc=False
@@ -93,20 +93,12 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
         )
         if plain:
             silent = ("l2_bytes_per_cycle", "elements_per_cycle", "l2_survival_share") if eager else ()
-            return start, ("host_overlap", "cycles_per_row_step", *silent)
-        if stack == "graph":
-            return start, ("cycles_per_row_step",)
-        warmed = eager or family == "memory.rmsnorm"
-        return start, ("host_overlap", "bandwidth_fraction", *(() if warmed else ("l2_survival_share",)))
-
-    def fit_settings(
-        self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
-    ) -> FitSettings:
-        """Choose how parameters of memory-bound kernels are fitted to at most 900 measured times.
-
-        Start values and fixed parameters are those of `start_and_fixed_parameters`.
-        """
-        start, fixed = self.start_and_fixed_parameters(family, stack, figures)
+            fixed = ("host_overlap", "cycles_per_row_step", *silent)
+        elif stack == "graph":
+            fixed = ("cycles_per_row_step",)
+        else:
+            cold = () if eager or family == "memory.rmsnorm" else ("l2_survival_share",)
+            fixed = ("host_overlap", "bandwidth_fraction", *cold)
         return FitSettings(start, fixed_parameters=fixed, max_training_rows=900, prior_precision=0.15)
 
     def load_datasheet(self, subject: str, dtype: str, compute: str) -> DeviceDatasheet:
@@ -114,14 +106,15 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
         return device_datasheet(find_device(subject), "fp32")
 
     def unsupported_reasons(self, frame: pd.DataFrame) -> pd.Series[str]:
-        reason = pd.Series("", index=frame.index, dtype=object)
-        unknown = ~text_column(frame, "op").isin(FAMILY_OF_OPERATION)
-        reason[unknown] = "unknown operation " + text_column(frame, "op")[unknown]
-        reason[~_input_dtype(frame).isin(DTYPE_BYTES)] = "unknown dtype"
-        moved = pd.to_numeric(frame["bytes_moved"], errors="coerce").to_numpy(dtype=np.float64)
-        reason[~(moved > 0)] = "bytes_moved is missing or not above zero"
-        reason[~text_column(frame, "shape").str.fullmatch(r"0*[1-9]\d*(x0*[1-9]\d*)*")] = "shape is not like 128x1024"
-        return reason
+        operation, moved = text_column(frame, "op"), pd.to_numeric(frame["bytes_moved"], errors="coerce")
+        shaped = text_column(frame, "shape").str.fullmatch(r"0*[1-9]\d*(x0*[1-9]\d*)*")
+        return first_reasons(
+            frame.index,
+            (~shaped, "shape is not like 128x1024"),
+            (~(moved > 0), "bytes_moved is missing or not above zero"),
+            (~_input_dtype(frame).isin(DTYPE_BYTES), "unknown dtype"),
+            (~operation.isin(FAMILY_OF_OPERATION), "unknown operation " + operation),
+        )
 
     def timing_method(self, frame: pd.DataFrame) -> pd.Series[str]:
         source, library = text_column(frame, "source"), text_column(frame, "library")
@@ -143,34 +136,29 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
         rows, length = _shape(frame)
         passes = _passes(frame, rows, length, figures)
         stack, operation = self.timing_method(frame), text_column(frame, "op")
-        calls = np.array(operation.map(HOST_CALL_FACTORS).fillna(1.0), dtype=np.float64)
         warm = (stack == "graph") | ((stack == "kernel") & operation.isin(WARM_INPUT_OPERATIONS))
         stated = text_column(frame, "cache")
         warm = warm.where(stated == "", stated == "warm")
-        by_row = (~text_column(frame, "op").map(FAMILY_OF_OPERATION).isin(["elementwise", "quantize"])).to_numpy(
-            dtype=np.bool_
-        )
+        by_row = ~operation.map(FAMILY_OF_OPERATION).isin(["elementwise", "quantize"]).to_numpy(dtype=bool)
         return memory.memory_kernel_time(
             moved_bytes=number_column(frame, "bytes_moved"), elements=passes.elements, device=figures,
-            parameters=parameters,
-            reread_bytes=passes.reread_bytes, reread_footprint=passes.reread_footprint,
+            parameters=parameters, reread_bytes=passes.reread_bytes, reread_footprint=passes.reread_footprint,
             rows=np.where(by_row, rows, 0.0), threads_per_row=passes.threads_per_row,
             steps_per_row=passes.steps_per_row, warm=warm.to_numpy(),
-            host_calls=calls,
+            host_calls=mapped_column(frame, "op", HOST_CALL_FACTORS, 1.0),
         )  # fmt: skip
 
 
 def _passes(frame: pd.DataFrame, rows: Array, length: Array, figures: DeviceDatasheet) -> memory.RowTraffic:
     family = text_column(frame, "op").map(FAMILY_OF_OPERATION)
     width = np.array(_input_dtype(frame).map(DTYPE_BYTES), dtype=np.float64)
+    shape: dict[str, Any] = {"rows": rows, "length": length, "element_bytes": width}
     if (family == "softmax").all():
-        return memory.softmax_row_traffic(rows=rows, length=length, element_bytes=width, device=figures)
+        return memory.softmax_row_traffic(**shape, device=figures)
     if (family == "layernorm").all():
-        return memory.layer_norm_row_traffic(rows=rows, length=length, element_bytes=width, device=figures)
-    return memory.block_row_traffic(
-        rows=rows, length=length, element_bytes=width, moved_bytes=number_column(frame, "bytes_moved"),
-        reduces=(family == "rmsnorm").to_numpy(),
-    )  # fmt: skip
+        return memory.layer_norm_row_traffic(**shape, device=figures)
+    moved, reduces = number_column(frame, "bytes_moved"), (family == "rmsnorm").to_numpy()
+    return memory.block_row_traffic(**shape, moved_bytes=moved, reduces=reduces)
 
 
 def _input_dtype(frame: pd.DataFrame) -> pd.Series[str]:
@@ -200,6 +188,7 @@ SINGLE_TOKEN_SCAN_KERNELS = (
     "fused_recurrent_kda_packed_decode", "fused_kda_decode", "kda_fused_decode", "fused_kda_decode_mtp_dspark",
     "fused_sigmoid_gating_delta_rule_update",
 )  # fmt: skip
+SCAN_KERNELS = (*scans.CHUNK_LENGTHS, *SINGLE_TOKEN_SCAN_KERNELS)
 SHORT_CONVOLUTION_KERNELS = ("cuda", "triton", "update", "verify")
 #: Releases from which a library has convolutions in Triton, and its rows hold the channels of queries, keys and values;
 #: rates of the rows before say that they hold those of the keys.
@@ -224,11 +213,7 @@ class ScanTable(KernelTable[DeviceDatasheet]):
     size_columns = ("batch_size", "seq_len")
     parameters_by_family: ClassVar[Mapping[str, type[Any]]] = {
         f"scan.{name}": scans.ScanParameters
-        for name in (
-            *scans.CHUNK_LENGTHS,
-            *SINGLE_TOKEN_SCAN_KERNELS,
-            *(f"conv.{each}" for each in SHORT_CONVOLUTION_KERNELS),
-        )
+        for name in (*SCAN_KERNELS, *(f"conv.{each}" for each in SHORT_CONVOLUTION_KERNELS))
     }
     host_parameters = ("launch_time", "host_time")
 
@@ -239,9 +224,7 @@ class ScanTable(KernelTable[DeviceDatasheet]):
     @apply_per_row
     def unsupported_reasons(self, device: str, kernel_source: str) -> str:
         """Explain why a timed scan kernel cannot be modelled (unknown kernel or device); '' if it can."""
-        if kernel_source in (*scans.CHUNK_LENGTHS, *SINGLE_TOKEN_SCAN_KERNELS) or kernel_source.startswith(
-            "causal_conv1d"
-        ):
+        if kernel_source in SCAN_KERNELS or kernel_source.startswith("causal_conv1d"):
             return unsupported_reason(device, "bf16", "", frozenset({"bf16"}))
         return f"kernel {kernel_source!r} is not modelled"
 
@@ -272,24 +255,17 @@ class ScanTable(KernelTable[DeviceDatasheet]):
             return "scan.conv.verify" if phase == "verify" else "scan.conv.update"
         return "scan.conv.triton" if library == "vllm" or _tiled(library, version) else "scan.conv.cuda"
 
-    def fit_settings(
-        self, subject: str, family: str, stack: str, figures: DeviceDatasheet, fitted: FittedParameters
-    ) -> FitSettings:
+    def fit_settings(self, target: FitTarget) -> FitSettings:
         """Choose how parameters of scan kernels are fitted to measured times: start values and fixed parameters.
 
         Parameters that the formula of the kernel does not have stay fixed.
         """
-        kernel = family.split(".")[1]
-        absent = UNDETERMINED_SCAN_PARAMETERS[
-            "conv" if kernel == "conv" else "chunks" if kernel in scans.CHUNK_LENGTHS else "tokens"
-        ]
+        kernel = target.family.split(".")[1]
+        formula = "conv" if kernel == "conv" else "chunks" if kernel in scans.CHUNK_LENGTHS else "tokens"
         return FitSettings(
-            scans.ScanParameters(),
-            parameters_per_stack=("launch_time", "block_start_cycles"),
-            fixed_parameters=absent,
-            search_count=3,
-            prior_precision=0.2,
-        )
+            scans.ScanParameters(), parameters_per_stack=("launch_time", "block_start_cycles"), prior_precision=0.2,
+            fixed_parameters=UNDETERMINED_SCAN_PARAMETERS[formula], random_starts=2,
+        )  # fmt: skip
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count (FLOP, bytes) of timed scan kernels, one entry per row.
@@ -335,9 +311,8 @@ def _sizes(frame: pd.DataFrame) -> tuple[Array, Array, Array, Array, Array]:
 
 
 def _either(frame: pd.DataFrame, delta: str, mamba: str) -> Array:
-    return np.where(
-        number_column(frame, delta, 0.0) > 0, number_column(frame, delta, 0.0), number_column(frame, mamba, 0.0)
-    )
+    stated = number_column(frame, delta, 0.0)
+    return np.where(stated > 0, stated, number_column(frame, mamba, 0.0))
 
 
 def _token_bytes(frame: pd.DataFrame) -> Array:
@@ -363,10 +338,8 @@ def _channels(frame: pd.DataFrame) -> Array:
 
 @cache
 def _tiled(library: str, version: str) -> bool:
-    return (
-        library in FIRST_TRITON_CONVOLUTION_RELEASE
-        and parse_release(version) >= FIRST_TRITON_CONVOLUTION_RELEASE[library]
-    )
+    first = FIRST_TRITON_CONVOLUTION_RELEASE.get(library)
+    return first is not None and parse_release(version) >= first
 
 
 KERNEL_TABLES.register(ScanTable.name)(ScanTable())

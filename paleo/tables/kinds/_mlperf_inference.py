@@ -17,8 +17,9 @@ from paleo.serving.single_pass import best_batch, fitting_batches
 from paleo.serving.steady_state import RequestLengths
 from paleo.specs.model import load_model
 from paleo.specs.system import load_system
+from paleo.tables.base import column_set
 from paleo.tables.kinds._serving import system_of_device
-from paleo.tables.run_tables import RUN_TABLES, Row, RowPrediction, RunTable, has_value
+from paleo.tables.run_tables import RUN_TABLES, Row, RowPrediction, RunTable, has_value, number_cell
 
 if TYPE_CHECKING:
     from paleo.serving.reinforcement import Rollouts
@@ -100,10 +101,8 @@ def benchmark_of(row: Row) -> LanguageBenchmark | SinglePassBenchmark:
     for known, benchmark in benchmarks.items():
         if name.startswith(known):
             return benchmark
-    reason = next(
-        (reason for word, reason in UNMODELLED_BENCHMARKS.items() if name.startswith(word)), "the network is not known"
-    )
-    raise SpecError(f"{name}: {reason}")
+    reasons = (reason for word, reason in UNMODELLED_BENCHMARKS.items() if name.startswith(word))
+    raise SpecError(f"{name}: {next(reasons, 'the network is not known')}")
 
 
 def engine_and_formats(row: Row, weights: str) -> tuple[ServingEngine, Formats]:
@@ -154,17 +153,12 @@ def predict_samples_per_s(row: Row) -> float:
         raise SpecError(f"scenario {scenario!r} is one request at a time: not modelled")
     if isinstance(benchmark, SinglePassBenchmark) or benchmark.answer_tokens == 0.0:
         return _single_pass_samples_per_s(row, benchmark, gpus, scenario)
-    answer = (
-        float(row["output_tokens_per_sample"])
-        if has_value(row, "output_tokens_per_sample")
-        else benchmark.answer_tokens
-    )
+    answer = round(number_cell(row, "output_tokens_per_sample", benchmark.answer_tokens))
     limits = LatencyLimits()
     if scenario != "offline":
         limits = LatencyLimits(_limit(row, "ttft_limit_s"), _limit(row, "tpot_limit_s"), _limit(row, "latency_limit_s"))
-    return _best(
-        benchmark, str(row["device"]), *engine_and_formats(row, benchmark.weight_dtype), gpus, round(answer), limits
-    )
+    engine, formats = engine_and_formats(row, benchmark.weight_dtype)
+    return _best(benchmark, str(row["device"]), engine, formats, gpus, answer, limits)
 
 
 @cache
@@ -180,13 +174,11 @@ def _best(
     layouts = replica_layouts(benchmark.model, device, engine, formats, gpus, 4.0 * benchmark.prompt_tokens)
     if not layouts:
         raise SpecError(f"{benchmark.model} in {formats.weight_format} does not fit on {gpus} of {device}")
-    lengths = RequestLengths(
-        benchmark.prompt_tokens / benchmark.beams, float(answer), benchmark.length_deviation, benchmark.length_deviation
-    )
+    deviations = (benchmark.length_deviation, benchmark.length_deviation)
+    lengths = RequestLengths(benchmark.prompt_tokens / benchmark.beams, float(answer), *deviations)
     plans = [best_serving_plan(layout, ServingLoad("most", lengths), limits) for layout in layouts]
-    rates = [
-        _beam_search_samples_per_s(plan, benchmark.beams, answer * engine.beam) for plan in plans if plan is not None
-    ]
+    choice = answer * engine.beam
+    rates = [_beam_search_samples_per_s(plan, benchmark.beams, choice) for plan in plans if plan is not None]
     if not rates:
         raise SpecError("no layout keeps the limits of latency")
     return max(rates)
@@ -209,7 +201,7 @@ def _beam_search_samples_per_s(plan: ServingPlan, beams: int, choice: float) -> 
 
 
 def _limit(row: Row, column: str) -> float | None:
-    value = float(row[column]) if has_value(row, column) else 0.0
+    value = number_cell(row, column, 0.0)
     return value if value > 0 else None
 
 
@@ -224,12 +216,11 @@ def _single_pass_samples_per_s(
     system, formats = system_of_device(str(row["device"])), Formats(benchmark.weight_dtype)
     limit = None if scenario == "offline" else _limit(row, "latency_limit_s")
     between = 2.0 if str(row["model"]).endswith("99.9") else 1.0
+    network = load_model(benchmark.model)
     if isinstance(benchmark, SinglePassBenchmark):
-        tried = fitting_batches(load_model(benchmark.model), system, formats, benchmark.fused_layers, between=between)
+        tried = fitting_batches(network, system, formats, benchmark.fused_layers, between=between)
     else:
-        length = benchmark.prompt_tokens
-        network = load_model(benchmark.model)
-        tried = fitting_batches(network, system, formats, length=length, between=between)
+        tried = fitting_batches(network, system, formats, length=benchmark.prompt_tokens, between=between)
         if limit is not None:
             padding = padding_time(network, system, benchmark)
             tried = tuple(replace(each, batch_time=each.batch_time + each.requests * padding) for each in tried)
@@ -292,12 +283,10 @@ class MlperfInferenceTable(RunTable):
         """
         if not has_value(row, "device") or not has_value(row, "n_gpus"):
             raise SpecError("device or n_gpus is blank")
-        value, (low, high) = predict_samples_per_s(row), INTERVAL_FACTORS
-        device = system_of_device(str(row["device"])).device
-        peak = float(row["n_gpus"]) * device.peak_flops_per_s(
-            "bf16" if "bf16" in device.peak else device.training_dtype
-        )
-        return RowPrediction(value, value * low, value * high, peak, str(row["device"]), str(row["model"]))
+        value, device = predict_samples_per_s(row), system_of_device(str(row["device"])).device
+        dtype = "bf16" if "bf16" in device.peak else device.training_dtype
+        peak = float(row["n_gpus"]) * device.peak_flops_per_s(dtype)
+        return RowPrediction.with_factors(value, INTERVAL_FACTORS, peak, str(row["device"]), str(row["model"]))
 
 
 RUN_TABLES.register("inference")(MlperfInferenceTable())
@@ -305,18 +294,12 @@ RUN_TABLES.register("inference")(MlperfInferenceTable())
 
 #: Networks and systems of rows of reinforcement learning by the names in the table.
 CATALOG_NETWORK_OF_NAME = {
-    "DeepSeek V3": "deepseek_v3",
-    "Qwen3-235B": "qwen3-235b-a22b",
-    "Qwen3-30B3A": "qwen3-30b-a3b",
+    "DeepSeek V3": "deepseek_v3", "Qwen3-235B": "qwen3-235b-a22b", "Qwen3-30B3A": "qwen3-30b-a3b",
     "Nemotron-3-Nano-30B-A3B": "nemotron-3-nano-30b-a3b",
-}
+}  # fmt: skip
 CATALOG_SYSTEM_OF_NAME = {
-    "H100": "dgx-h100",
-    "H200": "dgx-h200",
-    "B200": "dgx-b200",
-    "GB200": "gb200-nvl72",
-    "A100": "dgx-a100-80gb",
-}
+    "H100": "dgx-h100", "H200": "dgx-h200", "B200": "dgx-b200", "GB200": "gb200-nvl72", "A100": "dgx-a100-80gb",
+}  # fmt: skip
 #: Tokens of a prompt where a row states prompts and answers together, and at most so large a share of both.
 DEFAULT_PROMPT_TOKENS, MAX_PROMPT_SHARE = 150.0, 1.0 / 3.0
 #: Factors of the 90 % interval of a step.
@@ -342,9 +325,7 @@ class ReinforcementStepTable(RunTable):
     """
 
     name = "rl_steps"
-    identifying_columns = frozenset(
-        {"algorithm", "policy", "generation_layout", "training_layout", "generation_batch", "step_s"}
-    )
+    identifying_columns = column_set("algorithm policy generation_layout training_layout generation_batch step_s")
     optional_columns: ClassVar[str] = (
         "system model precision n_gpus max_sequence mean_sequence training_batch tokens_per_s_per_gpu"
     )
@@ -364,10 +345,9 @@ class ReinforcementStepTable(RunTable):
         name = str(row["system"])
         if name not in CATALOG_SYSTEM_OF_NAME:
             raise SpecError(f"system {name!r} is not known; {', '.join(CATALOG_SYSTEM_OF_NAME)} are")
-        model, system = (
-            load_model(CATALOG_NETWORK_OF_NAME.get(str(row["model"]), str(row["model"]))),
-            load_system(CATALOG_SYSTEM_OF_NAME[name]),
-        )
+        network = str(row["model"])
+        model = load_model(CATALOG_NETWORK_OF_NAME.get(network, network))
+        system = load_system(CATALOG_SYSTEM_OF_NAME[name])
         trainer = parse_degrees(row["training_layout"], ("tp", "cp", "ep", "pp", "vpp"))
         engine = parse_degrees(row["generation_layout"], ("tp", "pp"))
         staleness = 0 if str(row["policy"]).lower() == "on policy" else int(str(row["policy"]).partition("-")[0])
@@ -380,11 +360,9 @@ class ReinforcementStepTable(RunTable):
         steps, refusals = rank_reinforcement_steps(question)
         if not steps:
             raise SpecError(refusals[0] if refusals else "no layout of engine and trainer")
-        seconds, (low, high) = steps[0].step_time, STEP_INTERVAL
         work = float(row["generation_batch"]) * float(row["mean_sequence"]) / float(row["n_gpus"])
-        return RowPrediction(
-            seconds, seconds * low, seconds * high, work, system.device.name, "step of reinforcement learning"
-        )
+        names = (system.device.name, "step of reinforcement learning")
+        return RowPrediction.with_factors(steps[0].step_time, STEP_INTERVAL, work, *names)
 
 
 def _rollouts(row: Row) -> Rollouts:

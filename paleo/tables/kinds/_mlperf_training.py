@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from abc import abstractmethod
+from contextlib import suppress
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -38,12 +39,13 @@ from paleo.tables.run_tables import (
     RunTable,
     has_value,
     integer_cell,
+    number_cell,
     peak_flops_step_time,
     row_dicts,
     row_prediction,
     system_of_run,
     with_devices_per_node,
-    with_row_device,
+    with_measured_device_variant,
 )
 from paleo.units import MILLISECOND
 
@@ -79,7 +81,7 @@ def submission_system(row: Row) -> System:
     device, gpus, nodes = str(row["device"]), integer_cell(row, "n_gpus"), integer_cell(row, "nodes", 1)
     name = str(row["system"]) if has_value(row, "system") else USUAL_SYSTEM_OF_DEVICE.get(device, "pcie4-8gpu")
     name = SUBSTITUTE_SYSTEMS.get(name, name)
-    system = with_row_device(load_system(name), row)
+    system = with_measured_device_variant(load_system(name), row)
     node_size = -(-gpus // max(nodes, 1))
     if not system.levels:
         return system
@@ -89,21 +91,10 @@ def submission_system(row: Row) -> System:
     if levels and levels[-1].ranks is not None and levels[-1].ranks < node_size:
         levels[-1] = levels[-1].model_copy(update={"ranks": node_size})
     if nodes > 1 and (not levels or levels[-1].ranks is not None):
-        levels.append(
-            InterconnectLevel(
-                name="fabric",
-                ranks=None,
-                link=load_link(DEFAULT_FABRIC_LINK),
-                topology="fabric",
-                ports=max(1, node_size // 4),
-            )
-        )
-    return system.model_copy(
-        update={
-            "levels": tuple(levels),
-            "devices_per_node": max(node_size, 1) if nodes > 1 else max(system.devices_per_node, node_size),
-        }
-    )
+        link, ports = load_link(DEFAULT_FABRIC_LINK), max(1, node_size // 4)
+        levels.append(InterconnectLevel(name="fabric", ranks=None, link=link, topology="fabric", ports=ports))
+    devices = max(1 if nodes > 1 else system.devices_per_node, node_size)
+    return system.model_copy(update={"levels": tuple(levels), "devices_per_node": devices})
 
 
 def training_gpus_and_options(row: Row, rows: float, task: TrainingTask) -> tuple[int, dict[str, str]]:
@@ -117,9 +108,8 @@ def training_gpus_and_options(row: Row, rows: float, task: TrainingTask) -> tupl
     if rows >= gpus or any(has_value(row, axis) for axis in ("tp", "pp", "cp")):
         return gpus, {}
     ranks = max(count for count in range(1, int(rows) + 1) if rows % count == 0)
-    most_neighbours = (
-        16 if on_tpu(row) and task.model in SPATIALLY_SPLIT_NETWORKS else 4 if task.model == "unet3d" else 1
-    )
+    split_on_tpu = on_tpu(row) and task.model in SPATIALLY_SPLIT_NETWORKS
+    most_neighbours = 16 if split_on_tpu else 4 if task.model == "unet3d" else 1
     axis, limit = SAMPLE_SPLIT_AXES.get(task.code.software, ("spatial", most_neighbours))
     degree = max(degree for degree in (1, 2, 4, 8, 16) if ranks * degree <= gpus and degree <= limit)
     more = ",zero=1,sp" if axis == "tp" else ""
@@ -151,22 +141,17 @@ def samples_in_task_unit(row: Row, column: str) -> float:
     on TPUs; samples fewer than an epoch count packed rows, too. Recommenders' logs of v0.7 on TPUs count evaluations in
     place of epochs.
     """
-    value = float(row[column]) if has_value(row, column) else float("nan")
+    value = number_cell(row, column, math.nan)
     task = task_of_row(row)
     if task.model.startswith("dlrm") and on_tpu(row) and value > 2.0 * task.dataset_samples:
         return value / task.dataset_samples * task.evaluation.every
     if task.model != "transformer_big":
         return value
-    if column == "global_batch":
-        unit = (
-            SENTENCE_PAIRS_PER_ROW
-            if str(row["device"]).startswith("tpu")
-            else 1.0 / TOKENS_PER_SENTENCE_PAIR
-            if value > MAX_SENTENCES_PER_BATCH
-            else 1.0
-        )
-        return value * unit
-    return value * (SENTENCE_PAIRS_PER_ROW if value < task.dataset_samples else 1.0)
+    counts_rows = on_tpu(row) if column == "global_batch" else value < task.dataset_samples
+    if counts_rows:
+        return value * SENTENCE_PAIRS_PER_ROW
+    counts_tokens = column == "global_batch" and value > MAX_SENTENCES_PER_BATCH
+    return value * (1.0 / TOKENS_PER_SENTENCE_PAIR) if counts_tokens else value
 
 
 def boolean_cell(row: Row, key: str, default: bool) -> bool:
@@ -243,24 +228,17 @@ def _target(cells: tuple[tuple[str, Any], ...], calibration: Calibration | None)
     if point.prediction.memory.fits or "strategy" in run.model_fields_set:
         return point
     # code of submissions that splits no tensors makes room by smaller passes, which take about as long together
-    plans = [
-        degrees
-        for degrees in MODEL_PARALLEL_STRATEGIES
-        if task.code.software in SAMPLE_SPLIT_AXES or "tp=" not in degrees
-    ]
-    return (
-        time_to_target_of_first_feasible_strategy(plans, lambda **stated: priced(run.model_copy(update=stated)))
-        or point
-    )
+    splits_tensors = task.code.software in SAMPLE_SPLIT_AXES
+    plans = [degrees for degrees in MODEL_PARALLEL_STRATEGIES if splits_tensors or "tp=" not in degrees]
+    fitting = time_to_target_of_first_feasible_strategy(plans, lambda **stated: priced(run.model_copy(update=stated)))
+    return fitting or point
 
 
 # rows of tables of steps
 
 #: How a table of steps names the source of a submission, and what its notes say of the batch that was logged.
-MLPERF_TRAINING_SOURCE_PATTERN, LOGGED_BATCH = (
-    re.compile(r"MLPerf Training (v\d+\.\d+)"),
-    re.compile(r"logged batch (\d+)"),
-)
+MLPERF_TRAINING_SOURCE_PATTERN = re.compile(r"MLPerf Training (v\d+\.\d+)")
+LOGGED_BATCH = re.compile(r"logged batch (\d+)")
 #: Benchmarks that such tables name otherwise than MLPerf does.
 MLPERF_BENCHMARK_NAMES = {"resnet50-v1.5": "resnet", "ssd-resnet34": "ssd"}
 
@@ -281,10 +259,8 @@ def mlperf_submission_row(row: Row) -> Row | None:
     if edition is None or task is None:
         return None
     logged = LOGGED_BATCH.search(str(row.get("notes", "")))
-    counted = float(
-        row["global_batch"] if "global_batch" in row else row["batch_per_gpu"] * integer_cell(row, "n_gpus")
-    )
-    batch = float(logged.group(1)) if logged else counted * task.packed
+    counted = row["global_batch"] if "global_batch" in row else row["batch_per_gpu"] * integer_cell(row, "n_gpus")
+    batch = float(logged.group(1)) if logged else float(counted) * task.packed
     same = {name: row[name] for name in ("system", "device", "n_gpus", "nodes", "dtype") if has_value(row, name)}
     return {**same, "benchmark": benchmark, "round": edition.group(1), "global_batch": batch}
 
@@ -306,13 +282,8 @@ class NetworkStepTable(RunTable):
         known = point.prediction
         if software is not None:
             return row_prediction(predict(known.model, known.system, known.run, software, calibration))
-        return RowPrediction(
-            point.step_time,
-            *point.step_interval,
-            peak_flops_step_time(known),
-            known.system.device.name,
-            point.task.name,
-        )
+        names = (known.system.device.name, point.task.name)
+        return RowPrediction(point.step_time, *point.step_interval, peak_flops_step_time(known), *names)
 
     @abstractmethod
     def predict_network_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
@@ -343,18 +314,12 @@ class MlperfTrainingTable(RunTable):
     measured_unit_in_si = MINUTE
     used_for_fitting = False
 
-    def system_of_row(self, row: Row) -> System:
-        """Build the system of an MLPerf submission, by `submission_system`."""
-        return submission_system(row)
-
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the time to target of an MLPerf submission [s]; the baseline is all samples' model FLOP at peak."""
-        point = submission_time_to_target(row, self.applicable_calibration(self.system_of_row(row)))
-        low, high = point.interval
+        point = submission_time_to_target(row, self.applicable_calibration(submission_system(row)))
         ideal = peak_flops_step_time(point.prediction) * point.samples / point.global_batch
-        return RowPrediction(
-            point.time_to_target, low, high, ideal, point.prediction.system.device.name, point.task.name
-        )
+        names = (point.prediction.system.device.name, point.task.name)
+        return RowPrediction(point.time_to_target, *point.interval, ideal, *names)
 
     def secondary_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
         """Compute (predicted, measured) step time, samples to target and evaluation time of MLPerf submissions.
@@ -368,18 +333,15 @@ class MlperfTrainingTable(RunTable):
             "samples": np.array([_samples(row) for row in row_dicts(frame)]),
             "evaluation": number_or_nan(frame, "evaluation_s"),
         }
-        predicted = {
-            "step": [np.nan if point is None else point.step_time for point in points],
-            "samples": [np.nan if point is None else point.samples for point in points],
-            "evaluation": [np.nan if point is None else point.total_evaluation_time for point in points],
-        }
-        alone = ~repeated_rows(frame)
+        missing = (np.nan, np.nan, np.nan)
+        parts = [missing if p is None else (p.step_time, p.samples, p.total_evaluation_time) for p in points]
+        predicted, alone = np.array(parts, dtype=np.float64).reshape(-1, 3).T, ~repeated_rows(frame)
         known = {name: np.where(alone & (values > 0), values, np.nan) for name, values in measured.items()}
-        return {name: (np.array(predicted[name], dtype=np.float64), values) for name, values in known.items()}
+        return {name: (part, values) for part, (name, values) in zip(predicted, known.items(), strict=True)}
 
     def _point(self, row: Row) -> TargetTime | None:
         try:
-            return submission_time_to_target(row, self.applicable_calibration(self.system_of_row(row)))
+            return submission_time_to_target(row, self.applicable_calibration(submission_system(row)))
         except PaleoError:
             return None
 
@@ -411,24 +373,25 @@ def repeated_rows(frame: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.bool_]]:
 RUN_TABLES.register("training_runs")(MlperfTrainingTable())
 
 
-#: Format whose peak scales a score from one device to another.
-BASELINE_PEAK_DTYPE = "fp16"
+#: Formats whose peak scales a score from one device to another; the first that a device has.
+BASELINE_PEAK_DTYPES = ("fp16", "bf16")
 
 
 def peak_flops_of_devices(devices: pd.Series[str]) -> Array:
     """Look up the peak FLOP/s (fp16, else bf16) of devices by name; nan for devices that the catalog lacks."""
 
     def peak(name: str) -> float:
-        try:
-            return find_device(name).peak_flops_per_s(BASELINE_PEAK_DTYPE)
-        except PaleoError:
-            try:
-                return find_device(name).peak_flops_per_s("bf16")
-            except PaleoError:
-                return float("nan")
+        for dtype in BASELINE_PEAK_DTYPES:
+            with suppress(PaleoError):
+                return find_device(name).peak_flops_per_s(dtype)
+        return math.nan
 
     known = {str(name): peak(str(name)) for name in devices.unique()}
     return np.asarray(devices.astype(str).map(known), dtype=np.float64)
+
+
+#: How many powers of e in count another device is worth.
+OTHER_DEVICE_PENALTY = 10.0
 
 
 def _work(frame: pd.DataFrame) -> Array:
@@ -437,86 +400,32 @@ def _work(frame: pd.DataFrame) -> Array:
     return np.asarray(minutes * gpus * peak_flops_of_devices(frame["device"]))
 
 
-def scaled_best_minutes(frame: pd.DataFrame, other_rounds: pd.DataFrame, last: str) -> Array:
-    """Predict minutes to target from the best submission of the previous round, as a baseline.
-
-    The least minutes x GPUs x peak FLOP/s of that round is divided by each row's GPUs and peak.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        Rows to predict.
-    other_rounds : DataFrame
-        Rows of other rounds of the same benchmark.
-    last : str
-        Name of the previous round.
-
-    Returns
-    -------
-    ndarray, shape (rows,)
-        Minutes; nan if that round has no usable row.
-    """
-    before = other_rounds[other_rounds["round"] == last]
-    work = _work(before)
-    least = np.nanmin(work) if np.isfinite(work).any() else np.nan
-    return np.asarray(least / (frame["n_gpus"].to_numpy(dtype=np.float64) * peak_flops_of_devices(frame["device"])))
+def _least_work(other_rounds: pd.DataFrame, last: str) -> float:
+    """Return the work of the best submission of the previous round; nan if that round has no usable row."""
+    work = _work(other_rounds[other_rounds["round"] == last])
+    return float(np.nanmin(work)) if np.isfinite(work).any() else np.nan
 
 
-def constant_utilisation_minutes(frame: pd.DataFrame, other_rounds: pd.DataFrame) -> Array:
-    """Predict minutes to target with the median utilisation of other rounds on the same device, as a baseline.
-
-    The median of minutes x GPUs x peak FLOP/s is divided by each row's GPUs and peak. A new device takes the median
-    over all devices.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        Rows to predict.
-    other_rounds : DataFrame
-        Rows of other rounds of the same benchmark.
-
-    Returns
-    -------
-    ndarray, shape (rows,)
-        Minutes.
-    """
+def _median_work(frame: pd.DataFrame, other_rounds: pd.DataFrame) -> Array:
+    """Return the median work of other rounds on each row's device, or on all devices for a new one, shape (rows,)."""
     work = pd.Series(_work(other_rounds), index=other_rounds.index)
     medians = work.groupby(other_rounds["device"]).median()
-    chosen = frame["device"].map(medians).fillna(float(work.median())).to_numpy(dtype=np.float64)
-    return np.asarray(chosen / (frame["n_gpus"].to_numpy(dtype=np.float64) * peak_flops_of_devices(frame["device"])))
+    return np.asarray(frame["device"].map(medians).fillna(float(work.median())), np.float64)
 
 
-def nearest_submission_minutes(frame: pd.DataFrame, other_rounds: pd.DataFrame) -> Array:
-    """Predict minutes to target from the most similar submission of other rounds, as a baseline.
+def _nearest_work(frame: pd.DataFrame, other_rounds: pd.DataFrame) -> Array:
+    """Return the work of the most similar submission of other rounds; nan if no other row is usable, shape (rows,).
 
-    Most similar is a row of the same device with the nearest number of GPUs. Its minutes are scaled by GPUs and peak
-    FLOP/s.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        Rows to predict.
-    other_rounds : DataFrame
-        Rows of other rounds of the same benchmark.
-
-    Returns
-    -------
-    ndarray, shape (rows,)
-        Minutes; nan if no other row is usable.
+    Most similar is a row of the same device with the nearest number of GPUs.
     """
-    work, counts = _work(other_rounds), np.log(other_rounds["n_gpus"].to_numpy(dtype=np.float64))
+    work = _work(other_rounds)
     usable = np.isfinite(work)
     if not usable.any():
         return np.full(len(frame), np.nan)
+    gpus, counts = (np.log(rows["n_gpus"].to_numpy(dtype=np.float64)) for rows in (frame, other_rounds))
     same = other_rounds["device"].to_numpy()[None, :] == frame["device"].to_numpy()[:, None]
-    distance = np.abs(np.log(frame["n_gpus"].to_numpy(dtype=np.float64))[:, None] - counts[None, :])
-    cost = np.where(usable[None, :], distance + np.where(same, 0.0, OTHER_DEVICE_PENALTY), np.inf)
-    chosen = work[np.argmin(cost, axis=1)]
-    return np.asarray(chosen / (frame["n_gpus"].to_numpy(dtype=np.float64) * peak_flops_of_devices(frame["device"])))
-
-
-#: How many powers of e in count another device is worth.
-OTHER_DEVICE_PENALTY = 10.0
+    distance = np.abs(gpus[:, None] - counts[None, :]) + np.where(same, 0.0, OTHER_DEVICE_PENALTY)
+    return np.asarray(work[np.argmin(np.where(usable[None, :], distance, np.inf), axis=1)])
 
 
 def other_round_baselines(frame: pd.DataFrame) -> pd.DataFrame:
@@ -542,10 +451,11 @@ def other_round_baselines(frame: pd.DataFrame) -> pd.DataFrame:
                 continue
             before = [earlier for earlier in rounds if earlier < name and (other_rounds["round"] == earlier).any()]
             last = before[-1] if before else str(other_rounds["round"].min())
-            predicted = {
-                "scaled_best": scaled_best_minutes(rows, other_rounds, last),
-                "one_utilisation": constant_utilisation_minutes(rows, other_rounds),
-                "nearest": nearest_submission_minutes(rows, other_rounds),
+            work = {
+                "scaled_best": _least_work(other_rounds, last),
+                "one_utilisation": _median_work(rows, other_rounds),
+                "nearest": _nearest_work(rows, other_rounds),
             }
-            parts.append(pd.DataFrame(predicted, index=rows.index))
+            rate = rows["n_gpus"].to_numpy(dtype=np.float64) * peak_flops_of_devices(rows["device"])
+            parts.append(pd.DataFrame({word: each / rate for word, each in work.items()}, index=rows.index))
     return pd.concat(parts).reindex(frame.index)

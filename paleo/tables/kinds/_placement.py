@@ -26,8 +26,8 @@ from paleo.pricing.communication import collective_parameters
 from paleo.pricing.links.alpha_beta import partly_overlapped_time
 from paleo.specs.model import load_model
 from paleo.specs.run import Run
-from paleo.specs.system import System, load_system
-from paleo.tables.base import parse_column_names
+from paleo.specs.system import load_system
+from paleo.tables.base import column_set
 from paleo.tables.cells import Array, read_table
 from paleo.tables.run_tables import (
     RUN_TABLES,
@@ -113,10 +113,8 @@ class PairNetwork:
         leaving, entering = (np.bincount(end[shared], minlength=ranks) for end in (out, into))
         flows = np.maximum(np.maximum(leaving[out], entering[into]), 1)
         flow_rates = np.where(shared, np.minimum(rates / flows, CLOUD_FLOW_RATE), rates)
-        outside = out != into
-        return np.asarray(
-            np.where(source == target, 0.0, size / (flow_rates * np.where(outside, TCP_PAYLOAD_FRACTION, 1.0)))
-        )
+        payload_rates = flow_rates * np.where(out != into, TCP_PAYLOAD_FRACTION, 1.0)
+        return np.asarray(np.where(source == target, 0.0, size / payload_rates))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +153,8 @@ class _Pipelines:
         pipelines = grid.shape[1] // self.tensor_parallel_ranks
         if pipelines == 1:
             return 0.0
-        ring = np.sort(
-            grid.reshape(self.stages, pipelines, self.tensor_parallel_ranks).swapaxes(1, 2).reshape(-1, pipelines),
-            axis=1,
-        )
+        ranks = grid.reshape(self.stages, pipelines, self.tensor_parallel_ranks)
+        ring = np.sort(ranks.swapaxes(1, 2).reshape(-1, pipelines), axis=1)
         sent = 2.0 * (pipelines - 1) / pipelines * self.gradient_bytes
         return float(network.transfer_times(ring.ravel(), np.roll(ring, -1, axis=1).ravel(), sent).max())
 
@@ -221,10 +217,6 @@ class PlacementTable(NonStepTimeTable):
         self._stages: dict[tuple[object, ...], tuple[float, float]] = {}
         return super().predict(frame)
 
-    def system_of_row(self, row: Row) -> System:
-        """Load a system that consists of one rank's device."""
-        return load_system(str(row["device"]))
-
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the step time of a pipeline-parallel run under its rank placement (column ``order``) [s]."""
         network, order = self._networks.get(str(row["network"])), str(row["order"])
@@ -241,10 +233,8 @@ class PlacementTable(NonStepTimeTable):
         compute, ideal = self._stages[key]
         work = _pipelines(row, compute)
         seconds = STEP_TIME_BY_ORDER[order](network, work, (stages, tensor * pipelines))
-        origin = "a predicted stage and stated links"
-        return RowPrediction(
-            seconds, seconds / 1.3, seconds * 1.3, ideal * work.microbatches, str(row["device"]), origin
-        )
+        names = (str(row["device"]), "a predicted stage and stated links")
+        return RowPrediction.within_factor(seconds, 1.3, ideal * work.microbatches, *names)
 
 
 def _pipelines(row: Row, compute: float) -> _Pipelines:
@@ -286,17 +276,12 @@ def _of_layers(row: Row, layers: int, software: SoftwareProfile | None) -> Predi
     """Predict one microbatch through ``layers`` layers on the ranks of one stage, without fused attention."""
     tensor, megatron, length = integer_cell(row, "tp"), _is_megatron(row), integer_cell(row, "seq_len")
     run = Run(
-        gpus=tensor,
-        batch=integer_cell(row, "micro_batch"),
-        strategy=f"tp={tensor}",
-        dtype=str(row["dtype"]),
-        optimizer="adam",
-        recompute="full",
-        software="megatron-2021" if megatron else "pytorch-eager",
+        gpus=tensor, batch=integer_cell(row, "micro_batch"), strategy=f"tp={tensor}", dtype=str(row["dtype"]),
+        optimizer="adam", recompute="full", software="megatron-2021" if megatron else "pytorch-eager",
         kernels={"attention": None if megatron else "stepwise"},
         model={
             "layers": layers, "hidden": integer_cell(row, "hidden"), "heads": GPT3_HEAD_COUNT, "seq": length,
-            "positions": length
+            "positions": length,
         },
     )  # fmt: skip
     return predict(load_model("gpt2"), load_system(NODE_SYSTEM_NAME), run, software)
@@ -313,32 +298,25 @@ class RailTable(NonStepTimeTable):
     """Table of messages between nodes of a rail network, one per row; the measured value is a GPU's rate [byte/s]."""
 
     name = "rails"
-    identifying_columns = frozenset(
-        parse_column_names("system ranks ranks_per_node peers message_bytes bytes_per_s_per_gpu")
-    )
+    identifying_columns = column_set("system ranks ranks_per_node peers message_bytes bytes_per_s_per_gpu")
     optional_columns = "device op"
     configuration_columns = ("peers", "message_bytes", "op")
     measured_column = "bytes_per_s_per_gpu"
 
-    def system_of_row(self, row: Row) -> System:
-        """Load the system that a row of measured messages names."""
-        return load_system(str(row["system"]))
-
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the rate at which one GPU sends messages to another node of a rail network [byte/s]."""
-        system, peers = self.system_of_row(row), str(row["peers"])
+        system, peers = load_system(str(row["system"])), str(row["peers"])
         if peers not in PEER_PATTERNS:
             raise SpecError(f"peers: {peers!r} is none of these; {suggest_names(peers, PEER_PATTERNS)}")
         if integer_cell(row, "ranks_per_node") != system.devices_per_node:
             raise SpecError(f"ranks_per_node: only whole nodes of {system.devices_per_node} are modelled")
-        outer = [level for level in system.levels if system.is_network_between_nodes(level)]
+        outer = [level for level in system.levels if system.is_inter_node_level(level)]
         if not outer:
             raise SpecError(f"system {system.name} has no network between nodes")
         calibrated = collective_parameters(system, "collective.fabric")
         nic, size = outer[0].member_bandwidth / system.devices_per_node, float(integer_cell(row, "message_bytes"))
-        seconds = _message_time(
-            calibrated.parameters, peers, integer_cell(row, "ranks") / system.devices_per_node, size / nic
-        )
+        nodes = integer_cell(row, "ranks") / system.devices_per_node
+        seconds = _message_time(calibrated.parameters, peers, nodes, size / nic)
         (low, high), rate = calibrated.interval_factors(seconds), size / seconds
         origin = f"{calibrated.origin} ({calibrated.source_name})"
         return RowPrediction(rate, rate / high, rate / low, nic, system.name, origin)

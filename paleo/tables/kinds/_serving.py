@@ -25,8 +25,18 @@ from paleo.serving.steady_state import RequestLengths
 from paleo.specs.catalog import DEFAULT_WEIGHT_FORMAT, systems_with_device
 from paleo.specs.model import load_model
 from paleo.specs.system import System, load_system
+from paleo.tables.base import column_set
 from paleo.tables.cells import Array, number_or_nan
-from paleo.tables.run_tables import RUN_TABLES, Row, RowPrediction, RunTable, has_value, row_dicts
+from paleo.tables.run_tables import (
+    RUN_TABLES,
+    Row,
+    RowPrediction,
+    RunTable,
+    has_value,
+    number_cell,
+    row_dicts,
+    word_cell,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,12 +107,14 @@ def serving_formats_of_run(row: Row) -> Formats:
     TensorRT-LLM with fp8 or fp4 weights has an fp8 KV cache, too; other engines with such a ``dtype`` have a bf16
     cache.
     """
-    dtype = str(row.get("dtype") or "").lower() if has_value(row, "dtype") else ""
+    dtype = word_cell(row, "dtype")
     if dtype in ("fp8", "fp4"):
         return Formats(dtype, "fp8" if str(row["engine"]) == "tensorrt-llm" else "bf16")
-    return parse_engine_command(_command(row)).formats(
-        load_model(CATALOG_MODEL_OF_NAME.get(str(row["model"]), str(row["model"])))
-    )
+    return parse_engine_command(_command(row)).formats(load_model(_catalog_name(row)))
+
+
+def _catalog_name(row: Row) -> str:
+    return CATALOG_MODEL_OF_NAME.get(str(row["model"]), str(row["model"]))
 
 
 def _command(row: Row) -> str:
@@ -113,16 +125,13 @@ def _command(row: Row) -> str:
 def replica_sharding_of_run(row: Row) -> Sharding:
     """Return the parallel degrees of one replica of a measured serving run, from its columns and its launch command."""
     stated = parse_engine_command(_command(row)).sharding
-    tp = int(float(row["tp"])) if has_value(row, "tp") else int(float(row["n_gpus"]))
-    pp = int(float(row["pp"])) if has_value(row, "pp") else 1
-    ranks = int(float(row["dp_attention"])) if has_value(row, "dp_attention") else 1
+    tp = int(float(row["tp"] if has_value(row, "tp") else row["n_gpus"]))
+    pp, ranks = int(number_cell(row, "pp", 1)), int(number_cell(row, "dp_attention", 1))
     if stated.attention_dp > 1:
         return stated
     if ranks > 1:
         return Sharding(1, pp, ranks, expert_parallel=True)
-    return Sharding(
-        tp, pp, 1, expert_parallel=stated.expert_parallel or (has_value(row, "ep") and float(row["ep"]) > 1)
-    )
+    return Sharding(tp, pp, 1, expert_parallel=stated.expert_parallel or number_cell(row, "ep", 1.0) > 1)
 
 
 def engine_and_batch_limit(row: Row, offline: bool) -> tuple[ServingEngine, BatchLimit | None]:
@@ -134,23 +143,17 @@ def engine_and_batch_limit(row: Row, offline: bool) -> tuple[ServingEngine, Batc
     command = parse_engine_command(_command(row))
     engine = engine_of_release(str(row["engine"]), str(row.get("engine_version") or ""))
     engine = engine.with_scheduler(command.overlapped_scheduler).without_source(str(row.get("left_out") or ""))
-    changes: dict[str, object] = dict(command.speculation_settings)
-    if command.memory_share:
-        changes["memory_share"] = command.memory_share
-    engine = engine.model_copy(update=changes)
+    share = {"memory_share": command.memory_share} if command.memory_share else {}
+    engine = engine.model_copy(update={**command.speculation_settings, **share})
     engine = engine.offline_profile if offline else engine
-    tokens = _cell(row, "max_num_batched_tokens") or command.max_batched_tokens
-    sequences = _cell(row, "max_num_seqs") or command.max_sequences
+    tokens = word_cell(row, "max_num_batched_tokens") or command.max_batched_tokens
+    sequences = word_cell(row, "max_num_seqs") or command.max_sequences
     if not tokens and not sequences:
         return engine, None
     usual = engine.batch_limit(system_of_device(str(row["device"])).device)
     return engine, BatchLimit(
         tokens=int(float(tokens or usual.tokens)), sequences=int(float(sequences or usual.sequences))
     )
-
-
-def _cell(row: Row, key: str) -> str | None:
-    return str(row[key]) if has_value(row, key) else None
 
 
 def replica_layout_of_run(row: Row, offline: bool) -> ReplicaLayout:
@@ -164,26 +167,23 @@ def replica_layout_of_run(row: Row, offline: bool) -> ReplicaLayout:
         raise SpecError(reasons[0])
     if not has_value(row, "model") or not has_value(row, "device") or not has_value(row, "engine"):
         raise SpecError("model, device or engine is blank")
-    name = CATALOG_MODEL_OF_NAME.get(str(row["model"]), str(row["model"]))
+    name = _catalog_name(row)
     network, system = load_model(name), system_of_device(str(row["device"]))
     sharding, formats = replica_sharding_of_run(row), serving_formats_of_run(row)
     if formats.has_untimed_kernels(system.device) and str(row["engine"]) not in MXFP4_ENGINES:
         raise SpecError(f"kernels of MXFP4 experts under {row['engine']} on devices without FP4 were never timed")
     engine, limit = engine_and_batch_limit(row, offline)
     # TensorRT-LLM's fp8 is made by ModelOpt, the others' published by the network's makers
-    variant = (
-        network.released == DEFAULT_WEIGHT_FORMAT
-        and formats.weight_format == "fp8"
-        and not engine.name.startswith("tensorrt")
-    )
+    plain = network.released == DEFAULT_WEIGHT_FORMAT and formats.weight_format == "fp8"
+    variant = plain and not engine.name.startswith("tensorrt")
     prices = replica_iteration_tables(f"{name}-FP8" if variant else name, system.name, sharding, formats, engine)
     bound = limit or engine.batch_limit(system.device)
     if offline and bound.offline_tokens:
         bound = bound.model_copy(update={"tokens": bound.offline_tokens})
     memory = serving_memory(prices.lowered, sharding, formats, engine, system.device, bound)
     length = float(row["input_tokens"]) + float(row["output_tokens"]) if has_value(row, "input_tokens") else 1.0
-    if memory.refusal(length):
-        raise SpecError(memory.refusal(length))
+    if refusal := memory.refusal(length):
+        raise SpecError(refusal)
     count = max(int(float(row["n_gpus"])) // sharding.gpus, 1) if has_value(row, "n_gpus") else 1
     return ReplicaLayout(sharding, formats, engine, count, prices, memory, bound)
 
@@ -207,31 +207,25 @@ def predict_serving(row: Row, trace: Requests | None = None) -> ServingPredictio
     offline = load == "all at once" and not has_value(row, "command")
     layout = replica_layout_of_run(row, offline or load == "trace")
     if trace is not None:
-        result = _simulated(layout, trace)
-        return _latency(layout, result)
+        return _latency(layout, _simulated(layout, trace))
     # The lengths of a row's requests: those of ShareGPT where they may be, else exact.
     first, second = float(row["input_tokens"]), float(row["output_tokens"])
     generated = first.is_integer() or first > LONGEST_PROMPT or second < MIN_MEAN_CHAT_TOKENS
     exact = generated or has_value(row, "distinct_prompts")
     spread = (0.0, 0.0) if exact else SHAREGPT_LENGTH_VARIATION
-    hit = 0.0
-    if has_value(row, "distinct_prompts"):  # whole prompts lie in the cache but for their last page
-        hit = max(0.0, 1.0 - 16.0 / first)
+    # whole prompts lie in the cache but for their last page
+    hit = max(0.0, 1.0 - 16.0 / first) if has_value(row, "distinct_prompts") else 0.0
     lengths = RequestLengths(first, second, *spread, hit)
     if load == "closed loop":
         users = int(float(row["concurrency"]))
-        count = int(float(row["requests"])) if has_value(row, "requests") else DEFAULT_REQUESTS_PER_USER * users
+        count = int(number_cell(row, "requests", DEFAULT_REQUESTS_PER_USER * users))
         requests = _requests(lengths, min(count, MAX_CLOSED_LOOP_REQUESTS), math.inf)
         result = _simulated(layout, _shortened(requests) if exact else requests, users)
     elif load == "constant rate":
         # Tools pause between requests for exponential times at a "constant" rate (inference-perf): the 90th percentile
         # of latency lies 7 to 13 % above the mean (Llama 2 7B, five rates), as with Poisson arrivals within 1 %.
-        count = (
-            min(int(float(row["requests"])), MAX_REQUESTS_AT_RATE)
-            if has_value(row, "requests")
-            else DEFAULT_REQUESTS_AT_RATE
-        )
-        result = _simulated(layout, _requests(lengths, count, float(row["request_rate"])))
+        count = min(int(number_cell(row, "requests", DEFAULT_REQUESTS_AT_RATE)), MAX_REQUESTS_AT_RATE)
+        return _latency(layout, _simulated(layout, _requests(lengths, count, float(row["request_rate"]))))
     elif load == "overload":
         raise SpecError(
             "the rate is above capacity: latency grows with the length of the run, which the row does not say"
@@ -240,8 +234,6 @@ def predict_serving(row: Row, trace: Requests | None = None) -> ServingPredictio
         result = _simulated(layout, _requests(lengths, int(float(row["requests"])), math.inf))
     else:
         raise SpecError(f"load {load!r} is not modelled")
-    if load == "constant rate":
-        return _latency(layout, result)
     value = layout.replicas * result.tokens_per_s
     if not has_value(row, "output_tokens_per_s"):
         return ServingPrediction(result.mean("tpot"), _token_time(layout), _parts(result))
@@ -249,15 +241,11 @@ def predict_serving(row: Row, trace: Requests | None = None) -> ServingPredictio
 
 
 def _requests(lengths: RequestLengths, count: int, rate: float) -> Requests:
+    prompt, answer, hit = (float(np.asarray(x)) for x in (lengths.input, lengths.output, lengths.prefix_hit_share))
     requests = sample_requests(
-        count,
-        input_tokens=float(np.asarray(lengths.input)),
-        output_tokens=float(np.asarray(lengths.output)),
-        rate=rate,
-        input_variation=lengths.input_variation,
-        hit=float(np.asarray(lengths.prefix_hit_share)),
-        shared=bool(np.asarray(lengths.prefix_hit_share) > 0),
-    )
+        count, input_tokens=prompt, output_tokens=answer, rate=rate, input_variation=lengths.input_variation, hit=hit,
+        shared=hit > 0,
+    )  # fmt: skip
     return _conversations(requests) if lengths.output_variation else requests
 
 
@@ -272,10 +260,8 @@ def _conversations(requests: Requests) -> Requests:
 def _shortened(requests: Requests) -> Requests:
     """Draw request lengths uniformly between `MIN_RANDOM_LENGTH_RATIO` and 1 times the given lengths."""
     random, least, count = np.random.default_rng(2), MIN_RANDOM_LENGTH_RATIO, len(requests)
-    prompts, answers = (
-        np.round(length * random.uniform(least, 1.0, count))
-        for length in (requests.prompt_tokens, requests.answer_tokens)
-    )
+    lengths = (requests.prompt_tokens, requests.answer_tokens)
+    prompts, answers = (np.round(length * random.uniform(least, 1.0, count)) for length in lengths)
     return replace(requests, prompt_tokens=prompts, answer_tokens=answers)
 
 
@@ -292,31 +278,26 @@ def _simulated(layout: ReplicaLayout, requests: Requests, users: int | None = No
         max_tokens=float(np.asarray(batching.max_tokens)),
         max_sequences=float(np.asarray(batching.max_sequences)),
     )
-    length = float((requests.prompt_tokens + requests.answer_tokens).mean())
-    capacity = layout.memory.max_cached_tokens(length)
-    longest = float((requests.prompt_tokens + requests.answer_tokens).max())
+    lengths = requests.prompt_tokens + requests.answer_tokens
+    capacity, longest = layout.memory.max_cached_tokens(float(lengths.mean())), float(lengths.max())
     if longest + 2.0 > capacity:
         raise SpecError(layout.memory.refusal(longest) or "a request is longer than the cache")
     each = requests if users is not None else requests.requests_of_one_replica(layout.replicas)
     share = None if users is None else max(users // layout.replicas, 1)
     return simulate_requests(
-        layout.iteration_tables,
-        batching,
-        each,
-        capacity=capacity,
-        reservation=layout.reserved_answer_share,
+        layout.iteration_tables, batching, each, capacity=capacity, reservation=layout.reserved_answer_share,
         users=share,
-    )
+    )  # fmt: skip
 
 
 def _token_time(layout: ReplicaLayout) -> float:
     """Compute the least time of an output token [s]: one read of the weights at the device's memory bandwidth."""
     # The memory bandwidth of the layout's device, as its state prices imply it [byte/s].
-    states = layout.iteration_tables.state_time_per_sequence
-    if states > 0:
-        bandwidth = 8.0 * layout.iteration_tables.lowered.state_elements / states
+    tables = layout.iteration_tables
+    if tables.state_time_per_sequence > 0:
+        bandwidth = 8.0 * tables.lowered.state_elements / tables.state_time_per_sequence
     else:
-        bandwidth = layout.memory.weights / max(float(layout.iteration_tables.non_attention_time(1.0)), 2.0**-20)
+        bandwidth = layout.memory.weights / max(float(tables.non_attention_time(1.0)), 2.0**-20)
     return layout.memory.weights / bandwidth
 
 
@@ -332,6 +313,15 @@ def _parts(result: SimulationResult) -> dict[str, float]:
     }
 
 
+def _folder(frame: pd.DataFrame) -> str:
+    return str(Path(str(frame.attrs.get("path", "."))).parent)
+
+
+def _outcome(row: Row) -> ServingPrediction:
+    traced = str(row["load"]) == "trace"
+    return predict_serving(row, read_trace(Path(str(row.get("folder") or ".")) / str(row["trace"])) if traced else None)
+
+
 class ServingTable(RunTable):
     """Table of benchmark runs of LLM serving engines, one per row: throughput, latency, or time per output token.
 
@@ -340,9 +330,7 @@ class ServingTable(RunTable):
     """
 
     name = "serving"
-    identifying_columns = frozenset(
-        {"engine", "load", "input_tokens", "output_tokens", "requests", "output_tokens_per_s"}
-    )
+    identifying_columns = column_set("engine load input_tokens output_tokens requests output_tokens_per_s")
     optional_columns: ClassVar[str] = (
         "engine_version model device tp pp ep n_gpus dtype dp_attention concurrency request_rate ttft_mean_s"
         " tpot_mean_s ttft_p99_s tpot_p99_s latency_mean_s latency_p90_s latency_p99_s command requests_per_s"
@@ -383,28 +371,12 @@ class ServingTable(RunTable):
         """Predict the throughput or latency of a serving run; the baseline is one read of the weights per token."""
         if not (has_value(row, "input_tokens") and has_value(row, "output_tokens")) and str(row["load"]) != "trace":
             raise SpecError("lengths are blank")
-        outcome = self._outcome(row)
-        low, high = INTERVAL_FACTORS
-        return RowPrediction(
-            outcome.value,
-            outcome.value * low,
-            outcome.value * high,
-            outcome.baseline,
-            str(row["device"]),
-            str(row["engine"]),
-        )
-
-    def _outcome(self, row: Row) -> ServingPrediction:
-        return predict_serving(row, self._trace(row) if str(row["load"]) == "trace" else None)
-
-    def _trace(self, row: Row) -> Requests:
-        folder = Path(str(row.get("folder") or "."))
-        return read_trace(folder / str(row["trace"]))
+        outcome, names = _outcome(row), (str(row["device"]), str(row["engine"]))
+        return RowPrediction.with_factors(outcome.value, INTERVAL_FACTORS, outcome.baseline, *names)
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
         """Predict the serving runs of a table; files with request traces lie in the folder of the table."""
-        folder = str(Path(str(frame.attrs.get("path", "."))).parent)
-        return super().predict(frame.assign(folder=folder, left_out=self.excluded_source))
+        return super().predict(frame.assign(folder=_folder(frame), left_out=self.excluded_source))
 
     def secondary_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
         """Compute (predicted, measured) latencies of serving runs beside the throughput, shape (rows,) each [s].
@@ -412,20 +384,16 @@ class ServingTable(RunTable):
         Keys follow `LATENCY_COLUMNS`: time to first token, time per output token and request latency, as means and
         percentiles.
         """
-        folder = str(Path(str(frame.attrs.get("path", "."))).parent)
         columns = {column: np.full(len(frame), np.nan) for column in LATENCY_COLUMNS}
-        for index, row in enumerate(row_dicts(frame.assign(folder=folder))):
+        for index, row in enumerate(row_dicts(frame.assign(folder=_folder(frame)))):
             try:
-                parts = self._outcome(row).further_times
+                parts = _outcome(row).further_times
             except (SpecError, KeyError, ValueError):
                 continue
             for column, value in parts.items():
                 columns[column][index] = value
-        return {
-            column.removesuffix("_s"): (values, number_or_nan(frame, column))
-            for column, values in columns.items()
-            if column in frame
-        }
+        known = {column: values for column, values in columns.items() if column in frame}
+        return {name.removesuffix("_s"): (values, number_or_nan(frame, name)) for name, values in known.items()}
 
 
 RUN_TABLES.register("serving")(ServingTable())

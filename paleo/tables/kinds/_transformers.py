@@ -7,6 +7,7 @@ the columns. Its sizes are those of the row.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -23,7 +24,7 @@ from paleo.specs.model import ModelSpec, build_model_spec, load_model
 from paleo.specs.run import Run, replace_fields
 from paleo.specs.software import SoftwareProfile, load_software
 from paleo.specs.system import System, load_system
-from paleo.tables.base import parse_column_names
+from paleo.tables.base import column_set, parse_column_names
 from paleo.tables.run_tables import (
     RUN_TABLES,
     TABLE_NAME_ALIASES,
@@ -38,13 +39,12 @@ from paleo.tables.run_tables import (
     row_prediction,
     software_profile_name,
     usual_system_of_device,
-    with_row_device,
+    with_measured_device_variant,
+    word_cell,
 )
 from paleo.units import GIBIBYTE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from paleo.operations.tensor import CrossEntropyImplementation, QuantisationScaling
     from paleo.specs.calibration import Calibration
     from paleo.specs.software import TokenDispatcher
@@ -55,19 +55,12 @@ NetworkSizes = dict[str, int | float | str]
 
 #: Networks whose architecture no column tells (latent attention, shared experts, windows, norms of heads), by a
 #: pattern of their names without spaces and signs; the first that fits.
-NETWORK_NAME_PATTERNS: tuple[tuple[str, str], ...] = tuple(TABLE_NAME_ALIASES["networks"].items())
+NETWORK_NAME_PATTERNS: Mapping[str, str] = TABLE_NAME_ALIASES["networks"]
 #: Columns of sizes, and what families call them; a family with none of the names has that size fixed.
 PARAMETERS_OF_SIZE_COLUMN = {
-    "layers": ("layers",),
-    "hidden": ("hidden",),
-    "heads": ("heads",),
-    "kv_heads": ("kv_heads",),
-    "vocab": ("vocab",),
-    "n_experts": ("experts",),
-    "top_k": ("top_k",),
-    "ffn_hidden": ("expert_ffn", "ffn"),
-    "seq_len": ("seq",),
-}
+    **{name: (name,) for name in ("layers", "hidden", "heads", "kv_heads", "vocab")},
+    "n_experts": ("experts",), "top_k": ("top_k",), "ffn_hidden": ("expert_ffn", "ffn"), "seq_len": ("seq",),
+}  # fmt: skip
 #: What the notes of a row say of its architecture, and the parameter that it is.
 SIZES_IN_NOTES = (
     (r"first (\d+) layers? dense|(\d+) dense layers?|dense_layers?[ =](\d+)", "dense_layers"),
@@ -84,9 +77,8 @@ def network_and_sizes(row: Row) -> tuple[ModelSpec, NetworkSizes]:
     sizes.
     """
     name = _plain(row.get("model", ""))
-    family = next(
-        (family for pattern, family in NETWORK_NAME_PATTERNS if re.search(pattern, name)), None
-    ) or _by_columns(row)
+    named = (family for pattern, family in NETWORK_NAME_PATTERNS.items() if re.search(pattern, name))
+    family = next(named, None) or _by_columns(row)
     model = llama_like_network(str(row.get("model", ""))) or load_model(family)
     known = name.startswith(tuple(_plain(known_as) for known_as in (model.title, model.name, *model.aliases)))
     sizes: NetworkSizes = {}
@@ -111,14 +103,8 @@ def llama_like_network(name: str) -> ModelSpec | None:
         return None
     layers, hidden, heads, ffn, tied = sizes
     path, data = read_entry("models", "llama2-7b")
-    data["params"] |= {
-        "layers": layers,
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": heads,
-        "ffn": ffn,
-        "vocab": 131072,
-    }
+    data["params"] |= {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": heads, "ffn": ffn}
+    data["params"]["vocab"] = 131072
     if tied:
         head = next(layer for layer in data["layers"] if isinstance(layer, dict) and layer.get("name") == "head")
         head["linear"] = {**head["linear"], "tie": "embed"}
@@ -171,10 +157,8 @@ def _size(row: Row, column: str, parameter: str, model: ModelSpec) -> NetworkSiz
 
 def _noted(row: Row, model: ModelSpec) -> NetworkSizes:
     notes = str(row.get("notes", ""))
-    matches = {
-        parameter: re.search(pattern, notes) for pattern, parameter in SIZES_IN_NOTES if parameter in model.params
-    }
-    return {name: int(next(filter(None, match.groups()))) for name, match in matches.items() if match is not None}
+    matches = ((name, re.search(pattern, notes)) for pattern, name in SIZES_IN_NOTES if name in model.params)
+    return {name: int(next(filter(None, match.groups()))) for name, match in matches if match is not None}
 
 
 def _habits(name: str, family: str, sizes: NetworkSizes) -> NetworkSizes:
@@ -194,11 +178,7 @@ def _checked(sizes: NetworkSizes, model: ModelSpec, row: Row) -> NetworkSizes:
     Raise SpecError for grouped-query attention that the catalog model lacks.
     """
     heads = integer_cell(row, "heads", 0)
-    if (
-        "kv_heads" not in model.params
-        and integer_cell(row, "kv_heads", heads) != heads
-        and "kv_rank" not in model.params
-    ):
+    if not {"kv_heads", "kv_rank"} & model.params.keys() and integer_cell(row, "kv_heads", heads) != heads:
         raise SpecError(f"grouped-query attention in {model.name} is not modelled")
     if "dense_layers" in model.params and "layers" in sizes:
         dense = int(sizes.get("dense_layers", model.params["dense_layers"]))
@@ -218,7 +198,7 @@ def system_of_transformer_run(row: Row) -> System:
     offloading, else the device alone.
     """
     if has_value(row, "system"):
-        return with_row_device(load_system(str(row["system"])), row)
+        return with_measured_device_variant(load_system(str(row["system"])), row)
     device, needs_host = str(row["device"]), offloaded_parts(row) != "none"
     whole_system = integer_cell(row, "n_gpus", 1) > 1 or needs_host
     return load_system(usual_system_of_device(device) if whole_system else device)
@@ -233,16 +213,12 @@ def offloaded_parts(row: Row) -> str:
     >>> offloaded_parts({"sharding": "zero3-offload", "zero_stage_or_fsdp": "ZeRO-3 + CPU AdamW offload"})
     'optimizer,gradients'
     """
-    words = _stated(row, "zero_stage_or_fsdp")
+    words = word_cell(row, "zero_stage_or_fsdp")
     states_alone = ("adam" in words or "optimizer" in words) and "param" not in words
-    states = OFFLOADED_STATES.get(_sharding(row), "")
+    states = OFFLOADED_STATES.get(word_cell(row, "sharding"), "")
     states = states.removesuffix(",parameters") if states_alone else states
     activations = "" if offloaded_layers(row) is None else "activations"
     return ",".join(filter(None, [states, activations])) or "none"
-
-
-def _sharding(row: Row) -> str:
-    return str(row["sharding"]).strip().lower() if has_value(row, "sharding") else ""
 
 
 def strategy_of_run(row: Row, software: SoftwareProfile) -> str:
@@ -252,32 +228,22 @@ def strategy_of_run(row: Row, software: SoftwareProfile) -> str:
     """
     if integer_cell(row, "n_experts", 0) > 1 and integer_cell(row, "n_gpus", 1) > 1 and not has_value(row, "ep"):
         raise SpecError("ep is not stated: where the experts lie is unknown")
-    parts = [
-        f"{axis}={integer_cell(row, axis, 1)}"
-        for axis in ("tp", "pp", "dp", "cp", "ep")
-        if integer_cell(row, axis, 1) > 1
-    ]
-    parts += _folded(row, software)
-    sharding = _sharding(row)
+    degrees = {axis: integer_cell(row, axis, 1) for axis in ("tp", "pp", "dp", "cp", "ep")}
+    parts = [f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1] + _folded(row, software)
+    sharding = word_cell(row, "sharding")
     if sharding not in ZERO_STAGE_OF_WORD:
         raise SpecError(f"sharding {sharding!r} is not modelled")
-    stages = integer_cell(row, "pp", 1)
     zero = ZERO_STAGE_OF_WORD[sharding] if has_value(row, "sharding") else software.parallelism.zero
-    zero = zero if integer_cell(row, "dp", 1) * integer_cell(row, "cp", 1) > 1 else 0
-    if zero == 3 and stages > 1 and software.parallelism.pipeline_gathers == "step":
+    zero = zero if degrees["dp"] * degrees["cp"] > 1 else 0
+    if zero == 3 and degrees["pp"] > 1 and software.parallelism.parameter_gathers_in_pipelines == "step":
         zero = 1
     if zero:
-        parts.append(f"zero={zero}")
-        group, ranks = (integer_cell(row, "shard_group", 0), integer_cell(row, "dp", 1))
-        parts += [f"shard={group}"] if 1 < group < ranks else []
+        group = integer_cell(row, "shard_group", 0)
+        parts += [f"zero={zero}", *([f"shard={group}"] if 1 < group < degrees["dp"] else [])]
     chunks = pipeline_chunks_per_stage(row, software)
-    if chunks > 1:
-        parts.append(f"vp={chunks}")
-    if (
-        integer_cell(row, "sequence_parallel", int(software.parallelism.sequence_parallel))
-        and integer_cell(row, "tp", 1) > 1
-    ):
-        parts.append("sp")
+    parts += [f"vp={chunks}"] if chunks > 1 else []
+    sequences = integer_cell(row, "sequence_parallel", int(software.parallelism.sequence_parallel))
+    parts += ["sp"] if sequences and degrees["tp"] > 1 else []
     return ",".join(parts) or "dp"
 
 
@@ -295,11 +261,10 @@ def pipeline_chunks_per_stage(row: Row, software: SoftwareProfile) -> int:
     47 to 42 % down to 12 microbatches on 6 stages. One chunk per stage would leave 29 % idle there.
     """
     stages, layers = integer_cell(row, "pp", 1), integer_cell(row, "layers", 0)
-    if stages == 1 or has_value(row, "vp") or not software.parallelism.interleaves:
+    if stages == 1 or has_value(row, "vp") or not software.parallelism.uses_interleaved_schedule:
         return integer_cell(row, "vp", 1) if stages > 1 else 1
-    microbatches = integer_cell(row, "global_batch", 0) // (
-        integer_cell(row, "dp", 1) * integer_cell(row, "micro_batch", 1)
-    )
+    samples_of_a_round = integer_cell(row, "dp", 1) * integer_cell(row, "micro_batch", 1)
+    microbatches = integer_cell(row, "global_batch", 0) // samples_of_a_round
     if not layers or not microbatches or layers % stages or microbatches % stages:
         return 1
     return max(count for count in range(1, MOST_CHUNKS + 1) if (layers // stages) % count == 0)
@@ -349,7 +314,7 @@ def cross_entropy_implementation(row: Row) -> CrossEntropyImplementation | None:
     >>> cross_entropy_implementation({})
     """
     words = f"{row.get('software', '')} {row.get('framework', '')}".lower()
-    if _stated(row, "cross_entropy") != "fused":
+    if word_cell(row, "cross_entropy") != "fused":
         return None
     return "tiled" if any(word in words for word in TILED_LOSS_SOFTWARE) and "megatron" not in words else "fused"
 
@@ -366,6 +331,7 @@ def run_of_transformer_row(
     profile = profile or software_profile_name(row)
     software = profile_at_release(row, profile)
     recipe, known = moe_recipe_of(row), published_recipe_of_run(row)
+    lora = "[lora]" in str(row.get("model", "")).lower()
     return Run(
         gpus=integer_cell(row, "n_gpus"),
         global_batch=integer_cell(row, "global_batch"),
@@ -378,7 +344,7 @@ def run_of_transformer_row(
             "layers": recomputed_layers(row),
         },
         kernels={
-            "attention": "fused" if _stated(row, "attention") in ("flash", "fused") else None,
+            "attention": "fused" if word_cell(row, "attention") in ("flash", "fused") else None,
             "cuda_graph": recipe.cuda_graph,
             "scaling": operand_scaling_of_run(row),
             "main_gradients": None if known is None else known.main_gradients,
@@ -387,15 +353,9 @@ def run_of_transformer_row(
         experts={"dispatch": recipe.dispatch, "overlap": recipe.overlaps_dispatch, "drop_tokens": recipe.drops_tokens},
         software=software,
         offload={"states": offloaded_parts(row), "layers": offloaded_layers(row)},
-        fine_tuning={
-            "lora": LORA_OF_SOFTWARE.get(profile, USUAL_LORA) if "[lora]" in str(row.get("model", "")).lower() else None
-        },
+        fine_tuning={"lora": LORA_OF_SOFTWARE.get(profile, USUAL_LORA) if lora else None},
         model=dict(network_and_sizes(row)[1] if sizes is None else sizes),
     )
-
-
-def _stated(row: Row, column: str) -> str:
-    return str(row[column]).strip().lower() if has_value(row, column) else ""
 
 
 def _modules(row: Row) -> tuple[str, ...]:
@@ -404,10 +364,10 @@ def _modules(row: Row) -> tuple[str, ...]:
     They come from the row's column or its notes. If the row states no recomputation at all, they come from its known
     recipe.
     """
-    if _stated(row, "recompute") != "selective":
+    if word_cell(row, "recompute") != "selective":
         usual = None if has_value(row, "recompute") else published_recipe_of_run(row)
         return usual.recomputed_modules if usual else ()
-    stated = tuple(filter(None, _stated(row, "recompute_modules").split("+")))
+    stated = tuple(filter(None, word_cell(row, "recompute_modules").split("+")))
     noted = re.findall(r"\b(\w+) recomputed", str(row.get("notes", "")))
     return stated or tuple(module for module in noted if module in RECOMPUTE_MODULES)
 
@@ -418,7 +378,7 @@ def recompute_policy_of_run(row: Row, software: SoftwareProfile) -> str:
     It is the row's cell, else that of its known recipe, else the software's default.
     """
     usual = published_recipe_of_run(row)
-    recompute = _stated(row, "recompute") or (usual.recompute if usual else software.recomputation.policy)
+    recompute = word_cell(row, "recompute") or (usual.recompute if usual else software.recomputation.policy)
     if recompute not in RECOMPUTE_POLICIES:
         raise SpecError(f"recompute {recompute!r} is none of {', '.join(RECOMPUTE_POLICIES)}")
     return recompute
@@ -428,11 +388,9 @@ def predict_transformer_run(
     row: Row, software: SoftwareProfile | None = None, calibration: Calibration | None = None
 ) -> Prediction:
     """Predict the measured training run that a table row describes, with its network, system and software profile."""
-    model, _ = network_and_sizes(row)
     run = run_of_transformer_row(row)
-    return predict_run_in_memory(
-        row, model, run, profile_adjusted_to_run(row, software or load_software(run.software)), calibration
-    )
+    profile = profile_adjusted_to_run(row, software or load_software(run.software))
+    return predict_run_in_memory(row, network_and_sizes(row)[0], run, profile, calibration)
 
 
 def profile_adjusted_to_run(row: Row, software: SoftwareProfile) -> SoftwareProfile:
@@ -440,7 +398,7 @@ def profile_adjusted_to_run(row: Row, software: SoftwareProfile) -> SoftwareProf
 
     Overlap of gradients, parameter gathers and tensor-parallel collectives is disabled.
     """
-    if _stated(row, "overlap") != "off":
+    if word_cell(row, "overlap") != "off":
         return software
     return software.with_fields({f"overlap.{part}": False for part in ("gradients", "gather", "tensor")})
 
@@ -494,9 +452,7 @@ class TransformerStepTable(RunTable):
     """Table of measured training steps of transformers, one run per row; the measured value is the step time."""
 
     name = "llm_iterations"
-    identifying_columns = frozenset(
-        parse_column_names("layers hidden heads seq_len device n_gpus tp pp dp iteration_ms")
-    )
+    identifying_columns = column_set("layers hidden heads seq_len device n_gpus tp pp dp iteration_ms")
     optional_columns = (
         "attention cp cp_comm cross_entropy cuda_graph dtype dtype_reported ep expert_dispatch expert_overlap "
         "expert_tp ffn_hidden framework gated_mlp global_batch kv_heads head_dim micro_batch model n_experts notes "
@@ -520,10 +476,8 @@ class TransformerStepTable(RunTable):
         The optimizer update is excluded if only forward and backward were timed.
         """
         prediction = predict_transformer_run(row, software, self.applicable_calibration(self.system_of_row(row)))
-        return row_prediction(
-            prediction,
-            prediction.step_time - (prediction.breakdown.optimizer if excludes_optimizer_update(row) else 0.0),
-        )
+        update = prediction.breakdown.optimizer if excludes_optimizer_update(row) else 0.0
+        return row_prediction(prediction, prediction.step_time - update)
 
     def predict_memory(self, row: Row) -> MemoryFootprint:
         """Predict the memory of a measured transformer run on its fullest GPU, by part [byte]."""
@@ -535,12 +489,8 @@ RUN_TABLES.register("llm_iterations")(TransformerStepTable())
 
 #: Dispatchers by the words of the tables.
 DISPATCHER_OF_WORD: dict[str, TokenDispatcher] = {
-    "nccl": "nccl",
-    "deepep": "deepep",
-    "deepep-uccl": "deepep",
-    "deepep-nvshmem": "deepep",
-    "hybridep": "hybridep",
-}
+    "nccl": "nccl", "deepep": "deepep", "deepep-uccl": "deepep", "deepep-nvshmem": "deepep", "hybridep": "hybridep",
+}  # fmt: skip
 #: Words for whether something is so.
 BOOLEAN_OF_WORD = {"on": True, "off": False, "true": True, "false": False}
 #: Recipes of NeMo's container from this release on dispatch by HybridEP where one NVLink domain of more than a server
@@ -573,10 +523,8 @@ def moe_recipe_of(row: Row) -> MoeRecipe:
     dispatcher = _stated_recipe(row, "expert_dispatch", "moe_flex_dispatcher_backend")
     if dispatcher and dispatcher not in DISPATCHER_OF_WORD:
         raise SpecError(f"expert_dispatch {dispatcher!r} is none of {', '.join(DISPATCHER_OF_WORD)}")
-    overlap, graph = (
-        _stated_recipe(row, "expert_overlap", "moe_a2a_overlap"),
-        _stated_recipe(row, "cuda_graph", "cuda_graph_impl"),
-    )
+    overlap = _stated_recipe(row, "expert_overlap", "moe_a2a_overlap")
+    graph = _stated_recipe(row, "cuda_graph", "cuda_graph_impl")
     usual = _usual_recipe(row)
     return MoeRecipe(
         DISPATCHER_OF_WORD.get(dispatcher, usual.dispatch),
@@ -623,8 +571,8 @@ def published_recipe_of_run(row: Row) -> PublishedTrainingRecipe | None:
     """
     framework, model = (str(row.get(name, "")).lower() for name in ("framework", "model"))
     for recipe in PUBLISHED_TRAINING_RECIPES:
-        same_degrees = all(integer_cell(row, axis, 1) == degree for axis, degree in recipe.parallel_degrees.items())
-        if recipe.software in framework and recipe.network in model and same_degrees:
+        degrees = {axis: integer_cell(row, axis, 1) for axis in recipe.parallel_degrees}
+        if recipe.software in framework and recipe.network in model and degrees == recipe.parallel_degrees:
             return recipe
     return None
 
@@ -635,9 +583,8 @@ def recomputed_layers(row: Row) -> int | None:
     >>> recomputed_layers({"recompute": "full", "notes": "recompute_num_layers=5"})
     5
     """
-    quoted = re.search(r"recompute_num_layers=(\d+)", str(row.get("notes", "")))
-    full = str(row.get("recompute", "")).strip().lower() == "full"
-    return int(quoted.group(1)) if quoted and full else None
+    quoted = _quoted_in_notes(row, "recompute_num_layers")
+    return int(quoted) if quoted and word_cell(row, "recompute") == "full" else None
 
 
 def offloaded_layers(row: Row) -> int | None:
@@ -648,21 +595,21 @@ def offloaded_layers(row: Row) -> int | None:
     >>> offloaded_layers({"notes": "cpu_offloading_num_layers=40"}), offloaded_layers({"notes": "recipe"})
     (40, None)
     """
-    quoted, usual = (
-        re.search(r"cpu_offloading_num_layers=(\d+)", str(row.get("notes", ""))),
-        published_recipe_of_run(row),
-    )
-    layers = int(quoted.group(1)) if quoted else usual.offload_layers if usual else None
+    quoted, usual = _quoted_in_notes(row, "cpu_offloading_num_layers"), published_recipe_of_run(row)
+    layers = int(quoted) if quoted else usual.offload_layers if usual else None
     return layers or None
+
+
+def _quoted_in_notes(row: Row, setting: str, value: str = r"\d+") -> str:
+    """Return the value of a setting that the notes of a measured run quote (``setting=value``); '' if they do not."""
+    quoted = re.search(rf"{setting}=({value})", str(row.get("notes", "")))
+    return quoted.group(1) if quoted else ""
 
 
 #: How operands are scaled, by words of a row's own name of its format.
 SCALING_OF_WORD: dict[str, QuantisationScaling] = {
-    "current scaling": "current",
-    "mxfp8": "mxfp8",
-    "nvfp4": "nvfp4",
-    "delayed": "delayed",
-}
+    "current scaling": "current", "mxfp8": "mxfp8", "nvfp4": "nvfp4", "delayed": "delayed",
+}  # fmt: skip
 
 
 def operand_scaling_of_run(row: Row) -> QuantisationScaling | None:
@@ -676,10 +623,7 @@ def operand_scaling_of_run(row: Row) -> QuantisationScaling | None:
 
 def _stated_recipe(row: Row, column: str, setting: str) -> str:
     """Read a setting of a measured run from its column or notes (``cuda_graph_impl=full_iteration``), else ''."""
-    if has_value(row, column):
-        return str(row[column]).strip().lower()
-    quoted = re.search(rf"{setting}=(\w+)", str(row.get("notes", "")))
-    return quoted.group(1).lower() if quoted else ""
+    return word_cell(row, column) or _quoted_in_notes(row, setting, r"\w+").lower()
 
 
 def _usual_recipe(row: Row) -> MoeRecipe:
@@ -699,7 +643,7 @@ def _usual_recipe(row: Row) -> MoeRecipe:
     return MoeRecipe("hybridep", True, "full_iteration") if captured else MoeRecipe("hybridep")
 
 
-def reported_memory_bytes(row: Row, memory: MemoryFootprint) -> float:
+def memory_bytes_for_reporting_tool(row: Row, memory: MemoryFootprint) -> float:
     """Select the memory [byte] that a measured number counts, by the row's column ``what``.
 
     It is used memory for nvidia-smi, reserved memory for torch's max_memory_reserved, else allocated memory.
@@ -729,9 +673,7 @@ class MemoryTable(RunTable):
     """
 
     name = "memory"
-    identifying_columns = frozenset(
-        {"model", "device", "n_gpus", "seq_len", "micro_batch", "global_batch", "memory_gb_per_gpu"}
-    )
+    identifying_columns = column_set("model device n_gpus seq_len micro_batch global_batch memory_gb_per_gpu")
     optional_columns = (
         "attention cp cross_entropy dp dtype dtype_reported ep ffn_hidden gated_mlp heads hidden kv_heads layers "
         "n_experts notes pp recompute sequence_parallel shard_group sharding software source system top_k tp vocab vp "
@@ -743,10 +685,6 @@ class MemoryTable(RunTable):
     measured_unit_in_si = GIBIBYTE
     used_for_fitting = False
 
-    def system_of_row(self, row: Row) -> System:
-        """Build the system on which a measured run ran, by `system_of_transformer_run`."""
-        return system_of_transformer_run(row)
-
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the measured GPU memory of a training run [byte], counted as the reporting tool counts.
 
@@ -754,8 +692,11 @@ class MemoryTable(RunTable):
         """
         prediction = self._prediction(row, software)
         memory, device = reported_footprint(row, prediction), prediction.system.device.name
-        size, states = reported_memory_bytes(row, memory), memory.parameters + memory.gradients + memory.optimizer
-        return RowPrediction(size, 0.8 * size, 1.25 * size, states, device, prediction.run.software)
+        size, states = (
+            memory_bytes_for_reporting_tool(row, memory),
+            memory.parameters + memory.gradients + memory.optimizer,
+        )
+        return RowPrediction.with_factors(size, (0.8, 1.25), states, device, prediction.run.software)
 
     def secondary_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
         """Compute (predicted, measured) memory reserved by torch's allocator [byte], for rows whose notes have it."""

@@ -15,7 +15,7 @@ from paleo.predict import predict
 from paleo.specs.catalog import entry_names
 from paleo.specs.model import ModelSpec, load_model
 from paleo.specs.run import Run
-from paleo.tables.cells import Array, number_or_nan, text_column
+from paleo.tables.cells import Array, number_or_nan, text_column, word_mask
 from paleo.tables.kinds._mlperf_training import NetworkStepTable
 from paleo.tables.run_tables import (
     NVIDIA_EXAMPLE_SOURCES,
@@ -70,9 +70,8 @@ class LanguageStepTable(NetworkStepTable):
         if not unit.startswith(("seq", "sentence", "tok")):
             raise SpecError(f"batches of {unit} do not say how many sequences there are")
         model, system = load_model(name), self.system_of_row(row)
-        return row_prediction(
-            predict(model, system, self._run(row, model), software, self.applicable_calibration(system))
-        )
+        calibration = self.applicable_calibration(system)
+        return row_prediction(predict(model, system, self._run(row, model), software, calibration))
 
     def measured_values(self, frame: pd.DataFrame) -> Array:
         """Return the measured step time of each language-model run [s].
@@ -93,22 +92,18 @@ class LanguageStepTable(NetworkStepTable):
             return super().missing_measurement_reason(row)
         if _catalog_name(row) is None:
             return f"iteration_ms is empty, and model {row['model']!r} is not in the catalog"
-        wrong = (key for key in ("throughput", "global_batch") if has_value(row, key) and not _is_number(row[key]))
-        if (column := next(wrong, None)) is not None:
-            return f"{column} {str(row[column])[:40]!r} is not a number"
+        for column in ("throughput", "global_batch"):
+            if has_value(row, column) and not np.isfinite(pd.to_numeric(str(row[column]), errors="coerce")):
+                return f"{column} {str(row[column])[:40]!r} is not a number"
         return "iteration_ms is empty: nothing to compare with"
 
     def _run(self, row: Row, model: ModelSpec) -> Run:
-        gpus = integer_cell(row, "n_gpus", 1)
-        sizes = _sizes(row)
-        batch = integer_cell(row, "global_batch")
+        gpus, batch = integer_cell(row, "n_gpus", 1), integer_cell(row, "global_batch")
         if str(row["batch_unit"]).startswith("tok"):
             batch = max(gpus, round(batch / int(model.params["seq"])))
         accumulated = max(1, integer_cell(row, "grad_accum", 1))
-        software, example = (
-            software_profile_name(row, APEX_PROFILE),
-            str(row.get("source", "")).startswith(NVIDIA_EXAMPLE_SOURCES),
-        )
+        software = software_profile_name(row, APEX_PROFILE)
+        example = str(row.get("source", "")).startswith(NVIDIA_EXAMPLE_SOURCES)
         return Run(
             gpus=gpus,
             global_batch=batch,
@@ -116,12 +111,8 @@ class LanguageStepTable(NetworkStepTable):
             dtype=str(row["dtype"]),
             optimizer=_optimizer(row),
             software=APEX_PROFILE if example and software == "pytorch-eager" else software,
-            model=sizes,
+            model=_sizes(row),
         )
-
-
-def _is_number(cell: object) -> bool:
-    return bool(np.isfinite(pd.to_numeric(str(cell), errors="coerce")))
 
 
 def _tokens(row: Row, length: float) -> float:
@@ -189,11 +180,8 @@ WITH_LOADING_NOTE = "incl. data loading"
 
 #: Profiles of kernels that a row names beside its framework, by a word of the latter; the first that fits.
 PROFILES_OF_NATIVE_KERNELS = (
-    ("convnet2", "cuda-convnet2"),
-    ("fbfft", "fbfft"),
-    ("torch-7", "torch7-native"),
-    ("neon", "neon"),
-)
+    ("convnet2", "cuda-convnet2"), ("fbfft", "fbfft"), ("torch-7", "torch7-native"), ("neon", "neon"),
+)  # fmt: skip
 #: The same of frameworks without a profile: Paddle in NVIDIA's containers has MXNet's fused normalisations.
 SUBSTITUTE_PROFILES = (("paddle", "mxnet-nvidia"),)
 #: Profiles that rows of NVIDIA's examples mean by a plain one: their PyTorch scripts lay images out channels-last in
@@ -225,12 +213,8 @@ def catalog_model_name(row: Row) -> str:
     """Return the catalog name of a measured CNN, in the variant of its benchmark script or notes."""
     slug = str(row["model_slug"])
     if "tf_cnn_benchmarks" in f"{row.get('framework', '')} {row.get('notes', '')}":
-        variants = (
-            ORIGINAL_RESNETS
-            if ORIGINAL_ALEXNET_SOURCE_YEAR in str(row.get("source", ""))
-            else ORIGINAL_RESNETS | TF_ALEXNET_NAME
-        )
-        return variants.get(slug, slug)
+        keeps_alexnet = ORIGINAL_ALEXNET_SOURCE_YEAR in str(row.get("source", ""))
+        return (ORIGINAL_RESNETS | ({} if keeps_alexnet else TF_ALEXNET_NAME)).get(slug, slug)
     return f"se-{slug}" if str(row.get("model", "")).lower().startswith("se-") else slug
 
 
@@ -261,11 +245,9 @@ def software_profile_of(row: Row) -> str:
     framework, cudnn = str(row.get("framework", "")).lower(), str(row.get("cudnn", "")).lower()
     if any(word in framework for word in OPENCL_FRAMEWORKS):
         raise SpecError(f"OpenCL kernels of {row['framework']} are not modelled")
-    native_profile = next(
-        (profile for word, profile in (*PROFILES_OF_NATIVE_KERNELS, *SUBSTITUTE_PROFILES) if word in framework), None
-    )
-    if native_profile is not None:
-        return native_profile
+    for word, profile in (*PROFILES_OF_NATIVE_KERNELS, *SUBSTITUTE_PROFILES):
+        if word in framework:
+            return profile
     software = software_profile_name(row, "cudnn-library")
     if str(row.get("source", "")).startswith(NVIDIA_EXAMPLE_SOURCES):
         software = next((profile for plain, profile in CONTAINER_PROFILES if software.startswith(plain)), software)
@@ -337,7 +319,7 @@ def run_of_cnn_row(row: Row) -> Run:
 
 def _alone(frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Return a mask of CNN rows without an iteration time, of which only the forward pass was timed, shape (rows,)."""
-    return np.asarray(text_column(frame, "iteration_ms") == "")
+    return word_mask(frame, "iteration_ms", "")
 
 
 class VisionStepTable(NetworkStepTable):
@@ -381,9 +363,8 @@ class VisionStepTable(NetworkStepTable):
         """
         gpus, alone = number_or_nan(frame, "n_gpus"), _alone(frame)
         patterns = {"data": r"^(synthetic|real)", "exchange": r"variable_update[:=] ?([^;,]*)"}
-        words = {
-            name: text_column(frame, "notes").str.extract(pattern)[0].fillna("") for name, pattern in patterns.items()
-        }
+        notes = text_column(frame, "notes")
+        words = {name: notes.str.extract(pattern)[0].fillna("") for name, pattern in patterns.items()}
         same = {name: text_column(frame, name) for name in SCALING_CURVE_COLUMNS}
         return pd.DataFrame({"gpus": np.where(alone, np.nan, gpus), **same, **words})
 
@@ -393,13 +374,8 @@ class VisionStepTable(NetworkStepTable):
         With gradient accumulation, the time is that of one microbatch and its share of the update.
         """
         system = self.system_of_row(row)
-        prediction = predict(
-            load_model(catalog_model_name(row)),
-            system,
-            run_of_cnn_row(row),
-            software,
-            self.applicable_calibration(system),
-        )
+        model, calibration = load_model(catalog_model_name(row)), self.applicable_calibration(system)
+        prediction = predict(model, system, run_of_cnn_row(row), software, calibration)
         # Compute the time of the update that a row's step does not include; at most so much that images still arrive
         # in time.
         share = 1.0 if excludes_optimizer_update(row) else 1.0 - 1.0 / accumulated_microbatches(row)

@@ -48,7 +48,7 @@ class RandomSearch(TuningMethod):
         self.started += 1
         return TrialJob(self.started - 1, 0)
 
-    def synchronous_stages(self) -> list[SynchronousStage]:
+    def stages_between_barriers(self) -> list[SynchronousStage]:
         return [SynchronousStage(self.problem.trials, 0.0, self.problem.rungs[-1])]
 
 
@@ -122,5 +122,5 @@ class MedianStopping(RandomSearch):
             insort(self.averages[rung], sum(scores[: rung + 1]) / (rung + 1))
         return None
 
-    def synchronous_stages(self) -> None:  # type: ignore[override]
+    def stages_between_barriers(self) -> None:  # type: ignore[override]
         return None

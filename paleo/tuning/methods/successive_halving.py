@@ -94,7 +94,7 @@ class SuccessiveHalving(TuningMethod):
             best = sorted(self.running, key=lambda each: self.scores[each.trial][job.rung])[: sizes[halvings]]
             self._open([TrialJob(each.trial, rung) for each in best])
 
-    def synchronous_stages(self) -> list[SynchronousStage]:
+    def stages_between_barriers(self) -> list[SynchronousStage]:
         rungs = (0.0, *self.problem.rungs)
         return [
             SynchronousStage(
