@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from pydantic import ValidationError
 
 from paleo.errors import PaleoError, SpecError
-from paleo.importers._network_trace import TracedCall, TracedTensor
+from paleo.importers._network_trace import TracedCall, TracedTensor, activation_inputs
 from paleo.layers.base import LAYERS, LayerImplementations, with_frozen_weights, without_unneeded_gradients
 from paleo.operations.base import Operation, parameters_by_name
 from paleo.operations.tensor import DimSize, Tensor, default_precision
@@ -57,6 +57,16 @@ class LayerEntry:
     frozen: bool = False
 
     @property
+    def references(self) -> list[EntryReference]:
+        """Entries and inputs of the network that it reads or whose weights it uses; None for weights of its own."""
+        return [*self.inputs, self.weight_owner, self.tied_entry]
+
+    @property
+    def place(self) -> TensorPlace:
+        """Place of the layer's output tensor."""
+        return TensorPlace(self, self.out)
+
+    @property
     def unshared_parameter_count(self) -> float:
         """Number of the layer's parameters, without parameters shared with earlier layers.
 
@@ -73,6 +83,9 @@ class LayerEntry:
         return sum(kernel.flops for operation in self.operations for kernel in operation.backward_kernels(_FP32))
 
 
+EntryReference = LayerEntry | str | None
+
+
 @dataclass(frozen=True)
 class TensorPlace:
     """Place of a traced tensor in an imported network: the producing layer entry or network input, and the tensor."""
@@ -80,15 +93,10 @@ class TensorPlace:
     producer: LayerEntry | str
     tensor: Tensor
 
-    @classmethod
-    def output_of(cls, entry: LayerEntry) -> TensorPlace:
-        """Return the place of an entry's output tensor."""
-        return cls(entry, entry.out)
-
     @property
     def dims(self) -> dict[str, DimSize]:
         """Mapping of dim names to sizes."""
-        return dict(zip(self.tensor.dims, self.tensor.sizes, strict=True))
+        return self.tensor.shape
 
 
 @dataclass
@@ -166,22 +174,12 @@ class NetworkBuilder:
             layer = LAYERS[kind].model_validate(stated | ({"tie": f"tied{id(tie)}"} if tie is not None else {}))
             tensors = tuple(source.tensor for source in sources)
             expansion = layer.to_operations(name, tensors, _UNFUSED)
-            expansion = without_unneeded_gradients(
-                with_frozen_weights(expansion) if self.adds_frozen_layers else expansion, tensors
-            )
+            expansion = with_frozen_weights(expansion) if self.adds_frozen_layers else expansion
+            expansion = without_unneeded_gradients(expansion, tensors)
         except (PaleoError, ValidationError, ValueError, KeyError) as error:
             raise UntranslatableError(str(error)) from None
         holders = [source.producer for source in sources]
-        entry = LayerEntry(
-            kind,
-            stated,
-            inputs=holders,
-            out=expansion.out,
-            path=path,
-            weight_owner=None,
-            tied_entry=tie,
-            operations=expansion.operations,
-        )
+        entry = LayerEntry(kind, stated, holders, expansion.out, path, tied_entry=tie, operations=expansion.operations)
         entry.frozen = self.adds_frozen_layers and entry.unshared_parameter_count > 0
         self.network.entries.append(entry)
         return entry
@@ -193,7 +191,7 @@ class NetworkBuilder:
         """
         if tuple(entry.out.sizes) != value.shape:
             raise UntranslatableError(f"{entry.out.sizes} is not {value.shape}")
-        self.place_by_value[value] = TensorPlace.output_of(entry)
+        self.place_by_value[value] = entry.place
 
     def replace_producer(self, old: LayerEntry, new: LayerEntry) -> None:
         """Record the entry ``new`` as the producer of all traced tensors that the entry ``old`` has produced."""
@@ -235,19 +233,16 @@ class NetworkBuilder:
         if value is None:
             raise UntranslatableError("an input is missing")
         if value not in self.place_by_value:
-            if not (value.is_static or value.is_integer):
+            if value.is_activation:
                 raise UntranslatableError("a tensor that no call computes")
             root = self.first_input if value.source_input is None else self.place_by_value[value.source_input]
-            same = root.tensor.sizes == value.shape and not value.is_static
-            self.place_by_value[value] = root if same else self._stand_in(value, root)
+            if root.tensor.sizes != value.shape or value.is_static:
+                dims = self.dims_of(value.shape, None if value.is_static else root.tensor)
+                learned = value.is_static and not value.parameter_names <= self.trace.frozen_parameters
+                options = {"dims": dims, "constant": value.is_static or None, "learned": learned or None}
+                root = self.add_layer("view", options, [root], "").place
+            self.place_by_value[value] = root
         return self.place_by_value[value]
-
-    def _stand_in(self, value: TracedTensor, root: TensorPlace) -> TensorPlace:
-        like = None if value.is_static else root.tensor
-        dims = dict(zip(self.dim_names(value.shape, like), value.shape, strict=True))
-        learned = value.is_static and not value.parameter_names <= self.trace.frozen_parameters
-        options = {"dims": dims, "constant": value.is_static or None, "learned": learned or None}
-        return TensorPlace.output_of(self.add_layer("view", options, [root], ""))
 
     def add_view(
         self, source: TensorPlace, sizes: Mapping[str, DimSize], path: str, *, keeps_whole: bool = False
@@ -257,12 +252,9 @@ class NetworkBuilder:
         A view of a view becomes a view of the first tensor. No entry is added if the source has these sizes already and
         no dim of its name moves to another position.
         """
-        origin = source
-        while (
-            origin.producer in self.view_sources
-            and math.prod(sizes.values()) == self.view_sources[origin.producer].tensor.elements
-        ):
-            origin = self.view_sources[origin.producer]
+        origin, elements = source, math.prod(sizes.values())
+        while (viewed := self.view_sources.get(origin.producer)) is not None and viewed.tensor.elements == elements:
+            origin = viewed
         for place in (source, origin):
             dims = place.tensor.dims
             same_batch = (dims[:1] == ("batch",)) == (next(iter(sizes), "") == "batch")
@@ -271,12 +263,15 @@ class NetworkBuilder:
                 return place
         entry = self.add_layer("view", {"dims": dict(sizes), "keeps_whole": keeps_whole or None}, [origin], path)
         self.view_sources[entry] = origin
-        return TensorPlace.output_of(entry)
+        return entry.place
 
     def add_reshape(self, source: TensorPlace, shape: Shape, path: str, *, keeps_whole: bool = False) -> TensorPlace:
         """Return ``source`` reshaped to ``shape``; dims of unchanged size keep their names."""
-        sizes = dict(zip(self.dim_names(shape, source.tensor), shape, strict=True))
-        return self.add_view(source, sizes, path, keeps_whole=keeps_whole)
+        return self.add_view(source, self.dims_of(shape, source.tensor), path, keeps_whole=keeps_whole)
+
+    def dims_of(self, shape: Shape, like: Tensor | None = None) -> dict[str, int]:
+        """Return the size of each dim of a shape by the dim's name (see `dim_names`)."""
+        return dict(zip(self.dim_names(shape, like), shape, strict=True))
 
     def dim_names(self, shape: Shape, like: Tensor | None = None) -> list[str]:
         """Return a name for each dim of a shape.
@@ -306,28 +301,20 @@ class NetworkBuilder:
 
     def activation_inputs(self, call: TracedCall) -> list[TensorPlace]:
         """Return the places of a call's activation inputs: those that depend on a network input (no weights)."""
-        values = dict.fromkeys(value for value in call.inputs if value is not None)
-        return [
-            self.place_of(v)
-            for v in values
-            if v.elements and not v.is_static and (not v.is_integer or v.origin == "input")
-        ]
+        return [self.place_of(value) for value in activation_inputs(call) if value.elements]
 
     def first_activation_input(self, call: TracedCall) -> TensorPlace:
         """Return the first of a call's inputs that depends on a network input.
 
         Raise UntranslatableError if none does.
         """
-        for placed in self.activation_inputs(call):
-            return placed
+        if places := self.activation_inputs(call):
+            return places[0]
         raise UntranslatableError("no input of it depends on an input of the network")
 
     def activation_or_index_inputs(self, call: TracedCall) -> list[TensorPlace]:
         """Return the places of a call's activation inputs, or of the first index tensor if there are none."""
-        return (
-            self.activation_inputs(call)
-            or [self.place_of(v) for v in call.inputs if v is not None and not v.is_static][:1]
-        )
+        return self.activation_inputs(call) or [self.place_of(v) for v in call.tensors if not v.is_static][:1]
 
     def saved_temporaries_per_element(self, call: TracedCall, value: TracedTensor) -> float | None:
         """Return the number of saved temporary elements of a call, per element of its largest input or output.
@@ -382,13 +369,13 @@ class NetworkBuilder:
         self.network.output_entry = place.producer
         if left:
             self.network.output_entry = self.add_parameter_layer(left, place, "parameters that nothing reads", "")
-        read: set[LayerEntry | str] = {self.network.output_entry}
+        read: set[EntryReference] = {self.network.output_entry}
         kept = []
         for entry in reversed(self.network.entries):
             if entry.kind == "view" and entry not in read:
                 continue
             kept.append(entry)
-            read.update(ref for ref in (*entry.inputs, entry.weight_owner, entry.tied_entry) if ref is not None)
+            read.update(entry.references)
         self.network.entries = kept[::-1]
         return self.network
 
@@ -528,9 +515,8 @@ def read_torch_call(invocation: TorchInvocation) -> TranslatedCall:
 
     The kind is ``unknown`` if no reader is registered.
     """
-    if invocation.name in TORCH_READERS:
-        return TORCH_READERS[invocation.name](invocation)
-    return TranslatedCall("unknown")
+    name = invocation.name
+    return TORCH_READERS[name](invocation) if name in TORCH_READERS else TranslatedCall("unknown")
 
 
 def read_onnx_node(node: OnnxNode) -> TranslatedCall:

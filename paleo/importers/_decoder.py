@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -18,8 +18,6 @@ from paleo.importers.transformers_configuration import (
     class_count,
 )
 
-DecoderLayer = tuple[Mapping[str, Any], ModelFileEntry]
-
 MAX_LAYERS = 2000
 
 
@@ -29,23 +27,22 @@ class Decoder:
 
     ``norm_placement`` says where norms are: "pre" before each half of a layer; "post" after the sum; "parallel" with
     one norm for both halves side by side, "twin" with one norm for each; "sandwich" before and after each half;
-    "inner" after each half and before its sum.
+    "inner" after each half and before its sum. ``final_entries`` stand between the last layer and the output layer;
+    None stands for one norm. A configuration without ``tie_word_embeddings`` means ``tied``. Both halves of a layer
+    end with a dropout if ``params`` hold its rate.
     """
 
     params: Mapping[str, Any]
-    norm: ModelFileEntry
-    attention: Mapping[str, Any]
-    feed_forward: ModelFileEntry
+    norm: ModelFileEntry = "rms_norm"
+    attention: Mapping[str, Any] = field(default_factory=dict)
     norm_placement: str = "pre"
-    dropout: bool = False
-    entries_after_embedding: tuple[ModelFileEntry, ...] = ()
-    final_entries: tuple[ModelFileEntry, ...] = ()
-    ties_embeddings: bool = False
+    entries_after_embedding: Sequence[ModelFileEntry] = ()
+    final_entries: Sequence[ModelFileEntry] | None = None
+    tied: bool = False
     head_bias: bool = False
     attention_kind: str = "attention"
     embedding_width: str = "=hidden"
     notes: str = ""
-    task: str = "language modelling"
 
 
 def residual_block_entry(*inner: ModelFileEntry) -> ModelFileEntry:
@@ -59,7 +56,7 @@ def decoder_layer_entries(decoder: Decoder, more: Mapping[str, Any], feed: Model
     ``more`` are further options of the layer's attention, or under ``mixer`` the entry that takes its place;
     ``feed`` is the feed-forward entry.
     """
-    drop = [{"dropout": {"rate": "=dropout"}}] if decoder.dropout else []
+    drop = [{"dropout": {"rate": "=dropout"}}] if "dropout" in decoder.params else []
     mixer = more["mixer"] if "mixer" in more else {decoder.attention_kind: dict(decoder.attention) | dict(more)}
     attention = [mixer, *drop]
     feed_forward, norm = [feed, *drop], decoder.norm
@@ -116,39 +113,51 @@ def _greedily_folded(layers: Sequence[Any]) -> list[tuple[list[Any], int]]:
     return runs
 
 
-def repeated_layer_entries(decoder: Decoder, layers: Sequence[DecoderLayer]) -> list[ModelFileEntry]:
-    """Return the decoder's layers as model-file entries, with equal layers folded into loops (``repeat``).
+def loops_of_layers(
+    layers: Sequence[Any], entries_of: Callable[[list[Any]], list[ModelFileEntry]]
+) -> list[ModelFileEntry]:
+    """Return loops (``repeat``) over equal layers as model-file entries.
 
-    Each layer is (attention options, feed-forward entry). If there is only one loop, its count is the parameter
-    ``=layers``.
+    ``entries_of`` makes the body of a loop from the layers of one iteration.
     """
-    runs = fold_repeats(list(layers))
-    entries = []
-    for index, (pattern, times) in enumerate(runs):
-        body = [entry for more, feed in pattern for entry in decoder_layer_entries(decoder, more, feed)]
-        whole = len(runs) == 1 and len(pattern) == 1
-        label = "block" if len(runs) == 1 else f"block{index + 1}"
-        entries.append({"repeat": "=layers" if whole else times, "name": label, "layers": body})
-    return entries
+    runs = enumerate(fold_repeats(layers), start=1)
+    return [{"repeat": times, "name": f"block{n}", "layers": entries_of(pattern)} for n, (pattern, times) in runs]
 
 
-def language_model_file(config: Config, decoder: Decoder, layers: Sequence[DecoderLayer]) -> ModelMapping:
+def _decoder_loops(
+    decoder: Decoder, mixers: Sequence[Mapping[str, Any]], feeds: Sequence[ModelFileEntry]
+) -> list[ModelFileEntry]:
+    """Return the decoder's layers as loops; if all layers are equal, there are ``=layers`` of them."""
+    layers = list(zip(mixers, feeds, strict=True))
+    loops = loops_of_layers(
+        layers, lambda pattern: [entry for layer in pattern for entry in decoder_layer_entries(decoder, *layer)]
+    )
+    if len(loops) == 1:
+        loops[0] |= {"name": "block"} | ({"repeat": "=layers"} if loops[0]["repeat"] == len(layers) else {})
+    return loops
+
+
+def language_model_file(
+    config: Config,
+    decoder: Decoder,
+    feeds: Sequence[ModelFileEntry] = (),
+    mixers: Sequence[Mapping[str, Any]] | None = None,
+) -> ModelMapping:
     """Return the content of a model file for a decoder: inputs, embedding, layers, final norm, output layer and loss.
 
-    Each of ``layers`` is (attention options, feed-forward entry).
+    ``feeds`` holds the feed-forward entry of each layer, ``mixers`` further options of its attention (None: none).
     """
-    notes = f"{decoder.notes} FLOP count the whole rectangle of scores although attention is causal.".strip()
-    params = dict(decoder.params)
-    tokens = {"dims": {"batch": "=batch", "seq": "=seq"}, "role": "index"}
+    tied = config.flag("tie_word_embeddings", decoder.tied)
     embed = {"name": "embed", "embedding": {"entries": "=vocab", "features": decoder.embedding_width}}
-    body = [embed, *decoder.entries_after_embedding, *repeated_layer_entries(decoder, layers), *decoder.final_entries]
+    loops = _decoder_loops(decoder, mixers or [{}] * len(feeds), feeds)
+    final = (decoder.norm,) if decoder.final_entries is None else decoder.final_entries
     return {
-        "task": decoder.task if _head_name(config) in _LM_HEADS else "text classification",
-        "notes": notes,
-        "params": params,
+        "task": "language modelling" if _head_name(config) in _LM_HEADS else "text classification",
+        "notes": f"{decoder.notes} FLOP count the whole rectangle of scores although attention is causal.".strip(),
+        "params": with_vocab_last(decoder.params),
         "tokens": "=seq",
-        "inputs": {"tokens": tokens},
-        "layers": [*body, *_head(config, decoder)],
+        "inputs": {"tokens": {"dims": {"batch": "=batch", "seq": "=seq"}, "role": "index"}},
+        "layers": [embed, *decoder.entries_after_embedding, *loops, *final, *_head(config, decoder.head_bias, tied)],
     }
 
 
@@ -166,17 +175,16 @@ def _head_name(config: Config) -> str:
     return ending[0] if ending else named[0]
 
 
-def _head(config: Config, decoder: Decoder) -> list[ModelFileEntry]:
+def _head(config: Config, bias: bool, tied: bool) -> list[ModelFileEntry]:
     """Return the model-file entries after the last layer: output layer and loss, or a classifier."""
     kind = _head_name(config)
     if kind in _LM_HEADS:
-        tie = {"tie": "embed"} if decoder.ties_embeddings else {}
-        projection = {"features": "=vocab", "dim": "vocab", "bias": decoder.head_bias} | tie
+        projection = {"features": "=vocab", "dim": "vocab", "bias": bias} | ({"tie": "embed"} if tied else {})
         return [{"name": "head", "linear": projection}, "cross_entropy"]
     classes = {"features": class_count(config), "dim": "classes"}
     if kind == "ForSequenceClassification":  # every position is scored, then the last one is selected
         return [{"name": "head", "linear": classes | {"bias": False}}, "select", "cross_entropy"]
-    if kind == "ModelMapping":
+    if kind == "Model":
         return []
     raise UnsupportedHeadError(kind)
 
@@ -223,13 +231,8 @@ def window_options(
     count = params["layers"]
     window = config.get("sliding_window")
     kinds = config.layer_kinds("layer_types", count)
-    slides = (
-        [kind == "sliding_attention" for kind in kinds]
-        if kinds
-        else [default] * count
-        if isinstance(default, bool)
-        else default
-    )
+    usual = [default] * count if isinstance(default, bool) else default
+    slides = [kind == "sliding_attention" for kind in kinds] if kinds else usual
     if not window or not any(slides):
         return [{}] * count
     params["window"] = config.integer("sliding_window")
@@ -241,68 +244,77 @@ def gated_feed_forward(
 ) -> ModelFileEntry:
     """Return the model-file entry of a gated feed-forward block, and set the width ``ffn`` in ``params``."""
     params["ffn"] = config.integer("intermediate_size")
-    return {
-        "mlp": {
-            "ffn": "=ffn",
-            "activation": config.activation("hidden_activation", "hidden_act", default=default, gated=True),
-            "bias": bias,
-        }
-    }
+    function = config.activation("hidden_activation", "hidden_act", default=default, gated=True)
+    return {"mlp": {"ffn": "=ffn", "activation": function, "bias": bias}}
+
+
+FeedForwardBuilder = Callable[[Config, dict[str, Any]], list[ModelFileEntry]]
+
+
+def gated_feed_forwards(config: Config, params: dict[str, Any]) -> list[ModelFileEntry]:
+    """Return the feed-forward entry of each layer: gated blocks, with biases as ``mlp_bias`` says."""
+    return [gated_feed_forward(config, params, bias=config.flag("mlp_bias"))] * params["layers"]
 
 
 def llama_like_model(
-    config: Config, *, bias: bool | None = None, out_bias: bool | None = None, slides: Any = False, **more: Any
+    config: Config,
+    *,
+    bias: bool | None = None,
+    out_bias: bool | None = None,
+    slides: Sequence[bool] | bool = False,
+    head_dim: int | None = None,
+    attention: Mapping[str, Any] | None = None,
+    feed: FeedForwardBuilder = gated_feed_forwards,
+    **more: Any,
 ) -> ModelMapping:
     """Return the content of a model file for a Llama-like decoder: RMS norms, rotary positions and gated feed-forward.
 
-    ``slides`` says which layers have a sliding window; ``more`` are fields of `Decoder` and options such as
-    ``head_dim``, ``tied``, ``feed`` and ``attention``.
+    ``slides`` says which layers have a sliding window, ``attention`` are further options of the attention, ``feed``
+    makes the feed-forward entry of each layer, and ``more`` are fields of `Decoder`.
     """
-    params = grouped_query_parameters(config, more.pop("head_dim", None))
-    tied = config.flag("tie_word_embeddings", more.pop("tied", False))
-    feed = more.pop("feed", None)
-    options = {"rotary": True} | more.pop("attention", {})
+    params = grouped_query_parameters(config, head_dim)
     bias = config.flag("attention_bias") if bias is None else bias
-    feeds = (
-        feed(config, params)
-        if feed
-        else [gated_feed_forward(config, params, bias=config.flag("mlp_bias"))] * params["layers"]
+    feeds, slices = feed(config, params), window_options(config, params, slides)
+    options = {"rotary": True, **(attention or {}), "bias": bias}
+    options |= {} if out_bias in (None, bias) else {"out_bias": out_bias}
+    return language_model_file(
+        config, Decoder(params, attention=attention_options(params, **options), **more), feeds, slices
     )
-    slices = window_options(config, params, slides)
-    attention = attention_options(
-        params, **options, bias=bias, **({} if out_bias in (None, bias) else {"out_bias": out_bias})
-    )
-    norm = more.pop("norm", "rms_norm")
-    decoder = Decoder(params, norm, attention, None, ties_embeddings=tied, final_entries=(norm,), **more)
-    decoder = replace(decoder, params=with_vocab_last(params))
-    return language_model_file(config, decoder, list(zip(slices, feeds, strict=True)))
 
 
-def with_vocab_last(params: dict[str, Any]) -> dict[str, Any]:
+def with_vocab_last(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of the parameters with the vocabulary at the end, the order in which model files are written."""
     return {key: value for key, value in params.items() if key != "vocab"} | {"vocab": params["vocab"]}
 
 
-def feed_forward_layers(
+def mixture_entry(
     config: Config,
     params: dict[str, Any],
     *,
-    in_all_layers: bool = False,
-    ffn: tuple[str, ...] = ("moe_intermediate_size",),
+    ffn: str = "moe_intermediate_size",
+    activation: str | None = None,
     **more: Any,
-) -> list[ModelFileEntry]:
+) -> ModelFileEntry:
+    """Return the model-file entry of a mixture of experts.
+
+    ``ffn`` are the keys that may state the width of an expert, separated by spaces; ``more`` are options of the
+    mixture. The numbers of experts become parameters in ``params``.
+    """
+    params |= config.integers(
+        experts="num_local_experts num_experts n_routed_experts",
+        top_k="num_experts_per_tok num_experts_per_token",
+        expert_ffn=ffn,
+    )
+    activation = activation or config.activation("hidden_act", default="silu", gated=True)
+    return {"moe": {"experts": "=experts", "top_k": "=top_k", "ffn": "=expert_ffn", "activation": activation} | more}
+
+
+def feed_forward_layers(config: Config, params: dict[str, Any], **more: Any) -> list[ModelFileEntry]:
     """Return the feed-forward entry of each layer: a mixture of experts, or a dense block where there is no mixture.
 
-    ``ffn`` are the keys that may state the width of an expert; ``in_all_layers`` ignores keys for dense layers;
-    ``more`` are options of the mixture. The numbers of experts become parameters in ``params``.
+    ``more`` are options of `mixture_entry`.
     """
-    params["experts"] = config.integer("num_local_experts", "num_experts", "n_routed_experts")
-    params["top_k"] = config.integer("num_experts_per_tok", "num_experts_per_token")
-    params["expert_ffn"] = config.integer(*ffn)
-    gated = more.pop("activation", None) or config.activation("hidden_act", default="silu", gated=True)
-    mixture = {"moe": {"experts": "=experts", "top_k": "=top_k", "ffn": "=expert_ffn", "activation": gated} | more}
-    if in_all_layers:
-        return [mixture] * params["layers"]
+    mixture = mixture_entry(config, params, **more)
     step, alone = config.integer("decoder_sparse_step", default=1), config.get("mlp_only_layers") or []
     dense_first = config.get("first_k_dense_replace") or 0
     if not isinstance(alone, list) or not isinstance(dense_first, int):

@@ -72,8 +72,7 @@ def _module(text: str) -> ModelSpec | None:
     target, _, shapes = text.partition("@")
     if ":" not in target or exists(text):
         return None
-    from paleo.importers.torch import load_module, model_file_of_module, parse_input
-    from paleo.importers.torch_modules import check_factory_text
+    from paleo.importers.torch import check_factory_text, load_module, model_file_of_module, parse_input
 
     check_factory_text(target)
     if not shapes:

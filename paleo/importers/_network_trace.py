@@ -5,9 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal
 
 Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """Shape and dtype of one input; ``name`` is set for a keyword argument."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    name: str | None = None
+
+    @property
+    def is_integer(self) -> bool:
+        """True if the input holds integers or booleans, such as token ids."""
+        return self.dtype in ("int64", "int32", "bool")
 
 
 @dataclass(eq=False)
@@ -33,6 +48,16 @@ class TracedTensor:
     def elements(self) -> int:
         """Number of elements of the tensor."""
         return math.prod(self.shape)
+
+    @property
+    def is_activation(self) -> bool:
+        """True for numbers that depend on a network input, which are neither integers nor booleans."""
+        return not (self.is_static or self.is_integer)
+
+    def producer_of_kind(self, kind: str) -> TracedCall | None:
+        """Return the call that computes this tensor if the call is of a kind, otherwise None."""
+        call = self.producing_call
+        return call if call is not None and call.kind == kind else None
 
 
 @dataclass(eq=False)
@@ -65,6 +90,20 @@ class TracedCall:
     def out(self) -> TracedTensor:
         """First output of the call."""
         return self.outputs[0]
+
+    @property
+    def tensors(self) -> list[TracedTensor]:
+        """Inputs of the call that are there, in order."""
+        return [value for value in self.inputs if value is not None]
+
+    @property
+    def parameter_names(self) -> frozenset[str]:
+        """Names of the parameters from which its inputs are made."""
+        return frozenset[str]().union(*(value.parameter_names for value in self.tensors))
+
+    def input(self, place: int) -> TracedTensor | None:
+        """Return the input at index ``place``, or None if the call has none there."""
+        return self.inputs[place] if len(self.inputs) > place else None
 
 
 @dataclass(frozen=True)
@@ -100,21 +139,13 @@ class Trace:
     fixed_batch: int | None = None
     checkpointed_modules: tuple[str, ...] = ()
 
-    def consumers(self) -> dict[TracedTensor, list[TracedCall]]:
-        """Map each traced tensor to the calls that read the tensor, in order of execution."""
-        readers: dict[TracedTensor, list[TracedCall]] = {}
-        for call in self.calls:
-            for value in dict.fromkeys(v for v in call.inputs if v is not None):
-                readers.setdefault(value, []).append(call)
-        return readers
-
     def remove_dead_calls(self) -> None:
         """Remove from the trace, in place, the calls on which no output depends."""
         needed = set(self.outputs)
         kept = []
         for call in reversed(self.calls):
             if any(value in needed for value in call.outputs):
-                needed.update(value for value in call.inputs if value is not None)
+                needed.update(call.tensors)
                 kept.append(call)
         self.calls = kept[::-1]
 
@@ -130,7 +161,7 @@ class Trace:
             if reached.isdisjoint(call.outputs):
                 call.trains_weights = False
             elif not call.stops_gradient:
-                reached.update(value for value in call.inputs if value is not None and not value.is_integer)
+                reached.update(value for value in call.tensors if not value.is_integer)
 
 
 def make_call(
@@ -142,20 +173,15 @@ def make_call(
     those take time in every step. So is a tensor without elements. A value that is computed from integers alone (a
     mask) counts as integers.
     """
-    inputs = list(inputs)
-    values = [value for value in inputs if value is not None]
-    sources = frozenset[str]().union(*(value.parameter_names for value in values))
+    call = TracedCall(kind, label, list(inputs), [], **more)
+    values, sources = call.tensors, call.parameter_names
     static = all(value.is_static for value in values) and not (sources and more.get("flops"))
     sources = sources if static else frozenset()
     root = next((value.source_input for value in values if value.source_input is not None), None)
     bare = not static and all(value.is_integer or (value.is_static and not value.parameter_names) for value in values)
-    call = TracedCall(kind, label, inputs, [], **more)
     for shape, whole in shapes:
-        index = whole or bare
-        empty = 0 in shape
-        call.outputs.append(
-            TracedTensor(shape, "call", "", index, static or empty, sources, root if index else None, call)
-        )
+        index, is_static = whole or bare, static or 0 in shape
+        call.outputs.append(TracedTensor(shape, "call", "", index, is_static, sources, root if index else None, call))
     return call
 
 
@@ -171,24 +197,24 @@ def saved_for_backward(call: TracedCall) -> str | list[int] | None:
     if call.saved_tensors is None:
         plain = call.source_name.strip("_").lower()
         return None if plain in _LINEAR_FUNCTIONS or call.kind == "copy" else "inputs"
-    places = [place for place, value in enumerate(activation_inputs(call)) if value in call.saved_tensors]
-    output = any(value in call.saved_tensors for value in call.outputs)
-    if output:
-        return "output" if not places else "all"
-    if len(places) == len(activation_inputs(call)):
+    values = activation_inputs(call)
+    places = [place for place, value in enumerate(values) if value in call.saved_tensors]
+    if not call.saved_tensors.isdisjoint(call.outputs):
+        return "all" if places else "output"
+    if len(places) == len(values):
         return "inputs" if places else None
     return places or None
 
 
 def activation_inputs(call: TracedCall) -> list[TracedTensor]:
     """Return the input tensors of a call that depend on a network input, each once."""
-    values = dict.fromkeys(value for value in call.inputs if value is not None)
-    return [value for value in values if not value.is_static and (not value.is_integer or value.origin == "input")]
+    values = dict.fromkeys(call.tensors)
+    return [value for value in values if value.is_activation or (value.origin == "input" and not value.is_static)]
 
 
 def is_parameter_input(call: TracedCall, place: int) -> bool:
     """Return True if the call's input at index ``place`` is made of parameters."""
-    value = call.inputs[place] if len(call.inputs) > place else None
+    value = call.input(place)
     return value is not None and bool(value.parameter_names)
 
 
@@ -206,13 +232,6 @@ def probe_sizes(taken: Iterable[int], count: int, *, least: int, most: int | Non
     [103, 107]
     """
     sizes = [size for size in taken if size > 1]
-    primes: list[int] = []
-    candidates = range(least, most + 1) if most is not None else range(least, 20 * least)
-    ordered: Iterable[int] = reversed(candidates) if most is not None else candidates
-    for candidate in ordered:
-        prime = candidate > 1 and all(candidate % d for d in range(2, math.isqrt(candidate) + 1))
-        if prime and all(size % candidate for size in sizes):
-            primes.append(candidate)
-            if len(primes) == count:
-                break
-    return primes
+    candidates = range(least, 20 * least) if most is None else range(most, least - 1, -1)
+    primes = (n for n in candidates if n > 1 and all(n % divisor for divisor in range(2, math.isqrt(n) + 1)))
+    return list(islice((prime for prime in primes if all(size % prime for size in sizes)), count))

@@ -18,14 +18,11 @@ import math
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from paleo.errors import SpecError
 from paleo.importers._builder import TorchInvocation, base_operator_name, read_torch_call
-from paleo.importers._network_trace import ModuleCall, TracedCall, TracedTensor, make_call
-
-if TYPE_CHECKING:
-    from paleo.importers.torch_modules import InputSpec
+from paleo.importers._network_trace import InputSpec, ModuleCall, TracedCall, TracedTensor, make_call
 
 #: Functions that select boxes by their scores.
 BOX_SELECTION_FUNCTIONS = (
@@ -40,11 +37,14 @@ def active_box_selector() -> str | None:
     """
     frame = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_name
-        if any(word in name for word in BOX_SELECTION_FUNCTIONS):
-            return name
+        if _selects_boxes(frame.f_code.co_name):
+            return frame.f_code.co_name
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+def _selects_boxes(name: str) -> bool:
+    return any(word in name for word in BOX_SELECTION_FUNCTIONS)
 
 
 @contextlib.contextmanager
@@ -80,6 +80,8 @@ def fixed_training_box_counts(module: Any, notes: list[str]) -> Iterator[None]:
 #: Functions that select experts by their scores, one row for each token.
 _ROUTERS = frozenset({"topk", "argmax", "max", "argsort", "sort"})
 _INDEX_FUNCTIONS = frozenset({"nonzero", "where", "argwhere"})
+#: Functions whose answer is guessed, as it depends on the data of a tensor; also those whose name ends in nms.
+_GUESSED_FUNCTIONS = frozenset({"tolist", "equal", "item", "__bool__", "__contains__"})
 
 
 class GuessingTracer(Protocol):
@@ -174,17 +176,12 @@ def _router_sizes(tape: GuessingTracer, mask: Any) -> tuple[int, int] | None:
         seen.add(value)
         if call.source_name == "one_hot" and call.out.shape[-1] > 1:
             return call.out.shape[-1], call.out.elements // call.out.shape[-1]
-        # The number of scores in a row of which a call selects some; 0 for other calls.
-        scores = call.inputs[0] if call.inputs else None
-        chooses = (
-            call.source_name in _ROUTERS
-            and call.outputs[-1].is_integer
-            and scores is not None
-            and not scores.is_integer
-        )
-        if (experts := scores.shape[-1] if chooses and scores is not None and scores.shape else 0) > 1:
-            return experts, call.outputs[-1].elements
-        stack.extend(source for source in call.inputs if source is not None and (source.is_integer or source.is_static))
+        # A call that selects some of the scores in each row.
+        scores = call.input(0)
+        chooses = call.source_name in _ROUTERS and call.outputs[-1].is_integer
+        if chooses and scores is not None and not scores.is_integer and scores.shape and scores.shape[-1] > 1:
+            return scores.shape[-1], call.outputs[-1].elements
+        stack.extend(source for source in call.tensors if not source.is_activation)
     return None
 
 
@@ -195,8 +192,7 @@ def _mask(tape: GuessingTracer, index: Any) -> Any:
     """
     entries = index if isinstance(index, tuple) else (index,)
     masks = [entry for entry in entries if tape.is_tensor(entry)]
-    plain_entries = [entry for entry in entries if not tape.is_tensor(entry)]
-    plain = all(isinstance(entry, slice | int) or entry is Ellipsis for entry in plain_entries)
+    plain = all(tape.is_tensor(entry) or isinstance(entry, slice | int) or entry is Ellipsis for entry in entries)
     single = len(masks) == 1 and masks[0].dtype == tape.torch.bool and masks[0].device.type == "meta"
     return masks[0] if single and plain and masks[0].dim() else None
 
@@ -221,40 +217,40 @@ def guess_tensor_value(tape: GuessingTracer, function: Any, args: Any) -> Any:
     and every expert has tokens.
     """
     label = function_name(function)
-    if label == "tolist" and args[0].device.type == "meta" and args[0].dim() == 1:
-        # The tokens of each expert, or of each row of a mask, if the tensor counts them, else None.
-        tokens = args[0]
-        router = _router_sizes(tape, tokens)
-        if router is None or tokens.shape[0] != router[0]:
-            maker = tape.value(tokens).producing_call
-            mask = maker.inputs[0] if maker is not None and maker.source_name == "sum" else None
-            if (
-                mask is None
-                or not mask.is_integer
-                or mask.source_input is None
-                or mask.shape[:-1] != tuple(tokens.shape)
-            ):
-                return None
-            return [mask.shape[-1]] * tokens.shape[0]
-        experts, choices = router
-        share = int(_tokens_per_expert(tape, router, choices))
-        return [share + (index < choices - share * experts) for index in range(experts)]
-    if label.endswith("nms") and args and tape.is_tensor(args[0]) and args[0].device.type == "meta":
+    if not (label in _GUESSED_FUNCTIONS or label.endswith("nms")):
+        return None
+    if not args or not tape.is_tensor(args[0]) or args[0].device.type != "meta":
+        return None
+    if label == "tolist" and args[0].dim() == 1:
+        return _tokens_of_rows(tape, args[0])
+    if label.endswith("nms"):
         tape.notes.append("non-maximum suppression is taken to suppress nothing")
         return tape.torch.zeros(args[0].shape[0], dtype=tape.torch.int64, device="meta")
-    if label == "equal" and args and tape.is_tensor(args[0]) and args[0].device.type == "meta":
+    if label == "equal":
         return args[0].shape == args[1].shape
-    if label not in ("item", "__bool__", "__contains__") or not args or args[0].device.type != "meta":
-        return None
     if label == "__contains__":
         return False
-    if args[0].dtype != tape.torch.bool:
+    if label == "tolist" or args[0].dtype != tape.torch.bool:
         return None
     maker = tape.value(args[0]).producing_call
     if maker is None or maker.source_name not in ("all", "any"):
         tape.notes.append("a condition on the values of tensors is taken to be false; its other path is not counted")
         return False
     return maker.source_name == "all" or _router_sizes(tape, args[0]) is not None
+
+
+def _tokens_of_rows(tape: GuessingTracer, tokens: Any) -> list[int] | None:
+    """Return the tokens of each expert, or of each row of a mask, if the tensor counts them; otherwise None."""
+    router = _router_sizes(tape, tokens)
+    if router is not None and tokens.shape[0] == router[0]:
+        experts, choices = router
+        share = int(_tokens_per_expert(tape, router, choices))
+        return [share + (index < choices - share * experts) for index in range(experts)]
+    maker = tape.value(tokens).producing_call
+    mask = maker.inputs[0] if maker is not None and maker.source_name == "sum" else None
+    if mask is None or not mask.is_integer or mask.source_input is None or mask.shape[:-1] != tuple(tokens.shape):
+        return None
+    return [mask.shape[-1]] * tokens.shape[0]
 
 
 MAX_RECORDED_CALLS = 400_000
@@ -305,10 +301,8 @@ class TorchCallRecorder:
         }
         self._known_storages = {storage_key(weight) for weight in self._weights.values()}
         for name, weight in self._weights.items():
-            parameter = TracedTensor(
-                tuple(weight.shape), "parameter", name, is_static=True, parameter_names=frozenset({name})
-            )
-            self._bind(weight, parameter)
+            names = frozenset({name})
+            self._bind(weight, TracedTensor(tuple(weight.shape), "parameter", name, False, True, names))
 
     def _cast(self, tensor: Any) -> Any:
         return tensor.to(self.torch.bfloat16) if self.half and tensor.dtype == self.torch.float32 else tensor
@@ -318,9 +312,7 @@ class TorchCallRecorder:
     def add_input(self, spec: InputSpec) -> Any:
         """Return a tensor without data for one network input, and record it as an input of the trace."""
         tensor = self._cast(self.torch.zeros(spec.shape, dtype=getattr(self.torch, spec.dtype), device="meta"))
-        value = TracedTensor(
-            spec.shape, "input", spec.name or f"input{len(self.inputs) + 1}", is_integer=spec.is_integer
-        )
+        value = TracedTensor(spec.shape, "input", spec.name or f"input{len(self.inputs) + 1}", spec.is_integer)
         value.source_input = value if spec.is_integer else None
         self.inputs.append(value)
         self._bind(tensor, value)
@@ -334,8 +326,8 @@ class TorchCallRecorder:
         """Return the traced value of a torch tensor; a tensor that no recorded call returned is a constant."""
         known = self._values.get(id(tensor))
         if known is None:
-            index = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
-            known = TracedTensor(tuple(tensor.shape), "constant", "", index, is_static=True)
+            shape, index = _described(tensor)
+            known = TracedTensor(shape, "constant", "", index, is_static=True)
             self._bind(tensor, known)
         return known
 
@@ -370,7 +362,7 @@ class TorchCallRecorder:
                 if not self._failed_at_box_selection(error):
                     raise SpecError(_explained(error, self.stack)) from None
                 return self._unread_values()
-        leaves = [t for t in tensors_in(torch, result) if t.dtype.is_floating_point or t.dtype.is_complex]
+        leaves = [tensor for tensor in tensors_in(torch, result) if not _described(tensor)[1]]
         if not leaves:
             raise SpecError(f"the module returned no tensor of real numbers, but a {type(result).__name__}")
         return [self.value(tensor) for tensor in leaves]
@@ -385,19 +377,18 @@ class TorchCallRecorder:
 
         The calls until then count as the network.
         """
-        names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
-        place = next((name for name in names if any(word in name for word in BOX_SELECTION_FUNCTIONS)), None)
+        names = (frame.name for frame in traceback.extract_tb(error.__traceback__))
+        place = next(filter(_selects_boxes, names), None)
         if place is None or not any(call.flops for call in self.calls):
             return False
-        self.notes.append(
-            f"cut at {place}: the boxes that are kept depend on data; everything after this is not counted"
-        )
+        reason = "the boxes that are kept depend on data"
+        self.notes.append(f"cut at {place}: {reason}; everything after this is not counted")
         return True
 
     def _unread_values(self) -> list[TracedTensor]:
         """Return the traced activations that no call has read, as outputs of a network whose run stopped early."""
-        read = {value for call in self.calls for value in call.inputs if value is not None}
-        ends = [v for call in self.calls for v in call.outputs if v not in read and not (v.is_static or v.is_integer)]
+        read = {value for call in self.calls for value in call.tensors}
+        ends = [v for call in self.calls for v in call.outputs if v.is_activation and v not in read]
         if not ends:
             raise SpecError("the module computes no tensor before its path depends on data")
         return ends
@@ -479,9 +470,8 @@ class TorchCallRecorder:
     def _rebind(self, base: Any, value: TracedTensor, label: str, path: str) -> None:
         """Record that an in-place write into a view has changed the base tensor ``base``."""
         old = self._values[id(base)]
-        whole = make_call(
-            "copy", f"{label} of a view", [old, value], [(old.shape, old.is_integer)], path=path, flops=0.0
-        )
+        shapes = [(old.shape, old.is_integer)]
+        whole = make_call("copy", f"{label} of a view", [old, value], shapes, path=path, flops=0.0)
         whole.saved_tensors = frozenset()
         self.calls.append(whole)
         self._bind(base, whole.out)
@@ -492,29 +482,24 @@ class TorchCallRecorder:
         kept, more = set[TracedTensor](), 0
         complex_storages = {storage_key(tensor) for tensor in (*outputs, *arguments) if tensor.dtype.is_complex}
         for tensor, value in (*zip(outputs, call.outputs, strict=False), *((t, self.value(t)) for t in arguments)):
-            is_expanded = int(tensor.numel() * tensor.element_size()) > int(tensor.untyped_storage().nbytes())
-            if not is_expanded:
+            if int(tensor.numel() * tensor.element_size()) <= int(tensor.untyped_storage().nbytes()):  # not expanded
                 places.setdefault(storage_key(tensor), []).append(value)
         for key, size in dict(self.packed[mark:]).items():
             if key in places:
-                kept.update(places[key][:1] if _is_activation(places[key][0]) else places[key])
+                kept.update(places[key][:1] if places[key][0].is_activation else places[key])
                 more += size // 2 if key in complex_storages else 0  # counted as one element each until here
             elif key not in self._known_storages:
                 more += size
                 self._known_storages.add(key)
-        call.saved_tensors, call.saved_temporary_elements = (
-            frozenset(kept),
-            more / (FP32_BYTES // 2 if self.half else FP32_BYTES),
-        )
+        call.saved_tensors = frozenset(kept)
+        call.saved_temporary_elements = more / (FP32_BYTES // 2 if self.half else FP32_BYTES)
 
     def record_saved_tensors(self, call: TracedCall, arguments: Sequence[Any], mark: int) -> None:
         """Add the tensors that a ``torch.autograd.Function`` saves to the saved tensors of the recorded ``call``."""
         before, elements = call.saved_tensors or frozenset(), call.saved_temporary_elements
         self._keep(call, arguments, (), mark)
-        call.saved_tensors, call.saved_temporary_elements = (
-            before | (call.saved_tensors or frozenset()),
-            elements + call.saved_temporary_elements,
-        )
+        call.saved_tensors = before | (call.saved_tensors or frozenset())
+        call.saved_temporary_elements += elements
 
     def _training_dropout(self, path: str) -> float:
         """Return the dropout rate of attention scores in training, for the module at ``path``.
@@ -528,10 +513,6 @@ class TorchCallRecorder:
             if isinstance(rate, float) and 0 < rate < 1:
                 return rate
         return 0.0
-
-
-def _is_activation(value: TracedTensor) -> bool:
-    return not (value.is_static or value.is_integer)
 
 
 def _trainable(parameter: Any) -> bool:
@@ -670,9 +651,8 @@ def _inside_functions(tape: TorchCallRecorder) -> Iterator[None]:
                 arguments = tensors_in(tape.torch, (args, kwargs))
                 tape.record_saved_tensors(tape.calls[-1], arguments, mark)
             if any(call.flops for call in tape.calls[start:]):
-                tape.notes.append(
-                    f"the gradient of {cls.__name__} is custom code, counted as that of its matrix products"
-                )
+                note = "is custom code, counted as that of its matrix products"
+                tape.notes.append(f"the gradient of {cls.__name__} {note}")
         return result
 
     function.apply = classmethod(apply)

@@ -153,9 +153,8 @@ def _other_inputs(module: Any, config: Any, seq: int | None) -> Iterator[list[st
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     needed = {name for name, each in parameters.items() if each.default is each.empty and each.kind in kinds}
     text = getattr(config, "text_config", None) or config
-    length = min(
-        seq or MAX_DEFAULT_SEQ, _number(text, "max_position_embeddings", "n_positions", default=MAX_DEFAULT_SEQ)
-    )
+    positions = _number(text, "max_position_embeddings", "n_positions", default=MAX_DEFAULT_SEQ)
+    length = min(seq or MAX_DEFAULT_SEQ, positions)
     texts = [f"{name}=2x{length}:int64" for name in ("input_ids", "decoder_input_ids") if name in parameters]
     subjects = [getattr(config, f"{part}_config", None) for part in ("vision", "video", "audio", "encoder")]
     for name in sorted(_LAYOUTS.keys() & parameters.keys()):
@@ -197,12 +196,8 @@ def _video(config: Any) -> str:
 
 
 def _wave(config: Any) -> str:
-    mels = _number(config, "num_mel_bins", default=0)
-    return (
-        f"input_values=2x{_number(config, 'max_length', default=FRAMES_OF_SOUND)}x{mels}"
-        if mels
-        else f"input_values=2x{SOUND}"
-    )
+    mels, length = _number(config, "num_mel_bins", default=0), _number(config, "max_length", default=FRAMES_OF_SOUND)
+    return f"input_values=2x{length}x{mels}" if mels else f"input_values=2x{SOUND}"
 
 
 def _features(config: Any) -> str:

@@ -18,8 +18,7 @@ from paleo.importers._transformers_models import is_transformers_family, trace_l
 from paleo.importers.model_file import ALL_CALLS_RECOGNISED_TEXT, CALLS_NOT_RECOGNISED_TEXT, validated_yaml
 from paleo.importers.onnx import MAX_DIM_SIZE
 from paleo.importers.onnx import model_file_of_onnx as onnx_mapping
-from paleo.importers.torch import InputSpec, build_module, load_module, model_file_of_module, parse_input
-from paleo.importers.torch_modules import import_torch
+from paleo.importers.torch import InputSpec, build_module, import_torch, load_module, model_file_of_module, parse_input
 from paleo.importers.transformers_configuration import FAMILY_READERS as FAMILIES
 from paleo.importers.transformers_configuration import (
     INDEXER_FAMILIES,
@@ -61,7 +60,8 @@ def model_file_of_config(path: str | Path, *, seq: int | None = None) -> ModelMa
     config = read_config(path)
     kind = config.get("model_type")
     by_hand = isinstance(kind, str) and kind in FAMILIES
-    if str(kind) not in INDEXER_FAMILIES and (chosen := indexer_top_k(config)) and (by_hand or not _in_library(kind)):
+    chosen = None if str(kind) in INDEXER_FAMILIES else indexer_top_k(config)
+    if chosen is not None and (by_hand or not _in_library(kind)):
         raise SpecError(
             f"{chosen[0]}: sparse attention over keys that an indexer chooses is not modelled; without it, under the "
             "model_type of a family with dense attention (deepseek_v3), the rest can be imported"
@@ -80,12 +80,9 @@ def model_file_of_config(path: str | Path, *, seq: int | None = None) -> ModelMa
         model["notes"] = f"{model.get('notes') or ''} The model's own code ({config.remote_code}) was not run.".strip()
     source = model.pop("source", f"configuration {Path(config.path).name} of {config.get('_name_or_path') or kind}")
     without_title = {key: value for key, value in model.items() if key != "title"}
-    return {
-        "title": f"{kind} imported from {config.path}",
-        "task": model.pop("task"),
-        "source": source,
-        **({"released": released} if (released := configured_weight_format(config)) else {}),
-    } | without_title
+    released = configured_weight_format(config)
+    first = {"title": f"{kind} imported from {config.path}", "task": model.pop("task"), "source": source}
+    return first | ({"released": released} if released else {}) | without_title
 
 
 def _in_library(kind: object) -> bool:
@@ -141,10 +138,8 @@ class ImportedModel:
     def flops(self) -> float:
         """FLOP of the forward pass of one sample [FLOP]."""
         formats = default_precision("fp32")
-        kernels = (
-            (node.repeat, k) for node in self.graph.nodes for op in node.operations for k in op.forward_kernels(formats)
-        )
-        return sum(repeat * kernel.flops for repeat, kernel in kernels)
+        operations = ((node.repeat, operation) for node in self.graph.nodes for operation in node.operations)
+        return sum(repeat * kernel.flops for repeat, op in operations for kernel in op.forward_kernels(formats))
 
     @property
     def summary_line(self) -> str:
@@ -347,9 +342,8 @@ def from_onnx(file: str | Path, *, sizes: Mapping[str, int] | None = None, loss:
     """
     if not isinstance(sizes, Mapping | None):
         raise SpecError(f"sizes: {sizes!r:.60}: expected a mapping of named dims, such as {{'seq': 128}}")
-    stated = {
-        str(name): checked_count(f"sizes: {name}:", size, 1, MAX_DIM_SIZE - 1) for name, size in (sizes or {}).items()
-    }
+    named, most = sizes or {}, MAX_DIM_SIZE - 1
+    stated = {str(name): checked_count(f"sizes: {name}:", size, 1, most) for name, size in named.items()}
     return import_network("onnx", str(file), sizes=stated, loss=loss).model
 
 

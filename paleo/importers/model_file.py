@@ -19,8 +19,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,10 +27,10 @@ import numpy.typing as npt
 from paleo.errors import SpecError
 from paleo.importers._builder import (
     LAYER_TRANSLATIONS,
+    EntryReference,
     ImportedNetwork,
     LayerEntry,
     NetworkBuilder,
-    TensorPlace,
     UntranslatableError,
 )
 from paleo.importers._network_trace import Trace, TracedCall, saved_for_backward
@@ -59,8 +58,9 @@ class LayerLoop:
 
 
 EntrySignatureIds = npt.NDArray[np.int64]
+#: Layers that read the output, or use the weights, of a layer or of an input of the network.
+Consumers = Mapping[EntryReference, list[LayerEntry]]
 EntryOrLoop = LayerEntry | LayerLoop
-EntryReference = LayerEntry | str | None
 
 
 def fold_repeated_layers(entries: Sequence[LayerEntry]) -> list[EntryOrLoop]:
@@ -76,44 +76,34 @@ def fold_repeated_layers(entries: Sequence[LayerEntry]) -> list[EntryOrLoop]:
     list of LayerEntry or LayerLoop
         Layers and loops in order.
     """
-    consumers: dict[LayerEntry, list[LayerEntry]] = {}
+    consumers: dict[EntryReference, list[LayerEntry]] = {}
     for entry in entries:
-        for ref in _refs(entry):
-            if isinstance(ref, LayerEntry):
-                consumers.setdefault(ref, []).append(entry)
+        for ref in entry.references:
+            consumers.setdefault(ref, []).append(entry)
     kinds: dict[str, int] = {}
     marks = np.array([kinds.setdefault(_signature(entry), len(kinds)) for entry in entries], dtype=np.int64)
     return _folded(list(entries), marks, consumers)
 
 
-def _refs(entry: LayerEntry) -> list[EntryReference]:
-    return [*entry.inputs, entry.weight_owner, entry.tied_entry]
-
-
 def _signature(entry: LayerEntry) -> str:
     lent = [entry.weight_owner is None, entry.tied_entry is None, entry.frozen, entry.backward_flops]
-    return json.dumps(
-        [entry.kind, entry.options, len(entry.inputs), lent, entry.out.dims, entry.out.sizes], default=str
-    )
+    out = entry.out
+    return json.dumps([entry.kind, entry.options, len(entry.inputs), lent, out.dims, out.sizes], default=str)
 
 
-def _folded(
-    entries: list[LayerEntry], marks: EntrySignatureIds, consumers: dict[LayerEntry, list[LayerEntry]]
-) -> list[EntryOrLoop]:
+def _folded(entries: list[LayerEntry], marks: EntrySignatureIds, consumers: Consumers) -> list[EntryOrLoop]:
     best = _best(entries, marks, consumers)
     if best is None:
         return list(entries)
     start, length, times, carry = best
     stop = start + length * times
-    body = _folded(entries[start : start + length], marks[start : start + length], consumers)
-    loop = LayerLoop(times, body, carry, entries[stop - 1])
-    left = _folded(entries[:start], marks[:start], consumers)
-    right = _folded(entries[stop:], marks[stop:], consumers)
-    return list(chain(left, [loop], right))
+    parts = (slice(None, start), slice(start, start + length), slice(stop, None))
+    left, body, right = (_folded(entries[part], marks[part], consumers) for part in parts)
+    return [*left, LayerLoop(times, body, carry, entries[stop - 1]), *right]
 
 
 def _best(
-    entries: list[LayerEntry], marks: EntrySignatureIds, consumers: dict[LayerEntry, list[LayerEntry]]
+    entries: list[LayerEntry], marks: EntrySignatureIds, consumers: Consumers
 ) -> tuple[int, int, int, LayerEntry | str] | None:
     """Find the repeated block of layers whose folding into a loop saves most entries; None without repetition.
 
@@ -149,66 +139,48 @@ def _candidates(marks: EntrySignatureIds, over: EntrySignatureIds) -> Iterator[t
 
 
 def _carried(
-    entries: list[LayerEntry], start: int, length: int, times: int, consumers: dict[LayerEntry, list[LayerEntry]]
+    entries: list[LayerEntry], start: int, length: int, times: int, consumers: Consumers
 ) -> LayerEntry | str | None:
     """Return the tensor that enters the first iteration from outside and each later one from the iteration before.
 
     Returns None if the entries form no loop.
     """
-    places = {entry: place for place, entry in enumerate(entries[start : start + length * times])}
-    carry: LayerEntry | str | None = None
+    places: dict[EntryReference, int] = {
+        entry: place for place, entry in enumerate(entries[start : start + length * times])
+    }
+    carries: dict[EntryReference, None] = {}
     for place in range(length):
-        iterations = [_refs(entries[start + iteration * length + place]) for iteration in range(times)]
+        iterations = [entries[start + iteration * length + place].references for iteration in range(times)]
         for refs in zip(*iterations, strict=True):
-            kind = _relation(refs, place, length, places)
+            kind = _relation(refs, length, places)
             if kind is None:
                 return None
-            if kind == "carried":
-                first = refs[0]
-                if first is None or (carry is not None and carry is not first):
-                    return None
-                carry = first
-    last = entries[start + length - 1]
-    if carry is None or not _has_same_shape(carry, last):
+            carries |= {refs[0]: None} if kind == "carried" else {}
+    carry, last = next(iter(carries), None), entries[start + length - 1].out
+    if carry is None or len(carries) > 1:
         return None
-    return carry if _is_self_contained(entries, start, length, times, places, consumers) else None
+    if isinstance(carry, LayerEntry) and (carry.out.dims, carry.out.sizes) != (last.dims, last.sizes):
+        return None  # the graph checks the inputs of the network
+    return carry if _is_self_contained(length, times, places, consumers) else None
 
 
-def _has_same_shape(carry: LayerEntry | str, last: LayerEntry) -> bool:
-    """Return True if the tensor entering an iteration has the shape of the one leaving it.
-
-    The graph checks the inputs of the network.
-    """
-    return isinstance(carry, str) or (carry.out.dims, carry.out.sizes) == (last.out.dims, last.out.sizes)
-
-
-def _relation(refs: tuple[EntryReference, ...], place: int, length: int, places: dict[LayerEntry, int]) -> str | None:
+def _relation(refs: tuple[EntryReference, ...], length: int, places: Mapping[EntryReference, int]) -> str | None:
     """Classify the source of a layer's input in all iterations of a loop: "inside", "outside" or "carried".
 
     "inside" is the same iteration, "outside" a tensor from before the loop, "carried" the previous iteration.
 
     Returns None if the iterations differ.
     """
-    inside = [places.get(ref) if isinstance(ref, LayerEntry) else None for ref in refs]
+    inside = [places.get(ref) for ref in refs]
     if all(position is None for position in inside):
-        return "outside" if all(ref is refs[0] or ref == refs[0] for ref in refs) else None
-    if all(
-        position is not None and position // length == iteration and position % length == inside[0]
-        for iteration, position in enumerate(inside)
-    ):
-        return "inside"
+        return "outside" if all(ref == refs[0] for ref in refs) else None
+    if inside[0] is not None and inside == [inside[0] + iteration * length for iteration in range(len(refs))]:
+        return "inside" if inside[0] < length else None
     carried = all(position == iteration * length - 1 for iteration, position in enumerate(inside) if iteration)
     return "carried" if inside[0] is None and carried else None
 
 
-def _is_self_contained(
-    entries: list[LayerEntry],
-    start: int,
-    length: int,
-    times: int,
-    places: dict[LayerEntry, int],
-    consumers: dict[LayerEntry, list[LayerEntry]],
-) -> bool:
+def _is_self_contained(length: int, times: int, places: Mapping[EntryReference, int], consumers: Consumers) -> bool:
     """Return True if only the last output of each iteration of a candidate loop is read outside that iteration."""
     for entry, position in places.items():
         iteration, place = divmod(position, length)
@@ -257,9 +229,9 @@ def network_of_trace(trace: Trace) -> ImportedNetwork:
 
 
 def _place(builder: NetworkBuilder, call: TracedCall) -> None:
-    if all(value.is_static or value.is_integer for value in call.outputs):
+    if not any(value.is_activation for value in call.outputs):
         return
-    names = {name for value in call.inputs if value is not None for name in value.parameter_names}
+    names = call.parameter_names
     builder.adds_frozen_layers = bool(names) and (names <= builder.trace.frozen_parameters or not call.trains_weights)
     mark = len(builder.network.entries)
     known = dict(builder.place_by_value), dict(builder.parameter_owners), dict(builder.view_sources)
@@ -274,10 +246,9 @@ def _place(builder: NetworkBuilder, call: TracedCall) -> None:
             _place_opaque(builder, call)
     if call.stops_gradient:
         for value in call.outputs:
-            if value in builder.place_by_value and not (value.is_static or value.is_integer):
-                builder.place_by_value[value] = TensorPlace.output_of(
-                    builder.add_layer("detach", {}, [builder.place_by_value[value]], call.path)
-                )
+            if value in builder.place_by_value and value.is_activation:
+                entry = builder.add_layer("detach", {}, [builder.place_by_value[value]], call.path)
+                builder.place_by_value[value] = entry.place
 
 
 def _translate(builder: NetworkBuilder, call: TracedCall) -> None:
@@ -299,7 +270,7 @@ def _check_parameters(
     builder: NetworkBuilder, call: TracedCall, entries: Sequence[LayerEntry], before: set[str]
 ) -> None:
     """Check that the layers made from a call hold as many new parameters as the call is the first to read."""
-    names = frozenset[str]().union(*(v.parameter_names for v in call.inputs if v is not None))
+    names = call.parameter_names
     new = sum(builder.trace.parameter_counts[name] for name in names if name not in before)
     stated = sum(entry.unshared_parameter_count for entry in entries)
     learned = [entry for entry in entries if entry.unshared_parameter_count]
@@ -311,42 +282,31 @@ def _check_parameters(
     if stated > new:
         raise UntranslatableError(f"{stated:g} parameters, not {new}")
     if stated < new and entries:
-        last = entries[-1]
-        builder.replace_producer(
-            last,
-            builder.add_parameter_layer(int(new - stated), TensorPlace.output_of(last), call.source_name, call.path),
-        )
+        holder = builder.add_parameter_layer(int(new - stated), entries[-1].place, call.source_name, call.path)
+        builder.replace_producer(entries[-1], holder)
 
 
 def _place_opaque(builder: NetworkBuilder, call: TracedCall) -> None:
     """Append an ``opaque`` layer for a call that no layer describes, with its bytes, FLOP and parameters."""
     sources = builder.activation_or_index_inputs(call) or [builder.first_input]
     largest = max(sources, key=lambda source: source.tensor.elements).tensor
-    values = [value for value in call.outputs if not (value.is_static or value.is_integer) and value.elements]
+    values = [value for value in call.outputs if value.is_activation and value.elements]
     for value in values:
-        options: dict[str, Any] = {
-            "of": call.source_name,
-            "parameters": builder.new_parameter_count(call.inputs) or None,
-        }
-        options["dims"] = dict(zip(builder.dim_names(value.shape, largest), value.shape, strict=True)) or {"batch": 1}
-        options["keeps"] = "nothing"
+        options: dict[str, Any] = {"of": call.source_name}
+        options["parameters"] = builder.new_parameter_count(call.inputs) or None
+        options["dims"] = builder.dims_of(value.shape, largest) or {"batch": 1}
+        options["keeps"] = (saved_for_backward(call) if value is values[0] else None) or "nothing"
         if value is values[0]:
-            kept = {
-                "keeps": saved_for_backward(call) or "nothing",
-                "kept_per_element": builder.saved_temporaries_per_element(call, value),
-            }
-            options |= kept | {"flops_per_element": call.flops / value.elements if call.flops else None}
+            options["kept_per_element"] = builder.saved_temporaries_per_element(call, value)
+            options["flops_per_element"] = call.flops / value.elements if call.flops else None
         entry = builder.add_layer("opaque", options, sources, call.path)
-        builder.place_by_value[value] = TensorPlace.output_of(entry)
-        for name in frozenset[str]().union(*(v.parameter_names for v in call.inputs if v is not None)):
+        builder.place_by_value[value] = entry.place
+        for name in call.parameter_names:
             builder.parameter_owners.setdefault(name, entry)
 
 
-LossChoice = Literal["auto", "none"]
-
-
 def model_file_of_trace(
-    trace: Trace, *, title: str, source: str, sizes: Mapping[str, int], loss: LossChoice = "auto"
+    trace: Trace, *, title: str, source: str, sizes: Mapping[str, int], loss: str = "auto"
 ) -> dict[str, Any]:
     """Convert a trace to the content of a model file, a dict ready for YAML.
 
@@ -360,7 +320,7 @@ def model_file_of_trace(
         Origin of the network.
     sizes : dict of str to int
         Default values of the sizes that the trace found to be variable, such as ``seq``.
-    loss : LossChoice, optional
+    loss : str, optional
         ``auto`` ends a classifier with its loss, ``none`` does not.
 
     Returns
@@ -370,10 +330,9 @@ def model_file_of_trace(
     """
     network = network_of_trace(recognise_patterns(trace))
     writer = _Writer(network)
-    ending = _loss(network) if loss == "auto" else None
+    ending = None if loss == "none" else _loss(network)
     layers = writer.network_lines(fold_repeated_layers(network.entries), ending)
     params = {name: size for name, size in sizes.items() if name != "batch"}
-    model: dict[str, Any] = {"title": title, "task": "imported", "source": source}
     # Sentences about what the counts assume or leave out.
     notes = [f"{note[:1].upper()}{note[1:]}." for note in trace.notes]
     if trace.fixed_batch is not None:
@@ -385,6 +344,7 @@ def model_file_of_trace(
     if trace.frozen_parameters:
         count = sum(trace.parameter_counts[name] for name in trace.frozen_parameters)
         notes.append(f"{count} parameters are not trained.")
+    model: dict[str, Any] = {"title": title, "task": "imported", "source": source}
     model["notes"] = " ".join([_notes(network), *notes])
     model |= {"params": params} if params else {}
     model |= {"tokens": "=seq"} if "seq" in params else {}
@@ -437,7 +397,7 @@ class _Writer:
             Size of each dim, and the role of an index tensor.
         """
         tensor = self.network.inputs[name]
-        dims = self.dims(dict(zip(tensor.dims, tensor.sizes, strict=True)))
+        dims = self.dims(tensor.shape)
         return {"dims": dims} | ({"role": "index"} if tensor.role == "index" else {})
 
     def dims(self, sizes: Mapping[str, Any]) -> dict[str, Any]:
@@ -514,7 +474,7 @@ class _Writer:
             Value of ``layers:`` in the model file.
         """
         first = next(iter(self.network.inputs))
-        final = items[-1].last_entry if items and isinstance(items[-1], LayerLoop) else items[-1] if items else first
+        final = _last_entry(items[-1]) if items else first
         self._walk(items, first)
         aside = loss is not None and self.network.output_entry is not final
         name = self._name(self.network.output_entry) if aside else ""
@@ -543,27 +503,25 @@ class _Writer:
         lines: list[Any] = []
         for item in items:
             lines.append(self._loop(item, current) if isinstance(item, LayerLoop) else self._entry(item, current))
-            current = item.last_entry if isinstance(item, LayerLoop) else item
+            current = _last_entry(item)
         return lines
 
     def _walk(self, items: Sequence[EntryOrLoop], current: LayerEntry | str) -> None:
         """Give a name to each layer that something other than the next line refers to."""
         for item in items:
-            if isinstance(item, LayerLoop):
-                if item.carried_input is not current:
-                    self._name(item.carried_input)
-                self._walk(item.body, item.carried_input)
-                current = item.last_entry
-                continue
-            if item.inputs != [current]:
-                for ref in item.inputs:
+            inputs = [item.carried_input] if isinstance(item, LayerLoop) else item.inputs
+            if inputs != [current]:
+                for ref in inputs:
                     self._name(ref)
+            current = _last_entry(item)
+            if isinstance(item, LayerLoop):
+                self._walk(item.body, item.carried_input)
+                continue
             for lent in (item.weight_owner, item.tied_entry):
                 if lent is not None:
                     self._lenders[lent] = self._name(lent)
             if item.weight_owner is not None:
                 self._name(item)
-            current = item
 
     def _name(self, ref: LayerEntry | str) -> str:
         if ref not in self._names:
@@ -581,9 +539,7 @@ class _Writer:
         return name
 
     def _entry(self, entry: LayerEntry, current: LayerEntry | str) -> Any:
-        line: dict[str, Any] = {}
-        if entry in self._names:
-            line["name"] = self._names[entry]
+        line: dict[str, Any] = {"name": self._names[entry]} if entry in self._names else {}
         options = self.options(entry.options)
         if entry.tied_entry is not None:
             options["tie"] = self._lenders[entry.tied_entry]
@@ -599,7 +555,8 @@ class _Writer:
 
     def _loop(self, loop: LayerLoop, current: LayerEntry | str) -> dict[str, Any]:
         self._loops += 1
-        line: dict[str, Any] = {"repeat": loop.times, "name": self._named_loop(loop)}
+        name = self._names.get(loop.last_entry) or self._unique("block" if self._loops == 1 else f"block{self._loops}")
+        line: dict[str, Any] = {"repeat": loop.times, "name": name}
         if loop.carried_input is not current:
             line["inputs"] = [self._name(loop.carried_input)]
         start, outer = self._unique("start"), self._names.get(loop.carried_input)
@@ -612,10 +569,9 @@ class _Writer:
         head = [{"name": start, "identity": {}}] if _mentions(body, start) else []
         return line | {"layers": [*head, *body]}
 
-    def _named_loop(self, loop: LayerLoop) -> str:
-        if loop.last_entry in self._names:
-            return self._names[loop.last_entry]
-        return self._unique("block" if self._loops == 1 else f"block{self._loops}")
+
+def _last_entry(item: EntryOrLoop) -> LayerEntry:
+    return item.last_entry if isinstance(item, LayerLoop) else item
 
 
 def _times(number: int, names: Sequence[str]) -> str:
@@ -671,10 +627,8 @@ def to_yaml(model: Mapping[str, Any]) -> str:
     lines: list[str] = []
     for key, value in model.items():
         if key in _PROSE and isinstance(value, str):
-            lines += [
-                f"{key}: >-",
-                *textwrap.wrap(value, YAML_LINE_WIDTH - 2, initial_indent="  ", subsequent_indent="  "),
-            ]
+            sentences = textwrap.wrap(value, YAML_LINE_WIDTH - 2, initial_indent="  ", subsequent_indent="  ")
+            lines += [f"{key}: >-", *sentences]
         else:
             lines += _keyed(_scalar(key), value, 0, tall=key in _ONE_PER_LINE_KEYS or key == "inputs")
     text = "\n".join(lines) + "\n"
@@ -724,29 +678,23 @@ def _keyed(key: str, value: Any, indent: int, *, tall: bool = False) -> list[str
 
 
 def _below(value: Mapping[str, Any] | Sequence[Any], indent: int) -> list[str]:
-    if isinstance(value, Mapping):
-        return [
-            line
-            for key, entry in value.items()
-            for line in _keyed(_scalar(key), entry, indent, tall=key in _ONE_PER_LINE_KEYS)
-        ]
-    return [line for entry in value for line in _item(entry, indent)]
+    if not isinstance(value, Mapping):
+        return [line for entry in value for line in _item(entry, indent)]
+    entries = ((_scalar(key), entry, key in _ONE_PER_LINE_KEYS) for key, entry in value.items())
+    return [line for key, entry, tall in entries for line in _keyed(key, entry, indent, tall=tall)]
 
 
 def _item(value: Any, indent: int) -> list[str]:
     """Return the YAML lines of one list entry, the first with a dash."""
     pad = " " * indent
-    line = f"{pad}- {_flow(value)}" if not _single(value) else f"{pad}- {_flow(value)[1:-1]}"
+    # A mapping of one key to a value that is not a bare word needs no braces.
+    bare = isinstance(value, Mapping) and len(value) == 1 and next(iter(value.values())) is not None
+    line = f"{pad}- {_flow(value)[1:-1] if bare else _flow(value)}"
     loop = isinstance(value, Mapping) and "layers" in value
     if (len(line) <= YAML_LINE_WIDTH and not loop) or not isinstance(value, Mapping | list) or not value:
         return [line]
     first, *lines = _below(value, indent + 2)
     return [f"{pad}- {first.lstrip()}", *lines]
-
-
-def _single(value: Any) -> bool:
-    """Return True if braces can be left out: a mapping of one key to a value that is not a bare word."""
-    return isinstance(value, Mapping) and len(value) == 1 and next(iter(value.values())) is not None
 
 
 def _flow(value: Any) -> str:
@@ -758,20 +706,12 @@ def _flow(value: Any) -> str:
 
 
 def _scalar(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     if isinstance(value, int | float):
         return repr(value)
     text = str(value)
     if _PLAIN.match(text) and text == text.strip() and not _RESERVED.match(text):
         return text
-    escaped = "".join(_escaped(char) for char in text)
-    return f'"{escaped}"'
-
-
-def _escaped(char: str) -> str:
-    if char in '"\\':
-        return "\\" + char
-    return char if char.isprintable() else f"\\U{ord(char):08x}"
+    quoted = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in quoted) + '"'

@@ -61,8 +61,7 @@ def inline_known_branches(onnx: Any, graph: Any, truth: Callable[[Any], bool | N
         taken.append(branch)
     if taken:
         copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
-        initializers = [tensor for branch in taken for tensor in branch.initializer]
-        graph.initializer.extend(initializers)
+        graph.initializer.extend([tensor for branch in taken for tensor in branch.initializer])
         del graph.node[:]
         graph.node.extend(copies)
     return taken
@@ -179,18 +178,11 @@ def model_file_of_onnx(
     """
     from paleo.importers.model_file import model_file_of_trace
 
-    trace, known = trace_onnx_file(path, sizes or {})
-    name = title or Path(path).name
-    return model_file_of_trace(
-        trace,
-        title=f"{name} (ONNX)",
-        source=f"ONNX file {Path(path).name}",
-        sizes=known,
-        loss="none" if loss == "none" else "auto",
-    )
+    trace, name = trace_onnx_file(path, sizes or {}), Path(path).name
+    return model_file_of_trace(trace, title=f"{title or name} (ONNX)", source=f"ONNX file {name}", sizes={}, loss=loss)
 
 
-def trace_onnx_file(path: str | Path, sizes: Mapping[str, int]) -> tuple[Trace, dict[str, int]]:
+def trace_onnx_file(path: str | Path, sizes: Mapping[str, int]) -> Trace:
     """Read an ONNX file as a trace, with a probe size for the batch.
 
     Parameters
@@ -202,8 +194,8 @@ def trace_onnx_file(path: str | Path, sizes: Mapping[str, int]) -> tuple[Trace, 
 
     Returns
     -------
-    tuple[Trace, dict[str, int]]
-        Calls of the network, and the sizes of its named dims.
+    Trace
+        Calls of the network.
 
     Raises
     ------
@@ -287,18 +279,9 @@ def _remove_weights(graph: Any) -> None:
             _remove_weights(inner)
     for tensor in graph.initializer:
         if math.prod(tensor.dims) > MAX_CONSTANT_ELEMENTS:
-            for data in (
-                "raw_data",
-                "float_data",
-                "int32_data",
-                "int64_data",
-                "double_data",
-                "uint64_data",
-                "string_data",
-            ):
-                tensor.ClearField(data)
+            for data in ("raw", "float", "int32", "int64", "double", "uint64", "string", "external"):
+                tensor.ClearField(f"{data}_data")
             tensor.ClearField("data_location")
-            tensor.ClearField("external_data")
 
 
 class _Reader:
@@ -316,35 +299,27 @@ class _Reader:
         self.notes: list[str] = []
         self._readers: dict[str, Any] = {}
 
-    def read(self) -> tuple[Trace, dict[str, int]]:
+    def read(self) -> Trace:
         self._initializers(self.graph.initializer)
         inputs = self._inputs()
         shapes = self._shapes()
-        calls = [call for node in self.graph.node for call in [self._call(node, shapes)] if call is not None]
+        calls = [call for node in self.graph.node if (call := self._call(node, shapes)) is not None]
         outputs = [self.values[output.name] for output in self.graph.output if output.name in self.values]
         outputs = [value for value in outputs if value is not None and not value.is_static]
         if not outputs:
             raise SpecError(f"{self.path}: no output depends on an input")
         sizes = {v.name: v.elements for v in self.values.values() if v is not None and v.origin == "parameter"}
-        used = {name for call in calls for v in call.inputs if v is not None for name in v.parameter_names}
-        trace = Trace(
-            inputs,
-            outputs,
-            calls,
-            {n: s for n, s in sizes.items() if n in used},
-            {"batch": self.probe} if self.probe > 1 else {},
-            notes=tuple(self.notes),
-            fixed_batch=None if self.probing else next((value.shape[0] for value in inputs if value.shape), None),
-        )
+        probes = {"batch": self.probe} if self.probe > 1 else {}
+        fixed = None if self.probing else next((value.shape[0] for value in inputs if value.shape), None)
+        trace = Trace(inputs, outputs, calls, sizes, probes, notes=tuple(self.notes), fixed_batch=fixed)
         trace.remove_dead_calls()
-        live = {name for call in trace.calls for v in call.inputs if v is not None for name in v.parameter_names}
-        trace.parameter_counts = {name: size for name, size in trace.parameter_counts.items() if name in live}
-        return trace, {}
+        live = {name for call in trace.calls for name in call.parameter_names}
+        trace.parameter_counts = {name: size for name, size in sizes.items() if name in live}
+        return trace
 
     def _initializers(self, tensors: Iterable[Any]) -> None:
-        statistics = {
-            name for node in self.graph.node if node.op_type == "BatchNormalization" for name in list(node.input)[3:5]
-        }
+        norms = (node for node in self.graph.node if node.op_type == "BatchNormalization")
+        statistics = {name for node in norms for name in list(node.input)[3:5]}
         for tensor in tensors:
             index = tensor.data_type not in FLOAT_TYPES
             learned = not index and tensor.name not in statistics and math.prod(tensor.dims) > 1
@@ -352,11 +327,11 @@ class _Reader:
             self.values[tensor.name] = self._constant(tensor.name, shape, index=index, learned=learned)
             self._remember(tensor.name, tensor)
 
-    def _constant(self, name: str, shape: Shape, *, index: bool, learned: bool) -> TracedTensor:
-        sources = frozenset({name}) if learned else frozenset[str]()
-        return TracedTensor(
-            shape, "parameter" if learned else "constant", name, index, is_static=True, parameter_names=sources
-        )
+    @staticmethod
+    def _constant(name: str, shape: Shape, *, index: bool, learned: bool = False) -> TracedTensor:
+        if learned:
+            return TracedTensor(shape, "parameter", name, index, True, frozenset({name}))
+        return TracedTensor(shape, "constant", name, index, is_static=True)
 
     def _remember(self, name: str, tensor: Any, *, constant: bool = False) -> None:
         """Keep the numbers of a small constant tensor (integers.
@@ -452,14 +427,9 @@ class _Reader:
         for place, node in enumerate(self.graph.node):
             follows = not following.isdisjoint(node.input)
             if node.op_type == "Reshape" and len(node.input) > 1 and self.probe > 1:
-                value = self.values.get(node.input[0])
+                value, target = self.values.get(node.input[0]), self.constants.get(node.input[1], [])
                 source = value.shape if value is not None else shapes.get(node.input[0], ((), False))[0]
-                target = self.constants.get(node.input[1])
-                if (
-                    target is not None
-                    and source[:1] == (1 if follows else self.probe,)
-                    and _keeps_batch_of_one(source, target)
-                ):
+                if source[:1] == (1 if follows else self.probe,) and _keeps_batch_of_one(source, target):
                     name, sizes = f"{node.input[1]}@{place}", [self.probe, *(int(size) for size in target[1:])]
                     kind = self.onnx.TensorProto.INT64
                     self.graph.initializer.append(self.onnx.helper.make_tensor(name, kind, [len(sizes)], sizes))
@@ -506,9 +476,8 @@ class _Reader:
         try:
             inferred = self.onnx.shape_inference.infer_shapes(self.model, strict_mode=False, data_prop=True)
         except Exception as error:
-            raise SpecError(
-                f"{self.path}: its shapes do not fit together ({type(error).__name__}: {_short(error)})"
-            ) from None
+            problem = f"{type(error).__name__}: {_short(error)}"
+            raise SpecError(f"{self.path}: its shapes do not fit together ({problem})") from None
         shapes = {}
         for info in (*inferred.graph.value_info, *inferred.graph.output):
             tensor = info.type.tensor_type
@@ -527,7 +496,6 @@ class _Reader:
         Return True if there were new ones.
         """
         folded = False
-        ranks = {name: len(shape) for name, (shape, _) in shapes.items()}
         sizes = {name: shape for name, (shape, _) in shapes.items()}
         sizes |= {name: value.shape for name, value in self.values.items() if value is not None}
         for node in self.graph.node:
@@ -541,12 +509,11 @@ class _Reader:
                 continue
             name = node.output[0]
             self.constants[name] = numbers
-            if name in ranks and node.op_type != "Constant":
+            if name in shapes and node.op_type != "Constant":
                 shape = sizes[name] if math.prod(sizes[name]) == len(numbers) else (len(numbers),)
-                kind = self.onnx.TensorProto.INT64 if shapes[name][1] else self.onnx.TensorProto.FLOAT
-                tensor = self.onnx.helper.make_tensor(
-                    name, kind, shape, [int(n) if shapes[name][1] else n for n in numbers]
-                )
+                whole = shapes[name][1]
+                kind = self.onnx.TensorProto.INT64 if whole else self.onnx.TensorProto.FLOAT
+                tensor = self.onnx.helper.make_tensor(name, kind, shape, list(map(int, numbers)) if whole else numbers)
                 node.CopyFrom(self.onnx.helper.make_node("Constant", [], [name], value=tensor))
                 folded = True
         return folded
@@ -563,18 +530,16 @@ class _Reader:
         missing = [name for name in node.output if name and name not in shapes]
         shaped = [name for name in node.output if name and name in shapes]
         if not shaped:
-            if all(v is None or v.is_static or v.is_integer for v in inputs):
+            if not any(v is not None and v.is_activation for v in inputs):
                 self._static(node, shapes)
                 return None
             gives = f"what {node.op_type[:60]} of {node.domain[:60] or 'ONNX'} gives"
-            raise SpecError(
-                f"{self.path}: node {node.name[:60]!r}: no shape can be inferred for {gives} ({missing[0]!r:.60})"
-            )
+            where = f"{self.path}: node {node.name[:60]!r}"
+            raise SpecError(f"{where}: no shape can be inferred for {gives} ({missing[0]!r:.60})")
         source, elements = inputs[0] if inputs else None, math.prod(shapes[shaped[0]][0])
         if node.op_type == "Reshape" and source is not None and source.elements != elements:
-            raise SpecError(
-                f"{self.path}: node {node.name[:60]!r}: Reshape makes {elements} numbers of {source.elements}"
-            )
+            where = f"{self.path}: node {node.name[:60]!r}"
+            raise SpecError(f"{where}: Reshape makes {elements} numbers of {source.elements}")
         numbers = [self.constants.get(name) for name in node.input]
         reading = TranslatedCall("unknown", inputs)
         if len(inputs) >= self._fewest_inputs(node):
@@ -602,7 +567,7 @@ class _Reader:
         """Record the outputs of a node that calculates with shapes as constants, as such nodes take no time."""
         for name in node.output:
             shape, index = shapes.get(name, ((1,), True))
-            self.values[name] = TracedTensor(shape, "constant", name, index, is_static=True)
+            self.values[name] = self._constant(name, shape, index=index)
 
     def _constant_node(self, node: Any) -> None:
         for attribute in node.attribute:
@@ -616,7 +581,7 @@ class _Reader:
                 self._remember(node.output[0], attribute.t, constant=True)
                 return
         for name in node.output:
-            self.values[name] = TracedTensor((1,), "constant", name, is_integer=False, is_static=True)
+            self.values[name] = self._constant(name, (1,), index=False)
 
     def _unmerged(self, value: TracedTensor | None, node: Any) -> TracedTensor | None:
         """Return a bias vector as a separate parameter for each node that reads the vector.
@@ -672,7 +637,7 @@ def _flops(call: TracedCall) -> float | None:
 
     Returns None for other calls, whose layers count their own.
     """
-    left, right = [*call.inputs, None, None][:2]
+    left, right = call.input(0), call.input(1)
     if left is None or right is None or call.out.is_integer:
         return None
     if call.kind == "conv" and len(right.shape) > 2:

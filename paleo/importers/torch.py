@@ -1,20 +1,243 @@
-"""Importer of torch modules, which run once on the meta device with probe sizes for batch and sequence."""
+"""Importer of torch modules, which run once on the meta device with probe sizes for batch and sequence.
+
+Modules come from Python files, and are built without weights.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from paleo.errors import SpecError
+from paleo.errors import SpecError, suggest_names
+from paleo.files import is_file
+from paleo.importers._network_trace import InputSpec as InputSpec
 from paleo.importers._network_trace import Trace, TracedTensor, probe_sizes
 from paleo.importers._torch_recorder import TorchCallRecorder
-from paleo.importers.torch_modules import InputSpec as InputSpec
-from paleo.importers.torch_modules import build_module as build_module
-from paleo.importers.torch_modules import import_torch
-from paleo.importers.torch_modules import load_module as load_module
-from paleo.importers.torch_modules import parse_input as parse_input
+from paleo.specs.loading import record_file_digest
+from paleo.units import parse_whole_number
+
+_INPUT = re.compile(r"(?:([A-Za-z_]\w*)=)?(\d+(?:x\d+)*)(?::(\w+))?\Z")
+INPUT_DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "bool")
+
+
+def import_torch() -> Any:
+    """Import the torch library, or raise an error that says what to install."""
+    try:
+        return importlib.import_module("torch")
+    except ImportError:
+        raise SpecError("importing torch modules needs torch: pip install 'paleo-perf[torch]'") from None
+
+
+def parse_input(text: str) -> InputSpec:
+    """Parse the text of one input of a torch module, such as ``8x512:int64``, to shape, dtype and name.
+
+    Parameters
+    ----------
+    text : str
+        ``32x3x224x224``, ``8x512:int64`` or ``input_ids=8x512:int64``.
+
+    Returns
+    -------
+    InputSpec
+        Shape, type and name.
+
+    Raises
+    ------
+    SpecError
+        If the text is not valid.
+
+    Examples
+    --------
+    >>> parse_input("8x512:int64").shape
+    (8, 512)
+    """
+    match = _INPUT.match(text.strip())
+    if match is None:
+        raise SpecError(f"--input {text!r}: expected sizes such as 32x3x224x224, 8x512:int64 or input_ids=8x512:int64")
+    name, sizes, dtype = match.groups()
+    shape = tuple(parse_whole_number(size, 2**31 - 1) or 0 for size in sizes.split("x"))
+    if not all(shape) or len(shape) > 8:
+        raise SpecError(f"--input {text[:80]!r}: expected at most 8 sizes of 1 or more")
+    if dtype is not None and dtype not in INPUT_DTYPES:
+        raise SpecError(f"--input {text!r}: unknown dtype {dtype!r}; {suggest_names(dtype, INPUT_DTYPES)}")
+    return InputSpec(shape, dtype or "float32", name)
+
+
+def check_factory_text(target: str) -> None:
+    """Check that a text is ``module:factory`` and that the module exists, without running module code.
+
+    Parameters
+    ----------
+    target : str
+        The text.
+
+    Raises
+    ------
+    SpecError
+        If it is not.
+    """
+    place = _place_and_name(target)[0]
+    if place.endswith(".py"):
+        _check_file(place)
+        return
+    _import_from_the_working_folder()
+    package = place.partition(".")[0]
+    if not package or importlib.util.find_spec(package) is None:
+        raise SpecError(f"{place}: no module named {package!r}; expected one that can be imported, or a path to a .py")
+
+
+def _place_and_name(target: str) -> tuple[str, str]:
+    place, colon, name = target.rpartition(":")
+    if not colon or not place or not name:
+        raise SpecError(f"{target!r}: expected module:factory, such as torchvision.models:resnet50 or net.py:build")
+    return place, name
+
+
+def _import_from_the_working_folder() -> None:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+
+
+def _check_file(place: str) -> None:
+    if not is_file(place):
+        raise SpecError(f"{place}: no such file; expected a Python module")
+    record_file_digest(place, Path(place).read_bytes())
+
+
+def load_module(target: str) -> Any:
+    """Build the module of ``package.file:factory`` or ``path/file.py:factory`` without allocating weights.
+
+    The code of the file runs.
+
+    Parameters
+    ----------
+    target : str
+        The factory: a class or function without arguments, or a module that exists already.
+
+    Returns
+    -------
+    Any
+        The module.
+
+    Raises
+    ------
+    SpecError
+        If it cannot be built.
+    """
+    place, name = _place_and_name(target)
+    factory: Any = _imported(place)
+    for part in name.split("."):
+        if not hasattr(factory, part):
+            public = [word for word in dir(factory) if not word.startswith("_")]
+            raise SpecError(f"{place}: has no {part!r}; {suggest_names(part, public)}")
+        factory = getattr(factory, part)
+    torch = import_torch()
+    if isinstance(factory, torch.nn.Module):
+        return factory
+    if not callable(factory):
+        kind = type(factory).__name__
+        raise SpecError(f"{target}: has type {kind}; expected a torch module, or a function that makes one")
+    return build_module(factory, target)
+
+
+def build_module(factory: Callable[[], Any], where: str) -> Any:
+    """Return a module built on torch's meta device, so that no weight is allocated.
+
+    Small tables that it computes may stay real. If nothing else works, the module is built with its data, which are
+    dropped.
+
+    Parameters
+    ----------
+    factory : Callable[[], Any]
+        Makes the module.
+    where : str
+        Its name, for messages.
+
+    Returns
+    -------
+    Any
+        The module.
+
+    Raises
+    ------
+    SpecError
+        If it cannot be built.
+    """
+    torch = import_torch()
+    failed: Exception | None = None
+    for attempt in (_built_on_meta, _built_with_literal_data, _built_with_data):
+        if attempt is _built_with_data and "meta" not in str(failed).lower():
+            break
+        try:
+            module = attempt(factory)
+        except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError, AssertionError) as error:
+            failed = failed or error
+        except Exception as error:
+            raise SpecError(f"{where}: the factory failed: {type(error).__name__}: {_short(error)}") from None
+        else:
+            if not isinstance(module, torch.nn.Module):
+                raise SpecError(f"{where}: returned a {type(module).__name__}; expected a torch module")
+            return module
+    raise SpecError(f"{where}: the factory failed: {type(failed).__name__}: {_short(failed)}")
+
+
+def _short(error: Exception | None) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def _built_on_meta(factory: Callable[[], Any]) -> Any:
+    with import_torch().device("meta"):
+        return factory()
+
+
+def _built_with_data(factory: Callable[[], Any]) -> Any:
+    module = factory()
+    return module.to("meta") if isinstance(module, import_torch().nn.Module) else module
+
+
+def _built_with_literal_data(factory: Callable[[], Any]) -> Any:
+    """Build a module on the meta device, but give data to ranges and literals that its constructor reads."""
+    torch = import_torch()
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._device import _device_constructors
+
+    real = {torch.linspace, torch.arange, torch.tensor, torch.logspace, torch.as_tensor, torch.range}
+
+    class Factories(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = dict(kwargs or {})
+            if function in _device_constructors() and function not in real and kwargs.get("device") is None:
+                kwargs["device"] = "meta"
+            return function(*args, **kwargs)
+
+    with Factories():
+        return factory().to("meta")
+
+
+def _imported(place: str) -> Any:
+    try:
+        if place.endswith(".py"):
+            _check_file(place)
+            spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+            if spec is None or spec.loader is None:
+                raise SpecError(f"{place}: no such file; expected a Python module")
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            return module
+        _import_from_the_working_folder()
+        return importlib.import_module(place)
+    except SpecError:
+        raise
+    except Exception as error:
+        raise SpecError(f"{place}: cannot be imported: {type(error).__name__}: {error}") from None
+
 
 #: Shortest sequence for which a probe size can be found.
 MIN_PROBED_SEQ = 16
@@ -66,16 +289,12 @@ def _trace_of(module: Any, tape: TorchCallRecorder, outputs: list[TracedTensor],
         notes=tuple(dict.fromkeys(tape.notes)),
         fixed_batch=sizes.fixed_batch,
     )
-    trace.checkpointed_modules = tuple(tape.checkpointed) or _would_checkpoint(module)
+    parts = module.named_modules()
+    recomputed = tuple(name for name, part in parts if getattr(part, "gradient_checkpointing", False) is True)
+    trace.checkpointed_modules = tuple(tape.checkpointed) or recomputed
     trace.remove_dead_calls()
     trace.mark_untrained_calls()
     return trace
-
-
-def _would_checkpoint(module: Any) -> tuple[str, ...]:
-    """Return the names of the modules that recompute activations in training (``gradient_checkpointing``)."""
-    parts = module.named_modules()
-    return tuple(name for name, part in parts if getattr(part, "gradient_checkpointing", False) is True)
 
 
 @contextlib.contextmanager
@@ -126,6 +345,10 @@ def on_meta_device(module: Any) -> Iterator[None]:
             config.use_cache = True
 
 
+def _module_sizes(module: Any) -> set[int]:
+    return {size for tensor in (*module.parameters(), *module.buffers()) for size in tensor.shape}
+
+
 def _probed(module: Any, inputs: Sequence[InputSpec], *, probe_seq: bool, share: float = 1.0) -> ProbedInputs:
     """Return the inputs with batch, and perhaps sequence, set to prime probe sizes that the module does not use.
 
@@ -133,10 +356,8 @@ def _probed(module: Any, inputs: Sequence[InputSpec], *, probe_seq: bool, share:
     """
     if not inputs:
         raise SpecError("a torch module needs at least one --input")
-    taken = {size for tensor in (*module.parameters(), *module.buffers()) for size in tensor.shape}
-    first = inputs[0]
-    batch = first.shape[0]
-    taken |= {size for spec in inputs for size in spec.shape[1:]}
+    first, batch = inputs[0], inputs[0].shape[0]
+    taken = _module_sizes(module) | {size for spec in inputs for size in spec.shape[1:]}
     probes = {"batch": probe_sizes(taken, 1, least=101)[0]}
     seq = None
     if probe_seq and first.is_integer and len(first.shape) == 2 and first.shape[1] >= MIN_PROBED_SEQ:
@@ -170,8 +391,7 @@ def _seq_is_open(module: Any, inputs: Sequence[InputSpec], sizes: ProbedInputs, 
     """
     if "seq" not in sizes.probes:
         return True
-    known = {size for tensor in (*module.parameters(), *module.buffers()) for size in tensor.shape}
-    known |= {size for spec in inputs for size in spec.shape}
+    known = _module_sizes(module) | {size for spec in inputs for size in spec.shape}
     least = sizes.probes["seq"] // 2
 
     def others(trace: Trace) -> set[int]:
@@ -228,9 +448,7 @@ def model_file_of_module(
             if not _seq_is_open(module, inputs, sizes, trace):
                 continue
             stated = {name: inputs[0].shape[1] if name == "seq" else 0 for name in trace.probe_size_by_dim}
-            return model_file_of_trace(
-                trace, title=title, source=source, sizes=stated, loss="none" if loss == "none" else "auto"
-            )
+            return model_file_of_trace(trace, title=title, source=source, sizes=stated, loss=loss)
         except SpecError as error:
             failed = failed or error
     raise failed or SpecError("the module cannot be traced")
@@ -248,5 +466,5 @@ def _initialise_lazy_layers(module: Any, inputs: Sequence[InputSpec]) -> None:
         with torch.no_grad(), _inference(module):
             module(*positional, **{name: tensor for name, tensor in tensors if name is not None})
     except Exception as error:
-        message = " ".join(str(error).split())[:300]
-        raise SpecError(f"the lazy layers cannot take these inputs: {type(error).__name__}: {message}") from None
+        problem = f"{type(error).__name__}: {_short(error)}"
+        raise SpecError(f"the lazy layers cannot take these inputs: {problem}") from None

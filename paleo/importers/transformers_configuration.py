@@ -87,6 +87,41 @@ class Config(Mapping[str, Any]):
             raise SpecError(f"{self.path}: {keys[0]}: {value!r:.60} must be a whole number of 1 or more")
         return value
 
+    def integers(self, **keys: str) -> dict[str, int]:
+        """Return the whole numbers, 1 or more, under some keys, by the names of the arguments.
+
+        Parameters
+        ----------
+        **keys : str
+            Key of each number, or several keys in order of preference, separated by spaces.
+
+        Returns
+        -------
+        dict of str to int
+            The numbers.
+
+        Raises
+        ------
+        SpecError
+            If none of the keys of a number is present, or a value is no such number.
+        """
+        return {name: self.integer(*alternatives.split()) for name, alternatives in keys.items()}
+
+    def replaced(self, **values: Any) -> Config:
+        """Return this configuration with other values under some keys.
+
+        Parameters
+        ----------
+        **values : Any
+            Values by key.
+
+        Returns
+        -------
+        Config
+            The changed configuration; messages name the same file.
+        """
+        return Config({**self, **values}, self.path)
+
     def fraction(self, *keys: str, default: float = 0.0) -> float:
         """Return the fraction, from 0 to below 1, under the first of some keys that is present.
 

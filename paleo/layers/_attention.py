@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
@@ -10,12 +11,12 @@ from pydantic import Field, PositiveInt
 from paleo.errors import GraphError
 from paleo.layers.base import (
     LAYERS,
-    NORM_FLOPS_PER_ELEMENT,
     Layer,
     LayerImplementations,
     LayerOperations,
     format_shape,
     linear_projection,
+    norm_pass,
     parameter_vector,
 )
 from paleo.operations.base import MemoryPass, Operation
@@ -46,15 +47,13 @@ def attention_operations(
     """
     batch, seq, kv_heads, group, _ = query.dims
     keys = key.dims[1]
-    sizes: dict[str, DimSize] = {d: query.size(d) for d in (batch, seq, kv_heads, group)} | {
-        "value_dim": value.sizes[-1]
-    }
-    out = Tensor(f"{name}.context", tuple(sizes), tuple(sizes.values()))
+    sizes = {d: query.size(d) for d in (batch, seq, kv_heads, group)} | {"value_dim": value.sizes[-1]}
+    out = Tensor.of(f"{name}.context", sizes)
     if choices.attention == "fused":
         attended = min(window or key.sizes[1], key.sizes[1])
         return (FusedAttention(f"{name}.core", query, key, value, out, causal, attended, dropout > 0.0),), out
-    score_sizes: dict[str, DimSize] = {d: query.size(d) for d in (batch, kv_heads, group, seq)} | {keys: key.sizes[1]}
-    scores = Tensor(f"{name}.core.scores", tuple(score_sizes), tuple(score_sizes.values()))
+    score_sizes = {d: query.size(d) for d in (batch, kv_heads, group, seq)} | {keys: key.sizes[1]}
+    scores = Tensor.of(f"{name}.core.scores", score_sizes)
     plain = choices.attention == "stepwise"
     copies, (query, key, value) = _copy_heads(f"{name}.core", query, key, value) if plain else ((), (query, key, value))
     visible = causal_score_share(key.sizes[1], min(window or key.sizes[1], key.sizes[1])) if causal else 1.0
@@ -109,8 +108,12 @@ def _softmax_weighted_sum(
 
 def _append_transpose(x: Tensor, chain: list[Operation]) -> Tensor:
     """Append to ``chain`` a copy that changes the order of a tensor's dims in memory; return its output."""
-    out = x.like(f"{x.name}.transposed")
-    chain.append(MemoryPass(out.name, "copy", (x,), out, flops_per_element=0.0))
+    return _append_copy(x, f"{x.name}.transposed", chain)
+
+
+def _append_copy(x: Tensor, name: str, chain: list[Operation]) -> Tensor:
+    out = x.like(name)
+    chain.append(MemoryPass(name, "copy", (x,), out, flops_per_element=0.0))
     return out
 
 
@@ -167,7 +170,7 @@ def stepwise_rotary_passes(name: str, part: Tensor) -> tuple[tuple[MemoryPass, .
     halves, cosines, rotated_half, sines, total, out = (
         part.like(f"{name}.{step}") for step in ("halves", "cosines", "rotated_half", "sines", "sum", "rotated")
     )
-    half = dict(zip(part.dims, (*part.sizes[:-1], int(part.sizes[-1]) // 2), strict=True))
+    half = part.shape | {part.dims[-1]: int(part.sizes[-1]) // 2}
     first, second, minus = (part.reshaped(half, name=f"{name}.{step}") for step in ("first", "second", "minus"))
     summed = replace(_unfused_pass((cosines, sines), total), backward_rule="free")
     return (
@@ -250,11 +253,7 @@ class Attention(Layer):
         shape = self._head_shape(name, hidden)
         operations, (query, key, value) = self._projections(name, inputs, shape, choices.gathered_key_heads)
         if self.qk_norm:
-            norms = (
-                (rms_norm(query), rms_norm(key))
-                if self.qk_norm is True
-                else (_joint_rms_norm(query), _joint_rms_norm(key))
-            )
+            norms = tuple((rms_norm if self.qk_norm is True else _joint_rms_norm)(part) for part in (query, key))
             operations, (query, key) = (*operations, *norms), (norm.out for norm in norms)
         if self.rotary:
             rotations, (query, key) = _rotate_by_implementation(choices.rotation, query, key)
@@ -310,10 +309,8 @@ class Attention(Layer):
             if gathered is None:
                 return (product,), (q, k, v)
             heads = _headed(f"{name}.own_heads", x, {"kv_heads": kv_heads, "own": width})
-            cut = replace(
-                _unfused_pass((out.with_renamed_dims({"kv_heads": "all_heads"}),), heads), host_calls=(1.0, 3.0)
-            )
-            return (product, cut), (q, k, v)
+            cut = _unfused_pass((out.with_renamed_dims({"kv_heads": "all_heads"}),), heads)
+            return (product, replace(cut, host_calls=(1.0, 3.0))), (q, k, v)
         if gates or self.shared_value or value_dim != head_dim:
             raise GraphError(f"{name}: gate, shared_value and value_dim go with self attention")
         if memory.dims[0] != x.dims[0] or memory.sizes[0] != x.sizes[0] or len(memory.dims) != 3:
@@ -337,15 +334,14 @@ class Attention(Layer):
 def rms_norm(x: Tensor, name: str | None = None) -> MemoryPass:
     """Return the memory pass of an RMS norm, with a weight, over the last dim of a query, key or latent vector."""
     out = x.like(name or f"{x.name}.normed")
-    weight = parameter_vector(f"{out.name}.weight", x, x.dims[-1])
-    return MemoryPass(out.name, "norm", (x,), out, (weight,), (x,), NORM_FLOPS_PER_ELEMENT, reduced_dims=(x.dims[-1],))
+    return norm_pass(x, out, (parameter_vector(f"{out.name}.weight", x, x.dims[-1]),))
 
 
 def _joint_rms_norm(x: Tensor) -> MemoryPass:
     """Return the memory pass of an RMS norm over all heads of a query or key together, with a weight for each entry."""
     out = x.like(f"{x.name}.normed")
     weight = Tensor(f"{out.name}.weight", x.dims[2:], x.sizes[2:], "parameter")
-    return MemoryPass(out.name, "norm", (x,), out, (weight,), (x,), NORM_FLOPS_PER_ELEMENT, reduced_dims=x.dims[2:])
+    return norm_pass(x, out, (weight,), x.dims[2:])
 
 
 def sigmoid_gate(name: str, context: Tensor, *, per_head: bool = False) -> tuple[MemoryPass, Tensor]:
@@ -369,9 +365,8 @@ def _sinks(name: str, shape: tuple[int, int, int]) -> MemoryPass:
     return MemoryPass(f"{name}.sinks", "copy", (), scores.like(f"{name}.sink_scores", role="statistic"), (scores,))
 
 
-def _headed(name: str, x: Tensor, heads: dict[str, DimSize]) -> Tensor:
-    dims = dict(zip(x.dims[:2], x.sizes[:2], strict=True)) | heads
-    return Tensor(name, tuple(dims), tuple(dims.values()))
+def _headed(name: str, x: Tensor, heads: Mapping[str, DimSize]) -> Tensor:
+    return Tensor.of(name, {**dict(zip(x.dims[:2], x.sizes[:2], strict=True)), **heads})
 
 
 @LAYERS.register("latent_attention")
@@ -410,17 +405,12 @@ class LatentAttention(Layer):
         kv_ops, key, value = self._key_value(name, x, packed)
         rotary = packed.reshaped({d: x.size(d) for d in x.dims[:2]} | {"kv_rank": self.rope_dim})
         rotations: tuple[Operation, ...] = ()
-        if not self.rotary:
-            pass
-        elif choices.rotation != "fused":
-            rotations, (query, key, value) = self._rotated_by_steps(
-                query, key, value, rotary, choices.latent_rotation_calls
-            )
-        else:
+        calls = choices.latent_rotation_calls
+        if self.rotary and choices.rotation != "fused":
+            rotations, (query, key, value) = self._rotated_by_steps(query, key, value, rotary, calls)
+        elif self.rotary:
             shared = (rotary,) if choices.latent_tokens == "own" else ()
-            rotations, (query, key) = rotary_embedding_passes(
-                query, key, calls=choices.latent_rotation_calls, shared=shared
-            )
+            rotations, (query, key) = rotary_embedding_passes(query, key, calls=calls, shared=shared)
         key, value = (tensor.with_renamed_dims({x.dims[1]: "keys"}) for tensor in (key, value))
         core, context = attention_operations(
             name, query, key, value, causal=self.causal, window=None, dropout=0.0, choices=choices
@@ -440,14 +430,12 @@ class LatentAttention(Layer):
         The rotated parts are joined to the others, and the values are copied because one product yields them together
         with the keys.
         """
-        rope_query = query.reshaped(dict(zip(query.dims, (*query.sizes[:-1], self.rope_dim), strict=True)))
-        nope_key = key.reshaped(dict(zip(key.dims, (*key.sizes[:-1], self.nope_dim), strict=True)))
+        rope_query = query.reshaped(query.shape | {query.dims[-1]: self.rope_dim})
+        nope_key = key.reshaped(key.shape | {key.dims[-1]: self.nope_dim})
         of_query, query_part = stepwise_rotary_passes(f"{query.name}.rotary", rope_query)
         of_key, key_part = stepwise_rotary_passes(f"{key.name}.rotary", rotary)
         joined = query.like(f"{query.name}.rotated"), key.like(f"{key.name}.rotated"), value.like(f"{value.name}.copy")
-        nope_query = replace(
-            nope_key, name=f"{query.name}.rest", dims=query.dims, sizes=(*query.sizes[:-1], self.nope_dim)
-        )
+        nope_query = nope_key.reshaped(query.shape | {query.dims[-1]: self.nope_dim}, name=f"{query.name}.rest")
         inputs = (nope_query, query_part), (nope_key, key_part), (value,)
         passes = (*of_query, *of_key, *(_unfused_pass(each, out) for each, out in zip(inputs, joined, strict=True)))
         each = calls[0] / len(passes), calls[1] / sum(step.backward_rule != "free" for step in passes)
@@ -461,7 +449,7 @@ class LatentAttention(Layer):
 
     def _query(self, name: str, x: Tensor, latent: Tensor | None) -> tuple[tuple[Operation, ...], Tensor]:
         """Return the projection to the queries of all heads (from latent vector or input), and the query tensor."""
-        wide: dict[str, DimSize] = {"kv_heads": self.heads, "group": 1, "head_dim": self.nope_dim + self.rope_dim}
+        wide = {"kv_heads": self.heads, "group": 1, "head_dim": self.nope_dim + self.rope_dim}
         if latent is None:
             direct, query = linear_projection(f"{name}.query", x, wide)
             return (direct,), query
@@ -476,11 +464,10 @@ class LatentAttention(Layer):
         ``packed`` holds the latent vector from which they are projected, and the rotary key.
         """
         batch, seq, _ = packed.dims
-        latent = packed.reshaped(
-            {batch: packed.sizes[0], seq: packed.sizes[1], "kv_rank": self.kv_rank}, name=f"{name}.latent"
-        )
+        sizes = {batch: packed.sizes[0], seq: packed.sizes[1], "kv_rank": self.kv_rank}
+        latent = packed.reshaped(sizes, name=f"{name}.latent")
         norm = rms_norm(latent, f"{name}.kv_norm")
-        heads: dict[str, DimSize] = {"kv_heads": self.heads}
+        heads = {"kv_heads": self.heads}
         latent = norm.out.with_renamed_dims({seq: x.dims[1]})
         up, _ = linear_projection(f"{name}.kv_up", latent, heads | {"packed": self.nope_dim + self.value_dim})
         key = _headed(f"{name}.key", x, heads | {"head_dim": self.nope_dim + self.rope_dim})
@@ -527,15 +514,11 @@ class AdditiveAttention(Layer):
                 MemoryPass(mixed.name, "elementwise", (shifted,), mixed, (), (mixed,), 5.0, host_calls=calls),
                 MemoryPass(weighted.name, "elementwise", (mixed,), weighted, (), (mixed,), host_calls=calls),
             )
-            sizes: dict[str, DimSize] = {query.dims[1]: query.sizes[1]} | dict(
-                zip(source.dims, source.sizes, strict=True)
-            )
+            sizes = {query.dims[1]: query.sizes[1]} | source.shape
             sums = (LoopGradientSum(each, steps) for each in (keys, source.reshaped(sizes, name=f"{name}.memory")))
             mixing, mixed = (*passes, *sums), weighted
-        weight, scores = (
-            parameter_vector(f"{name}.weight", pairs, "units"),
-            pairs.without_dims("units", name=f"{name}.scores"),
-        )
+        weight = parameter_vector(f"{name}.weight", pairs, "units")
+        scores = pairs.without_dims("units", name=f"{name}.scores")
         weights, context = scores.like(f"{name}.softmax"), Tensor(name, x.dims, (*x.sizes[:2], memory.sizes[-1]))
         length = (Tensor(f"{name}.length", ("one",), (1,), "parameter"),) if self.normalized else ()
         soft = MemoryPass(
@@ -580,17 +563,17 @@ class RelativeAttention(Layer):
         self.check_rank(name, x, (3,))
         batch, seq, hidden = x.dims
         head_dim = self.head_dim or int(x.sizes[-1]) // self.heads
-        head_sizes: dict[str, DimSize] = {"kv_heads": self.heads, "head_dim": head_dim}
-        states: dict[str, DimSize] = {batch: x.sizes[0], "keys": x.sizes[1] + self.memory, hidden: x.sizes[2]}
-        joined = Tensor(f"{name}.joined", tuple(states), tuple(states.values()))
+        head_sizes = {"kv_heads": self.heads, "head_dim": head_dim}
+        states = {batch: x.sizes[0], "keys": x.sizes[1] + self.memory, hidden: x.sizes[2]}
+        joined = Tensor.of(f"{name}.joined", states)
         join = MemoryPass(joined.name, "copy", (x,), joined, flops_per_element=0.0)
         packed, _ = linear_projection(f"{name}.qkv", joined, {"kv_heads": self.heads, "packed": 3 * head_dim})
         query = _headed(f"{name}.query", x, head_sizes)
         key, value = (_headed(f"{name}.{part}", joined, head_sizes) for part in ("key", "value"))
         transposed = choices.relative_attention_layout == "heads last"
         scored, scores = self._scores(name, query, key, x, transposed=transposed)
-        dims: dict[str, DimSize] = {d: query.size(d) for d in (batch, seq, "kv_heads")} | {"value_dim": head_dim}
-        context = Tensor(f"{name}.context", tuple(dims), tuple(dims.values()))
+        dims = {d: query.size(d) for d in (batch, seq, "kv_heads")} | {"value_dim": head_dim}
+        context = Tensor.of(f"{name}.context", dims)
         core = _softmax_weighted_sum(
             name, scores, value, context, dropout=self.dropout, visible=1.0, choices=choices, transposed=transposed
         )
@@ -600,8 +583,8 @@ class RelativeAttention(Layer):
 
     def _memories_through_host(self, name: str, x: Tensor) -> tuple[Operation, ...]:
         """Return the passes that copy Transformer-XL memories between steps through host memory, in fp32."""
-        sizes: dict[str, DimSize] = {x.dims[0]: x.sizes[0], "remembered": self.memory, x.dims[2]: x.sizes[2]}
-        states = Tensor(f"{name}.memory", tuple(sizes), tuple(sizes.values()), needs_gradient=False, stays_fp32=True)
+        sizes = {x.dims[0]: x.sizes[0], "remembered": self.memory, x.dims[2]: x.sizes[2]}
+        states = Tensor.of(f"{name}.memory", sizes, needs_gradient=False, stays_fp32=True)
         copied = replace(states, name=f"{name}.fed")
         return (MemoryPass(copied.name, "feed", (states,), copied, flops_per_element=0.0, backward_rule="free"),)
 
@@ -613,31 +596,24 @@ class RelativeAttention(Layer):
         The scores are shifted, summed, scaled and masked.
         """
         batch, seq, heads, head_dim = query.dims
-        head_sizes: dict[str, DimSize] = {heads: query.size(heads), head_dim: query.size(head_dim)}
+        head_sizes = {heads: query.size(heads), head_dim: query.size(head_dim)}
         weight = Tensor(
             f"{name}.distance.weight", ("in_hidden", *head_sizes), (x.sizes[-1], *head_sizes.values()), "parameter"
         )
         distance = Tensor(f"{name}.distance", ("keys", *head_sizes), (key.sizes[1], *head_sizes.values()), "statistic")
         projected = MemoryPass(distance.name, "copy", (), distance, (weight,), flops_per_element=0.0)
-        dims: dict[str, DimSize] = {
-            batch: query.sizes[0],
-            heads: head_sizes[heads],
-            seq: query.sizes[1],
-            "keys": key.sizes[1],
-        }
-        content = Tensor(f"{name}.core.content", tuple(dims), tuple(dims.values()))
+        dims = {batch: query.sizes[0], heads: head_sizes[heads], seq: query.sizes[1], "keys": key.sizes[1]}
+        content = Tensor.of(f"{name}.core.content", dims)
         placed, shifted, summed = (content.like(f"{name}.core.{part}") for part in ("placed", "shifted", "summed"))
         operations: list[Operation] = [projected]
         for scores, keys in ((content, key), (placed, distance)):
             biased = query.like(f"{scores.name}.query")
-            shift = Tensor(f"{scores.name}.bias", tuple(head_sizes), tuple(head_sizes.values()), "parameter")
+            shift = Tensor.of(f"{scores.name}.bias", head_sizes, "parameter")
             operations.append(MemoryPass(biased.name, "elementwise", (query,), biased, (shift,)))
             operations.append(Contraction(scores.name, biased, keys, scores))
         if transposed:
             content, placed = (_append_transpose(scores, operations) for scores in (content, placed))
-            padded = placed.like(f"{placed.name}.padded")
-            operations.append(MemoryPass(padded.name, "copy", (placed,), padded, flops_per_element=0.0))
-            placed = padded
+            placed = _append_copy(placed, f"{placed.name}.padded", operations)
         operations.append(MemoryPass(shifted.name, "copy", (placed,), shifted, flops_per_element=0.0))
         operations.append(MemoryPass(summed.name, "elementwise", (content, shifted), summed, backward_rule="free"))
         if transposed:

@@ -70,8 +70,8 @@ class Conv(Layer):
         self.check_rank(name, x, (3, 4, 5))
         rank = len(x.dims) - 2
         kernel, stride, dilation = (
-            option_per_spatial_dim(value, rank, field=field, name=name)
-            for field, value in (("kernel", self.kernel), ("stride", self.stride), ("dilation", self.dilation))
+            option_per_spatial_dim(getattr(self, field), rank, field=field, name=name)
+            for field in ("kernel", "stride", "dilation")
         )
         padding = padding_sizes(self.padding, kernel, dilation, name=name)
         space = tuple(map(sliding_window_count, x.sizes[2:], kernel, stride, dilation, padding))
@@ -83,9 +83,8 @@ class Conv(Layer):
             raise GraphError(
                 f"{name}: {channels} input and {self.channels} output channels cannot be cut into {groups} groups"
             )
-        return convolution_expansion(
-            name, x, self.channels, kernel, stride, dilation, padding, space, groups, self.bias
-        )
+        windows = _convolution_windows(x, stride, dilation, padding, kernel)
+        return convolution_expansion(name, x, self.channels, windows, space, groups, self.bias)
 
 
 @LAYERS.register("transposed_conv")
@@ -117,20 +116,21 @@ class TransposedConv(Layer):
         if int(x.sizes[1]) % self.groups or self.channels % self.groups:
             channels = f"{x.sizes[1]} input and {self.channels} output channels"
             raise GraphError(f"{name}: {channels} cannot be cut into {self.groups} groups")
-        halves = tuple(float(p) for p in padding)
-        return convolution_expansion(
-            name, x, self.channels, kernel, stride, dilation, halves, space, self.groups, self.bias, transposed=True
-        )
+        windows = _convolution_windows(x, stride, dilation, padding, kernel)
+        return convolution_expansion(name, x, self.channels, windows, space, self.groups, self.bias, transposed=True)
+
+
+def _convolution_windows(x: Tensor, *options: tuple[float, ...]) -> tuple[SlidingWindow, ...]:
+    """Return the window of each spatial dim from stride, dilation, padding and kernel of all dims."""
+    dims = (tuple(map(int, each)) for each in zip(*options, strict=True))
+    return tuple(SlidingWindow(d, f"in_{d}", f"kernel_{d}", *each) for d, each in zip(x.dims[2:], dims, strict=True))
 
 
 def convolution_expansion(
     name: str,
     x: Tensor,
     channels: int,
-    kernel: tuple[int, ...],
-    stride: tuple[int, ...],
-    dilation: tuple[int, ...],
-    padding: tuple[float, ...],
+    windows: tuple[SlidingWindow, ...],
     space: tuple[int, ...],
     groups: int,
     bias: bool,
@@ -142,28 +142,20 @@ def convolution_expansion(
     Each spatial dim has a window. ``space`` are the output sizes.
     """
     if min(space) < 1:
-        raise GraphError(f"{name}: kernel {list(kernel)} does not fit the input {format_shape(x)}")
-    dims = x.dims[2:]
-    grouped: dict[str, DimSize] = {"groups": groups} if groups > 1 else {}
-    batch: dict[str, DimSize] = {x.dims[0]: x.sizes[0]}
+        kernel = [window.taps for window in windows]
+        raise GraphError(f"{name}: kernel {kernel} does not fit the input {format_shape(x)}")
+    grouped = {"groups": groups} if groups > 1 else {}
+    batch = {x.dims[0]: x.sizes[0]}
     c_in, c_out = int(x.sizes[1]) // groups, channels // groups
-    taps: dict[str, DimSize] = {f"kernel_{d}": k for d, k in zip(dims, kernel, strict=True)}
-    source: dict[str, DimSize] = {f"in_{d}": n for d, n in zip(dims, x.sizes[2:], strict=True)}
-    target: dict[str, DimSize] = dict(zip(dims, space, strict=True))
+    taps = {window.kernel_dim: window.taps for window in windows}
+    source = {window.input_dim: n for window, n in zip(windows, x.sizes[2:], strict=True)}
+    target = dict(zip(x.dims[2:], space, strict=True))
+    filters = grouped | {"channels": c_out}
     lhs = x.reshaped(batch | grouped | {"in_channels": c_in} | source)
-    weight: dict[str, DimSize] = grouped | {"channels": c_out, "in_channels": c_in} | taps
-    rhs = Tensor(f"{name}.weight", tuple(weight), tuple(weight.values()), "parameter")
-    result = batch | grouped | {"channels": c_out} | target
-    out = Tensor(name, tuple(result), tuple(result.values()))
-    shift = Tensor(
-        f"{name}.bias",
-        tuple(grouped | {"channels": c_out}),
-        tuple((grouped | {"channels": c_out}).values()),
-        "parameter",
-    )
-    pieces = zip(dims, stride, dilation, padding, kernel, strict=True)
-    windows = tuple(SlidingWindow(d, f"in_{d}", f"kernel_{d}", s, e, int(p), k) for d, s, e, p, k in pieces)
-    operation = Contraction(name, lhs, rhs, out, shift if bias else None, windows, transposed)
+    rhs = Tensor.of(f"{name}.weight", filters | {"in_channels": c_in} | taps, "parameter")
+    out = Tensor.of(name, batch | filters | target)
+    shift = Tensor.of(f"{name}.bias", filters, "parameter") if bias else None
+    operation = Contraction(name, lhs, rhs, out, shift, windows, transposed)
     return LayerOperations((operation,), out.reshaped(batch | {"channels": channels} | target))
 
 
@@ -194,13 +186,13 @@ class Pool(Layer):
             space = tuple(int(-(-n // s)) for n, s in zip(x.sizes[2:], stride, strict=True))
         if min(space) < 1:
             raise GraphError(f"{name}: pooling window {list(kernel)} does not fit the input {format_shape(x)}")
-        sizes: dict[str, DimSize] = dict(zip(x.dims, (*x.sizes[:2], *space), strict=True))
+        out = x.reshaped(x.shape | dict(zip(x.dims[2:], space, strict=True))).like(name)
         slides = zip(x.dims[2:], kernel, stride, padding, strict=True)
-        return x.reshaped(sizes).like(name), tuple(SlidingWindow(d, d, "", s, 1, int(p), k) for d, k, s, p in slides)
+        return out, tuple(SlidingWindow(d, d, "", s, 1, int(p), k) for d, k, s, p in slides)
 
 
-def _elements(windows: tuple[SlidingWindow, ...]) -> int:
-    return math.prod(window.taps for window in windows)
+def _elements(windows: tuple[SlidingWindow, ...]) -> float:
+    return float(math.prod(window.taps for window in windows))
 
 
 @LAYERS.register("max_pool")
@@ -217,10 +209,8 @@ class MaxPool(Pool):
         (x,) = inputs
         out, windows = self.output_and_windows(name, x)
         keeps = (out.like(f"{name}.indices", role="index"), *([x] if self.keeps_input else []))
-        flops = float(_elements(windows) - 1)
-        return LayerOperations(
-            (MemoryPass(name, "pool", (x,), out, saved=keeps, flops_per_element=flops, windows=windows),), out
-        )
+        work = MemoryPass(name, "pool", (x,), out, (), keeps, _elements(windows) - 1.0, windows=windows)
+        return LayerOperations.of(work)
 
 
 @LAYERS.register("avg_pool")
@@ -230,8 +220,7 @@ class AvgPool(Pool):
     def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         out, windows = self.output_and_windows(name, x)
-        flops = float(_elements(windows))
-        return LayerOperations((MemoryPass(name, "pool", (x,), out, flops_per_element=flops, windows=windows),), out)
+        return LayerOperations.of(MemoryPass(name, "pool", (x,), out, (), (), _elements(windows), windows=windows))
 
 
 @LAYERS.register("global_pool")
@@ -244,7 +233,7 @@ class GlobalPool(Layer):
     def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (3, 4, 5))
-        sizes: dict[str, DimSize] = dict(zip(x.dims[:2], x.sizes[:2], strict=True))
+        sizes = dict(zip(x.dims[:2], x.sizes[:2], strict=True))
         out = x.reshaped(sizes).like(name)
         keeps = (out.like(f"{name}.indices", role="index"),) if self.operation == "max" else ()
         shape = sizes | (dict.fromkeys(x.dims[2:], 1) if self.keep_space else {})
@@ -260,9 +249,8 @@ class AdaptiveAvgPool(Layer):
     def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (3, 4, 5))
-        sizes = {d: n if i < 2 else self.size for i, (d, n) in enumerate(zip(x.dims, x.sizes, strict=True))}
-        out = x.reshaped(sizes).like(name)
-        return LayerOperations((MemoryPass(name, "pool", (x,), out),), out)
+        out = x.reshaped(x.shape | dict.fromkeys(x.dims[2:], self.size)).like(name)
+        return LayerOperations.of(MemoryPass(name, "pool", (x,), out))
 
 
 # Regions of images in two-stage detectors: proposals, their non-maximum suppression, and crops of feature maps
@@ -314,15 +302,13 @@ class RoiAlign(Layer):
     def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         x, boxes = inputs
         if len(x.dims) != 4 or len(boxes.dims) != 3:
-            raise GraphError(
-                f"{name}: expected a feature map and boxes, found {format_shape(x)} and {format_shape(boxes)}"
-            )
+            shapes = f"{format_shape(x)} and {format_shape(boxes)}"
+            raise GraphError(f"{name}: expected a feature map and boxes, found {shapes}")
         regions = x.sizes[0] * (self.regions or boxes.sizes[1])
         dims = (x.dims[0], x.dims[1], "height", "width")
         out = Tensor(name, dims, (regions, x.sizes[1], self.size, self.size))
         points = self.samples**2
-        corners = out.like(f"{name}.corners")
-        read = Tensor(corners.name, (*dims, "points"), (*out.sizes, points), "activation")
+        read = Tensor(f"{name}.corners", (*dims, "points"), (*out.sizes, points))
         cut = MemoryPass(read.name, "gather", (x, boxes), read, flops_per_element=8.0)
         mean = MemoryPass(name, "reduce", (read,), out)
         return LayerOperations((cut, mean), out)

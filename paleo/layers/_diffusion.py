@@ -12,7 +12,7 @@ from paleo.layers._linear import tied_gradient_passes, up_projection_operations
 from paleo.layers._loss import CrossEntropy
 from paleo.layers.base import LAYERS, Layer, LayerImplementations, LayerOperations, format_shape, linear_projection
 from paleo.operations.base import MemoryPass, Operation
-from paleo.operations.tensor import DimSize, Tensor
+from paleo.operations.tensor import Tensor
 
 # A vocabulary in clusters by frequency: a cluster's logits are computed only for the tokens whose word is in it
 
@@ -61,9 +61,8 @@ class AdaptiveEmbedding(ClusteredVocabulary):
             words = _part(x, self.shares[cluster])
             table = Tensor(f"{name}.{cluster}.weight", ("vocab", "width"), (self.sizes[cluster], width), "parameter")
             rows = Tensor(f"{name}.{cluster}", (*words.dims, "width"), (*words.sizes, width))
-            operations.append(
-                MemoryPass(rows.name, "gather", (words,), rows, (table,), (x,), 0.0, table_rows_per_output=True)
-            )
+            gather = MemoryPass(rows.name, "gather", (words,), rows, (table,), (x,), 0.0, table_rows_per_output=True)
+            operations.append(gather)
             if self.narrowing > 1:
                 product, _ = linear_projection(f"{rows.name}.projection", rows, {"hidden": self.features})
                 operations.append(product)
@@ -108,12 +107,11 @@ class AdaptiveSoftmax(ClusteredVocabulary):
             weight = f"{tables if cluster else name}.projection.weight"
             product, states = linear_projection(f"{name}.projection", states, {"width": width}, weight=weight)
             operations.append(product)
-        sizes: dict[str, DimSize] = {"vocab": self.sizes[cluster]}
+        sizes = {"vocab": self.sizes[cluster]}
         product, logits = linear_projection(f"{name}.logits", states, sizes, bias=True, weight=f"{tables}.weight")
         if self.tie:  # without narrowing, the tables of all clusters are parts of one
-            operations += tied_gradient_passes(
-                name, product.rhs, choices, len(self.sizes) if self.narrowing == 1 else 1
-            )
+            parts = len(self.sizes) if self.narrowing == 1 else 1
+            operations += tied_gradient_passes(name, product.rhs, choices, parts)
         return (*operations, product, *CrossEntropy().to_operations(name, (logits,), choices).operations)
 
 
@@ -197,16 +195,15 @@ class DoubleStreamBlock(DiffusionStreamBlock):
 
     def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         x, conditioning = inputs
-        size, hidden = self.head_dim(name, x, conditioning), x.dims[-1]
+        size = self.head_dim(name, x, conditioning)
         operations: list[Operation] = []
         streams = {"image": x.sizes[1] - self.text, "text": float(self.text)}
         for stream, length in streams.items():
-            part = x.reshaped({x.dims[0]: x.sizes[0], x.dims[1]: length, hidden: x.sizes[-1]})
+            part = x.reshaped(x.shape | {x.dims[1]: length})
             operations += _modulation(f"{name}.{stream}", conditioning, 6)
             norm, normed = _modulated_norm(f"{name}.{stream}.norm1", part)
-            packed, _ = linear_projection(
-                f"{name}.{stream}.qkv", normed, {"kv_heads": self.heads, "packed": 3 * size}, bias=True
-            )
+            outputs = {"kv_heads": self.heads, "packed": 3 * size}
+            packed, _ = linear_projection(f"{name}.{stream}.qkv", normed, outputs, bias=True)
             projections, _ = _heads(f"{name}.{stream}", part, self.heads, size)
             operations += [norm, packed, *projections]
         _, (query, key, value) = _heads(name, x, self.heads, size)
@@ -217,8 +214,7 @@ class DoubleStreamBlock(DiffusionStreamBlock):
         out = x.like(name)
         for stream, length in streams.items():
             operations += self._after_attention(f"{name}.{stream}", x, context, length, choices)
-        parts = tuple(x.reshaped({x.dims[0]: x.sizes[0], x.dims[1]: n, hidden: x.sizes[-1]}, name=f"{name}.{s}.out")
-                      for s, n in streams.items())  # fmt: skip
+        parts = tuple(x.reshaped(x.shape | {x.dims[1]: n}, name=f"{name}.{s}.out") for s, n in streams.items())
         operations.append(MemoryPass(name, "elementwise", parts, out, backward_rule="free"))
         return LayerOperations(tuple(operations), out)
 
@@ -227,8 +223,7 @@ class DoubleStreamBlock(DiffusionStreamBlock):
     ) -> list[Operation]:
         """Return the operations of one stream after attention: output projection, gated sum and feed-forward layers."""
         hidden = x.dims[-1]
-        part = x.reshaped({x.dims[0]: x.sizes[0], x.dims[1]: length, hidden: x.sizes[-1]})
-        share = context.reshaped(dict(zip(context.dims, (context.sizes[0], length, *context.sizes[2:]), strict=True)))
+        part, share = (each.reshaped(each.shape | {each.dims[1]: length}) for each in (x, context))
         product, projected = linear_projection(f"{name}.attention", share, {hidden: x.sizes[-1]}, bias=True, contract=3)
         first, summed = _gated_sum(f"{name}.sum1", part, projected)
         norm, normed = _modulated_norm(f"{name}.norm2", summed)
@@ -255,12 +250,10 @@ class SingleStreamBlock(DiffusionStreamBlock):
         before, packed = linear_projection(f"{name}.before", normed, {"ffn": wide}, bias=True)
         projections, (query, key, value) = _heads(name, x, self.heads, size)
         core, _ = attention_operations(name, query, key, value, causal=False, window=None, dropout=0.0, choices=choices)
-        inner = packed.reshaped(dict(zip(packed.dims, (*packed.sizes[:2], self.ffn), strict=True)))
+        inner = packed.reshaped(packed.shape | {packed.dims[-1]: self.ffn})
         activated = inner.like(f"{name}.gelu")
         gelu = MemoryPass(activated.name, "elementwise", (inner,), activated, saved=(inner,), flops_per_element=8.0)
-        joined = packed.reshaped(
-            dict(zip(packed.dims, (*packed.sizes[:2], int(x.sizes[-1]) + self.ffn), strict=True)), name=f"{name}.joined"
-        )
+        joined = packed.reshaped(packed.shape | {packed.dims[-1]: int(x.sizes[-1]) + self.ffn}, name=f"{name}.joined")
         copy = MemoryPass(joined.name, "copy", (activated,), joined, flops_per_element=0.0)
         after, back = linear_projection(f"{name}.after", joined, {hidden: x.sizes[-1]}, bias=True)
         gated, out = _gated_sum(name, x, back)

@@ -98,9 +98,8 @@ def up_projection_operations(
     if activation in GATED_ACTIVATIONS:
         up, wide = linear_projection(f"{name}.up", x, {"gates": 2, dim: ffn}, bias=bias, shared=shared)
         separate = choices.gates == "separate"
-        passes, inner = gated_unit_passes(
-            f"{name}.act", GATED_ACTIVATIONS[activation], wide, "gates", separate=separate
-        )
+        function = GATED_ACTIVATIONS[activation]
+        passes, inner = gated_unit_passes(f"{name}.act", function, wide, "gates", separate=separate)
     else:
         up, wide = linear_projection(f"{name}.up", x, {dim: ffn}, bias=bias, shared=shared)
         passes, inner = activation_passes(activation, f"{name}.act", wide, choices)
@@ -143,10 +142,11 @@ class CrossNetwork(Layer):
             down, low = linear_projection(f"{step}.down", x, {"rank": self.rank})
             up, crossed = linear_projection(f"{step}.up", low, {x.dims[-1]: x.sizes[-1]}, bias=True)
             out = x.like(step)
-            crossing = MemoryPass(
-                step, "elementwise", (start, crossed, x), out, saved=(start, crossed), flops_per_element=2.0
-            )
-            operations += [down, up, crossing]
+            operations += [
+                down,
+                up,
+                MemoryPass(step, "elementwise", (start, crossed, x), out, (), (start, crossed), 2.0),
+            ]
             x = out
         return LayerOperations(tuple(operations), x)
 
@@ -174,11 +174,9 @@ class Embedding(Layer):
         (x,) = inputs
         table = Tensor(f"{self.tie or name}.weight", (self.rows, self.dim), (self.entries, self.features), "parameter")
         out = choices.with_output_precision(Tensor(name, (*x.dims, self.dim), (*x.sizes, self.features)), "embedding")
-        keeps = (x,)
-        gather = MemoryPass(
-            name, "gather", (x,), out, (table,), keeps, flops_per_element=0.0, table_rows_per_output=True
+        return LayerOperations.of(
+            MemoryPass(name, "gather", (x,), out, (table,), (x,), 0.0, table_rows_per_output=True)
         )
-        return LayerOperations((gather,), out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,10 +253,9 @@ class EmbeddingBag(Layer):
         table = Tensor(f"{name}.weight", ("rows", "features"), (sum(self.entries), self.features), "parameter")
         out = Tensor(name, (batch, "tables", "features"), (x.sizes[0], len(self.entries), self.features))
         flops = float(self.bag - 1)
-        gather = MemoryPass(
-            name, "gather", (x,), out, (table,), (x,), flops_per_element=flops, table_rows_per_output=self.bag
+        return LayerOperations.of(
+            MemoryPass(name, "gather", (x,), out, (table,), (x,), flops, table_rows_per_output=self.bag)
         )
-        return LayerOperations((gather,), out)
 
 
 @LAYERS.register("dot_interaction")
@@ -274,10 +271,8 @@ class DotInteraction(Layer):
     def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         dense, rows = inputs
         if len(dense.dims) != 2 or len(rows.dims) != 3 or dense.sizes[-1] != rows.sizes[-1]:
-            raise GraphError(
-                f"{name}: {format_shape(dense)} and {format_shape(rows)} do not interact; expected one width of "
-                f"features"
-            )
+            shapes = f"{format_shape(dense)} and {format_shape(rows)}"
+            raise GraphError(f"{name}: {shapes} do not interact; expected one width of features")
         batch, width, count = dense.sizes[0], dense.sizes[-1], int(rows.sizes[1]) + 1
         stacked = Tensor(f"{name}.stack", (dense.dims[0], "fields", "features"), (batch, count, width))
         other = stacked.with_renamed_dims({"fields": "other_fields"})

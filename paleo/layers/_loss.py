@@ -22,7 +22,7 @@ class Softmax(Layer):
         (x,) = inputs
         out = choices.with_output_precision(x.like(name), "softmax")
         pass_ = MemoryPass(name, "softmax", (x,), out, saved=(out,), flops_per_element=5.0, reduced_dims=(x.dims[-1],))
-        return LayerOperations((pass_,), out)
+        return LayerOperations.of(pass_)
 
 
 #: Temporaries of PyTorch's vocabulary-parallel loss in its backward pass, each as large as the saved tensor: zeros less
@@ -60,11 +60,8 @@ class CrossEntropy(Layer):
             temporary_tensor_count_if_split=VOCAB_PARALLEL_LOSS_TEMPORARIES * (choices.loss == "upcast"),
             backward_traffic_factor=2.0 if choices.loss in _TWO_FUNCTIONS else 1.0,
         )  # fmt: skip
-        metrics = tuple(
-            each
-            for number in range(choices.metric_loss_evaluations)
-            for each in _logged_loss(f"{name}.metric{number}", x, last)
-        )
+        numbers = range(choices.metric_loss_evaluations)
+        metrics = tuple(step for number in numbers for step in _logged_loss(f"{name}.metric{number}", x, last))
         if within:
             return LayerOperations((final, *metrics), out)
         cast = MemoryPass(f"{name}.cast", "elementwise", (x,), wide)
@@ -108,7 +105,7 @@ class BinaryCrossEntropy(Layer):
     def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         out = x.like(name, role="statistic")
-        return LayerOperations((MemoryPass(name, "elementwise", (x,), out, saved=(x,), flops_per_element=5.0),), out)
+        return LayerOperations.of(MemoryPass(name, "elementwise", (x,), out, saved=(x,), flops_per_element=5.0))
 
 
 @LAYERS.register("ctc")
@@ -130,13 +127,7 @@ class Ctc(Layer):
         table = Tensor(f"{name}.alpha", (batch, seq, "positions"), (x.sizes[0], x.sizes[1], positions), "statistic")
         out = Tensor(name, (batch,), (x.sizes[0],), "statistic")
         soft = MemoryPass(
-            f"{name}.softmax",
-            "softmax",
-            (x,),
-            probabilities,
-            saved=(probabilities,),
-            flops_per_element=5.0,
-            reduced_dims=(alphabet,),
+            f"{name}.softmax", "softmax", (x,), probabilities, (), (probabilities,), 5.0, reduced_dims=(alphabet,)
         )
         recursion = MemoryPass(name, "elementwise", (probabilities,), out, saved=(table,), flops_per_element=6.0)
         return LayerOperations((soft, recursion), out)
@@ -148,7 +139,7 @@ class RegressionLoss(Layer):
     def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         out = x.like(name, role="statistic")
-        return LayerOperations((MemoryPass(name, "elementwise", (x,), out, saved=(x,), flops_per_element=3.0),), out)
+        return LayerOperations.of(MemoryPass(name, "elementwise", (x,), out, saved=(x,), flops_per_element=3.0))
 
 
 @LAYERS.register("squared_error")
@@ -175,7 +166,7 @@ class StackFrames(Layer):
         self.check_rank(name, x, (3,))
         frames = -(-int(x.sizes[1]) // self.factor)
         out = Tensor(name, x.dims, (x.sizes[0], frames, x.sizes[2] * self.factor))
-        return LayerOperations((MemoryPass(name, "copy", (x,), out, flops_per_element=0.0),), out)
+        return LayerOperations.of(MemoryPass(name, "copy", (x,), out, flops_per_element=0.0))
 
 
 @LAYERS.register("joint")
@@ -195,10 +186,7 @@ class TransducerJoint(Layer):
             )
         pairs = frames.sizes[1] * labels.sizes[1]
         out = Tensor(name, (frames.dims[0], "pairs", frames.dims[-1]), (frames.sizes[0], pairs, frames.sizes[-1]))
-        keeps = (out,)
-        return LayerOperations(
-            (MemoryPass(name, "elementwise", (frames, labels), out, saved=keeps, flops_per_element=2.0),), out
-        )
+        return LayerOperations.of(MemoryPass(name, "elementwise", (frames, labels), out, (), (out,), 2.0))
 
 
 @LAYERS.register("transducer_loss")

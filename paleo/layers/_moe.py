@@ -9,8 +9,9 @@ token and element of the width, and 100 more if activations are recomputed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
@@ -18,11 +19,11 @@ from paleo.errors import GraphError
 from paleo.layers._linear import up_projection_operations
 from paleo.layers.base import (
     LAYERS,
-    NORM_FLOPS_PER_ELEMENT,
     Layer,
     LayerImplementations,
     LayerOperations,
     linear_projection,
+    norm_pass,
     parameter_vector,
 )
 from paleo.operations.base import MemoryPass, Operation
@@ -33,7 +34,7 @@ UNFUSED_PASS_KIND = "eager"
 
 
 def clamped_expert_operations(
-    name: str, sent: Tensor, ffn: int, back: dict[str, DimSize]
+    name: str, sent: Tensor, ffn: int, back: Mapping[str, DimSize]
 ) -> tuple[tuple[Operation, ...], Tensor]:
     """Return the feed-forward operations of MoE experts with a clamped gate, and the output tensor.
 
@@ -53,16 +54,16 @@ def _add_expert_bias(name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tenso
 
     The passes write the biases in fp32, add, concatenate, and cast back.
     """
-    features = {dim: size for dim, size in zip(x.dims, x.sizes, strict=True) if dim != x.dims[1]}
-    bias = Tensor(f"{name}.vector", tuple(features), tuple(features.values()), "parameter")
+    features = {dim: size for dim, size in x.shape.items() if dim != x.dims[1]}
+    bias = Tensor.of(f"{name}.vector", features, "parameter")
     chances = x.without_dims(*(dim for dim in x.dims[2:]), name=f"{name}.probabilities", role="statistic")
     shift, summed, joined = (replace(x.like(f"{name}.{part}"), stays_fp32=True) for part in ("shift", "sum", "joined"))
     out = x.like(f"{name}.narrow")
     steps = (
-        MemoryPass(shift.name, UNFUSED_PASS_KIND, (chances,), shift, (bias,)),
-        MemoryPass(summed.name, UNFUSED_PASS_KIND, (x, shift), summed),
-        MemoryPass(joined.name, UNFUSED_PASS_KIND, (summed,), joined, flops_per_element=0.0, backward_rule="free"),
-        MemoryPass(out.name, UNFUSED_PASS_KIND, (joined,), out),
+        _unfused_pass((chances,), shift, parameters=(bias,)),
+        _unfused_pass((x, shift), summed),
+        _unfused_pass((summed,), joined, flops_per_element=0.0, backward_rule="free"),
+        _unfused_pass((joined,), out),
     )
     return steps, out
 
@@ -81,28 +82,21 @@ def _clamped_gate(name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
     weighted = replace(half.like(f"{name}.weighted"), stays_fp32=True)
     out = half.like(name)
     steps = (
-        MemoryPass(low.name, UNFUSED_PASS_KIND, (gate,), low, saved=(gate,)),
-        MemoryPass(high.name, UNFUSED_PASS_KIND, (value,), high, saved=(value,)),
-        MemoryPass(scaled.name, UNFUSED_PASS_KIND, (low,), scaled),
-        MemoryPass(open_gate.name, UNFUSED_PASS_KIND, (scaled,), open_gate, saved=(open_gate,), flops_per_element=4.0),
-        MemoryPass(
-            opened.name, UNFUSED_PASS_KIND, (low, open_gate), opened, saved=(low, open_gate), backward_rule="by input"
-        ),
-        MemoryPass(shifted.name, UNFUSED_PASS_KIND, (high,), shifted, backward_rule="free"),
-        MemoryPass(
-            product.name,
-            UNFUSED_PASS_KIND,
-            (opened, shifted),
-            product,
-            saved=(opened, shifted),
-            backward_rule="by input",
-        ),
-        MemoryPass(
-            weighted.name, UNFUSED_PASS_KIND, (product, chances), weighted, saved=(product,), backward_rule="by input"
-        ),
-        MemoryPass(out.name, UNFUSED_PASS_KIND, (weighted,), out),
+        _unfused_pass((gate,), low, saved=(gate,)),
+        _unfused_pass((value,), high, saved=(value,)),
+        _unfused_pass((low,), scaled),
+        _unfused_pass((scaled,), open_gate, saved=(open_gate,), flops_per_element=4.0),
+        _unfused_pass((low, open_gate), opened, saved=(low, open_gate), backward_rule="by input"),
+        _unfused_pass((high,), shifted, backward_rule="free"),
+        _unfused_pass((opened, shifted), product, saved=(opened, shifted), backward_rule="by input"),
+        _unfused_pass((product, chances), weighted, saved=(product,), backward_rule="by input"),
+        _unfused_pass((weighted,), out),
     )
     return steps, out
+
+
+def _unfused_pass(inputs: tuple[Tensor, ...], out: Tensor, **more: Any) -> MemoryPass:
+    return MemoryPass(out.name, UNFUSED_PASS_KIND, inputs, out, **more)
 
 
 @LAYERS.register("moe")
@@ -194,17 +188,12 @@ class MixtureOfExperts(Layer):
         down, tokens = linear_projection(f"{name}.latent_down", x, {"latent": self.latent})
         if not self.latent_norm:
             return (down,), tokens
-        out, weight = (
-            tokens.like(f"{name}.latent_norm"),
-            parameter_vector(f"{name}.latent_norm.weight", tokens, "latent"),
-        )
-        norm = MemoryPass(
-            out.name, "norm", (tokens,), out, (weight,), (tokens,), NORM_FLOPS_PER_ELEMENT, reduced_dims=("latent",)
-        )
-        return (down, norm), out
+        weight = parameter_vector(f"{name}.latent_norm.weight", tokens, "latent")
+        norm = norm_pass(tokens, tokens.like(f"{name}.latent_norm"), (weight,))
+        return (down, norm), norm.out
 
     def _experts(
-        self, name: str, sent: Tensor, back: dict[str, DimSize], choices: LayerImplementations
+        self, name: str, sent: Tensor, back: Mapping[str, DimSize], choices: LayerImplementations
     ) -> tuple[tuple[Operation, ...], Tensor]:
         """Return the feed-forward operations of all routed experts, and their output tensor.
 
@@ -233,9 +222,6 @@ class MixtureOfExperts(Layer):
             f"{name}.shared", tokens, width, self.activation, choices, bias=self.bias, dim="shared_ffn"
         )
         down, summed = linear_projection(f"{name}.shared.down", inner, {x.dims[-1]: x.sizes[-1]}, bias=self.bias)
-        operations: tuple[Operation, ...] = (*up, down)
-        if self.shared_gate:
-            gate, _ = linear_projection(f"{name}.shared.gate", x, {"gate": 1})
-            operations += (gate,)
+        gate = (linear_projection(f"{name}.shared.gate", x, {"gate": 1})[0],) if self.shared_gate else ()
         added = summed.with_renamed_dims({"in_seq": x.dims[1]}), out
-        return operations, (MemoryPass(f"{name}.join", "elementwise", added, out, backward_rule="free"),)
+        return (*up, down, *gate), (MemoryPass(f"{name}.join", "elementwise", added, out, backward_rule="free"),)

@@ -17,10 +17,11 @@ from paleo.layers.base import (
     LayerOperations,
     format_shape,
     linear_projection,
+    norm_pass,
     parameter_vector,
 )
 from paleo.operations.base import MemoryPass
-from paleo.operations.tensor import DimSize, Tensor
+from paleo.operations.tensor import Tensor
 
 # Normalisation layers. Each saves its input and its statistics for the backward pass
 
@@ -41,18 +42,11 @@ def _normalise(
     is computed.
     """
     out = x.like(name) if local else choices.with_output_precision(x.like(name), "norm")
-    pass_ = MemoryPass(
-        name,
-        "batch_norm" if local else "norm",
-        (x,),
-        out,
-        parameters=weights,
-        saved=(x, statistic),
-        flops_per_element=NORM_FLOPS_PER_ELEMENT,
-        reduced_dims=reduces,
-        has_per_replica_statistics=local,
-    )
-    return LayerOperations((pass_,), out)
+    work = MemoryPass(
+        name, "batch_norm" if local else "norm", (x,), out, weights, (x, statistic), NORM_FLOPS_PER_ELEMENT,
+        reduced_dims=reduces, has_per_replica_statistics=local,
+    )  # fmt: skip
+    return LayerOperations.of(work)
 
 
 @LAYERS.register("batch_norm")
@@ -144,26 +138,15 @@ def _root_mean_square_by_steps(name: str, x: Tensor) -> LayerOperations:
     narrow, out = x.like(f"{name}.normalised"), x.like(name)
     root = x.without_dims(last, name=f"{name}.statistics", role="statistic")
     weight = parameter_vector(f"{name}.weight", x, last)
-    return LayerOperations(
-        (
-            MemoryPass(wide.name, "eager", (x,), wide),
-            MemoryPass(
-                squares.name,
-                "eager",
-                (wide,),
-                squares,
-                (),
-                (wide,),
-                backward_traffic_factor=POWER_GRADIENT_TRAFFIC_FACTOR,
-            ),
-            MemoryPass(
-                f"{name}.mean", "eager", (squares,), root, (), (root,), reduced_dims=(last,), host_calls=(3.0, 3.0)
-            ),
-            MemoryPass(scaled.name, "eager", (wide, root), scaled, (), (wide, root), backward_rule="by input"),
-            MemoryPass(narrow.name, "eager", (scaled,), narrow),
-            MemoryPass(name, "eager", (narrow,), out, (weight,), (narrow,)),
-        ),
-        out,
+    mean = MemoryPass(f"{name}.mean", "eager", (squares,), root, (), (root,), reduced_dims=(last,))
+    factor = POWER_GRADIENT_TRAFFIC_FACTOR
+    return LayerOperations.of(
+        MemoryPass(wide.name, "eager", (x,), wide),
+        MemoryPass(squares.name, "eager", (wide,), squares, (), (wide,), backward_traffic_factor=factor),
+        replace(mean, host_calls=(3.0, 3.0)),
+        MemoryPass(scaled.name, "eager", (wide, root), scaled, (), (wide, root), backward_rule="by input"),
+        MemoryPass(narrow.name, "eager", (scaled,), narrow),
+        MemoryPass(name, "eager", (narrow,), out, (weight,), (narrow,)),
     )
 
 
@@ -194,11 +177,8 @@ class LocalResponseNorm(Layer):
     def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         out = x.like(name)
-        scale = x.like(f"{name}.scale")
-        flops = 2.0 * self.size + 4.0
-        return LayerOperations(
-            (MemoryPass(name, "elementwise", (x,), out, saved=(x, scale, out), flops_per_element=flops),), out
-        )
+        kept = (x, x.like(f"{name}.scale"), out)
+        return LayerOperations.of(MemoryPass(name, "elementwise", (x,), out, (), kept, 2.0 * self.size + 4.0))
 
 
 @LAYERS.register("frozen_batch_norm")
@@ -211,9 +191,7 @@ class FrozenBatchNorm(Layer):
 
     def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
-        return LayerOperations(
-            (MemoryPass(name, "elementwise", (x,), x.like(name), flops_per_element=2.0),), x.like(name)
-        )
+        return LayerOperations.of(MemoryPass(name, "elementwise", (x,), x.like(name), flops_per_element=2.0))
 
 
 # Hyper-connections: several residual streams, mixed by learned weights of each token around every half of a layer
@@ -229,9 +207,9 @@ class HyperConnectionSplit(Layer):
     def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (3,))
-        sizes: dict[str, DimSize] = {x.dims[0]: x.sizes[0], x.dims[1]: x.sizes[1], "streams": self.streams}
+        sizes = {x.dims[0]: x.sizes[0], x.dims[1]: x.sizes[1], "streams": self.streams}
         out = x.reshaped(sizes | {x.dims[2]: x.sizes[2]}, name=name)
-        return LayerOperations((MemoryPass(name, "copy", (x,), out, flops_per_element=0.0),), out)
+        return LayerOperations.of(MemoryPass(name, "copy", (x,), out, flops_per_element=0.0))
 
 
 @LAYERS.register("hyper_read")
@@ -253,11 +231,8 @@ class HyperConnectionRead(Layer):
         self.check_rank(name, x, (4,))
         streams = int(x.sizes[2])
         count = streams * (streams + 2) if self.mixes else streams
-        scaled = x.like(f"{name}.normed")
-        norm = MemoryPass(
-            scaled.name, "norm", (x,), scaled, (), (x,), NORM_FLOPS_PER_ELEMENT, reduced_dims=(x.dims[3],)
-        )
-        product, raw = linear_projection(f"{name}.weights", scaled, {"mixing": count}, contract=2)
+        norm = norm_pass(x, x.like(f"{name}.normed"))
+        product, raw = linear_projection(f"{name}.weights", norm.out, {"mixing": count}, contract=2)
         learned = tuple(
             Tensor(f"{name}.{part}", ("mixing",), (size,), "parameter")
             for part, size in (("base", count), ("scale", 3 if self.mixes else 1))
@@ -284,4 +259,4 @@ class HyperConnectionWrite(Layer):
         out = streams.like(name)
         flops = 2.0 * float(streams.sizes[2]) + 2.0
         work = MemoryPass(name, "elementwise", (result, streams), out, saved=(result, streams), flops_per_element=flops)
-        return LayerOperations((work,), out)
+        return LayerOperations.of(work)

@@ -19,7 +19,7 @@ from paleo.layers.base import (
     format_shape,
 )
 from paleo.operations.base import MemoryPass
-from paleo.operations.tensor import DimSize, Tensor
+from paleo.operations.tensor import Tensor
 
 
 class Activation(Layer):
@@ -55,7 +55,7 @@ class Dropout(Layer):
             return LayerOperations((), x)
         out = x.like(name)
         mask = x.like(f"{name}.mask", role="mask")
-        return LayerOperations((MemoryPass(name, "dropout", (x,), out, saved=(mask,), flops_per_element=2.0),), out)
+        return LayerOperations.of(MemoryPass(name, "dropout", (x,), out, saved=(mask,), flops_per_element=2.0))
 
 
 class TensorJoin(Layer):
@@ -63,15 +63,13 @@ class TensorJoin(Layer):
 
     input_count: ClassVar[int | None] = None
 
-    def check_broadcast(self, name: str, inputs: tuple[Tensor, ...], *, broadcast: bool = False) -> Tensor:
+    def check_broadcast(self, name: str, inputs: tuple[Tensor, ...]) -> Tensor:
         largest = max(inputs, key=lambda t: t.elements)
         for x in inputs:
             pairs = zip(x.sizes, largest.sizes, strict=False)
-            fits = len(x.dims) == len(largest.dims) and all(a == b or (broadcast and a == 1) for a, b in pairs)
-            if not fits:
-                raise GraphError(
-                    f"{name}: {format_shape(x)} and {format_shape(largest)} cannot be joined element by element"
-                )
+            if len(x.dims) != len(largest.dims) or not all(a in (1, b) for a, b in pairs):
+                shapes = f"{format_shape(x)} and {format_shape(largest)}"
+                raise GraphError(f"{name}: {shapes} cannot be joined element by element")
         return largest
 
 
@@ -80,12 +78,10 @@ class Add(TensorJoin):
     """Sum of two tensors. Both inputs have the gradient of the output, so the backward pass costs nothing."""
 
     def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
-        largest = self.check_broadcast(name, inputs, broadcast=True)
+        largest = self.check_broadcast(name, inputs)
         out = replace(largest.like(name), stays_fp32=any(x.stays_fp32 for x in inputs))
         flops = float(len(inputs) - 1)
-        return LayerOperations(
-            (MemoryPass(name, "elementwise", inputs, out, flops_per_element=flops, backward_rule="free"),), out
-        )
+        return LayerOperations.of(MemoryPass(name, "elementwise", inputs, out, (), (), flops, backward_rule="free"))
 
 
 @LAYERS.register("multiply")
@@ -96,12 +92,10 @@ class Multiply(TensorJoin):
     """
 
     def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
-        out = self.check_broadcast(name, inputs, broadcast=True).like(name)
+        out = self.check_broadcast(name, inputs).like(name)
         spread = choices.gates == "separate" and any(x.elements < out.elements for x in inputs)
         backward: Literal["derived", "by input"] = "by input" if spread else "derived"
-        return LayerOperations(
-            (MemoryPass(name, "elementwise", inputs, out, saved=inputs, backward_rule=backward),), out
-        )
+        return LayerOperations.of(MemoryPass(name, "elementwise", inputs, out, saved=inputs, backward_rule=backward))
 
 
 @LAYERS.register("concat")
@@ -114,14 +108,10 @@ class Concat(TensorJoin):
         first = inputs[0]
         dim = self.dim or ("channels" if "channels" in first.dims else first.dims[-1])
         for x in inputs:
-            same = x.dims == first.dims and all(
-                a == b for d, a, b in zip(x.dims, x.sizes, first.sizes, strict=True) if d != dim
-            )
-            if dim not in x.dims or not same:
+            if dim not in x.dims or x.dims != first.dims or x.shape | {dim: 0} != first.shape | {dim: 0}:
                 raise GraphError(f"{name}: {format_shape(x)} and {format_shape(first)} cannot be joined along {dim!r}")
-        sizes = {d: sum(x.size(d) for x in inputs) if d == dim else first.size(d) for d in first.dims}
-        out = first.reshaped(sizes).like(name)
-        return LayerOperations((MemoryPass(name, "copy", inputs, out, flops_per_element=0.0),), out)
+        out = first.reshaped(first.shape | {dim: sum(x.size(dim) for x in inputs)}).like(name)
+        return LayerOperations.of(MemoryPass(name, "copy", inputs, out, flops_per_element=0.0))
 
 
 @LAYERS.register("identity")
@@ -151,7 +141,7 @@ class Reshape(Layer):
 
     def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
-        sizes: dict[str, DimSize] = {x.dims[0]: x.sizes[0]} | {d: n for d, n in self.dims.items() if d != x.dims[0]}
+        sizes = {x.dims[0]: x.sizes[0]} | {d: n for d, n in self.dims.items() if d != x.dims[0]}
         if math.prod(sizes.values()) != x.elements:
             target = " × ".join(f"{d}={n}" for d, n in sizes.items())
             raise GraphError(f"{name}: {format_shape(x)} has {x.elements:g} elements and cannot be viewed as {target}")
@@ -167,9 +157,9 @@ class ToSequence(Layer):
 
     def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
-        sizes: dict[str, DimSize] = {x.dims[0]: x.sizes[0], self.sequence: math.prod(x.sizes[2:]), self.dim: x.sizes[1]}
+        sizes = {x.dims[0]: x.sizes[0], self.sequence: math.prod(x.sizes[2:]), self.dim: x.sizes[1]}
         out = x.reshaped(sizes).like(name)
-        return LayerOperations((MemoryPass(name, "copy", (x,), out, flops_per_element=0.0),), out)
+        return LayerOperations.of(MemoryPass(name, "copy", (x,), out, flops_per_element=0.0))
 
 
 @LAYERS.register("spectrogram_to_sequence")
@@ -179,9 +169,9 @@ class SpectrogramToSequence(Layer):
     def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (4,))
-        sizes: dict[str, DimSize] = {x.dims[0]: x.sizes[0], "seq": x.sizes[3], "features": x.sizes[1] * x.sizes[2]}
+        sizes = {x.dims[0]: x.sizes[0], "seq": x.sizes[3], "features": x.sizes[1] * x.sizes[2]}
         out = x.reshaped(sizes).like(name)
-        return LayerOperations((MemoryPass(name, "copy", (x,), out, flops_per_element=0.0),), out)
+        return LayerOperations.of(MemoryPass(name, "copy", (x,), out, flops_per_element=0.0))
 
 
 @LAYERS.register("select")
@@ -196,7 +186,7 @@ class Select(Layer):
             raise GraphError(f"{name}: input {format_shape(x)} has no dim {self.dim!r}")
         out = x.without_dims(self.dim, name=name)
         taken = x.without_dims(self.dim, name=x.name)
-        return LayerOperations((MemoryPass(name, "copy", (taken,), out, flops_per_element=0.0),), out)
+        return LayerOperations.of(MemoryPass(name, "copy", (taken,), out, flops_per_element=0.0))
 
 
 @LAYERS.register("take")
@@ -210,9 +200,9 @@ class SelectEntries(Layer):
         (x,) = inputs
         if self.dim not in x.dims or self.count > x.size(self.dim):
             raise GraphError(f"{name}: input {format_shape(x)} has no {self.count} entries along {self.dim!r}")
-        taken = x.reshaped({d: self.count if d == self.dim else n for d, n in zip(x.dims, x.sizes, strict=True)})
+        taken = x.reshaped(x.shape | {self.dim: self.count})
         out = taken.like(name)
-        return LayerOperations((MemoryPass(name, "gather", (taken,), out, flops_per_element=0.0),), out)
+        return LayerOperations.of(MemoryPass(name, "gather", (taken,), out, flops_per_element=0.0))
 
 
 @LAYERS.register("mean")
@@ -226,7 +216,7 @@ class Mean(Layer):
         if self.dim not in x.dims:
             raise GraphError(f"{name}: input {format_shape(x)} has no dim {self.dim!r}")
         out = x.without_dims(self.dim, name=name)
-        return LayerOperations((MemoryPass(name, "reduce", (x,), out),), out)
+        return LayerOperations.of(MemoryPass(name, "reduce", (x,), out))
 
 
 @LAYERS.register("upsample")
@@ -238,11 +228,8 @@ class Upsample(Layer):
 
     def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
-        sizes = {d: n if i < 2 else n * self.factor for i, (d, n) in enumerate(zip(x.dims, x.sizes, strict=True))}
-        out = x.reshaped(sizes).like(name)
-        return LayerOperations(
-            (MemoryPass(name, "copy", (x,), out, flops_per_element=7.0 if self.bilinear else 0.0),), out
-        )
+        out = x.reshaped(x.shape | {dim: x.size(dim) * self.factor for dim in x.dims[2:]}).like(name)
+        return LayerOperations.of(MemoryPass(name, "copy", (x,), out, flops_per_element=7.0 if self.bilinear else 0.0))
 
 
 @LAYERS.register("crop")
@@ -259,12 +246,11 @@ class Crop(Layer):
         if self.size is None:
             target = list(inputs[1].sizes[2:])
         else:
-            target = list(self.size) if isinstance(self.size, list) else [self.size] * (len(inputs[0].dims) - 2)
+            target = list(self.size) if isinstance(self.size, list) else [self.size] * (len(x.dims) - 2)
         if len(target) != len(x.dims) - 2 or any(w > n for w, n in zip(target, x.sizes[2:], strict=True)):
             raise GraphError(f"{name}: {format_shape(x)} cannot be cropped to {target}")
-        sizes: dict[str, DimSize] = dict(zip(x.dims, (*x.sizes[:2], *target), strict=True))
-        out = x.reshaped(sizes).like(name)
-        return LayerOperations((MemoryPass(name, "copy", (x.reshaped(sizes),), out, flops_per_element=0.0),), out)
+        taken = x.reshaped(x.shape | dict(zip(x.dims[2:], target, strict=True)))
+        return LayerOperations.of(MemoryPass(name, "copy", (taken,), taken.like(name), flops_per_element=0.0))
 
 
 @LAYERS.register("detach")
@@ -284,10 +270,10 @@ class ClassToken(Layer):
     def to_operations(self, name: str, inputs: tuple[Tensor, ...], choices: LayerImplementations) -> LayerOperations:
         (x,) = inputs
         self.check_rank(name, x, (3,))
-        batch, seq, hidden = x.dims
-        out = x.reshaped({batch: x.sizes[0], seq: x.sizes[1] + 1, hidden: x.sizes[2]}).like(name)
+        _, seq, hidden = x.dims
+        out = x.reshaped(x.shape | {seq: x.sizes[1] + 1}).like(name)
         token = Tensor(f"{name}.token", (hidden,), (x.sizes[2],), "parameter")
-        return LayerOperations((MemoryPass(name, "copy", (x,), out, parameters=(token,), flops_per_element=0.0),), out)
+        return LayerOperations.of(MemoryPass(name, "copy", (x,), out, parameters=(token,), flops_per_element=0.0))
 
 
 @LAYERS.register("position_embedding")
@@ -307,10 +293,8 @@ class PositionEmbedding(Layer):
             raise GraphError(f"{name}: {rows} positions are fewer than the sequence of {x.size(seq):g}")
         table = Tensor(f"{name}.weight", ("positions", hidden), (rows, x.size(hidden)), "parameter")
         tables = (table,) if self.learned else ()
-        out = x.like(name)
-        return LayerOperations(
-            (MemoryPass(name, "elementwise", (x,), out, parameters=tables, table_rows_per_output=self.learned),), out
-        )
+        work = MemoryPass(name, "elementwise", (x,), x.like(name), tables, table_rows_per_output=self.learned)
+        return LayerOperations.of(work)
 
 
 @LAYERS.register("scale")
@@ -323,4 +307,4 @@ class LayerScale(Layer):
         (x,) = inputs
         weight = Tensor(f"{name}.weight", (x.dims[-1],), (x.sizes[-1],), "parameter")
         out = x.like(name)
-        return LayerOperations((MemoryPass(name, "elementwise", (x,), out, parameters=(weight,), saved=(x,)),), out)
+        return LayerOperations.of(MemoryPass(name, "elementwise", (x,), out, parameters=(weight,), saved=(x,)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
@@ -43,44 +44,22 @@ class Recurrent(Layer):
         looped = float(x.sizes[-1]) if choices.recurrence == "looped" else 0.0
         directions, gates = 1 + self.bidirectional, GATES_BY_CELL[self.cell] * self.hidden
         products, gated = self._gates(name, x, directions, gates)
-        sizes: dict[str, DimSize] = {
-            "directions": directions,
-            "in_hidden": self.projection or self.hidden,
-            "gates": gates,
-        }
-        weight = Tensor(f"{name}.recurrent", tuple(sizes), tuple(sizes.values()), "parameter")
+        sizes = {"directions": directions, "in_hidden": self.projection or self.hidden, "gates": gates}
+        weight = Tensor.of(f"{name}.recurrent", sizes, "parameter")
         states = Tensor(name, (batch, seq, "features"), (x.sizes[0], x.sizes[1], self.hidden * directions))
+        summed = self.bidirectional and self.merge == "sum"
+        inner = states.like(f"{name}.wide" if self.projection else f"{name}.states" if summed else name)
+        steps = Recurrence(
+            f"{name}.steps", self.cell, gated, weight, inner, seq, directions, self.kept_per_state, looped
+        )
         if self.projection is not None:
-            wide = states.like(f"{name}.wide")
-            steps = self._recurrence(name, gated, weight, wide, directions, looped)
-            product, out = self._project_states(name, wide, directions, self.projection)
+            product, out = self._project_states(name, inner, directions, self.projection)
             return LayerOperations((*products, steps, product), out)
-        if not self.bidirectional or self.merge == "concat":
-            return LayerOperations(
-                (*products, self._recurrence(name, gated, weight, states, directions, looped)), states
-            )
-        directions_states = states.like(f"{name}.states")
+        if not summed:
+            return LayerOperations.of(*products, steps)
         out = states.reshaped({batch: x.sizes[0], seq: x.sizes[1], "features": self.hidden})
-        summed = MemoryPass(f"{name}.sum", "elementwise", (directions_states,), out, backward_rule="free")
-        return LayerOperations(
-            (*products, self._recurrence(name, gated, weight, directions_states, directions, looped), summed), out
-        )
-
-    def _recurrence(
-        self, name: str, gated: Tensor, weight: Tensor, states: Tensor, directions: int, looped: float
-    ) -> Recurrence:
-        seq, kept = states.dims[1], self.kept_per_state
-        return Recurrence(
-            f"{name}.steps",
-            self.cell,
-            gates=gated,
-            weight=weight,
-            out=states,
-            steps_dim=seq,
-            directions=directions,
-            saved_numbers_per_output=kept,
-            concatenated_input_features=looped,
-        )
+        total = MemoryPass(f"{name}.sum", "elementwise", (inner,), out, backward_rule="free")
+        return LayerOperations.of(*products, steps, total)
 
     def _project_states(self, name: str, wide: Tensor, directions: int, projection: int) -> tuple[Contraction, Tensor]:
         """Return the matrix product of an LSTM projection (states to ``projection`` entries), and the output tensor.
@@ -88,11 +67,11 @@ class Recurrent(Layer):
         Each direction has its own matrix; all time steps count as one product.
         """
         batch, seq, _ = wide.dims
-        rows: dict[str, DimSize] = {batch: wide.sizes[0], seq: wide.sizes[1], "directions": directions}
-        sizes: dict[str, DimSize] = {"directions": directions, "states": self.hidden, "projection": projection}
-        weight = Tensor(f"{name}.projection", tuple(sizes), tuple(sizes.values()), "parameter")
+        rows = {batch: wide.sizes[0], seq: wide.sizes[1], "directions": directions}
+        sizes = {"directions": directions, "states": self.hidden, "projection": projection}
+        weight = Tensor.of(f"{name}.projection", sizes, "parameter")
         by_direction = wide.reshaped(rows | {"states": self.hidden})
-        result = Tensor(name, (*rows, "projection"), (*rows.values(), projection))
+        result = Tensor.of(name, {**rows, "projection": projection})
         product = Contraction(f"{name}.projected", by_direction, weight, result)
         return product, result.reshaped({batch: wide.sizes[0], seq: wide.sizes[1], "features": directions * projection})
 
@@ -107,16 +86,10 @@ class Recurrent(Layer):
                     f"{name}: without project the input {format_shape(x)} must hold {gates} features, gates x hidden"
                 )
             return (), x
-        wide: dict[str, DimSize] = {"directions": directions, "gates": gates}
+        wide = {"directions": directions, "gates": gates}
         product, gated = linear_projection(f"{name}.input", x, wide)
-        return (self._with_bias(product, name, wide),), gated
-
-    def _with_bias(self, product: Contraction, name: str, wide: dict[str, DimSize]) -> Contraction:
-        if not self.biases:
-            return product
-        return replace(
-            product, bias=Tensor(f"{name}.bias", ("biases", *wide), (self.biases, *wide.values()), "parameter")
-        )
+        bias = Tensor.of(f"{name}.bias", {"biases": self.biases, **wide}, "parameter") if self.biases else None
+        return (replace(product, bias=bias),), gated
 
 
 @LAYERS.register("rnn")
@@ -141,13 +114,13 @@ class Gru(Recurrent):
 
 
 def _short_convolution(
-    name: str, x: Tensor, rows: dict[str, DimSize], mixed: DimSize, taps: int, more: tuple[Tensor, ...] = ()
+    name: str, x: Tensor, rows: Mapping[str, DimSize], mixed: DimSize, taps: int, more: tuple[Tensor, ...] = ()
 ) -> MemoryPass:
     """Return the memory pass of a causal convolution over ``taps`` positions of the ``mixed`` entries of each group.
 
     The groups are the last dim of ``rows``.
     """
-    before = x.reshaped(rows | {"mixed": mixed}, name=f"{name}.mixed")
+    before = x.reshaped({**rows, "mixed": mixed}, name=f"{name}.mixed")
     (group, groups) = list(rows.items())[-1]
     weight = Tensor(f"{name}.conv.weight", (group, "mixed", "taps"), (groups, mixed, taps), "parameter")
     after, flops = before.like(f"{name}.conv"), 2.0 * taps + 5.0
@@ -189,7 +162,7 @@ class Mamba2(Layer):
         if self.heads % self.groups:
             raise GraphError(f"{name}: heads {self.heads} must be a multiple of groups {self.groups}")
         inner, mixed = self._group_width, self._group_width + 2 * self.state
-        rows: dict[str, DimSize] = {x.dims[0]: x.sizes[0], x.dims[1]: x.sizes[1], "ssm_groups": self.groups}
+        rows = {x.dims[0]: x.sizes[0], x.dims[1]: x.sizes[1], "ssm_groups": self.groups}
         project_in, _ = linear_projection(
             f"{name}.in", x, {"ssm_groups": self.groups, "packed": inner + mixed + self.heads // self.groups}
         )
@@ -207,23 +180,18 @@ class Mamba2(Layer):
         """Entries of all heads of one group: heads / groups · head_dim."""
         return self.heads // self.groups * self.head_dim
 
-    def _scan(self, name: str, rows: dict[str, DimSize]) -> tuple[Operation, Tensor]:
+    def _scan(self, name: str, rows: Mapping[str, DimSize]) -> tuple[Operation, Tensor]:
         """Return the selective scan of Mamba-2 (one kernel, computed in chunks), and the output tensor.
 
         Products are the scores inside each chunk, each chunk's contribution to the state, and the output from
         scores and state.
         """
         batch, seq, _ = rows
-        heads: dict[str, DimSize] = {"heads": self.heads // self.groups}
-        entries = heads | {"head_dim": self.head_dim}
+        heads = {"heads": self.heads // self.groups}
+        entries, state = heads | {"head_dim": self.head_dim}, {"state": self.state}
         values, keys, queries, steps = (
-            Tensor(f"{name}.scan.{part}", tuple(rows | sizes), tuple((rows | sizes).values()))
-            for part, sizes in (
-                ("x", entries),
-                ("b", {"state": self.state}),
-                ("c", {"state": self.state}),
-                ("dt", heads),
-            )
+            Tensor.of(f"{name}.scan.{part}", {**rows, **sizes})
+            for part, sizes in (("x", entries), ("b", state), ("c", state), ("dt", heads))
         )
         learned = tuple(
             Tensor(f"{name}.{part}", ("ssm_groups", "heads"), (self.groups, self.heads // self.groups), "parameter")
@@ -231,11 +199,7 @@ class Mamba2(Layer):
         )
         out = values.like(f"{name}.scan")
         length = min(self.chunk, int(rows[seq]))
-        chunks: dict[str, DimSize] = {
-            batch: rows[batch],
-            "chunks": -(-int(rows[seq]) // length),
-            "ssm_groups": self.groups,
-        }
+        chunks = {batch: rows[batch], "chunks": -(-int(rows[seq]) // length), "ssm_groups": self.groups}
         operations = self._products(name, chunks, length, entries)
         decay = MemoryPass(f"{name}.scan.decay", "elementwise", (steps,), steps.like(f"{name}.scan.decays"))
         chain = (decay, *operations)
@@ -243,16 +207,13 @@ class Mamba2(Layer):
         return RecomputedFusedChain(out.name, inputs, out, chain, "mamba_chunk_scan_combined", frozenset({seq})), out
 
     def _products(
-        self, name: str, chunks: dict[str, DimSize], length: int, entries: dict[str, DimSize]
+        self, name: str, chunks: Mapping[str, DimSize], length: int, entries: Mapping[str, DimSize]
     ) -> tuple[Operation, ...]:
         def tensor(part: str, **dims: DimSize) -> Tensor:
-            sizes = chunks | dims
-            return Tensor(f"{name}.scan.{part}", tuple(sizes), tuple(sizes.values()))
+            return Tensor.of(f"{name}.scan.{part}", {**chunks, **dims})
 
-        queries, keys = (
-            tensor("chunk.c", to=length, state=self.state),
-            tensor("chunk.b", position=length, state=self.state),
-        )
+        queries = tensor("chunk.c", to=length, state=self.state)
+        keys = tensor("chunk.b", position=length, state=self.state)
         values = tensor("chunk.x", position=length, **entries)
         scores = tensor("scores", to=length, position=length)
         heads, width = entries.items()
@@ -299,18 +260,17 @@ class DeltaNet(Layer):
         self.check_rank(name, x, (3,))
         if (self.value_heads or self.heads) % self.heads:
             raise GraphError(f"{name}: value_heads {self.value_heads} must be a multiple of heads {self.heads}")
-        rows: dict[str, DimSize] = {x.dims[0]: x.sizes[0], x.dims[1]: x.sizes[1], "delta_heads": self.heads}
+        rows = {x.dims[0]: x.sizes[0], x.dims[1]: x.sizes[1], "delta_heads": self.heads}
         mixed, gates = 2 * self.key_dim + self._value_width, 0 if self.gate_rank else self._value_width
         decays = 0 if self.decay == "channel" else self._value_heads_per_key
         project_in, _ = linear_projection(
             f"{name}.in", x, {"delta_heads": self.heads, "packed": mixed + gates + self._value_heads_per_key + decays}
         )
-        low_rank = [
-            *self._low_rank_projection(
-                f"{name}.decay", x, self.decay_rank if self.decay == "channel" else 0, self.key_dim
-            ),
+        decay_rank = self.decay_rank if self.decay == "channel" else 0
+        low_rank = (
+            *self._low_rank_projection(f"{name}.decay", x, decay_rank, self.key_dim),
             *self._low_rank_projection(f"{name}.gate", x, self.gate_rank, self._value_width),
-        ]
+        )
         convolution = _short_convolution(name, x, rows, mixed, self.conv)
         rule, out_heads = self._rule(name, rows)
         flat = out_heads.reshaped(rows | {"inner": self._value_width})
@@ -341,7 +301,7 @@ class DeltaNet(Layer):
         up, _ = linear_projection(f"{name}.up", low, {"delta_heads": self.heads, "packed": width})
         return down, up
 
-    def _rule(self, name: str, rows: dict[str, DimSize]) -> tuple[Operation, Tensor]:
+    def _rule(self, name: str, rows: Mapping[str, DimSize]) -> tuple[Operation, Tensor]:
         """Return the gated delta rule (one kernel, computed in chunks), and the output tensor.
 
         The kernel reads queries, keys, values, step sizes and decays.
@@ -350,7 +310,7 @@ class DeltaNet(Layer):
         widths = {"q": self.key_dim, "k": self.key_dim, "v": self._value_width, "beta": self._value_heads_per_key}
         widths["decay"] = self.key_dim if self.decay == "channel" else self._value_heads_per_key
         queries, keys, values, beta, decay = (
-            Tensor(f"{name}.rule.{part}", (*rows, "inner"), (*rows.values(), width)) for part, width in widths.items()
+            Tensor.of(f"{name}.rule.{part}", {**rows, "inner": width}) for part, width in widths.items()
         )
         per_head = self.key_dim if self.decay == "channel" else self._value_heads_per_key
         learned = (
@@ -359,19 +319,15 @@ class DeltaNet(Layer):
         )
         out = values.like(f"{name}.rule")
         length = min(self.chunk, int(rows[seq]))
-        chunks: dict[str, DimSize] = {
-            batch: rows[batch],
-            "chunks": -(-int(rows[seq]) // length),
-            "delta_heads": self.heads,
-            "group": self._value_heads_per_key,
-        }
+        chunks = {batch: rows[batch], "chunks": -(-int(rows[seq]) // length), "delta_heads": self.heads}
+        chunks["group"] = self._value_heads_per_key
         step = MemoryPass(f"{name}.rule.decays", "elementwise", (decay,), decay.like(f"{name}.rule.decays"))
         chain = (step, *self._products(name, chunks, length))
         inputs = (queries, keys, values, beta, decay, *learned)
         kernel = "chunk_kda" if self.decay == "channel" else "chunk_gated_delta_rule"
         return RecomputedFusedChain(out.name, inputs, out, chain, kernel, frozenset({seq})), out
 
-    def _products(self, name: str, chunks: dict[str, DimSize], length: int) -> tuple[Operation, ...]:
+    def _products(self, name: str, chunks: Mapping[str, DimSize], length: int) -> tuple[Operation, ...]:
         """Return the matrix products of one chunk of the delta rule.
 
         The products are keys with keys, the inverse of that matrix, reads and writes of the state, and queries with
@@ -379,8 +335,7 @@ class DeltaNet(Layer):
         """
 
         def tensor(part: str, **dims: DimSize) -> Tensor:
-            sizes = chunks | dims
-            return Tensor(f"{name}.rule.{part}", tuple(sizes), tuple(sizes.values()))
+            return Tensor.of(f"{name}.rule.{part}", {**chunks, **dims})
 
         key, value = {"key_dim": self.key_dim}, {"value_dim": self.value_dim}
         keys, others = tensor("keys", to=length, **key), tensor("others", position=length, **key)

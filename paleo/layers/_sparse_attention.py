@@ -11,16 +11,16 @@ from paleo.errors import GraphError
 from paleo.layers._attention import Attention, LatentAttention, rms_norm, rotary_embedding_passes
 from paleo.layers.base import (
     LAYERS,
-    NORM_FLOPS_PER_ELEMENT,
     Layer,
     LayerImplementations,
     LayerOperations,
     linear_projection,
+    norm_pass,
     parameter_vector,
 )
 from paleo.operations.base import MemoryPass, Operation, OperationKind, add_operation_kind
 from paleo.operations.contraction import Contraction, FusedAttention, causal_score_share
-from paleo.operations.tensor import DimSize, Tensor
+from paleo.operations.tensor import Tensor
 
 # Sparse attention over keys that an indexer selects: latent vectors (DeepSeek-V3.2, GLM 5) or blocks of keys
 # (MiniMax M3)
@@ -65,41 +65,29 @@ class SparseAttentionIndexer:
             operations += [k_up, norm, *rotations]
             keys = key.with_renamed_dims({seq: "keys"})
         if not self.weighted:
-            norm = rms_norm(query)
-            operations.append(norm)
-            query = norm.out
+            operations.append(rms_norm(query))
+            query = operations[-1].out
         entries, per_query = keys.sizes[1], {batch: x.sizes[0], seq: x.sizes[1]}
-        per_head: dict[str, DimSize] = {} if self.weighted else {"index_heads": self.heads}
-        scores = _fp32_tensor(f"{name}.scores", per_query | per_head | {"keys": entries})
+        per_head = {} if self.weighted else {"index_heads": self.heads}
+        scores = Tensor.of(f"{name}.scores", per_query | per_head | {"keys": entries}, "statistic")
         still, frozen_keys = replace(query, needs_gradient=False), replace(keys, needs_gradient=False)
-        operations.append(
-            Contraction(scores.name, still, frozen_keys, scores, unmasked_share=causal_score_share(entries, entries))
-        )
+        visible = causal_score_share(entries, entries)
+        operations.append(Contraction(scores.name, still, frozen_keys, scores, unmasked_share=visible))
         chosen = min(self.top_k, -(-int(entries) // self.keys_per_block))
-        picked = _fp32_tensor(f"{name}.chosen", per_query | per_head | {"chosen": chosen})
+        picked = Tensor.of(f"{name}.chosen", per_query | per_head | {"chosen": chosen}, "statistic")
+        flops = TOP_K_FLOPS_PER_SCORE
         operations.append(
-            MemoryPass(
-                picked.name,
-                "key_top_k",
-                (scores,),
-                picked,
-                flops_per_element=TOP_K_FLOPS_PER_SCORE,
-                backward_rule="free",
-            )
+            MemoryPass(picked.name, "key_top_k", (scores,), picked, flops_per_element=flops, backward_rule="free")
         )
         return (*operations, *self._indexer_loss(name, x, query, keys, chosen * self.keys_per_block)), picked
 
     def _indexer_loss(self, name: str, x: Tensor, query: Tensor, keys: Tensor, chosen: int) -> tuple[Operation, ...]:
         """Return the operations of the indexer's auxiliary loss: scores of the selected keys, with their gradient."""
         batch, seq = x.dims[:2]
-        sizes: dict[str, DimSize] = {
-            batch: x.sizes[0],
-            "chosen": min(chosen, int(keys.sizes[1])),
-            "index_dim": self.head_dim,
-        }
+        sizes = {batch: x.sizes[0], "chosen": min(chosen, int(keys.sizes[1])), "index_dim": self.head_dim}
         picked_keys = keys.reshaped(sizes, name=f"{name}.chosen_keys")
         gather = MemoryPass(picked_keys.name, "copy", (keys,), picked_keys, flops_per_element=0.0)
-        rows: dict[str, DimSize] = {batch: x.sizes[0], seq: x.sizes[1]}
+        rows = {batch: x.sizes[0], seq: x.sizes[1]}
         operations: tuple[Operation, ...] = (gather,)
         lhs = query
         if self.weighted:
@@ -107,26 +95,18 @@ class SparseAttentionIndexer:
             lhs = query.like(f"{name}.weighted")
             weigh = MemoryPass(lhs.name, "elementwise", (query, weights), lhs, saved=(query, weights))
             operations = (gather, to_weights, weigh)
-            per_head: dict[str, DimSize] = {}
-        else:
-            per_head = {"index_heads": self.heads}
-        kept_scores = _fp32_tensor(f"{name}.kept_scores", rows | per_head | {"chosen": sizes["chosen"]})
+        per_head = {} if self.weighted else {"index_heads": self.heads}
+        kept_scores = Tensor.of(f"{name}.kept_scores", rows | per_head | {"chosen": sizes["chosen"]}, "statistic")
         product = Contraction(kept_scores.name, lhs, picked_keys, kept_scores)
         loss = kept_scores.like(f"{name}.loss")
         softmax = MemoryPass(loss.name, "softmax", (kept_scores,), loss, (), (loss,), 6.0, reduced_dims=("chosen",))
         return (*operations, product, softmax)
 
 
-def _fp32_tensor(name: str, sizes: dict[str, DimSize]) -> Tensor:
-    """Return a tensor of the given dims with four bytes an element, such as scores or positions of keys."""
-    return Tensor(name, tuple(sizes), tuple(sizes.values()), "statistic")
-
-
 def _layer_norm(x: Tensor) -> MemoryPass:
     """Return the memory pass of a layer norm over the last dim, with scale and shift."""
     out, dim = x.like(f"{x.name}.normed"), x.dims[-1]
-    learned = parameter_vector(f"{out.name}.weight", x, dim), parameter_vector(f"{out.name}.bias", x, dim)
-    return MemoryPass(out.name, "norm", (x,), out, learned, (x,), NORM_FLOPS_PER_ELEMENT, reduced_dims=(dim,))
+    return norm_pass(x, out, tuple(parameter_vector(f"{out.name}.{part}", x, dim) for part in ("weight", "bias")))
 
 
 @LAYERS.register("sparse_latent_attention")
@@ -177,28 +157,24 @@ class SparseLatentAttention(LatentAttention):
         ``dense`` is the same layer as latent attention to all keys.
         """
         batch, seq, hidden = x.dims
-        rows: dict[str, DimSize] = {batch: x.sizes[0], seq: x.sizes[1]}
-        heads: dict[str, DimSize] = {"kv_heads": self.heads, "group": 1}
-        narrow = _tensor(f"{name}.query", rows | heads | {"head_dim": self.nope_dim})
+        rows = {batch: x.sizes[0], seq: x.sizes[1]}
+        heads = {"kv_heads": self.heads, "group": 1}
+        narrow = Tensor.of(f"{name}.query", rows | heads | {"head_dim": self.nope_dim})
         absorb, wide = linear_projection(f"{name}.kv_up.key", narrow, {"kv_rank": self.kv_rank}, shared=("kv_heads",))
-        query = _tensor(f"{name}.latent_query", rows | heads | {"head_dim": self.kv_rank + self.rope_dim})
+        query = Tensor.of(f"{name}.latent_query", rows | heads | {"head_dim": self.kv_rank + self.rope_dim})
         latent = next(op.out for op in dense.operations if op.name == f"{name}.kv_norm")
-        entries: dict[str, DimSize] = {batch: x.sizes[0], "keys": x.sizes[1], "latents": 1}
-        key = _tensor(f"{name}.latent_key", entries | {"head_dim": self.kv_rank + self.rope_dim})
+        entries = {batch: x.sizes[0], "keys": x.sizes[1], "latents": 1}
+        key = Tensor.of(f"{name}.latent_key", entries | {"head_dim": self.kv_rank + self.rope_dim})
         value = latent.reshaped(entries | {"value_dim": self.kv_rank})
         turned = MemoryPass(query.name, "rope", (narrow, wide), query, flops_per_element=1.0)
         joined = MemoryPass(key.name, "rope", (latent,), key, flops_per_element=1.0)
-        context = _tensor(f"{name}.latent_context", rows | heads | {"value_dim": self.kv_rank})
+        context = Tensor.of(f"{name}.latent_context", rows | heads | {"value_dim": self.kv_rank})
         core = FusedAttention(f"{name}.core", query, key, value, context, True, self.top_k)
         back, out = linear_projection(
             f"{name}.kv_up.value", context, {"head_dim": self.value_dim}, shared=("kv_heads",)
         )
         output, _ = linear_projection(f"{name}.out", out, {hidden: x.sizes[2]}, contract=3)
         return (absorb, turned, joined, core, back, output)
-
-
-def _tensor(name: str, sizes: dict[str, DimSize]) -> Tensor:
-    return Tensor(name, tuple(sizes), tuple(sizes.values()))
 
 
 @LAYERS.register("sparse_attention")
@@ -260,33 +236,22 @@ class CompressedAttention(Layer):
         self.check_rank(name, x, (3,))
         if self.heads % self.out_groups:
             raise GraphError(f"{name}: heads {self.heads} must be a multiple of out_groups {self.out_groups}")
-        heads: dict[str, DimSize] = {"kv_heads": self.out_groups, "group": self.heads // self.out_groups}
+        heads = {"kv_heads": self.out_groups, "group": self.heads // self.out_groups}
         q_down, low = linear_projection(f"{name}.q_down", x, {"q_rank": self.query_rank})
         q_norm = rms_norm(low, f"{name}.q_norm")
         q_up, query = linear_projection(f"{name}.query", q_norm.out, heads | {"head_dim": self.head_dim})
-        unweighted = query.like(f"{query.name}.normed")
-        head_norm = MemoryPass(
-            unweighted.name,
-            "norm",
-            (query,),
-            unweighted,
-            (),
-            (query,),
-            NORM_FLOPS_PER_ELEMENT,
-            reduced_dims=("head_dim",),
-        )
+        head_norm = norm_pass(query, query.like(f"{query.name}.normed"))
         kv_up, near = linear_projection(f"{name}.key", x, {"head_dim": self.head_dim})
         kv_norm = rms_norm(near)
-        rotations, (query, near) = rotary_embedding_passes(unweighted, kv_norm.out)
+        rotations, (query, near) = rotary_embedding_passes(head_norm.out, kv_norm.out)
         operations: tuple[Operation, ...] = (q_down, q_norm, q_up, head_norm, kv_up, kv_norm, *rotations)
         far, entries, chosen = self._compress_keys(name, x, q_norm.out)
         length = x.sizes[1] + (entries.sizes[1] if entries is not None else 0)
-        sizes: dict[str, DimSize] = {x.dims[0]: x.sizes[0], "keys": length, "latents": 1}
-        key = Tensor(f"{name}.keys", (*sizes, "head_dim"), (*sizes.values(), self.head_dim))
-        joined = MemoryPass(
-            key.name, "copy", (near,) if entries is None else (near, entries), key, flops_per_element=0.0
-        )
-        sinks = Tensor(f"{name}.sinks", tuple(heads), tuple(heads.values()), "parameter")
+        sizes = {x.dims[0]: x.sizes[0], "keys": length, "latents": 1}
+        key = Tensor.of(f"{name}.keys", {**sizes, "head_dim": self.head_dim})
+        parts = (near,) if entries is None else (near, entries)
+        joined = MemoryPass(key.name, "copy", parts, key, flops_per_element=0.0)
+        sinks = Tensor.of(f"{name}.sinks", heads, "parameter")
         read = MemoryPass(sinks.name, "copy", (), sinks.like(f"{name}.sink_scores", role="statistic"), (sinks,))
         context = query.with_renamed_dims({"head_dim": "value_dim"}).like(f"{name}.context")
         value = key.with_renamed_dims({"head_dim": "value_dim"})
@@ -300,10 +265,11 @@ class CompressedAttention(Layer):
 
     def _compress_keys(self, name: str, x: Tensor, latent: Tensor) -> tuple[tuple[Operation, ...], Tensor | None, int]:
         """Return (operations that compress keys, compressed keys or None, most compressed keys per query)."""
-        if not self.ratio or x.sizes[1] < self.ratio:
-            unused_compressor = () if not self.ratio else self._pooled(f"{name}.compressor", x, self.head_dim)[0]
-            return unused_compressor, None, 0
+        if not self.ratio:
+            return (), None, 0
         operations, entries = self._pooled(f"{name}.compressor", x, self.head_dim)
+        if x.sizes[1] < self.ratio:
+            return operations, None, 0
         if self.top_k is None:
             return operations, entries, int(entries.sizes[1])
         index_ops, index_keys = self._pooled(f"{name}.index.compressor", x, self.index_dim)

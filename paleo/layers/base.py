@@ -6,6 +6,7 @@ trained weight needs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -110,6 +111,22 @@ class LayerOperations:
     out: Tensor
     storage: Tensor | None = None
 
+    @classmethod
+    def of(cls, *operations: Operation) -> LayerOperations:
+        """Return operations of which the last computes the output.
+
+        Parameters
+        ----------
+        *operations : Operation
+            Operations in order.
+
+        Returns
+        -------
+        LayerOperations
+            The operations, and the output of the last.
+        """
+        return cls(operations, operations[-1].out)
+
 
 class Layer(BaseModel):
     """Base of all layers of a network: fields are the options in a model file, `to_operations` returns the operations.
@@ -191,13 +208,13 @@ def format_shape(x: Tensor) -> str:
     str
         The text.
     """
-    return " × ".join(f"{dim}={size:g}" for dim, size in zip(x.dims, x.sizes, strict=True))
+    return " × ".join(f"{dim}={size:g}" for dim, size in x.shape.items())
 
 
 def linear_projection(
     name: str,
     x: Tensor,
-    outputs: dict[str, DimSize],
+    outputs: Mapping[str, DimSize],
     *,
     bias: bool = False,
     contract: int = 1,
@@ -239,19 +256,16 @@ def linear_projection(
     summed = x.dims[len(x.dims) - contract :]
     inner = {dim: f"in_{dim}" for dim in summed if dim in outputs}
     lhs = x.with_renamed_dims(inner)
-    kept = {d: n for d, n in zip(x.dims, x.sizes, strict=True) if d not in summed}
-    clash = [d for d in outputs if d in kept]
-    if clash:
+    kept = {d: n for d, n in x.shape.items() if d not in summed}
+    if clash := [d for d in outputs if d in kept]:
         raise GraphError(
             f"{name}: output dim {clash[0]!r} is also a dim of the input {format_shape(x)}; give it another `dim:`"
         )
-    sizes = {d: x.size(d) for d in shared} | {d: lhs.size(d) for d in lhs.dims[len(lhs.dims) - contract :]} | outputs
-    rhs = Tensor(weight or f"{name}.weight", tuple(sizes), tuple(sizes.values()), "parameter")
-    out = Tensor(name, (*kept, *outputs), (*kept.values(), *outputs.values()))
-    vector = None
-    if bias:
-        bias_sizes = {d: x.size(d) for d in shared} | outputs
-        vector = Tensor(f"{name}.bias", tuple(bias_sizes), tuple(bias_sizes.values()), "parameter")
+    batched = {d: x.size(d) for d in shared}
+    taken = {d: lhs.size(d) for d in lhs.dims[len(lhs.dims) - contract :]}
+    rhs = Tensor.of(weight or f"{name}.weight", {**batched, **taken, **outputs}, "parameter")
+    out = Tensor.of(name, {**kept, **outputs})
+    vector = Tensor.of(f"{name}.bias", {**batched, **outputs}, "parameter") if bias else None
     return Contraction(name, lhs, rhs, out, vector), out
 
 
@@ -277,6 +291,30 @@ def parameter_vector(name: str, x: Tensor, dim: str) -> Tensor:
 
 #: FLOP of a norm per element: difference, square, sum, scale, shift. Its time follows from memory traffic.
 NORM_FLOPS_PER_ELEMENT = 8.0
+
+
+def norm_pass(x: Tensor, out: Tensor, weights: tuple[Tensor, ...] = (), dims: tuple[str, ...] = ()) -> MemoryPass:
+    """Return the pass of a norm that saves its input.
+
+    Parameters
+    ----------
+    x : Tensor
+        The input.
+    out : Tensor
+        The output, after which the pass is named.
+    weights : tuple of Tensor, optional
+        Learned scale and shift.
+    dims : tuple of str, optional
+        Dims of a row; by default the last dim.
+
+    Returns
+    -------
+    MemoryPass
+        The pass.
+    """
+    rows = dims or (x.dims[-1],)
+    return MemoryPass(out.name, "norm", (x,), out, weights, (x,), NORM_FLOPS_PER_ELEMENT, reduced_dims=rows)
+
 
 #: Element-wise functions -> FLOP per element (a transcendental function counts as one), and whether the backward pass
 #: needs the input or the output.

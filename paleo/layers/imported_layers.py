@@ -13,7 +13,7 @@ from paleo.errors import GraphError
 from paleo.layers.base import LAYERS, Layer, LayerImplementations, LayerOperations, format_shape
 from paleo.operations.base import OPERATION_KINDS, Kernel, MemoryPass, OperationKind, Phase, add_operation_kind
 from paleo.operations.contraction import Contraction
-from paleo.operations.tensor import DimSize, Precision, Tensor, shard_tensors
+from paleo.operations.tensor import Precision, Tensor, shard_tensors
 
 #: Largest number of inputs of a pass.
 MAX_MEMORY_PASS_INPUTS = 10_000
@@ -51,11 +51,9 @@ class View(Layer):
             No operations, and the input with the dims of the layer (or a constant tensor, if the layer is constant).
         """
         (x,) = inputs
-        sizes: dict[str, DimSize] = dict(self.dims)
+        sizes = dict(self.dims)
         if self.constant:
-            return LayerOperations(
-                (), Tensor(name, tuple(sizes), tuple(sizes.values()), "statistic", needs_gradient=self.learned)
-            )
+            return LayerOperations((), Tensor.of(name, sizes, "statistic", needs_gradient=self.learned))
         elements = math.prod(sizes.values())
         whole = x if self.keeps_whole and elements < x.elements else None
         return LayerOperations((), x.reshaped(sizes, name=x.name if elements == x.elements else name), whole)
@@ -109,13 +107,13 @@ class Einsum(Layer):
             else Tensor(f"{name}.weight", tuple(right), tuple(self.weight), "parameter")
         )
         lhs, rhs = _lettered(name, x, left, names), _lettered(name, factor, right, names)
-        sizes = {d: n for t in (rhs, lhs) for d, n in zip(t.dims, t.sizes, strict=True) if n != 1} | {}
+        sizes = {d: n for t in (rhs, lhs) for d, n in t.shape.items() if n != 1} | {}
         result_sizes = {names[letter]: sizes.get(names[letter], 1) for letter in result}
         for tensor in (lhs, rhs):
-            clash = [d for d, n in zip(tensor.dims, tensor.sizes, strict=True) if n not in (1, sizes.get(d, 1))]
+            clash = [d for d, n in tensor.shape.items() if n not in (1, sizes.get(d, 1))]
             if clash:
                 raise GraphError(f"{name}: {format_shape(lhs)} and {format_shape(rhs)} differ in {clash[0]!r}")
-        out = Tensor(name, tuple(result_sizes), tuple(result_sizes.values()))
+        out = Tensor.of(name, result_sizes)
         return LayerOperations((Contraction(name, lhs, rhs, out),), out)
 
     def _letters(self, name: str) -> tuple[list[str], list[str], list[str]]:
@@ -222,7 +220,7 @@ class ImportedMemoryPass(GenericMemoryPass):
         out = Tensor(name, tuple(self.dims), tuple(self.dims.values()))
         kept = self.saved_tensors(name, inputs, out)
         work = MemoryPass(name, self.kind, inputs, out, _table(name, self.parameters), kept, self.flops_per_element)
-        return LayerOperations((work,), out)
+        return LayerOperations.of(work)
 
 
 def _table(name: str, parameters: int) -> tuple[Tensor, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from paleo.logs.base import (
     TRAINING_LOG_READERS,
@@ -13,6 +13,15 @@ from paleo.logs.base import (
     without_missing_values,
 )
 from paleo.units import GIBIBYTE, GIGA, MEBIBYTE, MILLISECOND
+
+
+def _numbers(**fields: tuple[str, float]) -> Callable[[str], Mapping[str, object]]:
+    """Return a function that reads fields of a line, given the pattern of each number and the SI value of its unit."""
+    patterns = [(name, re.compile(pattern), unit) for name, (pattern, unit) in fields.items()]
+    return lambda line: without_missing_values(
+        **{name: matched_number(pattern, line, unit) for name, pattern, unit in patterns}
+    )
+
 
 # Logs of llm-foundry (Composer): a block of ``Train …: value`` lines after ``[batch=10/100]:``
 
@@ -37,9 +46,11 @@ TRAINING_LOG_READERS.register("llm-foundry")(
 
 # Logs of Megatron-LM and Megatron-Core: a line with vertical bars for each step, and timers (fastest, slowest rank)
 
-_ELAPSED = re.compile(r"elapsed time per iteration \(ms\):\s*([\d.,]+)")
-_BATCH = re.compile(r"global batch size:\s*([\d,]+)")
-_MEGATRON_MEMORY = re.compile(r"max allocated:\s*([\d.]+)")
+_MEGATRON_NUMBERS = _numbers(
+    seconds=(r"elapsed time per iteration \(ms\):\s*([\d.,]+)", MILLISECOND),
+    global_batch=(r"global batch size:\s*([\d,]+)", 1.0),
+    memory=(r"max allocated:\s*([\d.]+)", MEBIBYTE),
+)
 _TIMER = re.compile(r"^\s*([\w-]+)\s*\.{3,}:\s*\(([\d.]+),\s*([\d.]+)\)")
 #: Timers of Megatron for each part of a step; the timers of one part are added up.
 _PARTS = {
@@ -60,11 +71,7 @@ def _megatron_values(line: str) -> Mapping[str, object]:
             "slowest_rank_parts": without_missing_values(**{name: slowest}),
             "fastest_rank_parts": without_missing_values(**{name: fastest}),
         }
-    return without_missing_values(
-        seconds=matched_number(_ELAPSED, line, MILLISECOND),
-        global_batch=matched_number(_BATCH, line),
-        memory=matched_number(_MEGATRON_MEMORY, line, MEBIBYTE),
-    )
+    return _MEGATRON_NUMBERS(line)
 
 
 TRAINING_LOG_READERS.register("megatron-lm")(
@@ -76,35 +83,19 @@ TRAINING_LOG_READERS.register("megatron-lm")(
 
 # Logs of NeMo 2: ``Training epoch 0, iteration 10/99 | … | train_step_timing in s: 12.3``
 
-_SECONDS = re.compile(r"train_step_timing in s:\s*([\d.]+)")
-_NEMO_BATCH = re.compile(r"global_batch_size:\s*([\d.]+)")
-
-
-def _nemo_values(line: str) -> Mapping[str, object]:
-    return without_missing_values(
-        seconds=matched_number(_SECONDS, line), global_batch=matched_number(_NEMO_BATCH, line)
-    )
-
-
+_NEMO_NUMBERS = _numbers(
+    seconds=(r"train_step_timing in s:\s*([\d.]+)", 1.0), global_batch=(r"global_batch_size:\s*([\d.]+)", 1.0)
+)
 TRAINING_LOG_READERS.register("nemo")(
-    TrainingLogReader(re.compile(r"train_step_timing in s:"), _nemo_values, "NeMo, progress printer")
+    TrainingLogReader(re.compile(r"train_step_timing in s:"), _NEMO_NUMBERS, "NeMo, progress printer")
 )
 
 
 # Logs of torchtitan: ``step: 10 loss: … memory: 47.30GiB(59.80%) tps: 5,762 tflops: … mfu: …``
 
-_TITAN_MEMORY = re.compile(r"memory:\s*([\d.]+)\s*GiB")
-_TITAN_TOKENS = re.compile(r"tps:\s*([\d,]+)")
-
-
-def _titan_values(line: str) -> Mapping[str, object]:
-    return without_missing_values(
-        memory=matched_number(_TITAN_MEMORY, line, GIBIBYTE), tokens_per_s=matched_number(_TITAN_TOKENS, line)
-    )
-
-
+_TITAN_NUMBERS = _numbers(memory=(r"memory:\s*([\d.]+)\s*GiB", GIBIBYTE), tokens_per_s=(r"tps:\s*([\d,]+)", 1.0))
 TRAINING_LOG_READERS.register("torchtitan")(
-    TrainingLogReader(re.compile(r"step:\s*\d+.*\btps:"), _titan_values, "torchtitan, components/metrics.py")
+    TrainingLogReader(re.compile(r"step:\s*\d+.*\btps:"), _TITAN_NUMBERS, "torchtitan, components/metrics.py")
 )
 
 

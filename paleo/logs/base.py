@@ -311,14 +311,9 @@ def read_nccl_tests_log(path: str | Path) -> NcclTestsLog | None:
 
 def _parse_row(row: re.Match[str]) -> tuple[float, float] | None:
     """Parse a line of nccl-tests: (payload [byte], shorter of its two times [s]); None if a number is missing or 0."""
-    payload, out_of_place, in_place = (
-        parse_positive_number(row[1]),
-        parse_positive_number(row[2], MICROSECOND),
-        parse_positive_number(row[5], MICROSECOND),
-    )
-    return (
-        None if payload is None or out_of_place is None or in_place is None else (payload, min(out_of_place, in_place))
-    )
+    payload = parse_positive_number(row[1])
+    times = [time for place in (2, 5) if (time := parse_positive_number(row[place], MICROSECOND)) is not None]
+    return (payload, min(times)) if payload is not None and len(times) == 2 else None
 
 
 def logged_collective(log: NcclTestsLog, stated: str | None) -> str:

@@ -11,12 +11,13 @@ recipes set to 0 or a few per cent, and optimizer states paged out to the host.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
 from paleo.errors import PlanError, suggest_names
+from paleo.layers.base import LayerOperations, with_frozen_weights
 from paleo.network.graph import GRAPH_TRANSFORMS, Graph, Node
 from paleo.operations.base import (
     Kernel,
@@ -28,7 +29,7 @@ from paleo.operations.base import (
     map_tensors,
 )
 from paleo.operations.contraction import Contraction
-from paleo.operations.tensor import DimSize, Precision, Tensor
+from paleo.operations.tensor import Precision, Tensor
 
 if TYPE_CHECKING:
     from paleo.specs.run import Run
@@ -94,27 +95,19 @@ def fine_tuning_of_run(run: Run) -> FineTuning | None:
     >>> print(fine_tuning_of_run(Run(lora="16")))
     LoRA of rank 16 (attention)
     """
-    if run.fine_tuning.lora is None and not run.fine_tuning.qlora and not run.fine_tuning.freeze:
-        return None
-    stated = (
-        run.fine_tuning.lora
-        if run.fine_tuning.lora is not None
-        else DEFAULT_QLORA_ADAPTERS
-        if run.fine_tuning.qlora
-        else None
-    )
-    if stated is not None and run.forward_only:
-        raise PlanError(f"lora: {stated} is for training; a forward pass has adapters merged into the weights")
+    options = run.fine_tuning
+    stated = DEFAULT_QLORA_ADAPTERS if options.lora is None and options.qlora else options.lora
     if stated is None:
-        return FineTuning(frozen_patterns=run.fine_tuning.freeze)
+        return FineTuning(frozen_patterns=options.freeze) if options.freeze else None
+    if run.forward_only:
+        raise PlanError(f"lora: {stated} is for training; a forward pass has adapters merged into the weights")
     rank, _, targets = str(stated).partition(":")
     if not rank.isdecimal() or not 1 <= int(rank) <= MAX_ADAPTER_RANK or (":" in str(stated) and not targets):
         raise PlanError(
             f"lora: {stated!r}: expected RANK or RANK:TARGETS, a rank from 1 to {MAX_ADAPTER_RANK} and attention, "
-            f"mlp, all or "
-            "a pattern of layers' names, such as 16 or 64:all"
+            "mlp, all or a pattern of layers' names, such as 16 or 64:all"
         )
-    return FineTuning(int(rank), targets or "attention", run.fine_tuning.qlora, run.fine_tuning.freeze)
+    return FineTuning(int(rank), targets or "attention", options.qlora, options.freeze)
 
 
 #: The highest rank of an adapter. A larger one exceeds the width of every product that is adapted in practice.
@@ -276,13 +269,11 @@ def _nothing_trained_message(graph: Graph, tuning: FineTuning) -> str:
     if tuning.lora_rank is None:
         return f"freeze: {', '.join(tuning.frozen_patterns)} leaves no weight of {graph.name} to train"
     hints = {"attention": " whose layers are called attention; try all", "all": ""}
-    names = f" called {tuning.adapter_targets!r}; {suggest_names(tuning.adapter_targets, _product_names(graph))}"
+    products = [op.name for node in graph.nodes for op in node.operations if _has_weight(op)]
+    near = suggest_names(tuning.adapter_targets, [*ADAPTER_TARGETS, *products])
+    names = f" called {tuning.adapter_targets!r}; {near}"
     hint = hints.get(tuning.adapter_targets, names)
     return f"lora: model {graph.name!r} has no products with weights in repeated blocks{hint}"
-
-
-def _product_names(graph: Graph) -> list[str]:
-    return [*ADAPTER_TARGETS, *(each.name for node in graph.nodes for each in node.operations if _has_weight(each))]
 
 
 def _fine_tuned_layer(node: Node, tuning: FineTuning, frozen: bool) -> Node:
@@ -325,20 +316,14 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _freeze_layer(node: Node) -> Node:
-    return replace(node, operations=tuple(map_tensors(operation, _without_training) for operation in node.operations))
-
-
-def _without_training(tensor: Tensor) -> Tensor:
-    return replace(tensor, needs_gradient=False) if tensor.role == "parameter" else tensor
+    return replace(node, operations=with_frozen_weights(LayerOperations(node.operations, node.out)).operations)
 
 
 def _with_nf4_weight(product: Contraction) -> Contraction:
     """Return the matrix product with the weight stored in NF4 (4-bit)."""
     stored = replace(product.rhs, packed_bytes_per_number=NF4_BYTES_PER_NUMBER)
-    return _PackedProduct(
-        product.name, product.lhs, stored, product.out, product.bias, product.windows, product.transposed,
-        product.halos, product.unmasked_share,
-    )  # fmt: skip
+    parts = {part.name: getattr(product, part.name) for part in fields(product)}
+    return _PackedProduct(**parts | {"rhs": stored})
 
 
 def _with_adapter(product: Contraction, rank: int) -> Iterator[Operation]:
@@ -347,27 +332,21 @@ def _with_adapter(product: Contraction, rank: int) -> Iterator[Operation]:
     The adapter's operations are x·A, (x·A)·B, the scaling by α/r and the sum.
     """
     x, weight, out, name = product.lhs, product.rhs, product.out, f"{product.name}.adapter"
-    weight_sizes = dict(zip(weight.dims, weight.sizes, strict=True))
-    kept: dict[str, DimSize] = {dim: size for dim, size in weight_sizes.items() if dim in x.dims and dim in out.dims}
-    narrow: dict[str, DimSize] = {
-        dim: size for dim, size in zip(x.dims, x.sizes, strict=True) if dim not in weight_sizes or dim in kept
-    }
+    weight_sizes = weight.shape
+    kept = {dim: size for dim, size in weight_sizes.items() if dim in x.dims and dim in out.dims}
+    narrow = {dim: size for dim, size in x.shape.items() if dim not in weight_sizes or dim in kept}
     into = {dim: size for dim, size in weight_sizes.items() if dim not in out.dims}
     outof = {dim: size for dim, size in weight_sizes.items() if dim not in x.dims}
     base, wide = out.like(f"{name}.base"), out.like(f"{name}.up")
-    low = _tensor(f"{name}.down", narrow | {"rank": rank})
-    down = _tensor(f"{name}.A", kept | into | {"rank": rank}, learned=True)
-    up = _tensor(f"{name}.B", kept | {"rank": rank} | outof, learned=True)
+    low = Tensor.of(f"{name}.down", narrow | {"rank": rank})
+    down = Tensor.of(f"{name}.A", kept | into | {"rank": rank}, "parameter")
+    up = Tensor.of(f"{name}.B", kept | {"rank": rank} | outof, "parameter")
     scaled = out.like(f"{name}.scaled")
     yield replace(product, out=base)
     yield _AdapterProduct(low.name, x, down, low, adds_to_input_gradient=True)
     yield _AdapterProduct(wide.name, low, up, wide)
     yield MemoryPass(scaled.name, "elementwise", (wide,), scaled, commutes_with_addition=True)
     yield MemoryPass(f"{name}.add", "elementwise", (base, scaled), out, backward_rule="free")
-
-
-def _tensor(name: str, sizes: dict[str, DimSize], *, learned: bool = False) -> Tensor:
-    return Tensor(name, tuple(sizes), tuple(sizes.values()), "parameter" if learned else "activation")
 
 
 def _trains(node: Node) -> bool:
@@ -430,7 +409,10 @@ def _split_by_frozen_layers(graph: Graph, patterns: Sequence[str]) -> tuple[Grap
     frozen = {node.name for node in graph.nodes if not node.loops and _is_frozen((node.name,), patterns)}
     for loop, times in dict.fromkeys(node.loops[0] for node in graph.nodes if node.loops):
         inside = [node for node in graph.nodes if node.loops[:1] == ((loop, times),)]
-        layers = [_frozen_in(inside, loop, iteration, patterns) for iteration in range(times)]
+        layers = [
+            frozenset(node.name for node in inside if _is_frozen(_names(node, iteration), patterns))
+            for iteration in range(times)
+        ]
         groups = [(names, len(list(members))) for names, members in groupby(layers)]
         if len(groups) == 1:
             frozen |= layers[0]
@@ -453,10 +435,6 @@ def _names(node: Node, iteration: int) -> tuple[str, ...]:
 
 def _is_frozen(names: Sequence[str], patterns: Sequence[str]) -> bool:
     return any(_matches(name, pattern) for name in names for pattern in patterns)
-
-
-def _frozen_in(nodes: Sequence[Node], loop: str, iteration: int, patterns: Sequence[str]) -> frozenset[str]:
-    return frozenset(node.name for node in nodes if _is_frozen(_names(node, iteration), patterns))
 
 
 def _part_iterations(loop: str, lengths: Sequence[int]) -> dict[str, int]:

@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from paleo.errors import GraphError, SpecError, suggest_names
 from paleo.layers.base import (
@@ -41,7 +41,7 @@ from paleo.specs.loading import evaluate_model_expression, validate_mapping
 if TYPE_CHECKING:
     import networkx as nx
 
-    from paleo.specs.model import LayerBlock, ModelSpec
+    from paleo.specs.model import ModelSpec
     from paleo.specs.run import Run
 
 
@@ -184,10 +184,8 @@ class Graph:
         bool
             True if ``loop`` carries the tensor from iteration to iteration.
         """
-        return (
-            loop[0] in self.loop_carried_tensors
-            and self.loop_carried_tensors[loop[0]][0] == self.storage_tensor(tensor)[0]
-        )
+        enters, _ = self.loop_carried_tensors.get(loop[0], ("", ""))
+        return enters == self.storage_tensor(tensor)[0]
 
     def storage_tensor(self, tensor: Tensor) -> tuple[str, float]:
         """Return the name of the tensor that holds the storage of a view, and the ratio of their sizes.
@@ -313,9 +311,8 @@ def _check_ties(model: ModelSpec, nodes: list[Node]) -> None:
 def _parameters(model: ModelSpec, batch: int, overrides: Mapping[str, Any]) -> dict[str, Any]:
     for name in overrides:
         if name not in model.params:
-            raise SpecError(
-                f"{model.path}: model {model.name!r} has no parameter {name!r}; {suggest_names(name, model.params)}"
-            )
+            hint = suggest_names(name, model.params)
+            raise SpecError(f"{model.path}: model {model.name!r} has no parameter {name!r}; {hint}")
     params: dict[str, Any] = {"batch": batch}
     for name, value in (dict(model.params) | dict(overrides)).items():
         params[name] = _evaluated(value, params, f"{model.path}: params.{name}")
@@ -344,7 +341,7 @@ def _input(model: ModelSpec, name: str, params: Mapping[str, Any]) -> Tensor:
         if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size < MAX_DIM_SIZE:
             raise SpecError(f"{where}: {size!r} must be a whole number of 1 or more, or an expression such as '=batch'")
         sizes[dim] = size
-    return Tensor(name, tuple(sizes), tuple(sizes.values()), spec.role, needs_gradient=False)
+    return Tensor.of(name, sizes, spec.role, needs_gradient=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,6 +403,15 @@ class _Scope:
 ModelFilePath = tuple[str | int, ...]
 
 
+class _Place(NamedTuple):
+    """Entry of a model file: its content, the names that it may use, the tensor before it, and the way to it."""
+
+    body: dict[str, Any]
+    scope: _Scope
+    x: Tensor
+    path: ModelFilePath
+
+
 class _Builder:
     """Builder of a network graph, which walks the entries of a model file and collects layer nodes."""
 
@@ -452,7 +458,8 @@ class _Builder:
         body = {entry: None} if isinstance(entry, str) else entry
         if not isinstance(body, dict) or not body:
             raise self._error(path, f"expected a layer such as 'relu' or 'conv: {{channels: 64}}', not {entry!r:.60}")
-        if not self._is_included(body, scope, x, path):
+        place = _Place(body, scope, x, path)
+        if not self._is_included(place):
             return x
         name = body.get("name")
         if name is not None and (not isinstance(name, str) or not name or "." in name):
@@ -463,100 +470,88 @@ class _Builder:
             raise self._error((*path, "share"), "`share:` goes with a layer or a block of the file")
         if "frozen" in body and not any(key in LAYERS for key in body):
             raise self._error((*path, "frozen"), "`frozen:` goes with a layer")
-        x = self._sources(body, scope, x, path)[0]
-        kinds = [key for key in body if key not in _RESERVED]
-        if "repeat" in body:
-            out = self._repeat(body, scope, x, path, kinds)
-        elif "branches" in body:
-            out = self._branches(body, scope, x, path, kinds)
-        else:
-            out = self._add_single(body, kinds, scope, x, path)
+        place = _Place(body, scope, self._sources(place)[0], path)
+        add = self._repeat if "repeat" in body else self._branches if "branches" in body else self._add_single
+        out = add(place, [key for key in body if key not in _RESERVED])
         if name is not None:
             scope.names[name] = out
         return out
 
-    def _is_included(self, body: dict[str, Any], scope: _Scope, x: Tensor, path: ModelFilePath) -> bool:
-        if "when" not in body:
+    def _is_included(self, place: _Place) -> bool:
+        if "when" not in place.body:
             return True
-        answer = self._values(body["when"], scope, x, (*path, "when"))
+        condition = place.body["when"]
+        answer = self._values(condition, place, "when")
         if not isinstance(answer, bool):
-            raise self._error((*path, "when"), f"{body['when']!r} is not a condition such as '=stride > 1'")
+            raise self._error((*place.path, "when"), f"{condition!r} is not a condition such as '=stride > 1'")
         return answer
 
-    def _sources(self, body: dict[str, Any], scope: _Scope, x: Tensor, path: ModelFilePath) -> tuple[Tensor, ...]:
-        names = body.get("inputs")
+    def _sources(self, place: _Place) -> tuple[Tensor, ...]:
+        names, known = place.body.get("inputs"), place.scope.names
         if names is None:
-            return (x,)
+            return (place.x,)
+        path = (*place.path, "inputs")
         if not isinstance(names, list) or not names or not all(isinstance(each, str) for each in names):
-            raise self._error((*path, "inputs"), f"expected a list of names, not {names!r:.60}")
+            raise self._error(path, f"expected a list of names, not {names!r:.60}")
         for name in names:
-            if name not in scope.names:
-                known = suggest_names(name, scope.names)
-                raise self._error(
-                    (*path, "inputs"), f"no layer or input named {name!r} stands before this one; {known}"
-                )
-        return tuple(scope.names[name] for name in names)
+            if name not in known:
+                hint = suggest_names(name, known)
+                raise self._error(path, f"no layer or input named {name!r} stands before this one; {hint}")
+        return tuple(known[name] for name in names)
 
-    def _add_single(
-        self, body: dict[str, Any], kinds: list[str], scope: _Scope, x: Tensor, path: ModelFilePath
-    ) -> Tensor:
+    def _add_single(self, place: _Place, kinds: list[str]) -> Tensor:
         if len(kinds) != 1:
             known = f"{suggest_names(kinds[-1], [*LAYERS, *self.model.blocks, *_RESERVED])}" if kinds else "none given"
-            raise self._error(path, f"expected exactly one layer type, found {kinds or 'none'}; {known}")
-        kind, options = kinds[0], body[kinds[0]]
+            raise self._error(place.path, f"expected exactly one layer type, found {kinds or 'none'}; {known}")
+        kind, options = kinds[0], place.body[kinds[0]]
+        path = (*place.path, kind)
         if options is not None and not isinstance(options, dict):
-            raise self._error((*path, kind), f"expected options such as {{channels: 64}}, not {options!r:.60}")
-        values = self._values(options or {}, scope, x, (*path, kind))
+            raise self._error(path, f"expected options such as {{channels: 64}}, not {options!r:.60}")
+        values = self._values(options or {}, place, kind)
         if kind not in self.model.blocks and kind not in LAYERS:
             hint = suggest_names(kind, [*LAYERS, *self.model.blocks])
-            raise self._error((*path, kind), f"unknown layer type {kind!r}; {hint}")
+            raise self._error(path, f"unknown layer type {kind!r}; {hint}")
         mark = len(self.nodes)
-        out = (self._block if kind in self.model.blocks else self._layer)(kind, values, body, scope, x, path)
-        if "share" in body:
-            self._share_weights(body, scope, mark, path)
+        out = (self._block if kind in self.model.blocks else self._layer)(kind, values, place)
+        if "share" in place.body:
+            self._share_weights(place, mark)
         return out
 
-    def _share_weights(self, body: dict[str, Any], scope: _Scope, mark: int, path: ModelFilePath) -> None:
+    def _share_weights(self, place: _Place, mark: int) -> None:
         """Make the nodes from index ``mark`` on use the weights of the earlier layer or block that ``share:`` names."""
-        name, owner = body.get("name"), body["share"]
+        scope, path = place.scope, (*place.path, "share")
+        name, owner = place.body.get("name"), place.body["share"]
         if name is None or not isinstance(owner, str) or owner == name or owner not in scope.names:
             expected = "expected the name of an earlier layer or block, and a `name:` of its own"
-            raise self._error((*path, "share"), f"{expected}; {suggest_names(str(owner), scope.names)}")
+            raise self._error(path, f"{expected}; {suggest_names(str(owner), scope.names)}")
         known = {parameter for node in self.nodes[:mark] for parameter in node.parameters}
         old, new = f"{scope.prefix}{name}.", next(_prefixes(scope.prefix, owner, known), f"{scope.prefix}{owner}.")
         for index, node in enumerate(self.nodes[mark:], start=mark):
             node = replace(node, operations=tuple(with_renamed_parameters(op, old, new) for op in node.operations))
             missing = [parameter for parameter in node.parameters if parameter not in known]
             if missing:
-                raise self._error(
-                    (*path, "share"), f"{owner!r} has no weight {missing[0].removeprefix(new)!r} to share"
-                )
+                raise self._error(path, f"{owner!r} has no weight {missing[0].removeprefix(new)!r} to share")
             self.nodes[index] = node
 
-    def _layer(
-        self, kind: str, values: dict[str, Any], body: dict[str, Any], scope: _Scope, x: Tensor, path: ModelFilePath
-    ) -> Tensor:
-        schema = LAYERS[kind]
+    def _layer(self, kind: str, values: dict[str, Any], place: _Place) -> Tensor:
+        schema, scope, path = LAYERS[kind], place.scope, place.path
         layer = validate_mapping(schema, values, self._location((*path, kind)))
-        sources = self._sources(body, scope, x, path)
+        sources = self._sources(place)
         most = None if schema.input_count is None else schema.input_count + schema.optional_input_count
         least = 2 if schema.input_count is None else schema.input_count
         if len(sources) < least or (most is not None and len(sources) > most):
             expected = f"{least} or more" if most is None else f"{least}" if most == least else f"{least} to {most}"
             raise self._error(path, f"{kind} takes {expected} inputs, found {len(sources)}")
-        name = scope.prefix + scope.label(body.get("name"), kind)
-        stated = body.get("frozen", False)
-        if not isinstance(stated, bool):
-            raise self._error((*path, "frozen"), f"{stated!r:.60} must be true or false")
-        expansion = self._expanded(self._resolve_tie(layer, scope), name, sources, path, untrained=stated)
-        if expansion.storage is not None:
-            self._record_view(expansion.out, expansion.storage)
-        return self._add(Node(name, kind, sources, expansion.operations, expansion.out, scope.loops), path)
-
-    def _record_view(self, out: Tensor, whole: Tensor) -> None:
-        """Record that ``out`` is a view of part of the storage of ``whole``."""
-        name, larger = self.parts.get(whole.name, (whole.name, 1.0))
-        self.parts[out.name] = name, larger * whole.elements / out.elements
+        name = scope.prefix + scope.label(place.body.get("name"), kind)
+        frozen = place.body.get("frozen", False)
+        if not isinstance(frozen, bool):
+            raise self._error((*path, "frozen"), f"{frozen!r:.60} must be true or false")
+        expansion = self._expanded(self._resolve_tie(layer, scope), name, sources, path, untrained=frozen)
+        out, whole = expansion.out, expansion.storage
+        if whole is not None:  # the output is a view of part of it
+            storage, larger = self.parts.get(whole.name, (whole.name, 1.0))
+            self.parts[out.name] = storage, larger * whole.elements / out.elements
+        return self._add(Node(name, kind, sources, expansion.operations, out, scope.loops), path)
 
     def _resolve_tie(self, layer: Layer, scope: _Scope) -> Layer:
         """Return a layer whose ``tie`` is the full name of the other layer instead of the name in this scope."""
@@ -564,10 +559,8 @@ class _Builder:
         if tie is None:
             return layer
         if tie not in scope.names:
-            raise SpecError(
-                f"{self.model.path}: tie: no layer named {tie!r} stands before this one; "
-                f"{suggest_names(tie, scope.names)}"
-            )
+            hint = suggest_names(tie, scope.names)
+            raise SpecError(f"{self.model.path}: tie: no layer named {tie!r} stands before this one; {hint}")
         return layer.model_copy(update={"tie": scope.names[tie].name})
 
     def _expanded(
@@ -577,15 +570,20 @@ class _Builder:
             expansion = layer.to_operations(name, sources, self.choices)
         except GraphError as error:
             raise self._error(path, str(error)) from None
-        for size in expansion.out.sizes:
-            if not 1 <= size < MAX_DIM_SIZE:
-                raise self._error(path, f"{name}: output {format_shape(expansion.out)} has an impossible size")
+        if not all(1 <= size < MAX_DIM_SIZE for size in expansion.out.sizes):
+            raise self._error(path, f"{name}: output {format_shape(expansion.out)} has an impossible size")
         return without_unneeded_gradients(with_frozen_weights(expansion) if untrained else expansion, sources)
 
     def _claim(self, name: str, path: ModelFilePath) -> None:
         if name in self._taken:
             raise self._error(path, f"two layers are named {name!r}")
         self._taken.add(name)
+
+    def _label(self, place: _Place, kind: str) -> str:
+        """Claim the name of a block, loop or branch, and return it without the prefix of its scope."""
+        label = place.scope.label(place.body.get("name"), kind)
+        self._claim(place.scope.prefix + label, place.path)
+        return label
 
     def _add(self, node: Node, path: ModelFilePath) -> Tensor:
         self._claim(node.name, path)
@@ -595,66 +593,56 @@ class _Builder:
         self.nodes.append(node)
         return node.out
 
-    def _block(
-        self, kind: str, arguments: dict[str, Any], body: dict[str, Any], scope: _Scope, x: Tensor, path: ModelFilePath
-    ) -> Tensor:
-        block = self.model.blocks[kind]
+    def _block(self, kind: str, arguments: dict[str, Any], place: _Place) -> Tensor:
+        block, path = self.model.blocks[kind], (*place.path, kind)
         for key in arguments:
             if key not in block.args:
-                raise self._error(
-                    (*path, kind, key), f"unknown argument of block {kind!r}; {suggest_names(key, block.args)}"
-                )
-        values = dict(scope.values) | self._arguments(kind, block, arguments, scope, x, path)
-        label = scope.label(body.get("name"), kind)
-        self._claim(scope.prefix + label, path)
-        inner = scope.nested(label, values)
-        inner.names["input"] = x
-        for index, source in enumerate(self._sources(body, scope, x, path)[1:], start=2):
-            inner.names[f"input{index}"] = source
-        return self.sequence(block.layers, inner, x, ("blocks", kind, "layers"))
-
-    def _arguments(
-        self, kind: str, block: LayerBlock, arguments: dict[str, Any], scope: _Scope, x: Tensor, path: ModelFilePath
-    ) -> dict[str, Any]:
-        values: dict[str, Any] = {}
+                hint = suggest_names(key, block.args)
+                raise self._error((*path, key), f"unknown argument of block {kind!r}; {hint}")
+        values, known = dict[str, Any](), dict(place.scope.values)
         for key, default in block.args.items():
             value = arguments.get(key, default)
             if value == "required":
-                raise self._error((*path, kind), f"block {kind!r} needs the argument {key!r}")
-            names = dict(scope.values) | values | _sizes(x)
-            values[key] = _evaluated(value, names, self._location(("blocks", kind, "args", key)))
-        return values
+                raise self._error(path, f"block {kind!r} needs the argument {key!r}")
+            where = self._location(("blocks", kind, "args", key))
+            values[key] = _evaluated(value, known | values | _sizes(place.x), where)
+        inner = place.scope.nested(self._label(place, kind), known | values)
+        inner.names["input"] = place.x
+        for index, source in enumerate(self._sources(place)[1:], start=2):
+            inner.names[f"input{index}"] = source
+        return self.sequence(block.layers, inner, place.x, ("blocks", kind, "layers"))
 
-    def _repeat(self, body: dict[str, Any], scope: _Scope, x: Tensor, path: ModelFilePath, extra: list[str]) -> Tensor:
-        times = self._values(body["repeat"], scope, x, (*path, "repeat"))
+    def _repeat(self, place: _Place, extra: list[str]) -> Tensor:
+        path = (*place.path, "repeat")
+        times = self._values(place.body["repeat"], place, "repeat")
         if isinstance(times, bool) or not isinstance(times, int) or not 0 <= times <= MAX_REPEAT:
-            raise self._error((*path, "repeat"), f"{times!r} is not a number of repetitions from 0 to {MAX_REPEAT}")
-        in_all = times * math.prod(iterations for _, iterations in scope.loops)
+            raise self._error(path, f"{times!r} is not a number of repetitions from 0 to {MAX_REPEAT}")
+        in_all = times * math.prod(iterations for _, iterations in place.scope.loops)
         if in_all > MAX_REPEAT:
-            raise self._error(
-                (*path, "repeat"), f"{in_all} repetitions with the loops round it; expected at most {MAX_REPEAT}"
-            )
-        if extra or "layers" not in body:
+            raise self._error(path, f"{in_all} repetitions with the loops round it; expected at most {MAX_REPEAT}")
+        if extra or "layers" not in place.body:
             problem = f"{extra[0]!r} beside it" if extra else "no `layers:`"
-            raise self._error(path, f"`repeat:` goes with `layers:`; found {problem}")
-        label = scope.label(body.get("name"), "repeat")
-        self._claim(scope.prefix + label, path)
+            raise self._error(place.path, f"`repeat:` goes with `layers:`; found {problem}")
+        label, x = self._label(place, "repeat"), place.x
         if times == 0:
             return x
-        return self._fold_loop(body["layers"], times, label, scope, x, path) or self._unrolled(
-            body["layers"], times, label, scope, x, path
-        )
+        folded = self._fold_loop(place, times, label)
+        if folded is not None:
+            return folded
+        for index in range(times):
+            inner = place.scope.nested(f"{label}.{index + 1}")
+            x = self.sequence(place.body["layers"], inner, x, (*place.path, "layers"))
+        return x
 
-    def _fold_loop(
-        self, entries: list[Any], times: int, label: str, scope: _Scope, x: Tensor, path: ModelFilePath
-    ) -> Tensor | None:
+    def _fold_loop(self, place: _Place, times: int, label: str) -> Tensor | None:
         """Add the entries of a loop as one body that counts ``times``, and return its output.
 
         Returns None, and adds no node, if the output of the body has not the shape of its input.
         """
         mark, taken = len(self.nodes), set(self._taken)
-        group = scope.prefix + label
-        out = self.sequence(entries, scope.nested(label, repeats=((group, times),)), x, (*path, "layers"))
+        group, x = place.scope.prefix + label, place.x
+        inner = place.scope.nested(label, repeats=((group, times),))
+        out = self.sequence(place.body["layers"], inner, x, (*place.path, "layers"))
         same = out.dims == x.dims and out.sizes == x.sizes
         if times == 1 or (same and (x.needs_gradient or not out.needs_gradient)):
             self.carried[group] = (x.name, out.name)
@@ -664,37 +652,25 @@ class _Builder:
         if not same:
             return None
         # Later iterations read a tensor that needs a gradient, so the one copy is counted with that gradient.
-        return self._fold_loop(entries, times, label, scope, replace(x, needs_gradient=True), path)
+        return self._fold_loop(place._replace(x=replace(x, needs_gradient=True)), times, label)
 
-    def _unrolled(
-        self, entries: list[Any], times: int, label: str, scope: _Scope, x: Tensor, path: ModelFilePath
-    ) -> Tensor:
-        for index in range(times):
-            x = self.sequence(entries, scope.nested(f"{label}.{index + 1}"), x, (*path, "layers"))
-        return x
-
-    def _branches(
-        self, body: dict[str, Any], scope: _Scope, x: Tensor, path: ModelFilePath, extra: list[str]
-    ) -> Tensor:
-        branches, join = body["branches"], body.get("join")
+    def _branches(self, place: _Place, extra: list[str]) -> Tensor:
+        branches, join = place.body["branches"], place.body.get("join")
         if extra or not isinstance(branches, list) or len(branches) < 2 or join not in ("add", "concat", "multiply"):
-            raise self._error(
-                path, "expected {branches: [[...], [...]], join: add|concat|multiply} with two branches or more"
-            )
-        label = scope.label(body.get("name"), "branch")
-        self._claim(scope.prefix + label, path)
-        outs = []
+            expected = "expected {branches: [[...], [...]], join: add|concat|multiply} with two branches or more"
+            raise self._error(place.path, expected)
+        scope, label = place.scope, self._label(place, "branch")
+        outs: tuple[Tensor, ...] = ()
         for index, entries in enumerate(branches):
             inner = scope.nested(f"{label}.{index + 1}")
-            inner.names["input"] = x
-            outs.append(self.sequence(entries, inner, x, (*path, "branches", index)))
-        layer = LAYERS[join]()
+            inner.names["input"] = place.x
+            outs += (self.sequence(entries, inner, place.x, (*place.path, "branches", index)),)
         name = f"{scope.prefix}{label}.{join}"
-        maker = self._expanded(layer, name, tuple(outs), path)
-        return self._add(Node(name, join, tuple(outs), maker.operations, maker.out, scope.loops), path)
+        maker = self._expanded(LAYERS[join](), name, outs, place.path)
+        return self._add(Node(name, join, outs, maker.operations, maker.out, scope.loops), place.path)
 
-    def _values(self, value: Any, scope: _Scope, x: Tensor, path: ModelFilePath) -> Any:
-        return _evaluated(value, dict(scope.values) | _sizes(x), self._location(path))
+    def _values(self, value: Any, place: _Place, key: str) -> Any:
+        return _evaluated(value, dict(place.scope.values) | _sizes(place.x), self._location((*place.path, key)))
 
     def _location(self, path: ModelFilePath) -> str:
         spot = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")

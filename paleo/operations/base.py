@@ -467,14 +467,10 @@ class MemoryPass:
         tensors = self.inputs, (self.out,), self.parameters, self.saved
         inputs, (out,), parameters, keeps = (shard_tensors(each, ways) for each in tensors)
         divided = any(ways.get(dim, 1.0) > 1.0 for dim in self.reduced_dims)
+        halos = received_halo_rows(self.windows, ways)
+        count = self.temporary_tensor_count_if_split if divided else self.temporary_tensor_count
         return replace(
-            self,
-            inputs=inputs,
-            out=out,
-            parameters=parameters,
-            saved=keeps,
-            halos=received_halo_rows(self.windows, ways),
-            temporary_tensor_count=self.temporary_tensor_count_if_split if divided else self.temporary_tensor_count,
+            self, inputs=inputs, out=out, parameters=parameters, saved=keeps, halos=halos, temporary_tensor_count=count
         )
 
     def forward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
@@ -514,12 +510,8 @@ class MemoryPass:
             return tuple(kernel for target in targets for kernel in self._gradient(target, precision))
         kept = tuple(t for t in self.saved if t.name != self.out.name or t.role == "activation")
         kernel = self._kernel("backward", (self.out, *kept), targets, precision)
-        if self.backward_traffic_factor != 1.0:
-            moved = (
-                kernel.bytes_read * self.backward_traffic_factor,
-                kernel.bytes_written * self.backward_traffic_factor,
-            )
-            kernel = replace(kernel, bytes_read=moved[0], bytes_written=moved[1])
+        if (factor := self.backward_traffic_factor) != 1.0:
+            kernel = replace(kernel, bytes_read=kernel.bytes_read * factor, bytes_written=kernel.bytes_written * factor)
         if not learned:
             return (kernel,)
         gradients = sum(self._table_elements(t) for t in learned) * precision.gradient_bytes
@@ -544,18 +536,13 @@ class MemoryPass:
         largest = max([t.elements for t in (*reads, *writes)], default=0)
         row = math.prod([self.inputs[0].size(d) for d in self.reduced_dims if d in self.inputs[0].dims])
         channels, samples = self._layout
+        flops, rows = float(self.flops_per_element * largest), float(largest / max(row, 1))
+        read = sum([t.bytes(precision) * self._halo_factor(t, phase) for t in reads]) + table
+        written = sum([t.bytes(precision) for t in writes])
+        shape = {"rows": rows, "columns": float(row), "channels": channels, "samples": samples}
+        calls = self.host_calls[phase != "forward"]
         return Kernel(
-            self.name,
-            "memory",
-            self.operation,
-            phase,
-            0.0,
-            float(self.flops_per_element * largest),
-            sum([t.bytes(precision) * self._halo_factor(t, phase) for t in reads]) + table,
-            sum([t.bytes(precision) for t in writes]),
-            {"rows": float(largest / max(row, 1)), "columns": float(row), "channels": channels, "samples": samples},
-            self.host_calls[phase != "forward"],
-            self._experts,
+            self.name, "memory", self.operation, phase, 0.0, flops, read, written, shape, calls, self._experts
         )
 
     @property
@@ -579,11 +566,8 @@ class MemoryPass:
         return halo_size_ratio(tensor, [(w.output_dim, rows[phase == "backward"]) for w, rows in pairs])
 
     def _table_elements(self, table: Tensor) -> float:
-        return float(
-            min(table.elements, self.table_rows_per_output * self.out.elements)
-            if self.table_rows_per_output
-            else table.elements
-        )
+        rows = self.table_rows_per_output
+        return float(min(table.elements, rows * self.out.elements) if rows else table.elements)
 
 
 @dataclass(frozen=True, slots=True)
@@ -766,24 +750,12 @@ class MatrixOptimizerUpdate:
         tuple of (Kernel, float)
             Each product, and its number a step.
         """
-        width = precision.activation_bytes
-        return tuple(
-            (
-                Kernel(
-                    name,
-                    "gemm",
-                    "gemm",
-                    "update",
-                    flops=2.0 * m * n * k,
-                    vector_flops=0.0,
-                    bytes_read=(m * k + k * n) * width,
-                    bytes_written=m * n * width,
-                    shape={"m": m, "n": n, "k": k, "batch": 1.0},
-                ),
-                times,
-            )
-            for m, n, k, times in self.gemms_per_matrix(matrix.rows, matrix.columns)
-        )
+        kernels, width = list[tuple[Kernel, float]](), precision.activation_bytes
+        for m, n, k, times in self.gemms_per_matrix(matrix.rows, matrix.columns):
+            read, written, shape = (m * k + k * n) * width, m * n * width, {"m": m, "n": n, "k": k, "batch": 1.0}
+            product = Kernel(name, "gemm", "gemm", "update", 2.0 * m * n * k, 0.0, read, written, shape)
+            kernels.append((product, times))
+        return tuple(kernels)
 
     def state_count(self, matrix: WeightMatrices) -> float:
         """Count the numbers stored as optimizer states for matrices of one shape.
@@ -912,26 +884,22 @@ class Optimizer:
         >>> configure_optimizer("adamw", listwise=True).update_bytes(default_precision("fp32"))
         (48.0, 32.0)
         """
-        accesses = (
-            self.unfused_accesses_per_parameter
-            if self.runs_term_by_term
-            else self.foreach_accesses_per_parameter
-            if self.foreach
-            else (0, 0)
+        at_once = self.foreach_accesses_per_parameter if self.foreach else (0, 0)
+        accesses = self.unfused_accesses_per_parameter if self.runs_term_by_term else at_once
+        gradient, master, narrow = (
+            precision.accumulated_gradient_bytes,
+            precision.master_bytes,
+            precision.parameter_bytes,
         )
         if any(accesses):
             # Count the bytes per parameter if each term is a pass in the format of the states, with casts.
             read, written = (count * precision.state_bytes for count in accesses)
-            if not precision.master_bytes:
-                return read, written
-            return (
-                read + precision.accumulated_gradient_bytes + precision.master_bytes,
-                written + precision.state_bytes + precision.parameter_bytes,
-            )
-        weight = precision.master_bytes or precision.parameter_bytes
-        read = precision.accumulated_gradient_bytes + weight + self.state_count * precision.state_bytes
-        narrow = precision.parameter_bytes if precision.master_bytes else 0.0
-        written = weight + self.state_count * precision.state_bytes + narrow
+            if master:
+                read, written = read + gradient + master, written + precision.state_bytes + precision.parameter_bytes
+            return read, written
+        weight, states = master or precision.parameter_bytes, self.state_count * precision.state_bytes
+        narrow = precision.parameter_bytes if master else 0.0
+        read, written = gradient + weight + states, weight + states + narrow
         return read * (2.0 if self.needs_layerwise_norms else 1.0), written
 
     def kernel_launches(self, tensors: float) -> float:

@@ -74,13 +74,8 @@ class Contraction:
     @property
     def flops(self) -> float:
         hidden = {w.output_dim if self.transposed else w.input_dim for w in self.windows}
-        sizes = {
-            d: n
-            for t in (self.lhs, self.rhs, self.out)
-            for d, n in zip(t.dims, t.sizes, strict=True)
-            if d not in hidden
-        }
-        return 2.0 * math.prod(sizes.values())
+        sizes = self.lhs.shape | self.rhs.shape | self.out.shape
+        return 2.0 * math.prod([size for dim, size in sizes.items() if dim not in hidden])
 
     def shard(self, ways: Mapping[str, float]) -> Contraction:
         """Return one rank's shard of the contraction.
@@ -125,12 +120,9 @@ class Contraction:
         wide = [t for t in (self.lhs, self.rhs) if t.stays_fp32 or t.role == "parameter"]
         if phase == "forward":
             return tuple(_cast(self.name, phase, t, t.bytes(precision), precision.activation_bytes) for t in wide)
-        phases: list[Phase] = ["backward_weight" if t.role == "parameter" else "backward" for t in wide]
-        return tuple(
-            _cast(self.name, phase, t, float(t.elements * precision.activation_bytes), precision.gradient_bytes)
-            for t, phase in zip(wide, phases, strict=True)
-            if t.needs_gradient
-        )
+        narrow, width = precision.activation_bytes, precision.gradient_bytes
+        trained = [t for t in wide if t.needs_gradient]
+        return tuple(_cast(self.name, _phase(t), t, float(t.elements * narrow), width) for t in trained)
 
     def backward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
         """Return the kernels of the backward pass: a product for each gradient.
@@ -152,8 +144,7 @@ class Contraction:
         if self.lhs.needs_gradient:
             kernels.append(self._kernel("backward", self.out, self.rhs, self.lhs, precision))
         if self.rhs.needs_gradient:
-            phase: Phase = "backward_weight" if self.rhs.role == "parameter" else "backward"
-            kernels.append(self._kernel(phase, self.lhs, self.out, self.rhs, precision))
+            kernels.append(self._kernel(_phase(self.rhs), self.lhs, self.out, self.rhs, precision))
         if self.bias is not None and self.bias.needs_gradient:
             summed = MemoryPass(f"{self.name}.bias", "reduce", (self.out,), self.bias, flops_per_element=1.0)
             kernels.append(replace(summed.forward_kernels(precision)[0], phase="backward_weight"))
@@ -182,10 +173,8 @@ class Contraction:
         converted once a step, which is not counted.
         """
         count, copies = float(source.elements), 2.0 if self.rhs.needs_gradient else 1.0
-        read, written = (
-            count * precision.activation_bytes,
-            copies * count * (precision.operand_bytes + precision.scale_bytes_per_number),
-        )
+        read = count * precision.activation_bytes
+        written = copies * count * (precision.operand_bytes + precision.scale_bytes_per_number)
         largest = elementwise_kernel(f"{self.name}.largest", "reduce", phase, count, read, 0.0)
         quantised = elementwise_kernel(f"{self.name}.quantise", "elementwise", phase, count, read, written)
         return [largest, quantised] if precision.has_separate_amax_pass else [quantised]
@@ -204,28 +193,17 @@ class Contraction:
         family: Family = "conv" if self.windows else "gemm"
         of_experts = self.rhs.role == "parameter" and "experts" in self.rhs.dims and "experts" in self.lhs.dims
         experts = float(self.rhs.size("experts")) if of_experts else 0.0
-        return Kernel(
-            self.name,
-            family,
-            operation,
-            phase,
-            self.flops,
-            0.0,
-            float(read),
-            float(written),
-            shape,
-            expert_count=experts,
-        )
+        bytes_moved = float(read), float(written)
+        return Kernel(self.name, family, operation, phase, self.flops, 0.0, *bytes_moved, shape, expert_count=experts)
 
     def _halo_factor(self, tensor: Tensor, phase: Phase) -> float:
         """Compute the ratio of rows that a convolution operand needs, halos included, to the rank's own rows."""
         if not self.windows:
             return 1.0
-        direction = int((phase == "backward") != self.transposed)
+        backward = phase == "backward"
         pairs = zip(self.windows, self.halos, strict=False)
-        return halo_size_ratio(
-            tensor, [(w.output_dim if phase == "backward" else w.input_dim, rows[direction]) for w, rows in pairs]
-        )
+        dims = [(w.output_dim if backward else w.input_dim, rows[backward != self.transposed]) for w, rows in pairs]
+        return halo_size_ratio(tensor, dims)
 
     def _direction(self, phase: Phase) -> str:
         if phase == "backward_weight":
@@ -235,20 +213,12 @@ class Contraction:
     def _conv_shape(self) -> dict[str, float]:
         """Return the shape of the equivalent convolution: n, c, k, groups, and sizes, kernel and stride of each dim."""
         image, result = (self.out, self.lhs) if self.transposed else (self.lhs, self.out)
-        groups = self.rhs.size("groups") if "groups" in self.rhs.dims else 1
         names = ("d", "h", "w")[-len(self.windows) :] if len(self.windows) > 1 else ("h",)
-        shape: dict[str, float] = {
-            "n": image.sizes[0],
-            "c": math.prod(n for d, n in zip(image.dims, image.sizes, strict=True) if d in ("groups", _channel(image))),
-            "k": math.prod(
-                n for d, n in zip(result.dims, result.sizes, strict=True) if d in ("groups", _channel(result))
-            ),
-            "groups": groups,
-        }
+        shape: dict[str, float] = {"n": image.sizes[0], "c": _channels(image), "k": _channels(result)}
+        shape["groups"] = self.rhs.size("groups") if "groups" in self.rhs.dims else 1
         for axis, window in zip(names, self.windows, strict=True):
-            source, sink = (
-                (window.output_dim, window.input_dim) if self.transposed else (window.input_dim, window.output_dim)
-            )
+            dims = (window.input_dim, window.output_dim)
+            source, sink = dims[::-1] if self.transposed else dims
             shape |= {axis: image.size(source), f"out_{axis}": result.size(sink)}
             shape |= {f"kernel_{axis}": self.rhs.size(window.kernel_dim), f"stride_{axis}": window.stride}
             shape |= {f"dilation_{axis}": window.dilation, f"pad_{axis}": window.padding}
@@ -266,13 +236,19 @@ def _cast(name: str, phase: Phase, tensor: Tensor, read: float, width: float) ->
     return elementwise_kernel(f"{name}.cast", "elementwise", phase, count, read, count * width)
 
 
-def _channel(tensor: Tensor) -> str:
-    return tensor.dims[2] if tensor.dims[1] == "groups" else tensor.dims[1]
+def _phase(operand: Tensor) -> Phase:
+    """Return the phase of the gradient of an operand."""
+    return "backward_weight" if operand.role == "parameter" else "backward"
+
+
+def _channels(image: Tensor) -> DimSize:
+    """Return the channels of an image, of all groups together."""
+    return image.sizes[1] * image.sizes[2] if image.dims[1] == "groups" else image.sizes[1]
 
 
 def _gemm_shape(left: Tensor, right: Tensor, out: Tensor) -> dict[str, float]:
     """Return m, n, k and batch of the matrix product: all three tensors have the batch dims, and k dims are summed."""
-    sizes = {d: n for t in (left, right, out) for d, n in zip(t.dims, t.sizes, strict=True)}
+    sizes = left.shape | right.shape | out.shape
     inside, l, r = set(out.dims), set(left.dims), set(right.dims)  # noqa: E741 - the field's letters
     return {
         "m": float(math.prod([n for d, n in sizes.items() if d in inside and d in l and d not in r])),
@@ -298,7 +274,7 @@ def weight_matrix(tensor: Tensor, operations: Iterable[Operation]) -> WeightMatr
         Summed dims are rows, the others columns; filters of a convolution are flattened. None for vectors, and for
         embeddings and heads (dim ``vocab``), which such optimizers update element-wise (Jordan et al., 2024).
     """
-    sizes = dict(zip(tensor.dims, tensor.sizes, strict=True))
+    sizes = tensor.shape
     for operation in operations:
         if isinstance(operation, Contraction) and operation.rhs.name == tensor.name and "vocab" not in sizes:
             inside, left = set(operation.out.dims), set(operation.lhs.dims)
@@ -667,9 +643,8 @@ class Recurrence:
         tuple of Kernel
             In the order in which they run.
         """
-        steps = self._kernel(
-            "forward", "fwd", (self.gates, self.weight), (self.out, *self.saved_tensors[2:]), precision
-        )
+        written = (self.out, *self.saved_tensors[2:])
+        steps = self._kernel("forward", "fwd", self.read_tensors, written, precision)
         return (steps, self._loop_passes("forward", precision)) if self.concatenated_input_features else (steps,)
 
     def backward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
@@ -687,16 +662,13 @@ class Recurrence:
         """
         if not self.saved_tensors:
             return ()
-        data = self._kernel(
-            "backward", "bwd_data", (self.out, self.weight, *self.saved_tensors), (self.gates,), precision
-        )
+        read = (self.out, self.weight, *self.saved_tensors)
+        data = self._kernel("backward", "bwd_data", read, (self.gates,), precision)
         weight = self._kernel("backward_weight", "bwd_filter", (self.out, self.gates), (self.weight,), precision)
         kernels = (data, weight) if self.weight.needs_gradient else (data,)
-        return (
-            (*kernels, self._loop_passes("backward", precision), *self._weight_gradient_sums(precision))
-            if self.concatenated_input_features
-            else kernels
-        )
+        if not self.concatenated_input_features:
+            return kernels
+        return (*kernels, self._loop_passes("backward", precision), *self._weight_gradient_sums(precision))
 
     @property
     def _total_steps(self) -> float:
@@ -718,19 +690,11 @@ class Recurrence:
         """Build the kernel that accumulates the weight gradient over the time steps of a looped RNN."""
         if not self.weight.needs_gradient:
             return ()
-        state, name = float(self.out.sizes[-1]) / self.directions, f"{self.name}.sum"
-        count = (
-            float(self.weight.elements)
-            / self.directions
-            * (1.0 + self.concatenated_input_features / state)
-            * self._total_steps
-        )
-        size = count * precision.gradient_bytes
-        return (
-            elementwise_kernel(
-                name, "elementwise", "backward_weight", count, 2.0 * size, size, calls=self._total_steps
-            ),
-        )
+        state, steps = float(self.out.sizes[-1]) / self.directions, self._total_steps
+        widened = 1.0 + self.concatenated_input_features / state
+        count = float(self.weight.elements) / self.directions * widened * steps
+        size, name = count * precision.gradient_bytes, f"{self.name}.sum"
+        return (elementwise_kernel(name, "elementwise", "backward_weight", count, 2.0 * size, size, calls=steps),)
 
     def _kernel(
         self, phase: Phase, operation: str, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], precision: Precision
@@ -851,9 +815,8 @@ def _check_sizes(layer: str, operations: Sequence[Operation], dim: str, n: int, 
     if n == 1 or not sizes or not isinstance(sizes[0], int):
         return
     if dim in SPATIAL_DIMS:
-        least = min(
-            t.size(dim) for t in tensors if t.size(dim) > 1 or not any(t in op.read_tensors for op in operations)
-        )
+        read = {t for op in operations for t in op.read_tensors}
+        least = min(t.size(dim) for t in tensors if t.size(dim) > 1 or t not in read)
         if least < n:
             raise PlanError(f"layer {layer!r}: {dim} {least:g} cannot be divided over {n} ranks: some would have none")
     elif sizes[0] % n and dim not in UNEVENLY_SPLITTABLE_DIMS:

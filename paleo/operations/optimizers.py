@@ -138,8 +138,7 @@ add_optimizer(
             _shampoo_products,
             _shampoo_states,
             unmodelled_costs="shampoo: gathers of whole matrices where parameters are sharded; tp multiplies shards, "
-            "and "
-            "products are priced in the format of activations, where most code takes fp32",
+            "and products are priced in the format of activations, where most code takes fp32",
         ),
     )
 )

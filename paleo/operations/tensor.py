@@ -283,6 +283,33 @@ class Tensor:
     stays_fp32: bool = False
     packed_bytes_per_number: float = 0.0
 
+    @classmethod
+    def of(cls, name: str, shape: Mapping[str, DimSize], role: TensorRole = "activation", **more: bool) -> Tensor:
+        """Return a tensor with the dims and sizes of a mapping.
+
+        Parameters
+        ----------
+        name : str
+            Name of the tensor.
+        shape : mapping of str to DimSize
+            Size of each dim, in order.
+        role : TensorRole, optional
+            Role of the tensor.
+        **more : bool
+            Further fields, such as ``needs_gradient``.
+
+        Returns
+        -------
+        Tensor
+            The tensor.
+        """
+        return cls(name, tuple(shape), tuple(shape.values()), role, **more)
+
+    @property
+    def shape(self) -> dict[str, DimSize]:
+        """Size of each dim by the dim's name."""
+        return dict(zip(self.dims, self.sizes, strict=True))
+
     @property
     def elements(self) -> DimSize:
         return math.prod(self.sizes)
@@ -389,8 +416,7 @@ class Tensor:
         Tensor
             The tensor.
         """
-        kept = {dim: n for dim, n in zip(self.dims, self.sizes, strict=True) if dim not in dims}
-        return Tensor(name, tuple(kept), tuple(kept.values()), role)
+        return Tensor.of(name, {dim: size for dim, size in self.shape.items() if dim not in dims}, role)
 
     def bytes(self, precision: Precision) -> float:
         """Return the size of the tensor in memory at a precision [byte].
@@ -405,11 +431,8 @@ class Tensor:
         float
             Size [byte].
         """
-        element_bytes = (
-            precision.fp32_activation_bytes
-            if self.stays_fp32 and self.role == "activation"
-            else precision.bytes_of(self.role)
-        )
+        is_fp32 = self.stays_fp32 and self.role == "activation"
+        element_bytes = precision.fp32_activation_bytes if is_fp32 else precision.bytes_of(self.role)
         return float(self.elements * (self.packed_bytes_per_number or element_bytes))
 
 

@@ -48,6 +48,13 @@ def test_a_llama_counted_by_hand(tmp_path: Path) -> None:
     assert made.flops == 3 * (products + scores) + 2 * 64 * 88
 
 
+def test_a_bare_model_ends_at_its_last_norm(tmp_path: Path) -> None:
+    """``LlamaModel`` has neither an output layer nor a loss."""
+    layers = model_file_of_config(written(tmp_path, architectures=["LlamaModel"]))["layers"]
+    assert layers[-1] == "rms_norm"
+    assert model_file_of_config(written(tmp_path))["layers"][: len(layers)] == layers
+
+
 def test_a_folder_stands_for_its_configuration(tmp_path: Path) -> None:
     written(tmp_path)
     assert model_file_of_config(tmp_path) == model_file_of_config(tmp_path / "config.json") | {

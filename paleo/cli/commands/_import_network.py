@@ -44,7 +44,7 @@ def import_(
         Model file to write. [stdout]
     """
     from paleo.importers import import_sources
-    from paleo.importers.torch_modules import check_factory_text
+    from paleo.importers.torch import check_factory_text
 
     path = None if output is None else check_output_path(output, (".yaml", ".yml"))
     if kind == "torch":

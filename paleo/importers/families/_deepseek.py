@@ -11,11 +11,11 @@ from paleo.importers._decoder import (
     attention_options,
     base_parameters,
     feed_forward_layers,
-    fold_repeats,
     gated_feed_forward,
     grouped_query_parameters,
     language_model_file,
-    with_vocab_last,
+    loops_of_layers,
+    mixture_entry,
 )
 from paleo.importers.transformers_configuration import FAMILY_READERS, Config, ModelFileEntry, ModelMapping
 
@@ -25,16 +25,10 @@ ROUTER_SCORE_FUNCTIONS = {"deepseek_v3": "sigmoid", "kimi_k2": "sigmoid"}
 
 def latent_attention_options(config: Config) -> dict[str, Any]:
     """Return the options of a ``latent_attention`` entry (heads, ranks, head sizes) from a DeepSeek configuration."""
-    mla: dict[str, Any] = {"heads": "=heads"}
-    if config.get("q_lora_rank") is not None:
-        mla["query_rank"] = config.integer("q_lora_rank")
-    keys = {
-        "kv_rank": "kv_lora_rank",
-        "nope_dim": "qk_nope_head_dim",
-        "rope_dim": "qk_rope_head_dim",
-        "value_dim": "v_head_dim",
-    }
-    return mla | {option: config.integer(key) for option, key in keys.items()}
+    ranks = {"query_rank": config.integer("q_lora_rank")} if config.get("q_lora_rank") is not None else {}
+    return {"heads": "=heads", **ranks} | config.integers(
+        kv_rank="kv_lora_rank", nope_dim="qk_nope_head_dim", rope_dim="qk_rope_head_dim", value_dim="v_head_dim"
+    )
 
 
 @FAMILY_READERS.register("deepseek_v2")
@@ -53,26 +47,15 @@ def latent_attention_model(
 
     ``kind`` is the layer type of its attention, and ``more`` holds further options of the attention for each layer.
     """
-    shared = config.get("n_shared_experts")
     params, mla = base_parameters(config), latent_attention_options(config)
-    mixture: dict[str, Any] = {"shared": config.integer("n_shared_experts")} if shared else {}
+    mixture: dict[str, Any] = config.integers(shared="n_shared_experts") if config.get("n_shared_experts") else {}
     if config.get("n_group") is not None:
         mixture["groups"] = config.integer("n_group")
     if config.get("scoring_func", ROUTER_SCORE_FUNCTIONS.get(str(config.get("model_type")))) == "sigmoid":
         mixture["scores"] = "sigmoid"
     feeds = feed_forward_layers(config, params, **mixture)
     notes = "Modules for multi-token prediction and the load-balancing bias of the router (not trained) are left out."
-    decoder = Decoder(
-        with_vocab_last(params),
-        "rms_norm",
-        mla,
-        None,
-        final_entries=("rms_norm",),
-        ties_embeddings=config.flag("tie_word_embeddings"),
-        attention_kind=kind,
-        notes=notes,
-    )
-    return language_model_file(config, decoder, list(zip(more or [{}] * len(feeds), feeds, strict=True)))
+    return language_model_file(config, Decoder(params, attention=mla, attention_kind=kind, notes=notes), feeds, more)
 
 
 FAMILY_READERS.register("deepseek_v3")(deepseek_v2)
@@ -87,14 +70,10 @@ def deepseek_v32(config: Config) -> ModelMapping:
     Layers that ``indexer_types`` calls shared use the selection of the layer before. References: DeepSeek-AI,
     DeepSeek-V3.2, 2025; GLM-5 Team, GLM-5, 2026.
     """
-    index = {
-        "index_heads": config.integer("index_n_heads"),
-        "index_dim": config.integer("index_head_dim"),
-        "top_k": config.integer("index_topk"),
-    }
+    index = config.integers(index_heads="index_n_heads", index_dim="index_head_dim", top_k="index_topk")
     layers = config.integer("num_hidden_layers")
     kinds = config.layer_kinds("indexer_types", layers) or ["full"] * layers
-    more = [index if kind == "full" else index | {"shares_index": True} for kind in kinds]
+    more: list[dict[str, Any]] = [index | ({} if kind == "full" else {"shares_index": True}) for kind in kinds]
     return latent_attention_model(config, kind="sparse_latent_attention", more=more)
 
 
@@ -110,43 +89,28 @@ def deepseek_v4(config: Config) -> ModelMapping:
     Reference: DeepSeek-AI, DeepSeek-V4, 2026.
     """
     params = base_parameters(config) | {"streams": config.integer("hc_mult", default=4)}
-    window = config.integer("sliding_window")
-    attention = {
-        "heads": "=heads",
-        "head_dim": config.integer("head_dim"),
-        "query_rank": config.integer("q_lora_rank"),
-        "window": window,
-        "out_groups": config.integer("o_groups"),
-        "out_rank": config.integer("o_lora_rank"),
-    }
-    chosen = {"overlap": True, "top_k": config.integer("index_topk")}
-    chosen |= {"index_heads": config.integer("index_n_heads"), "index_dim": config.integer("index_head_dim")}
+    attention = {"heads": "=heads"} | config.integers(
+        head_dim="head_dim", query_rank="q_lora_rank", window="sliding_window", out_groups="o_groups",
+        out_rank="o_lora_rank",
+    )  # fmt: skip
+    chosen = {"overlap": True} | config.integers(
+        top_k="index_topk", index_heads="index_n_heads", index_dim="index_head_dim"
+    )
     rates = config.get("compress_rates") or {}
     kinds = config.layer_kinds("layer_types", params["layers"]) or []
     ratios = (config.list_value("compress_ratios") or [rates.get(kind, 0) for kind in kinds])[: params["layers"]]
     if len(ratios) < params["layers"] or not set(ratios) <= {0, 4, 128}:
         raise SpecError(f"{config.path}: compress_ratios: expected 0, 4 or 128 for each of {params['layers']} layers")
     mixers = [attention | ({"ratio": ratio} if ratio else {}) | (chosen if ratio == 4 else {}) for ratio in ratios]
-    mixture = feed_forward_layers(
-        config, params, in_all_layers=True, shared=config.integer("n_shared_experts", default=1), scores="sigmoid",
-        activation="clamped_swiglu",
-    )[0]  # fmt: skip
-    loops = [
-        {
-            "repeat": times,
-            "name": f"block{number}",
-            "layers": [entry for place, mixer in enumerate(pattern) for entry in _streamed(mixer, mixture, place)],
-        }
-        for number, (pattern, times) in enumerate(fold_repeats(mixers), start=1)
-    ]
-    ends = {"hyper_read": {"mixes": False}}
-    decoder = Decoder(
-        with_vocab_last(params), "rms_norm", {}, None,
-        entries_after_embedding=({"hyper_split": {"streams": "=streams"}}, *loops, ends),
-        final_entries=("rms_norm",), ties_embeddings=config.flag("tie_word_embeddings"),
-        notes="Modules for multi-token prediction are left out. Compressed keys count as seen by all queries.",
-    )  # fmt: skip
-    return language_model_file(config, decoder, [])
+    shared = config.integer("n_shared_experts", default=1)
+    mixture = mixture_entry(config, params, activation="clamped_swiglu", shared=shared, scores="sigmoid")
+    loops = loops_of_layers(
+        mixers,
+        lambda pattern: [entry for place, mixer in enumerate(pattern) for entry in _streamed(mixer, mixture, place)],
+    )
+    entries = ({"hyper_split": {"streams": "=streams"}}, *loops, {"hyper_read": {"mixes": False}})
+    notes = "Modules for multi-token prediction are left out. Compressed keys count as seen by all queries."
+    return language_model_file(config, Decoder(params, entries_after_embedding=entries, notes=notes))
 
 
 def _streamed(mixer: Mapping[str, Any], mixture: ModelFileEntry, place: int) -> list[ModelFileEntry]:
@@ -156,7 +120,6 @@ def _streamed(mixer: Mapping[str, Any], mixture: ModelFileEntry, place: int) -> 
     unique.
     """
     streams, attended, middle, mixed = (f"{word}{place}" for word in ("streams", "attended", "middle", "mixed"))
-    (kind, options), *_ = mixture.items()
     return [
         {"name": streams, "identity": {}},
         "hyper_read",
@@ -165,7 +128,7 @@ def _streamed(mixer: Mapping[str, Any], mixture: ModelFileEntry, place: int) -> 
         {"name": middle, "inputs": [attended, streams], "hyper_write": {}},
         "hyper_read",
         "rms_norm",
-        {"name": mixed, kind: options},
+        {"name": mixed, **mixture},
         {"inputs": [mixed, middle], "hyper_write": {}},
     ]
 
@@ -181,32 +144,24 @@ def minimax_m3(config: Config) -> ModelMapping:
     """
     params = grouped_query_parameters(config, 128)
     layers = params["layers"]
-    sparse = Config({**config, **(config.get("sparse_attention_config") or {})}, config.path)
+    sparse = config.replaced(**(config.get("sparse_attention_config") or {}))
     frequency = sparse.is_layer_of_kind("sparse_attention_freq", "layer_types", "minimax_m3_sparse", layers)
     mixed = config.is_layer_of_kind("moe_layer_freq", "mlp_layer_types", "sparse", layers)
     attention = attention_options(params, rotary=True, qk_norm=True, bias=False)
-    index = {
-        "index_heads": sparse.integer("sparse_num_index_heads", "index_n_heads"),
-        "index_dim": sparse.integer("sparse_index_dim", "index_head_dim"),
-        "block": sparse.integer("sparse_block_size", "index_block_size"),
-        "top_k": sparse.integer("sparse_topk_blocks", "index_topk_blocks"),
-    }
-    shared = config.integer("n_shared_experts", default=1)
-    mixture = feed_forward_layers(
-        config, params, in_all_layers=True, shared=shared, scores="sigmoid", activation="clamped_swiglu",
-        ffn=("moe_intermediate_size", "intermediate_size"),
-        shared_ffn=config.integer("shared_intermediate_size", "moe_intermediate_size"),
-    )[0]  # fmt: skip
-    words = {**config, "intermediate_size": config.integer("dense_intermediate_size", "intermediate_size")}
-    dense = gated_feed_forward(Config(words, config.path), params) if not all(mixed) else None
-    decoder = Decoder(
-        with_vocab_last(params), "rms_norm", attention, None, final_entries=("rms_norm",),
-        ties_embeddings=config.flag("tie_word_embeddings"),
-        notes="Modules for multi-token prediction are left out.",
+    index = sparse.integers(
+        index_heads="sparse_num_index_heads index_n_heads", index_dim="sparse_index_dim index_head_dim",
+        block="sparse_block_size index_block_size", top_k="sparse_topk_blocks index_topk_blocks",
     )  # fmt: skip
+    mixture = mixture_entry(
+        config, params, ffn="moe_intermediate_size intermediate_size", activation="clamped_swiglu",
+        shared=config.integer("n_shared_experts", default=1), scores="sigmoid",
+        **config.integers(shared_ffn="shared_intermediate_size moe_intermediate_size"),
+    )  # fmt: skip
+    dense_ffn = config.integer("dense_intermediate_size", "intermediate_size")
+    dense = None if all(mixed) else gated_feed_forward(config.replaced(intermediate_size=dense_ffn), params)
+    decoder = Decoder(params, attention=attention, notes="Modules for multi-token prediction are left out.")
     mixers = [{"mixer": {"sparse_attention": attention | index}} if chosen else {} for chosen in frequency]
-    feeds = [mixture if is_mixture else dense for is_mixture in mixed]
-    return language_model_file(config, decoder, list(zip(mixers, feeds, strict=True)))
+    return language_model_file(config, decoder, [mixture if is_mixture else dense for is_mixture in mixed], mixers)
 
 
 FAMILY_READERS.register("minimax_m3_vl_text")(minimax_m3)

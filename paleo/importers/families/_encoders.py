@@ -21,33 +21,45 @@ from paleo.importers.transformers_configuration import (
     class_count,
 )
 
+#: Entries that several readers share.
+_DROP: ModelFileEntry = {"dropout": {"rate": "=dropout"}}
+_POOLER: list[ModelFileEntry] = [
+    "select",
+    {"name": "pooler", "linear": {"features": "=hidden", "dim": "hidden"}},
+    "tanh",
+]
+
 
 def _bert_head(config: Config, kind: str) -> list[ModelFileEntry]:
     """Return the model-file entries after BERT's last layer (pooler, classifier, loss, …) for a head ``kind``."""
     roberta = config["model_type"] != "bert"
-    pooler = ["select", {"name": "pooler", "linear": {"features": "=hidden", "dim": "hidden"}}, "tanh"]
+    function = "gelu" if roberta else config.activation("hidden_act", default="gelu")
+    tie = {"tie": "embed"} if config.flag("tie_word_embeddings", True) else {}
     masked: list[ModelFileEntry] = [
         {"name": "transform", "linear": {"features": "=hidden", "dim": "hidden"}},
-        "=activation",
+        function,
         "layer_norm",
+        {"name": "head", "linear": {"features": "=vocab", "dim": "vocab"} | tie},
+        "cross_entropy",
     ]
-    masked[1] = "gelu" if roberta else config.activation("hidden_act", default="gelu")
-    tie = {"tie": "embed"} if config.flag("tie_word_embeddings", True) else {}
-    masked += [{"name": "head", "linear": {"features": "=vocab", "dim": "vocab"} | tie}, "cross_entropy"]
-    classes: ModelFileEntry = {"linear": {"features": class_count(config), "dim": "classes"}}
+    classifier: list[ModelFileEntry] = [
+        _DROP,
+        {"linear": {"features": class_count(config), "dim": "classes"}},
+        "cross_entropy",
+    ]
     heads: dict[str, list[ModelFileEntry]] = {
         "ForMaskedLM": masked,
         "ForPreTraining": [
             {"name": "encoded", "identity": {}},
-            *pooler,
+            *_POOLER,
             {"name": "next_sentence", "linear": {"features": 2}},
             "cross_entropy",
             {"name": "masked", "inputs": ["encoded"], "identity": {}},
             *masked,
         ],
-        "ForSequenceClassification": [*pooler, {"dropout": {"rate": "=dropout"}}, classes, "cross_entropy"],
-        "ForTokenClassification": [{"dropout": {"rate": "=dropout"}}, classes, "cross_entropy"],
-        "ModelMapping": pooler,
+        "ForSequenceClassification": [*_POOLER, *classifier],
+        "ForTokenClassification": classifier,
+        "Model": _POOLER,
     }
     if kind not in heads or (roberta and kind == "ForPreTraining"):
         raise UnsupportedHeadError(kind)
@@ -78,15 +90,14 @@ def bert(config: Config) -> ModelMapping:
         {"inputs": ["embed", "segment"], "add": {}},
         {"position_embedding": {"positions": f"=max(positions, seq + {spare})" if spare else "=max(positions, seq)"}},
         "layer_norm",
-        {"dropout": {"rate": "=dropout"}},
+        _DROP,
     ]
     kind = architecture_head_suffix(config, ("Bert", "Roberta", "XLMRoberta", "Camembert"), "ForMaskedLM")
-    drop: ModelFileEntry = {"dropout": {"rate": "=dropout"}}
-    post_norm = [
-        residual_block_entry({"attention": {"heads": "=heads", "dropout": "=attention_dropout"}}, drop),
-        "layer_norm",
-    ]
-    post_norm += [residual_block_entry({"mlp": {"ffn": "=ffn", "activation": "=activation"}}, drop), "layer_norm"]
+    halves = (
+        {"attention": {"heads": "=heads", "dropout": "=attention_dropout"}},
+        {"mlp": {"ffn": "=ffn", "activation": "=activation"}},
+    )
+    post_norm = [entry for half in halves for entry in (residual_block_entry(half, _DROP), "layer_norm")]
     return {
         "task": "masked language modelling" if kind in ("ForMaskedLM", "ForPreTraining") else "text classification",
         "notes": "Every position is projected to the vocabulary, as the library does." if "M" in kind else "",
@@ -101,18 +112,12 @@ def bert(config: Config) -> ModelMapping:
 def roberta(config: Config) -> ModelMapping:
     """Return the network of a RoBERTa configuration: `bert`, with RoBERTa's two-layer classifier."""
     model = bert(config)
-    if (
-        architecture_head_suffix(config, ("Roberta", "XLMRoberta", "Camembert"), "ForMaskedLM")
-        == "ForSequenceClassification"
-    ):
-        drop = {"dropout": {"rate": "=dropout"}}
-        head = ["select", drop, {"name": "dense", "linear": {"features": "=hidden", "dim": "hidden"}}, "tanh", drop]
+    kind = architecture_head_suffix(config, ("Roberta", "XLMRoberta", "Camembert"), "ForMaskedLM")
+    if kind == "ForSequenceClassification":
+        dense = {"name": "dense", "linear": {"features": "=hidden", "dim": "hidden"}}
         start = model["layers"].index("select")
-        model["layers"][start:] = [
-            *head,
-            {"linear": {"features": class_count(config), "dim": "classes"}},
-            "cross_entropy",
-        ]
+        classifier = model["layers"][start + len(_POOLER) :]
+        model["layers"][start:] = ["select", _DROP, dense, "tanh", *classifier]
     return model
 
 
@@ -124,24 +129,20 @@ FAMILY_READERS.register("camembert")(roberta)
 def vit(config: Config) -> ModelMapping:
     """Return the network that a ViT configuration describes (Dosovitskiy et al., 2021)."""
     kind = architecture_head_suffix(config, ("ViT",), "ForImageClassification")
-    if kind not in ("ForImageClassification", "ModelMapping"):
+    if kind not in ("ForImageClassification", "Model"):
         raise UnsupportedHeadError(kind)
-    keys = {"image": "image_size", "patch": "patch_size", "colours": "num_channels", "hidden": "hidden_size"}
-    keys |= {"heads": "num_attention_heads", "layers": "num_hidden_layers", "ffn": "intermediate_size"}
-    usual = {"colours": 3, "image": 224, "patch": 16}
-    params: dict[str, Any] = {name: config.integer(key, default=usual.get(name)) for name, key in keys.items()}
-    params["classes"] = class_count(config)
+    params = {
+        "image": config.integer("image_size", default=224),
+        "patch": config.integer("patch_size", default=16),
+        "colours": config.integer("num_channels", default=3),
+    }
+    params |= config.integers(hidden="hidden_size", heads="num_attention_heads", layers="num_hidden_layers")
+    params |= {"ffn": config.integer("intermediate_size"), "classes": class_count(config)}
     bias = config.flag("qkv_bias", True)
     attention: dict[str, Any] = {"heads": "=heads"} | ({} if bias else {"bias": False, "out_bias": True})
     feed = {"mlp": {"ffn": "=ffn", "activation": config.activation("hidden_act", default="gelu")}}
-    head: list[ModelFileEntry] = [
-        "select",
-        {"name": "pooler", "linear": {"features": "=hidden", "dim": "hidden"}},
-        "tanh",
-    ]
-    if kind == "ForImageClassification":
-        head = ["select", {"name": "head", "linear": {"features": "=classes", "dim": "classes"}}, "cross_entropy"]
-    body = {"repeat": "=layers", "name": "block"}
+    classes = {"name": "head", "linear": {"features": "=classes", "dim": "classes"}}
+    head = ["select", classes, "cross_entropy"] if kind == "ForImageClassification" else _POOLER
     layers = [residual_block_entry("layer_norm", {"attention": attention}), residual_block_entry("layer_norm", feed)]
     patches = {"name": "patches", "conv": {"channels": "=hidden", "kernel": "=patch", "stride": "=patch"}}
     image = {"batch": "=batch", "channels": "=colours", "height": "=image", "width": "=image"}
@@ -155,7 +156,7 @@ def vit(config: Config) -> ModelMapping:
             "to_sequence",
             "class_token",
             "position_embedding",
-            body | {"layers": layers},
+            {"repeat": "=layers", "name": "block", "layers": layers},
             "layer_norm",
             *head,
         ],
@@ -201,14 +202,13 @@ def _parameters(config: Config) -> dict[str, Any]:
 
 
 def _layers(config: Config) -> list[ModelFileEntry]:
-    drop = {"dropout": {"rate": "=dropout"}}
     attention = {"heads": "=heads", "head_dim": "=head_dim", "bias": False, "dropout": "=dropout"}
     bias = {"relative_bias": {"buckets": "=buckets", "heads": "=heads"}}
-    seen = residual_block_entry("rms_norm", {"attention": attention}, drop)
-    self_attention = residual_block_entry("rms_norm", {"attention": attention | {"causal": True}}, drop)
+    seen = residual_block_entry("rms_norm", {"attention": attention}, _DROP)
+    self_attention = residual_block_entry("rms_norm", {"attention": attention | {"causal": True}}, _DROP)
     cross = {"inputs": ["query", "memory"], "attention": attention}
-    other = residual_block_entry({"name": "query", "rms_norm": {}}, cross, drop)
-    feed = residual_block_entry("rms_norm", _feed(config), drop)
+    other = residual_block_entry({"name": "query", "rms_norm": {}}, cross, _DROP)
+    feed = residual_block_entry("rms_norm", _feed(config), _DROP)
     table: dict[str, Any] = {"entries": "=vocab", "features": "=hidden"}
     head: dict[str, Any] = {"features": "=vocab", "dim": "vocab", "bias": False}
     head |= {"tie": "embed"} if config.flag("tie_word_embeddings", True) else {}
@@ -217,8 +217,8 @@ def _layers(config: Config) -> list[ModelFileEntry]:
     first = {"name": "embed", "inputs": ["source"], "embedding": table}
     second = {"name": "target_embed", "inputs": ["target"], "embedding": table | {"tie": "embed"}}
     last = [{"name": "head", "linear": head}, "cross_entropy"]
-    memory = {"name": "memory", **drop}
-    return [first, drop, bias, encoder, "rms_norm", memory, second, drop, bias, decoder, "rms_norm", drop, *last]
+    memory = {"name": "memory", **_DROP}
+    return [first, _DROP, bias, encoder, "rms_norm", memory, second, _DROP, bias, decoder, "rms_norm", _DROP, *last]
 
 
 def _feed(config: Config) -> ModelFileEntry:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from paleo.errors import SpecError
@@ -14,7 +13,6 @@ from paleo.importers._decoder import (
     language_model_file,
     plain_feed_forward,
     window_options,
-    with_vocab_last,
 )
 from paleo.importers.transformers_configuration import (
     FAMILY_READERS,
@@ -31,24 +29,13 @@ def phi(config: Config) -> ModelMapping:
 
     Attention and feed-forward block run in parallel on the same normalised input.
     """
-    params = grouped_query_parameters(config) | {
-        "ffn": config.integer("intermediate_size", default=4 * config.integer("hidden_size"))
-    }
+    params = grouped_query_parameters(config)
+    params["ffn"] = config.integer("intermediate_size", default=4 * params["hidden"])
     if config.flag("qk_layernorm"):
         raise SpecError(f"{config.path}: qk_layernorm: true is not supported; expected false")
     feed = plain_feed_forward(config, "gelu_new")
-    attention = attention_options(params, rotary=True)
-    decoder = Decoder(
-        with_vocab_last(params),
-        "layer_norm",
-        attention,
-        feed,
-        "parallel",
-        final_entries=("layer_norm",),
-        head_bias=True,
-        ties_embeddings=config.flag("tie_word_embeddings"),
-    )
-    return language_model_file(config, decoder, [({}, feed)] * params["layers"])
+    decoder = Decoder(params, "layer_norm", attention_options(params, rotary=True), "parallel", head_bias=True)
+    return language_model_file(config, decoder, [feed] * params["layers"])
 
 
 @FAMILY_READERS.register("gpt2")
@@ -62,17 +49,9 @@ def gpt2(config: Config) -> ModelMapping:
     feed = plain_feed_forward(config, "gelu_new", "activation_function")
     positions = {"position_embedding": {"positions": "=max(positions, seq)"}}
     attention = attention_options(params, dropout=config.fraction("attn_pdrop", default=0.1))
-    decoder = Decoder(
-        with_vocab_last(params),
-        "layer_norm",
-        attention,
-        feed,
-        dropout=True,
-        final_entries=("layer_norm",),
-        entries_after_embedding=(positions, {"dropout": {"rate": config.fraction("embd_pdrop", default=0.1)}}),
-        ties_embeddings=config.flag("tie_word_embeddings", True),
-    )
-    return language_model_file(config, decoder, [({}, feed)] * params["layers"])
+    entries = (positions, {"dropout": {"rate": config.fraction("embd_pdrop", default=0.1)}})
+    decoder = Decoder(params, "layer_norm", attention, entries_after_embedding=entries, tied=True)
+    return language_model_file(config, decoder, [feed] * params["layers"])
 
 
 @FAMILY_READERS.register("gpt_neox")
@@ -81,25 +60,19 @@ def gpt_neox(config: Config) -> ModelMapping:
 
     Attention and feed-forward block run in parallel on the same input, each behind its own layer norm.
     """
-    params = base_parameters(config) | {"ffn": config.integer("intermediate_size")}
-    dropout = config.fraction("hidden_dropout")
-    params |= {"dropout": dropout} if dropout else {}
+    params = base_parameters(config) | config.integers(ffn="intermediate_size") | _dropout(config, "hidden_dropout")
     feed = plain_feed_forward(config, "gelu")
     attention = attention_options(
         params, rotary=True, bias=config.flag("attention_bias", True), dropout=config.fraction("attention_dropout")
     )
     residual = "twin" if config.flag("use_parallel_residual", True) else "pre"
-    decoder = Decoder(
-        with_vocab_last(params),
-        "layer_norm",
-        attention,
-        feed,
-        residual,
-        final_entries=("layer_norm",),
-        dropout=bool(dropout),
-        ties_embeddings=config.flag("tie_word_embeddings"),
-    )
-    return language_model_file(config, decoder, [({}, feed)] * params["layers"])
+    return language_model_file(config, Decoder(params, "layer_norm", attention, residual), [feed] * params["layers"])
+
+
+def _dropout(config: Config, key: str) -> dict[str, Any]:
+    """Return the parameter ``dropout`` of a model file; nothing if the configuration has no dropout under ``key``."""
+    rate = config.fraction(key)
+    return {"dropout": rate} if rate else {}
 
 
 @FAMILY_READERS.register("opt")
@@ -110,15 +83,12 @@ def opt(config: Config) -> ModelMapping:
     after each half of a layer.
     """
     params = base_parameters(config, positions=config.integer("max_position_embeddings", default=2048))
-    params |= {
-        "ffn": config.integer("ffn_dim", default=4 * params["hidden"]),
-        "dropout": config.fraction("dropout", default=0.1),
-    }
+    params["ffn"] = config.integer("ffn_dim", default=4 * params["hidden"])
+    params["dropout"] = config.fraction("dropout", default=0.1)
     embedded = config.integer("word_embed_proj_dim", default=params["hidden"])
     first = config.flag("do_layer_norm_before", True)
-    norm: ModelFileEntry = "layer_norm"
-    if not config.flag("layer_norm_elementwise_affine", True):
-        norm = {"layer_norm": {"affine": False}}
+    affine = config.flag("layer_norm_elementwise_affine", True)
+    norm: ModelFileEntry = "layer_norm" if affine else {"layer_norm": {"affine": False}}
     bias = config.flag("enable_bias", True)
     feed = plain_feed_forward(config, "relu", "activation_function", bias=bias)
     positions: ModelFileEntry = {"position_embedding": {"positions": "=max(positions, seq) + 2"}}
@@ -126,43 +96,27 @@ def opt(config: Config) -> ModelMapping:
     widths = ("=hidden", "=embedded")
     widen, shrink = ({"linear": {"features": width, "dim": "hidden", "bias": False}} for width in widths)
     params |= {"embedded": embedded} if narrow else {}
+    last_norm = first and not config.flag("_remove_final_layer_norm")
     decoder = Decoder(
-        with_vocab_last(params),
-        norm,
-        attention_options(params, bias=bias, dropout=config.fraction("attention_dropout")),
-        feed,
-        "pre" if first else "post",
-        dropout=True,
-        entries_after_embedding=(*([widen] if narrow else []), positions),
-        final_entries=(
-            *([norm] if first and not config.flag("_remove_final_layer_norm") else []),
-            *([shrink] if narrow else []),
-        ),
-        ties_embeddings=config.flag("tie_word_embeddings", True),
+        params, norm, attention_options(params, bias=bias, dropout=config.fraction("attention_dropout")),
+        "pre" if first else "post", entries_after_embedding=[widen, positions] if narrow else [positions],
+        final_entries=([norm] if last_norm else []) + ([shrink] if narrow else []), tied=True,
         embedding_width="=embedded" if narrow else "=hidden",
-    )
-    return language_model_file(config, decoder, [({}, feed)] * params["layers"])
+    )  # fmt: skip
+    return language_model_file(config, decoder, [feed] * params["layers"])
 
 
 @FAMILY_READERS.register("bloom")
 def bloom(config: Config) -> ModelMapping:
     """Return the network of a BLOOM configuration (BigScience, 2022): ALiBi, and a norm after the embedding."""
     params = base_parameters(config) | {"ffn": 4 * config.integer("hidden_size", "n_embed")}
-    dropout = config.fraction("hidden_dropout")
-    params |= {"dropout": dropout} if dropout else {}
-    feed: ModelFileEntry = {"mlp": {"ffn": "=ffn", "activation": "gelu"}}
+    params |= _dropout(config, "hidden_dropout")
+    attention = attention_options(params, dropout=config.fraction("attention_dropout"))
     decoder = Decoder(
-        with_vocab_last(params),
-        "layer_norm",
-        attention_options(params, dropout=config.fraction("attention_dropout")),
-        feed,
-        entries_after_embedding=("layer_norm",),
-        final_entries=("layer_norm",),
-        dropout=bool(dropout),
-        ties_embeddings=config.flag("tie_word_embeddings", True),
+        params, "layer_norm", attention, entries_after_embedding=("layer_norm",), tied=True,
         notes="The linear biases of ALiBi ride on the scores.",
-    )
-    return language_model_file(config, decoder, [({}, feed)] * params["layers"])
+    )  # fmt: skip
+    return language_model_file(config, decoder, [{"mlp": {"ffn": "=ffn", "activation": "gelu"}}] * params["layers"])
 
 
 @FAMILY_READERS.register("falcon")
@@ -173,9 +127,8 @@ def falcon(config: Config) -> ModelMapping:
     """
     new, parallel = config.flag("new_decoder_architecture"), config.flag("parallel_attn", True)
     heads = config.integer("num_attention_heads", "n_head")
-    kv_heads = (
-        config.integer("num_kv_heads", default=heads) if new else 1 if config.flag("multi_query", True) else heads
-    )
+    old_kv_heads = 1 if config.flag("multi_query", True) else heads
+    kv_heads = config.integer("num_kv_heads", default=heads) if new else old_kv_heads
     params = base_parameters(config, kv_heads=kv_heads)
     params["ffn"] = config.integer("ffn_hidden_size", default=4 * params["hidden"])
     bias = config.flag("bias")
@@ -184,16 +137,8 @@ def falcon(config: Config) -> ModelMapping:
     norms = config.get("num_ln_in_parallel_attn") or (2 if new else 1)
     residual = "pre" if not parallel and not new else "twin" if new and norms == 2 else "parallel"
     attention = attention_options(params, rotary=rotary, bias=bias, dropout=config.fraction("attention_dropout"))
-    decoder = Decoder(
-        with_vocab_last(params),
-        "layer_norm",
-        attention,
-        feed,
-        residual,
-        final_entries=("layer_norm",),
-        ties_embeddings=config.flag("tie_word_embeddings", True),
-    )
-    return language_model_file(config, decoder, [({}, feed)] * params["layers"])
+    decoder = Decoder(params, "layer_norm", attention, residual, tied=True)
+    return language_model_file(config, decoder, [feed] * params["layers"])
 
 
 @FAMILY_READERS.register("starcoder2")
@@ -203,22 +148,10 @@ def starcoder2(config: Config) -> ModelMapping:
     StarCoder 2 has grouped-query attention, layer norms, feed-forward blocks without a gate, and sliding windows.
     """
     params: dict[str, Any] = grouped_query_parameters(config)
-    params |= {"ffn": config.integer("intermediate_size")}
-    dropout = config.fraction("residual_dropout")
-    params |= {"dropout": dropout} if dropout else {}
+    params |= config.integers(ffn="intermediate_size") | _dropout(config, "residual_dropout")
     bias = config.flag("use_bias", True)
-    feed: ModelFileEntry = plain_feed_forward(config, "gelu_pytorch_tanh", bias=bias)
+    feed = plain_feed_forward(config, "gelu_pytorch_tanh", bias=bias)
     slides = window_options(config, params, default=True)
     attention = attention_options(params, rotary=True, bias=bias, dropout=config.fraction("attention_dropout"))
-    tied = config.flag("tie_word_embeddings", True)
-    decoder = Decoder(
-        params,
-        "layer_norm",
-        attention,
-        feed,
-        dropout=bool(dropout),
-        final_entries=("layer_norm",),
-        ties_embeddings=tied,
-    )
-    decoder = replace(decoder, params=with_vocab_last(params))
-    return language_model_file(config, decoder, [(options, feed) for options in slides])
+    decoder = Decoder(params, "layer_norm", attention, tied=True)
+    return language_model_file(config, decoder, [feed] * params["layers"], slides)

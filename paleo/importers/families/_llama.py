@@ -8,21 +8,23 @@ Decoders of 2025 and 2026 whose layers differ in heads, windows or feed-forward 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from paleo.importers._decoder import (
     Decoder,
+    FeedForwardBuilder,
     attention_options,
     feed_forward_layers,
-    fold_repeats,
     gated_feed_forward,
+    gated_feed_forwards,
     grouped_query_parameters,
     language_model_file,
     llama_like_model,
+    loops_of_layers,
+    mixture_entry,
     residual_block_entry,
-    with_vocab_last,
 )
 from paleo.importers.families._hybrid_decoders import with_vision_tower
 from paleo.importers.transformers_configuration import (
@@ -32,8 +34,6 @@ from paleo.importers.transformers_configuration import (
     ModelMapping,
     UnsupportedHeadError,
 )
-
-FeedForwardBuilder = Callable[[Config, dict[str, Any]], list[ModelFileEntry]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class _Family:
     head_dim: int | None = None
     tied: bool = False
     attention: Mapping[str, Any] = field(default_factory=dict)
-    feed: FeedForwardBuilder | None = None
+    feed: FeedForwardBuilder = gated_feed_forwards
     norm: ModelFileEntry = "rms_norm"
     residual: str = "pre"
     notes: str = ""
@@ -65,14 +65,15 @@ class _Family:
         for key in self.refused:
             if config.flag(key):
                 raise UnsupportedHeadError(key)
-        options: dict[str, Any] = {"head_dim": self.head_dim, "tied": self.tied, "attention": dict(self.attention)}
-        options |= {"norm": self.norm, "norm_placement": self.residual, "notes": self.notes}
-        options |= {"feed": self.feed} if self.feed else {}
         bias, out_bias = (
             config.flag(key.lstrip("+"), key.startswith("+")) if isinstance(key, str) else key
             for key in (self.bias, self.out_bias)
         )
-        return llama_like_model(config, bias=bias, out_bias=out_bias, slides=self._slides(config), **options)
+        return llama_like_model(
+            config, bias=bias, out_bias=out_bias, slides=self._slides(config), head_dim=self.head_dim,
+            attention=self.attention, feed=self.feed, tied=self.tied, norm=self.norm, norm_placement=self.residual,
+            notes=self.notes,
+        )  # fmt: skip
 
     def _slides(self, config: Config) -> Sequence[bool] | bool:
         """Return, for each layer (or for all), True if attention has a sliding window.
@@ -93,7 +94,7 @@ def _gelu_gates(config: Config, params: dict[str, Any]) -> list[ModelFileEntry]:
 def _mixture(**options: Any) -> FeedForwardBuilder:
     """Return a function (config, params) that lists the mixture-of-experts entry of each layer.
 
-    ``options`` are those of `experts`; ``=key`` stands for the value of a key in the configuration.
+    ``options`` are those of `mixture_entry`; ``=key`` stands for the value of a key in the configuration.
     """
 
     def feed(config: Config, params: dict[str, Any]) -> list[ModelFileEntry]:
@@ -106,8 +107,12 @@ def _mixture(**options: Any) -> FeedForwardBuilder:
     return feed
 
 
+def _in_all_layers(**options: Any) -> FeedForwardBuilder:
+    """Return a function (config, params) that lists equal mixtures of experts as wide as ``intermediate_size``."""
+    return lambda config, params: [mixture_entry(config, params, ffn="intermediate_size", **options)] * params["layers"]
+
+
 _QK_NORM = {"qk_norm": True}
-_IN_ALL = {"in_all_layers": True, "ffn": ("intermediate_size",)}
 _WITHOUT_MTP = "Modules for multi-token prediction are left out."
 _LAYER_NORM = {"layer_norm": {"bias": False}}
 _NO_MULTIPLIERS_NOTE = "Multipliers of embeddings, residuals, scores and logits are left out."
@@ -143,21 +148,21 @@ _ROWS: dict[str, _Family] = {
     "ernie4_5": _Family("ERNIE 4.5, 2025", bias="use_bias", tied=True),
     "hunyuan_v1_dense": _Family("Hunyuan, 2025", attention=_QK_NORM),
     "seed_oss": _Family("Seed-OSS, 2025", bias="attention_bias", out_bias="attention_out_bias"),
-    "mixtral": _Family("Jiang et al., Mixtral of experts, 2024", bias=False, full_every=0, feed=_mixture(**_IN_ALL)),
+    "mixtral": _Family("Jiang et al., Mixtral of experts, 2024", bias=False, full_every=0, feed=_in_all_layers()),
     "qwen2_moe": _Family(
         "Qwen2-MoE, 2024: shared experts behind a gate", bias="+qkv_bias", out_bias=False,
         feed=_mixture(shared=1, shared_ffn="=shared_expert_intermediate_size", shared_gate=True),
     ),
     "qwen3_moe": _Family("Qwen3-MoE, 2025", attention=_QK_NORM, feed=feed_forward_layers),
-    "olmoe": _Family("OLMoE, 2024", attention={"qk_norm": "all heads"}, feed=_mixture(**_IN_ALL)),
-    "granitemoe": _Family("Granite 3 MoE, 2024", feed=_mixture(**_IN_ALL), notes=_NO_MULTIPLIERS_NOTE, tied=True),
+    "olmoe": _Family("OLMoE, 2024", attention={"qk_norm": "all heads"}, feed=_in_all_layers()),
+    "granitemoe": _Family("Granite 3 MoE, 2024", feed=_in_all_layers(), notes=_NO_MULTIPLIERS_NOTE, tied=True),
     "minimax_m2": _Family(
         "MiniMax M2, 2025", bias=False, attention={"qk_norm": "all heads"}, notes=_WITHOUT_MTP,
-        feed=_mixture(**_IN_ALL, scores="sigmoid"),
+        feed=_in_all_layers(scores="sigmoid"),
     ),
     "gpt_oss": _Family(
         "OpenAI, gpt-oss, 2025: attention sinks, windows on every other layer", bias="+attention_bias",
-        head_dim=64, full_every=2, attention={"sinks": True}, feed=_mixture(**_IN_ALL, bias=True, router_bias=True),
+        head_dim=64, full_every=2, attention={"sinks": True}, feed=_in_all_layers(bias=True, router_bias=True),
     ),
     "step3p7": _Family(
         "Step 3.5 and 3.7 Flash, 2026: a gate for each head, windows on three of four layers", bias=False,
@@ -192,24 +197,18 @@ def llama4(config: Config) -> ModelMapping:
     params = grouped_query_parameters(config)
     layers, step = params["layers"], config.integer("interleave_moe_layer_step", default=1)
     mixed = config.list_value("moe_layers") or [index for index in range(layers) if (index + 1) % step == 0]
-    mixture = feed_forward_layers(
-        config, params, in_all_layers=True, ffn=("intermediate_size",), shared=1, scores="sigmoid"
-    )[0]  # fmt: skip
+    mixture = mixture_entry(config, params, ffn="intermediate_size", shared=1, scores="sigmoid")
     dense: ModelFileEntry = None
     if len(mixed) < layers:
-        words = {**config, "intermediate_size": config.integer("intermediate_size_mlp")}
-        dense = gated_feed_forward(Config(words, config.path), params)
+        wide = config.integer("intermediate_size_mlp")
+        dense = gated_feed_forward(config.replaced(intermediate_size=wide), params)
     every = config.integer("no_rope_layer_interval", default=4)
     chunk = {"window": config.integer("attention_chunk_size", default=8192)}
     attention = attention_options(params, rotary=True, bias=config.flag("attention_bias"))
-    decoder = Decoder(
-        with_vocab_last(params), "rms_norm", attention, None, final_entries=("rms_norm",),
-        ties_embeddings=config.flag("tie_word_embeddings"),
-        notes="Chunks of attention count as windows; norms of queries without weights are left out.",
-    )  # fmt: skip
+    notes = "Chunks of attention count as windows; norms of queries without weights are left out."
     mixers: list[Mapping[str, Any]] = [{} if (index + 1) % every == 0 else chunk for index in range(layers)]
     feeds = [mixture if index in mixed else dense for index in range(layers)]
-    return language_model_file(config, decoder, list(zip(mixers, feeds, strict=True)))
+    return language_model_file(config, Decoder(params, attention=attention, notes=notes), feeds, mixers)
 
 
 @FAMILY_READERS.register("llama4")
@@ -246,27 +245,24 @@ def gemma4(config: Config) -> ModelMapping:
     dense = gated_feed_forward(config, params, default="gelu_pytorch_tanh")
     halves: list[ModelFileEntry] = ["rms_norm", dense, "rms_norm"]
     if config.flag("enable_moe_block"):
-        words = {**config, "num_experts_per_tok": config.integer("top_k_experts"), "hidden_act": "gelu_pytorch_tanh"}
-        mixture = feed_forward_layers(Config(words, config.path), params, in_all_layers=True)[0]
+        top_k = config.integer("top_k_experts")
+        words = config.replaced(num_experts_per_tok=top_k, hidden_act="gelu_pytorch_tanh")
+        mixture = mixture_entry(words, params)
         scales = {"learned": {"parameters": f"={params['hidden']} + {params['experts']}", "of": "scales of the router"}}
-        first: list[ModelFileEntry] = ["rms_norm", dense, "rms_norm"]
-        halves = [{"branches": [first, ["rms_norm", mixture, "rms_norm"]], "join": "add"}, "rms_norm", scales]
-    blocks = [
-        [residual_block_entry("rms_norm",
-            {"attention": wide if kind == "full_attention" else attention | {"window": "=window"}},
-                  "rms_norm"), residual_block_entry(*halves)]
-        for kind in kinds
-    ]  # fmt: skip
-    loops = [
-        {"repeat": times, "name": f"block{number}", "layers": [entry for entries in pattern for entry in entries]}
-        for number, (pattern, times) in enumerate(fold_repeats(blocks), start=1)
-    ]
-    decoder = Decoder(
-        with_vocab_last(params), "rms_norm", {}, None, final_entries=(*loops, "rms_norm"),
-        ties_embeddings=config.flag("tie_word_embeddings", True),
-        notes="The soft cap of logits is left out.",
-    )  # fmt: skip
-    return language_model_file(config, decoder, [])
+        halves = [{"branches": [halves, ["rms_norm", mixture, "rms_norm"]], "join": "add"}, "rms_norm", scales]
+    mixers = [wide if kind == "full_attention" else attention | {"window": "=window"} for kind in kinds]
+
+    def entries(pattern: Sequence[Mapping[str, Any]]) -> list[ModelFileEntry]:
+        feed = residual_block_entry(*halves)
+        return [
+            entry
+            for mixer in pattern
+            for entry in (residual_block_entry("rms_norm", {"attention": mixer}, "rms_norm"), feed)
+        ]
+
+    notes = "The soft cap of logits is left out."
+    loops = loops_of_layers(mixers, entries)
+    return language_model_file(config, Decoder(params, entries_after_embedding=loops, tied=True, notes=notes))
 
 
 @FAMILY_READERS.register("gemma4")
@@ -274,14 +270,15 @@ def gemma4_vision(config: Config) -> ModelMapping:
     """Return the network of a Gemma 4 configuration: the text model, and the parameters of its vision tower."""
     text = config.subconfig("text_config")
     model = gemma4(Config({"tie_word_embeddings": config.flag("tie_word_embeddings", True), **text}, text.path))
-    if config.get("vision_config") is None:
-        return model
-    vision = config.subconfig("vision_config")
-    hidden, ffn = vision.integer("hidden_size"), vision.integer("intermediate_size")
-    block = 4 * hidden**2 + 3 * hidden * ffn + 4 * hidden + 2 * vision.integer("head_dim", default=72)
-    patches = 3 * vision.integer("patch_size") ** 2 * hidden + 2 * vision.integer("position_embedding_size") * hidden
-    tower = patches + vision.integer("num_hidden_layers") * block + hidden * text.integer("hidden_size")
-    return with_vision_tower(model, tower)
+    return with_vision_tower(config, text, model, _gemma_tower_parameters)
+
+
+def _gemma_tower_parameters(config: Config, text: Config) -> int:
+    """Count the parameters of Gemma 4's vision tower and of the projection to the text model's width."""
+    hidden, ffn = config.integer("hidden_size"), config.integer("intermediate_size")
+    block = 4 * hidden**2 + 3 * hidden * ffn + 4 * hidden + 2 * config.integer("head_dim", default=72)
+    patches = 3 * config.integer("patch_size") ** 2 * hidden + 2 * config.integer("position_embedding_size") * hidden
+    return patches + config.integer("num_hidden_layers") * block + hidden * text.integer("hidden_size")
 
 
 @FAMILY_READERS.register("mimo_v2_flash")
@@ -298,24 +295,14 @@ def mimo_v2(config: Config) -> ModelMapping:
     mixed = config.is_layer_of_kind("moe_layer_freq", "mlp_layer_types", "sparse", layers)
     full = {"value_dim": config.integer("v_head_dim", "head_dim")}
     full |= {"sinks": True} if config.flag("add_full_attention_sink_bias") else {}
-    slide = {
-        "heads": config.integer("swa_num_attention_heads", "num_attention_heads"),
-        "kv_heads": config.integer("swa_num_key_value_heads", default=2 * params["kv_heads"]),
-        "head_dim": config.integer("swa_head_dim", "head_dim"),
-        "value_dim": config.integer("swa_v_head_dim", "v_head_dim"),
-        "window": "=window",
-    }
-    slide |= {"sinks": True} if config.flag("add_swa_attention_sink_bias", True) else {}
-    mixture = feed_forward_layers(config, params, in_all_layers=True, scores="sigmoid")[0]
+    slide: dict[str, Any] = config.integers(heads="swa_num_attention_heads num_attention_heads")
+    slide["kv_heads"] = config.integer("swa_num_key_value_heads", default=2 * params["kv_heads"])
+    slide |= config.integers(head_dim="swa_head_dim head_dim", value_dim="swa_v_head_dim v_head_dim")
+    slide |= {"window": "=window"} | ({"sinks": True} if config.flag("add_swa_attention_sink_bias", True) else {})
+    mixture = mixture_entry(config, params, scores="sigmoid")
     dense = gated_feed_forward(config, params) if not all(mixed) else None
     attention = attention_options(params, rotary=True, bias=config.flag("attention_bias"))
-    if attention["bias"]:
-        attention["out_bias"] = False
-    decoder = Decoder(
-        with_vocab_last(params), "rms_norm", attention, None, final_entries=("rms_norm",),
-        ties_embeddings=config.flag("tie_word_embeddings"),
-        notes="Modules for multi-token prediction are left out.",
-    )  # fmt: skip
+    attention |= {"out_bias": False} if attention["bias"] else {}
+    decoder = Decoder(params, attention=attention, notes=_WITHOUT_MTP)
     mixers = [slide if slides else full for slides in pattern]
-    feeds = [mixture if is_mixture else dense for is_mixture in mixed]
-    return language_model_file(config, decoder, list(zip(mixers, feeds, strict=True)))
+    return language_model_file(config, decoder, [mixture if is_mixture else dense for is_mixture in mixed], mixers)

@@ -63,22 +63,21 @@ def add_attention_core(b: NetworkBuilder, call: TracedCall) -> None:
     if any(value is None or len(value.shape) < 2 for value in values):
         raise UntranslatableError("attention over fewer than 2 dims")
     query, key, value = (_four_dims(b, b.place_of(v), v, call) for v in values if v is not None)
-    transposed = bool(call.options.get("transposed_key"))
     if key.tensor.sizes[1] != query.tensor.sizes[1]:
         heads = query.tensor.sizes[1]
         key, value = (b.add_view(x, x.dims | {x.tensor.dims[1]: heads}, call.path) for x in (key, value))
     lead = query.tensor.dims[:2]
-    key_letters = "b h d k" if transposed else "b h k d"
+    key_letters = "b h d k" if call.options.get("transposed_key") else "b h k d"
     dims = [*lead, *(_free(name, lead) for name in ("seq", "keys"))]
     products = {"equation": f"b h q d, {key_letters} -> b h q k", "dims": dims}
     scores = b.add_layer("einsum", products, [query, key], call.path)
-    weights = b.add_layer("softmax", {}, [TensorPlace.output_of(scores)], call.path)
+    weights = b.add_layer("softmax", {}, [scores.place], call.path)
     rate = dropout_rate(call.options.get("dropout_p"))
     if rate:
-        weights = b.add_layer("dropout", {"rate": rate}, [TensorPlace.output_of(weights)], call.path)
+        weights = b.add_layer("dropout", {"rate": rate}, [weights.place], call.path)
     context = {"equation": "b h q k, b h k d -> b h q d", "dims": [*dims[:3], _free("head_dim", dims[:3])]}
-    out = b.add_layer("einsum", context, [TensorPlace.output_of(weights), value], call.path)
-    b.place_by_value[call.out] = b.add_reshape(TensorPlace.output_of(out), call.out.shape, call.path)
+    out = b.add_layer("einsum", context, [weights.place, value], call.path)
+    b.place_by_value[call.out] = b.add_reshape(out.place, call.out.shape, call.path)
 
 
 def _four_dims(b: NetworkBuilder, place: TensorPlace, value: TracedTensor, call: TracedCall) -> TensorPlace:
@@ -157,15 +156,10 @@ def add_multi_head_attention(b: NetworkBuilder, call: TracedCall) -> None:
     entry = b.share_weights(b.add_layer("attention", settings, sources, call.path), call.inputs)
     batch, seq, hidden = entry.out.sizes
     if not call.options["weights"]:  # the output of heads is batch-first and is copied for the output projection
-        entry = b.add_layer(
-            "pass",
-            {"kind": "copy", "of": "transpose", "dims": TensorPlace.output_of(entry).dims, "flops_per_element": 0.0}
-            | {"kept_per_element": 1.0},
-            [TensorPlace.output_of(entry)],
-            call.path,
-        )
+        copy = {"kind": "copy", "of": "transpose", "dims": entry.place.dims, "flops_per_element": 0.0}
+        entry = b.add_layer("pass", copy | {"kept_per_element": 1.0}, [entry.place], call.path)
     dims = {entry.out.dims[1]: seq, "batch": batch, entry.out.dims[2]: hidden}
-    back = b.add_view(TensorPlace.output_of(entry), dims, call.path)
+    back = b.add_view(entry.place, dims, call.path)
     if len(call.out.shape) == 2:
         back = b.add_reshape(back, call.out.shape, call.path)
     if back.tensor.sizes != call.out.shape:
@@ -175,12 +169,8 @@ def add_multi_head_attention(b: NetworkBuilder, call: TracedCall) -> None:
 
 def _origin(value: TracedTensor) -> TracedTensor:
     """Follow a chain of views (reshape, transpose, …) back to the tensor at its start, and return that tensor."""
-    while (
-        value.producing_call is not None
-        and value.producing_call.kind == "view"
-        and value.producing_call.inputs[0] is not None
-    ):
-        value = value.producing_call.inputs[0]
+    while (view := value.producer_of_kind("view")) is not None and view.inputs[0] is not None:
+        value = view.inputs[0]
     return value
 
 
@@ -189,6 +179,5 @@ def _batch_first(b: NetworkBuilder, place: TensorPlace, seq: str, call: TracedCa
 
     A tensor (seq, hidden) gets a batch of 1.
     """
-    sizes = place.tensor.sizes if len(place.tensor.sizes) == 3 else (place.tensor.sizes[0], 1, place.tensor.sizes[1])
-    rows, batch, hidden = sizes
-    return b.add_view(place, {"batch": batch, seq: rows, "hidden": hidden}, call.path)
+    rows, *batch, hidden = place.tensor.sizes
+    return b.add_view(place, {"batch": batch[0] if batch else 1, seq: rows, "hidden": hidden}, call.path)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from paleo.importers._builder import (
     NetworkBuilder,
     OnnxNode,
-    TensorPlace,
     TranslatedCall,
     UntranslatableError,
     register_onnx_reader,
@@ -35,13 +34,9 @@ def _onnx_transposed(node: OnnxNode) -> TranslatedCall:
 
 
 def _onnx_windows(node: OnnxNode) -> dict[str, Any]:
-    options: Mapping[str, Any] = node.options
-    automatic = options.get("auto_pad", "NOTSET")
-    padding: Any = list(options["pads"]) if options.get("pads") else 0
-    if automatic in ("SAME_UPPER", "SAME_LOWER"):
-        padding = "same"
-    elif automatic == "VALID":
-        padding = 0
+    options = node.options
+    automatic = {"SAME_UPPER": "same", "SAME_LOWER": "same", "VALID": 0}
+    padding = automatic.get(options.get("auto_pad", "NOTSET"), list(options.get("pads") or []) or 0)
     return {"stride": options.get("strides"), "dilation": options.get("dilations"), "padding": padding}
 
 
@@ -59,14 +54,14 @@ def add_convolution(b: NetworkBuilder, call: TracedCall) -> None:
         source = b.add_view(source, dict(zip(names, (1, *source.tensor.sizes), strict=True)), call.path)
     if len(source.tensor.dims) != len(weight.shape):
         raise UntranslatableError("an image of another rank")
-    image_dims = ("batch", "channels", *SPATIAL_DIMS[len(source.tensor.dims) - 2])
-    source = b.add_view(source, dict(zip(image_dims, source.tensor.sizes, strict=True)), call.path)
+    names = ("batch", "channels", *SPATIAL_DIMS[rank])
+    source = b.add_view(source, dict(zip(names, source.tensor.sizes, strict=True)), call.path)
     entry = b.add_layer(call.kind, _conv_options(call, weight, source.tensor), [source], call.path)
     b.use_weights_of(owner, entry)
     if len(call.out.shape) == len(weight.shape):
         b.record_output(call.out, entry)
     else:
-        b.place_by_value[call.out] = b.add_reshape(TensorPlace.output_of(entry), call.out.shape, call.path)
+        b.place_by_value[call.out] = b.add_reshape(entry.place, call.out.shape, call.path)
 
 
 def _conv_options(call: TracedCall, weight: TracedTensor, x: Tensor) -> dict[str, Any]:
@@ -96,15 +91,10 @@ def _padding(padding: Any, rank: int) -> Any:
     """
     if isinstance(padding, str):
         return None if padding == "valid" else padding
-    if isinstance(padding, Sequence) and len(padding) == 2 * rank and rank > 1:
-        ends = [(padding[i], padding[i + rank]) for i in range(rank)]
-        if any(before != after for before, after in ends):
+    if isinstance(padding, Sequence) and len(padding) == 2 * rank:
+        if list(padding[:rank]) != list(padding[rank:]):
             raise UntranslatableError("padding that differs from side to side")
-        padding = [before for before, _ in ends]
-    elif isinstance(padding, Sequence) and rank == 1 and len(padding) == 2:
-        if padding[0] != padding[1]:
-            raise UntranslatableError("padding that differs from side to side")
-        padding = padding[0]
+        padding = padding[:rank]
     numbers = values_per_spatial_dim(padding, rank, 0)
     return collapse_equal_values(numbers) if any(numbers) else None
 
@@ -115,9 +105,9 @@ def values_per_spatial_dim(value: Any, rank: int, default: int) -> list[int]:
     >>> values_per_spatial_dim(3, 2, 1), values_per_spatial_dim(None, 2, 1), values_per_spatial_dim([1, 2], 2, 1)
     ([3, 3], [1, 1], [1, 2])
     """
-    if value is None or (isinstance(value, Sequence) and not value):
+    numbers = list(value) if isinstance(value, Sequence) else [] if value is None else [value]
+    if not numbers:
         return [default] * rank
-    numbers = list(value) if isinstance(value, Sequence) else [value]
     return [int(number) for number in (numbers * rank if len(numbers) == 1 else numbers)]
 
 
@@ -149,12 +139,6 @@ def _onnx_pool(node: OnnxNode) -> TranslatedCall:
     return TranslatedCall("max_pool", node.inputs[:1], more | {"dilation": options.get("dilations")})
 
 
-@register_translation("pool_pass")
-def add_pool_pass(b: NetworkBuilder, call: TracedCall) -> None:
-    """Append a generic memory pass to network ``b`` for pooling that has no layer, such as fractional pooling."""
-    add_memory_pass(b, call, "pool")
-
-
 @register_translation("max_pool avg_pool")
 def add_pool_layer(b: NetworkBuilder, call: TracedCall) -> None:
     """Append a max or average pooling layer to network ``b`` for a call with a fixed window size.
@@ -174,10 +158,8 @@ def add_pool_layer(b: NetworkBuilder, call: TracedCall) -> None:
     kernel = values_per_spatial_dim(options["kernel_size"], rank, 1)
     stride = values_per_spatial_dim(options.get("stride"), rank, 0) if options.get("stride") else kernel
     padding = values_per_spatial_dim(options.get("padding"), rank, 0)
-    window: dict[str, Any] = {
-        "kernel": collapse_equal_values(kernel),
-        "stride": None if stride == kernel else collapse_equal_values(stride),
-    }
+    window: dict[str, Any] = {"kernel": collapse_equal_values(kernel)}
+    window["stride"] = None if stride == kernel else collapse_equal_values(stride)
     window["padding"] = collapse_equal_values(padding) if any(padding) else None
     window["ceil"] = True if options.get("ceil_mode") else None
     window["keeps_input"] = True if call.kind == "max_pool" and call.inputs[0] in (call.saved_tensors or ()) else None
@@ -200,5 +182,4 @@ def add_adaptive_pool(b: NetworkBuilder, call: TracedCall) -> None:
     elif set(space) == {1}:
         b.record_output(call.out, b.add_layer("global_pool", {"keep_space": True}, [x], call.path))
     else:
-        entry = b.add_layer("adaptive_avg_pool", {"size": space[0]}, [x], call.path)
-        b.record_output(call.out, entry)
+        b.record_output(call.out, b.add_layer("adaptive_avg_pool", {"size": space[0]}, [x], call.path))

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from paleo.importers._builder import (
-    LayerEntry,
     NetworkBuilder,
     OnnxNode,
     TensorPlace,
@@ -65,19 +65,17 @@ def _as_another(call: TorchInvocation) -> TranslatedCall:
     return TranslatedCall("view", [call.tensor(call.args[0])])
 
 
-@register_torch_reader("add")
-def _add(call: TorchInvocation) -> TranslatedCall:
-    return TranslatedCall("add" if call.has_two_tensors() else "elementwise")
+_SUMS_AND_PRODUCTS = {"add": "add", "mul": "multiply"}
 
 
-@register_torch_reader("mul")
-def _mul(call: TorchInvocation) -> TranslatedCall:
-    return TranslatedCall("multiply" if call.has_two_tensors() else "elementwise")
+@register_torch_reader("add mul")
+def _sum_or_product(call: TorchInvocation) -> TranslatedCall:
+    return TranslatedCall(_SUMS_AND_PRODUCTS[call.name] if call.has_two_tensors() else "elementwise")
 
 
 @register_onnx_reader("Add Mul")
-def _onnx_join(node: OnnxNode) -> TranslatedCall:
-    return TranslatedCall("add" if node.name == "Add" else "multiply", node.inputs)
+def _onnx_sum_or_product(node: OnnxNode) -> TranslatedCall:
+    return TranslatedCall(_SUMS_AND_PRODUCTS[node.name.lower()], node.inputs)
 
 
 @register_translation("activation")
@@ -92,11 +90,9 @@ def add_activation(b: NetworkBuilder, call: TracedCall) -> None:
     if function not in LAYERS:
         raise UntranslatableError(function)
     kept = call.saved_tensors
-    other = (
-        kept is not None and call.out not in kept and bool(kept or call.saved_temporary_elements >= call.out.elements)
-    )
-    other = other and ACTIVATIONS[function][1] == "output"
-    b.record_output(call.out, b.add_layer(function, {"keeps": "input"} if other else {}, [x], call.path))
+    other = kept is not None and call.out not in kept and ACTIVATIONS[function][1] == "output"
+    keeps_input = other and (kept or call.saved_temporary_elements >= call.out.elements)
+    b.record_output(call.out, b.add_layer(function, {"keeps": "input"} if keeps_input else {}, [x], call.path))
 
 
 @register_translation("softmax")
@@ -110,10 +106,10 @@ def add_dropout(b: NetworkBuilder, call: TracedCall) -> None:
     """Append a dropout layer to network ``b``; at a rate of zero the call's output is simply its input."""
     x = b.place_of(call.inputs[0])
     rate = dropout_rate(call.options.get("p", 0.5))
-    if not rate:
+    if rate:
+        b.record_output(call.out, b.add_layer("dropout", {"rate": rate}, [x], call.path))
+    else:
         b.place_by_value[call.out] = x
-        return
-    b.record_output(call.out, b.add_layer("dropout", {"rate": rate}, [x], call.path))
 
 
 @register_translation("add multiply")
@@ -123,15 +119,11 @@ def add_sum_or_product(b: NetworkBuilder, call: TracedCall) -> None:
     Two tensors of equal rank become a layer ``add`` or ``multiply``; a learned table of positions becomes
     ``position_embedding``; all other cases, such as broadcasts, become a generic memory pass.
     """
-    values = [value for value in call.inputs if value is not None]
-    moving = [b.place_of(value) for value in values if not value.is_static and not value.is_integer]
+    values, kept = call.tensors, call.saved_tensors
+    moving = [b.place_of(value) for value in values if value.is_activation]
     exact = len(moving) == 2 and len({len(source.tensor.dims) for source in moving}) == 1
     largest = max((source.tensor for source in moving), key=lambda tensor: tensor.elements, default=None)
-    keeps_both = (
-        call.kind == "add"
-        or call.saved_tensors is None
-        or all(v in call.saved_tensors for v in values if not v.is_static)
-    )
+    keeps_both = call.kind == "add" or kept is None or all(v in kept for v in values if not v.is_static)
     whole = largest is not None and largest.sizes == call.out.shape and not b.new_parameter_count(values)
     if exact and keeps_both and whole:
         b.record_output(call.out, b.add_layer(call.kind, {}, moving, call.path))
@@ -165,27 +157,8 @@ def _positions(
 @register_torch_reader("cat concat concatenate")
 def _cat(call: TorchInvocation) -> TranslatedCall:
     arguments = call.arguments("tensors", "dim")
-    return TranslatedCall(
-        "cat", [call.tensor(tensor) for tensor in arguments["tensors"]], {"dim": arguments.get("dim", 0)}
-    )
-
-
-@register_translation("elementwise")
-def add_elementwise_pass(b: NetworkBuilder, call: TracedCall) -> None:
-    """Append a generic memory pass to network ``b`` for element-wise functions that have no layer, such as exp."""
-    add_memory_pass(b, call, "elementwise")
-
-
-@register_translation("reduce")
-def add_reduction_pass(b: NetworkBuilder, call: TracedCall) -> None:
-    """Append a generic memory pass to network ``b`` for a reduction such as sum or mean."""
-    add_memory_pass(b, call, "reduce")
-
-
-@register_translation("copy")
-def add_copy_pass(b: NetworkBuilder, call: TracedCall) -> None:
-    """Append a memory pass without FLOP to network ``b`` for a call that copies data (pad, stack, roll, sort, …)."""
-    add_memory_pass(b, call, "copy", flops=0.0)
+    tensors = [call.tensor(tensor) for tensor in arguments["tensors"]]
+    return TranslatedCall("cat", tensors, {"dim": arguments.get("dim", 0)})
 
 
 def add_memory_pass(b: NetworkBuilder, call: TracedCall, kind: str, *, flops: float | None = None) -> None:
@@ -198,27 +171,36 @@ def add_memory_pass(b: NetworkBuilder, call: TracedCall, kind: str, *, flops: fl
     if not sources:
         raise UntranslatableError("nothing moves")
     largest = max(sources, key=lambda source: source.tensor.elements)
-    keeps = saved_for_backward(call)
-    first = next((v for v in call.outputs if not (v.is_integer or v.is_static) and v.elements), None)
-    for value in call.outputs:
-        if value.is_integer or value.is_static or not value.elements:
-            continue
-        dims = dict(zip(b.dim_names(value.shape, largest.tensor), value.shape, strict=True)) or {"batch": 1}
+    values = [value for value in call.outputs if value.is_activation and value.elements]
+    for value in values:
+        dims, first = b.dims_of(value.shape, largest.tensor) or {"batch": 1}, value is values[0]
         options: dict[str, Any] = {"kind": kind, "of": call.source_name, "dims": dims, "flops_per_element": flops}
-        options |= {"keeps": keeps, "parameters": b.new_parameter_count(call.inputs) or None}
-        options["kept_per_element"] = b.saved_temporaries_per_element(call, value) if value is first else None
+        options["keeps"] = saved_for_backward(call) if first else None
+        options["parameters"] = b.new_parameter_count(call.inputs) or None
+        options["kept_per_element"] = b.saved_temporaries_per_element(call, value) if first else None
         entry = b.add_layer("pass", options, sources, call.path)
         if value.shape:
             b.record_output(value, entry)
         else:
-            b.place_by_value[value] = TensorPlace.output_of(entry)
-        keeps = None
+            b.place_by_value[value] = entry.place
+
+
+#: Kinds of calls that no layer describes, with the kinds of their passes and the FLOP of an element: element-wise
+#: functions such as exp, reductions such as mean, copies (pad, stack, roll, sort, …), and pooling of unusual windows.
+_PASSES = {
+    "elementwise": ("elementwise", None),
+    "reduce": ("reduce", None),
+    "copy": ("copy", 0.0),
+    "pool_pass": ("pool", None),
+}
+for _call_kind, (_pass_kind, _flops) in _PASSES.items():
+    register_translation(_call_kind)(partial(add_memory_pass, kind=_pass_kind, flops=_flops))
 
 
 @register_translation("cat")
 def add_concatenation(b: NetworkBuilder, call: TracedCall) -> None:
     """Append a concatenation to network ``b`` as a copy; a learned token before a sequence becomes ``class_token``."""
-    values = [value for value in call.inputs if value is not None and value.elements]
+    values = [value for value in call.tensors if value.elements]
     moving = [b.place_of(value) for value in values if not value.is_static]
     longer = len(moving) == 1 and len(call.out.shape) == 3 and call.out.shape[1] == moving[0].tensor.sizes[1] + 1
     if longer and b.new_parameter_count(values) == call.out.shape[2]:
@@ -230,7 +212,7 @@ def add_concatenation(b: NetworkBuilder, call: TracedCall) -> None:
 @register_translation("view")
 def add_views(b: NetworkBuilder, call: TracedCall) -> None:
     """Record that a call's outputs are views of its input (reshape, transpose, cast, …), which cost no time."""
-    x = b.place_of(next(value for value in call.inputs if value is not None and not value.is_static))
+    x = b.place_of(next(value for value in call.tensors if not value.is_static))
     for value in call.outputs:
         b.place_by_value[value] = x if value.shape == x.tensor.sizes else b.add_reshape(x, value.shape, call.path)
 
@@ -241,7 +223,7 @@ def add_slice_views(b: NetworkBuilder, call: TracedCall) -> None:
     if any(value is not None and value.is_integer and not value.is_static for value in call.inputs[1:]):
         add_memory_pass(b, call, "gather", flops=0.0)
         return
-    x = b.place_of(next(value for value in call.inputs if value is not None and not value.is_static))
+    x = b.place_of(next(value for value in call.tensors if not value.is_static))
     whole = bool(call.options.get("keeps_whole"))
     for value in call.outputs:
         if not value.is_integer and value.elements:
@@ -258,11 +240,11 @@ def add_fourier_pass(b: NetworkBuilder, call: TracedCall) -> None:
     source = b.first_activation_input(call)
     if not call.out.elements:
         raise UntranslatableError("an empty transform")
-    dims = dict(zip(b.dim_names(call.out.shape, source.tensor), call.out.shape, strict=True))
+    dims = b.dims_of(call.out.shape, source.tensor)
     length = max(int(size) for size in source.tensor.sizes[1:] or source.tensor.sizes)
     work = {"kind": "copy", "of": call.source_name, "flops_per_element": 5.0 * math.log2(max(length, 2))}
     entry = b.add_layer("pass", work | {"dims": dims, "keeps": saved_for_backward(call)}, [source], call.path)
-    b.place_by_value[call.out] = TensorPlace.output_of(entry)
+    b.place_by_value[call.out] = entry.place
 
 
 @register_onnx_reader("LayerNormalization")
@@ -281,13 +263,11 @@ def add_batch_norm(b: NetworkBuilder, call: TracedCall) -> None:
     x = b.place_of(call.inputs[0])
     if len(x.tensor.dims) < 2:
         raise UntranslatableError("no channels")
-    b.record_output(
-        call.out, _normed(b, "batch_norm", {} if is_parameter_input(call, 1) else {"affine": False}, x, call)
-    )
+    _add_norm(b, call, "batch_norm", {} if is_parameter_input(call, 1) else {"affine": False}, x)
 
 
-def _normed(b: NetworkBuilder, kind: str, options: dict[str, Any], x: TensorPlace, call: TracedCall) -> LayerEntry:
-    return b.share_weights(b.add_layer(kind, options, [x], call.path), call.inputs[1:])
+def _add_norm(b: NetworkBuilder, call: TracedCall, kind: str, options: dict[str, Any], x: TensorPlace) -> None:
+    b.record_output(call.out, b.share_weights(b.add_layer(kind, options, [x], call.path), call.inputs[1:]))
 
 
 @register_translation("layer_norm")
@@ -301,16 +281,15 @@ def add_layer_norm(b: NetworkBuilder, call: TracedCall) -> None:
     weight = next((value for value in call.inputs[1:3] if value is not None), None)
     shape = call.options.get("normalized_shape") or (weight.shape if weight is not None else x.tensor.sizes[-1:])
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    options = (
-        {} if is_parameter_input(call, 2) else {"bias": False} if is_parameter_input(call, 1) else {"affine": False}
-    )
+    scaled = {"bias": False} if is_parameter_input(call, 1) else {"affine": False}
+    options = {} if is_parameter_input(call, 2) else scaled
     if len(shape) == 1:
-        b.record_output(call.out, _normed(b, "layer_norm", options, x, call))
+        _add_norm(b, call, "layer_norm", options, x)
         return
     kept = x.tensor.sizes[: len(x.tensor.sizes) - len(shape)]
     flat = b.add_reshape(x, (*(int(size) for size in kept), math.prod(int(size) for size in shape)), call.path)
-    entry = _normed(b, "layer_norm", options, flat, call)
-    b.place_by_value[call.out] = b.add_view(TensorPlace.output_of(entry), x.dims, call.path)
+    entry = b.share_weights(b.add_layer("layer_norm", options, [flat], call.path), call.inputs[1:])
+    b.place_by_value[call.out] = b.add_view(entry.place, x.dims, call.path)
 
 
 @register_translation("rms_norm")
@@ -319,14 +298,13 @@ def add_rms_norm(b: NetworkBuilder, call: TracedCall) -> None:
 
     A norm without a learned scale becomes a ``add_layer_norm`` with ``affine: false``.
     """
+    x = b.place_of(call.inputs[0])
     if not is_parameter_input(call, 1):
-        b.record_output(call.out, _normed(b, "layer_norm", {"affine": False}, b.place_of(call.inputs[0]), call))
+        _add_norm(b, call, "layer_norm", {"affine": False}, x)
         return
-    kept = {
-        value for part in call.replaced_calls for value in part.saved_tensors or () if value.shape == call.out.shape
-    }
-    options = {"keeps": "normalised"} if len(kept - {call.inputs[0]}) == 1 else {}
-    b.record_output(call.out, _normed(b, "rms_norm", options, b.place_of(call.inputs[0]), call))
+    saved = {value for part in call.replaced_calls for value in part.saved_tensors or ()} - {call.inputs[0]}
+    normalised = sum(value.shape == call.out.shape for value in saved) == 1
+    _add_norm(b, call, "rms_norm", {"keeps": "normalised"} if normalised else {}, x)
 
 
 @register_translation("group_norm instance_norm")
@@ -342,16 +320,14 @@ def add_group_norm(b: NetworkBuilder, call: TracedCall) -> None:
         options["parameters"] = b.new_parameter_count(call.inputs[1:]) or None
         b.record_output(call.out, b.add_layer("pass", options, [x], call.path))
         return
-    b.record_output(call.out, _normed(b, "group_norm", {"groups": groups}, x, call))
+    _add_norm(b, call, "group_norm", {"groups": groups}, x)
 
 
 @register_translation("local_response_norm")
 def add_local_response_norm(b: NetworkBuilder, call: TracedCall) -> None:
     """Append a local response normalisation (Krizhevsky et al., 2012) to network ``b`` for a recorded call."""
-    entry = b.add_layer(
-        "local_response_norm", {"size": call.options.get("size", 5)}, [b.place_of(call.inputs[0])], call.path
-    )
-    b.record_output(call.out, entry)
+    options, x = {"size": call.options.get("size", 5)}, b.place_of(call.inputs[0])
+    b.record_output(call.out, b.add_layer("local_response_norm", options, [x], call.path))
 
 
 @register_onnx_reader("Gather")
@@ -396,4 +372,4 @@ def add_embedding_bag(b: NetworkBuilder, call: TracedCall) -> None:
     options = {"entries": [table.shape[0]], "features": table.shape[1], "bag": x.tensor.sizes[1]}
     entry = b.add_layer("embedding_bag", options, [x], call.path)
     dims = dict(zip(("batch", "features"), call.out.shape, strict=True))
-    b.place_by_value[call.out] = b.add_view(TensorPlace.output_of(entry), dims, call.path)
+    b.place_by_value[call.out] = b.add_view(entry.place, dims, call.path)

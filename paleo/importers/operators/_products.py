@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from paleo.importers._builder import (
@@ -68,9 +71,8 @@ def _tensordot(call: TorchInvocation) -> TranslatedCall:
         second[y] = first[x]
     summed = {first[x] for x, _ in pairs}
     result = [letter for letter in (*first, *second) if letter not in summed]
-    return TranslatedCall(
-        "einsum", [left, right], {"equation": f"{''.join(first)},{''.join(second)}->{''.join(result)}"}
-    )
+    equation = f"{''.join(first)},{''.join(second)}->{''.join(result)}"
+    return TranslatedCall("einsum", [left, right], {"equation": equation})
 
 
 @register_onnx_reader("Gemm")
@@ -98,11 +100,8 @@ def add_linear_layer(b: NetworkBuilder, call: TracedCall) -> None:
     features = call.out.shape[-1]
     dim = output_dim_name(b, x.tensor, features)
     options: dict[str, Any] = {"features": features, "dim": dim, "bias": is_parameter_input(call, 2)}
-    if owner is None:
-        b.record_output(call.out, b.add_layer("linear", options, [x], call.path))
-        return
-    bias = call.inputs[2] if len(call.inputs) > 2 else None
-    if owner.kind == "linear" and (bias is None or not b.new_parameter_count([bias])) and _same_bias(owner, options):
+    same = owner is not None and owner.kind == "linear" and _is_same_product(owner, options)
+    if same and not b.new_parameter_count([call.input(2)]):
         entry = b.add_layer("linear", options, [x], call.path)
         b.use_weights_of(owner, entry)
     else:
@@ -110,9 +109,9 @@ def add_linear_layer(b: NetworkBuilder, call: TracedCall) -> None:
     b.record_output(call.out, entry)
 
 
-def _same_bias(owner: LayerEntry, options: dict[str, Any]) -> bool:
-    same: bool = owner.options["features"] == options["features"]
-    return same and bool(owner.options.get("bias")) == options["bias"]
+def _is_same_product(owner: LayerEntry, options: dict[str, Any]) -> bool:
+    stated = owner.options["features"], bool(owner.options.get("bias"))
+    return stated == (options["features"], options["bias"])
 
 
 def output_dim_name(b: NetworkBuilder, x: Tensor, features: int) -> str:
@@ -138,19 +137,12 @@ def add_tensor_product(b: NetworkBuilder, call: TracedCall) -> None:
     The product is described by one letter per dim. A factor made of parameters alone is a weight. An einsum of one
     factor becomes a memory pass; one of more factors, a chain of products.
     """
-    operands = call.inputs[:2] if call.kind != "einsum" else call.inputs
-    if call.kind == "einsum" and len(operands) == 1:
-        add_memory_pass(b, call, "reduce" if call.out.elements < (operands[0] or call.out).elements else "copy")
+    if call.kind == "einsum" and (len(call.inputs) != 2 or call.flops == 0.0):
+        _add_unusual_einsum(b, call)
         return
-    if call.kind == "einsum" and len(operands) > 2:
-        _chain(b, call)
-        return
-    if call.flops == 0.0 and call.kind == "einsum":  # one factor has size 1 along a summed dim
-        add_memory_pass(b, call, "elementwise")
-        return
-    if len(operands) != 2 or operands[0] is None or operands[1] is None:
+    left, right = call.input(0), call.input(1)
+    if left is None or right is None:
         raise UntranslatableError("a product of other than two tensors")
-    left, right = operands[0], operands[1]
     if call.kind == "einsum":
         sides, letters = einsum_equation_letters(str(call.options["equation"]), left, right)
     else:
@@ -185,6 +177,15 @@ def add_grouped_product(b: NetworkBuilder, call: TracedCall) -> None:
     b.record_output(call.out, b.share_weights(b.add_layer("grouped_linear", options, [x], call.path), call.inputs[1:2]))
 
 
+def _add_unusual_einsum(b: NetworkBuilder, call: TracedCall) -> None:
+    if len(call.inputs) > 2:
+        _chain(b, call)
+    elif len(call.inputs) == 2:  # one factor has size 1 along a summed dim
+        add_memory_pass(b, call, "elementwise")
+    else:
+        add_memory_pass(b, call, "reduce" if call.out.elements < (call.input(0) or call.out).elements else "copy")
+
+
 def _chain(b: NetworkBuilder, call: TracedCall) -> None:
     """Append an einsum of more than two factors to network ``b`` as a chain of products of two, from left to right."""
     sides, _, result = str(call.options["equation"]).replace(" ", "").partition("->")
@@ -200,12 +201,10 @@ def _chain(b: NetworkBuilder, call: TracedCall) -> None:
         if left is None or right is None:
             raise UntranslatableError(sides)
         sizes = dict(zip(letters, left.shape, strict=True)) | dict(zip(side, right.shape, strict=True))
-        step = TracedCall(
-            "einsum", call.source_name, [left, right], [], {"equation": f"{letters},{side}->{out}"}, path=call.path
-        )
-        step.outputs = (
-            [call.out] if last else [TracedTensor(tuple(sizes[letter] for letter in out), "call", producing_call=step)]
-        )
+        equation = {"equation": f"{letters},{side}->{out}"}
+        step = TracedCall("einsum", call.source_name, [left, right], [call.out], equation, path=call.path)
+        if not last:
+            step.outputs = [TracedTensor(tuple(sizes[letter] for letter in out), "call", producing_call=step)]
         add_tensor_product(b, step)
         left, letters = step.out, out
 
@@ -217,11 +216,9 @@ def matmul_einsum_letters(left: Shape, right: Shape) -> tuple[list[list[str]], l
     """
     rank = max(len(left), len(right))
     batch = [f"b{i}" for i in range(rank - 2)]
-    lead = [batch[max(0, rank - len(left)) :] if len(left) > 1 else [], batch[max(0, rank - len(right)) :]]
-    lead[1] = lead[1] if len(right) > 1 else []
+    leads = [batch[rank - len(shape) :] if len(shape) > 1 else [] for shape in (left, right)]
     rows, columns = (["m"] if len(left) > 1 else []), (["n"] if len(right) > 1 else [])
-    sides = [[*lead[0], *rows, "k"], [*lead[1], "k", *columns]]
-    return sides, [*batch, *rows, *columns]
+    return [[*leads[0], *rows, "k"], [*leads[1], "k", *columns]], [*batch, *rows, *columns]
 
 
 def einsum_equation_letters(text: str, left: TracedTensor, right: TracedTensor) -> tuple[list[list[str]], list[str]]:
@@ -234,14 +231,16 @@ def einsum_equation_letters(text: str, left: TracedTensor, right: TracedTensor) 
     factors = sides.split(",")
     if len(factors) != 2:
         raise UntranslatableError(text)
-    lettered = [_spelled_out(side, value.shape) for side, value in zip(factors, (left, right), strict=True)]
-    if not arrow:
-        joined = [letter for side in lettered for letter in side]
-        letters = sorted(letter for letter in joined if joined.count(letter) == 1)
-        return lettered, letters
-    ellipsis = max((_ellipsis(side, value.shape) for side, value in zip(factors, (left, right), strict=True)), key=len)
-    letters = [*result.partition("...")[0], *(ellipsis if "..." in result else []), *result.partition("...")[2]]
-    return lettered, letters
+    shapes = (left.shape, right.shape)
+    ellipses = [_ellipsis(side, shape) for side, shape in zip(factors, shapes, strict=True)]
+    lettered = [_spelled_out(side, ellipsis) for side, ellipsis in zip(factors, ellipses, strict=True)]
+    for side, letters, shape in zip(factors, lettered, shapes, strict=True):
+        if len(letters) != len(shape):
+            raise UntranslatableError(side)
+    if arrow:
+        return lettered, _spelled_out(result, max(ellipses, key=len))
+    counts = Counter(chain(*lettered))
+    return lettered, sorted(letter for letter, count in counts.items() if count == 1)
 
 
 def _ellipsis(side: str, shape: Shape) -> list[str]:
@@ -249,9 +248,6 @@ def _ellipsis(side: str, shape: Shape) -> list[str]:
     return [f"e{place}" for place in range(count)][::-1]
 
 
-def _spelled_out(side: str, shape: Shape) -> list[str]:
+def _spelled_out(side: str, ellipsis: Sequence[str]) -> list[str]:
     before, dots, after = side.partition("...")
-    letters = [*before, *(_ellipsis(side, shape) if dots else []), *after]
-    if len(letters) != len(shape):
-        raise UntranslatableError(side)
-    return letters
+    return [*before, *(ellipsis if dots else []), *after]

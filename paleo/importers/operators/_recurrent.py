@@ -92,8 +92,7 @@ def add_onnx_rnn(b: NetworkBuilder, call: TracedCall) -> None:
     entry = b.add_layer(call.options["cell"], _settings(call, call.options["hidden"]), [x], call.path)
     for value in call.outputs:
         if value.elements:
-            dims = dict(zip(b.dim_names(value.shape), value.shape, strict=True))
-            b.place_by_value[value] = b.add_view(TensorPlace.output_of(entry), dims, call.path)
+            b.place_by_value[value] = b.add_view(entry.place, b.dims_of(value.shape), call.path)
 
 
 def _settings(call: TracedCall, hidden: int) -> dict[str, Any]:
@@ -124,9 +123,9 @@ def add_torch_rnn(b: NetworkBuilder, call: TracedCall) -> None:
     settings["kept_per_state"] = round(kept, 2) if call.saved_tensors is not None and kept > 0 else None
     rate = dropout_rate(options.get("dropout"))
     for layer in range(options["layers"]):
-        x = TensorPlace.output_of(b.add_layer(options["cell"], settings, [x], call.path))
+        x = b.add_layer(options["cell"], settings, [x], call.path).place
         if rate and layer + 1 < options["layers"]:
-            x = TensorPlace.output_of(b.add_layer("dropout", {"rate": rate}, [x], call.path))
+            x = b.add_layer("dropout", {"rate": rate}, [x], call.path).place
     _place_outputs(b, call, x)
 
 
@@ -162,8 +161,7 @@ def _place_outputs(b: NetworkBuilder, call: TracedCall, x: TensorPlace) -> None:
     b.place_by_value[call.out] = out
     for state in call.outputs[1:]:
         if state.elements and not state.is_integer:
-            dims = dict(zip(b.dim_names(state.shape, None), state.shape, strict=True))
-            b.place_by_value[state] = b.add_view(x, dims, call.path)
+            b.place_by_value[state] = b.add_view(x, b.dims_of(state.shape), call.path)
 
 
 @register_translation("cell")
@@ -171,30 +169,23 @@ def add_recurrent_cell(b: NetworkBuilder, call: TracedCall) -> None:
     """Append one step of a recurrent cell to network ``b``: linear layers of input and state, a pass for the gates."""
     weights = call.inputs[2:6]
     biases = len(weights) > 2 and weights[2] is not None
-    gates = [
-        _gate_product(b, call, source, weight, bias=biases)
-        for source, weight in ((call.inputs[0], weights[0]), (call.inputs[1], weights[1]))
-    ]
+    gates = [_gate_product(b, call, call.inputs[place], weights[place], bias=biases) for place in (0, 1)]
     states = [b.place_of(value) for value in call.inputs[6:] if value is not None and not value.is_static]
     kept = call.saved_temporary_elements / float(gates[0].out.elements)
     keeps = "output" if call.saved_tensors is not None and call.out in call.saved_tensors else None
     for value in call.outputs:
-        dims = dict(zip(b.dim_names(value.shape, gates[0].out), value.shape, strict=True))
+        dims = b.dims_of(value.shape, gates[0].out)
         options = {"kind": "elementwise", "of": call.source_name, "dims": dims, "flops_per_element": 10.0}
         options |= {"kept_per_element": kept or None, "keeps": keeps}
-        b.record_output(value, b.add_layer("pass", options, [*map(TensorPlace.output_of, gates), *states], call.path))
+        b.record_output(value, b.add_layer("pass", options, [*(gate.place for gate in gates), *states], call.path))
         kept, keeps = 0.0, None
 
 
 def _gate_product(b: NetworkBuilder, call: TracedCall, source: Any, weight: Any, *, bias: bool) -> LayerEntry:
     matrix, owner = b.weight_and_owner(weight)
     options = {"features": matrix.shape[0], "dim": "gates", "bias": bias}
-    x = b.place_of(source)
-    if owner is None:
-        return b.add_layer("linear", options, [x], call.path)
-    # Later steps use the weights of an earlier one.
-    entry = b.add_layer("linear", options, [x], call.path)
-    entry.weight_owner = _holder(b, owner, matrix.shape)
+    entry = b.add_layer("linear", options, [b.place_of(source)], call.path)
+    entry.weight_owner = None if owner is None else _holder(b, owner, matrix.shape)
     return entry
 
 
@@ -205,8 +196,7 @@ def _holder(b: NetworkBuilder, owner: LayerEntry, shape: Sequence[int]) -> Layer
     """
     entries = b.network.entries
     place = entries.index(owner)
-    earlier = entries[max(0, place - _CELL_ENTRIES) : place + 1]
-    for entry in earlier:
+    for entry in entries[max(0, place - _CELL_ENTRIES) : place + 1]:
         if entry.kind == "linear" and entry.weight_owner is None and entry.options["features"] == shape[0]:
             inputs = next((op.read_tensors[1] for op in entry.operations), None)
             if inputs is not None and inputs.elements == shape[0] * shape[1]:

@@ -7,17 +7,19 @@ down projection.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from paleo.importers._network_trace import Trace, TracedCall, TracedTensor, dropout_rate, make_call
+from paleo.importers._network_trace import Trace, TracedCall, TracedTensor, dropout_rate
 from paleo.importers.patterns._elementary_steps import (
     CHEAP_CALL_KINDS,
     DATA_MOVING_KINDS,
     NORM_CALL_KINDS,
     MatchedSubgraph,
-    is_self_contained,
+    TensorReaders,
     reads_outside_activations,
 )
+from paleo.importers.transformers_configuration import GATED_ACTIVATIONS
 
 
 def find_unfused_attention(trace: Trace) -> list[MatchedSubgraph]:
@@ -25,45 +27,31 @@ def find_unfused_attention(trace: Trace) -> list[MatchedSubgraph]:
 
     Each group of such calls is returned with a substitute, one call of kind ``sdpa``.
     """
-    consumers, outputs = trace.consumers(), set(trace.outputs)
-    groups = []
-    for call in trace.calls:
-        if call.kind == "softmax" and len(call.out.shape) in (3, 4) and not call.out.is_static:
-            group = _scores_around(call, consumers, outputs)
-            if group is not None:
-                groups.append(group)
-    return groups
+    readers = TensorReaders(trace)
+    softmaxes = (call for call in trace.calls if call.kind == "softmax" and not call.out.is_static)
+    groups = (_scores_around(call, readers) for call in softmaxes if len(call.out.shape) in (3, 4))
+    return [group for group in groups if group is not None]
 
 
-def _scores_around(
-    softmax: TracedCall, consumers: dict[TracedTensor, list[TracedCall]], outputs: set[TracedTensor]
-) -> MatchedSubgraph | None:
-    before = _up_to_product(softmax)
-    after = _down_to_product(softmax, consumers)
+def _scores_around(softmax: TracedCall, readers: TensorReaders) -> MatchedSubgraph | None:
+    before, after = _up_to_product(softmax), _down_to_product(softmax, readers)
     if before is None or after is None:
         return None
     scores, chain, causal = before
     context, passes, dropout = after
-    query, key = scores.inputs[0], scores.inputs[1]
-    value = context.inputs[1]
+    (query, key), value = scores.inputs[:2], context.inputs[1]
     if query is None or key is None or value is None or len(query.shape) not in (3, 4):
         return None
     calls = [scores, *chain, softmax, *passes, context]
-    if not is_self_contained(calls, context.out, consumers, outputs):
+    if not readers.is_self_contained(calls, context.out):
         return None
-    masks = [v for call in chain for v in call.inputs if v is not None and v.is_static and v.parameter_names]
+    masks = dict.fromkeys(v for call in chain for v in call.tensors if v.is_static and v.parameter_names)
     options = {"is_causal": causal, "dropout_p": dropout, "transposed_key": True}
     flops = (scores.flops or 0.0) + (context.flops or 0.0)
-    substitute = make_call(
-        "sdpa",
-        "attention written out",
-        [query, key, value, None, *dict.fromkeys(masks)],
-        [(context.out.shape, False)],
-        options=options,
-        flops=flops,
-        path=softmax.path,
+    inputs = [query, key, value, None, *masks]
+    return MatchedSubgraph(
+        calls, context.out, "sdpa", "attention written out", inputs, options=options, flops=flops, path=softmax.path
     )
-    return MatchedSubgraph(calls, substitute, context.out)
 
 
 def _up_to_product(softmax: TracedCall) -> tuple[TracedCall, list[TracedCall], bool] | None:
@@ -80,15 +68,14 @@ def _up_to_product(softmax: TracedCall) -> tuple[TracedCall, list[TracedCall], b
             return None
         if call.kind in ("matmul", "baddbmm") and call.out.elements == softmax.out.elements:
             return call, chain, causal
-        moving = [v for v in call.inputs if v is not None and not v.is_static and not v.is_integer]
-        if call.kind not in ("elementwise", "add", "multiply", "view", "dropout", "copy", "activation") or not moving:
+        moving = [v for v in call.tensors if v.is_activation]
+        if call.kind not in ("elementwise", "add", "multiply", "view", "dropout", "copy", "activation"):
+            return None
+        if len(moving) != 1 or moving[0].elements != softmax.out.elements:
             return None
         causal = causal or is_causal_mask(call)
-        large = [v for v in moving if v.elements == softmax.out.elements]
-        if len(large) != 1 or len(moving) != 1:
-            return None
         chain.append(call)
-        value = large[0]
+        value = moving[0]
     return None
 
 
@@ -97,7 +84,7 @@ def is_causal_mask(call: TracedCall, depth: int = 12) -> bool:
 
     At most ``depth`` calls are followed backwards.
     """
-    stack, seen = [(v, depth) for v in call.inputs if v is not None and v.is_static], set[int]()
+    stack, seen = [(v, depth) for v in call.tensors if v.is_static], set[int]()
     while stack:
         value, left = stack.pop()
         if value.producing_call is None or id(value) in seen or not left:
@@ -105,13 +92,11 @@ def is_causal_mask(call: TracedCall, depth: int = 12) -> bool:
         seen.add(id(value))
         if value.producing_call.source_name.strip("_") in ("tril", "triu"):
             return True
-        stack.extend((v, left - 1) for v in value.producing_call.inputs if v is not None)
+        stack.extend((v, left - 1) for v in value.producing_call.tensors)
     return False
 
 
-def _down_to_product(
-    softmax: TracedCall, consumers: dict[TracedTensor, list[TracedCall]]
-) -> tuple[TracedCall, list[TracedCall], float] | None:
+def _down_to_product(softmax: TracedCall, readers: TensorReaders) -> tuple[TracedCall, list[TracedCall], float] | None:
     """Trace forward from a softmax to the product with the values, across dropout and views.
 
     Returns (call of the product, calls in between, dropout rate), or None if no product is found.
@@ -119,10 +104,9 @@ def _down_to_product(
     chain: list[TracedCall] = []
     dropout, value = 0.0, softmax.out
     for _ in range(8):
-        readers = consumers.get(value, [])
-        if len(readers) != 1:
+        call = readers.sole_reader(value)
+        if call is None:
             return None
-        call = readers[0]
         if call.kind == "matmul" and call.inputs[0] is value:
             return call, chain, dropout
         if call.kind not in ("dropout", "view", "copy") or call.out.elements != softmax.out.elements:
@@ -142,8 +126,7 @@ class _Source:
     def __init__(self, linear: TracedCall, calls: list[TracedCall]) -> None:
         self.linear, self.calls = linear, calls
         self.rotary = any(
-            call.kind in ("multiply", "elementwise")
-            and any(v is not None and v.is_static and v.elements > 1 for v in call.inputs)
+            call.kind in ("multiply", "elementwise") and any(v.is_static and v.elements > 1 for v in call.tensors)
             for call in calls
         )
         self.norms = [call for call in calls if call.kind in NORM_CALL_KINDS]
@@ -154,22 +137,17 @@ def _source(value: TracedTensor) -> _Source | None:
     linear, calls, stack, seen = None, list[TracedCall](), [value], set[int]()
     while stack:
         value = stack.pop()
-        if value.is_static or value.is_integer or id(value) in seen:
+        if not value.is_activation or id(value) in seen:
             continue
         seen.add(id(value))
         call = value.producing_call
-        if call is None:
-            return None
-        if call.kind == "linear":
-            if linear is not None and call is not linear:
-                return None
+        if call is not None and call.kind == "linear" and linear in (None, call):
             linear = call
-        elif call.kind in CHEAP_CALL_KINDS:
-            if call not in calls:
-                calls.append(call)
-                stack.extend(v for v in call.inputs if v is not None)
-        else:
+        elif call is None or call.kind not in CHEAP_CALL_KINDS:
             return None
+        elif call not in calls:
+            calls.append(call)
+            stack.extend(call.tensors)
     return None if linear is None else _Source(linear, calls)
 
 
@@ -178,14 +156,9 @@ def find_attention_layers(trace: Trace) -> list[MatchedSubgraph]:
 
     Each group of such calls is returned with a substitute, one call of kind ``attention``.
     """
-    consumers, outputs = trace.consumers(), set(trace.outputs)
-    groups = []
-    for call in trace.calls:
-        if call.kind == "sdpa":
-            group = _attention_around(call, consumers, outputs)
-            if group is not None:
-                groups.append(group)
-    return groups
+    readers = TensorReaders(trace)
+    groups = (_attention_around(call, readers) for call in trace.calls if call.kind == "sdpa")
+    return [group for group in groups if group is not None]
 
 
 class _Projections:
@@ -195,7 +168,7 @@ class _Projections:
     """
 
     def __init__(
-        self, sources: tuple[_Source, _Source, _Source], core: TracedCall, moves: list[TracedCall], output: TracedCall
+        self, sources: Sequence[_Source], core: TracedCall, moves: list[TracedCall], output: TracedCall
     ) -> None:
         self.query, self.key, self.value = self.sources = sources
         self.core, self.moves, self.output = core, moves, output
@@ -233,60 +206,39 @@ class _Projections:
         }
 
 
-def _projections(core: TracedCall, consumers: dict[TracedTensor, list[TracedCall]]) -> _Projections | None:
-    sources = [_source(value) for value in core.inputs[:3] if value is not None]
-    output = _output_projection(core, consumers)
-    match sources:
-        case [_Source() as query, _Source() as key, _Source() as value] if output is not None:
-            return _Projections((query, key, value), core, *output)
-    return None
-
-
-def _attention_around(
-    core: TracedCall, consumers: dict[TracedTensor, list[TracedCall]], outputs: set[TracedTensor]
-) -> MatchedSubgraph | None:
-    projections = _projections(core, consumers)
-    sizes = None if projections is None else _heads(core, *projections.linears, projections.output)
-    if projections is None or sizes is None:
+def _attention_around(core: TracedCall, readers: TensorReaders) -> MatchedSubgraph | None:
+    sources = [source for value in core.tensors[:3] if (source := _source(value)) is not None]
+    ending = _output_projection(core, readers)
+    if None in core.inputs[:3] or len(sources) != 3 or ending is None:
+        return None
+    projections, output = _Projections(sources, core, *ending), ending[1].out
+    sizes = _heads(core, *projections.linears, projections.output)
+    if sizes is None:
         return None
     heads, inputs = sizes
-    options, calls, output = projections.options(heads["head_dim"]), projections.calls, projections.output
-    if (
-        options is None
-        or not is_self_contained(calls, output.out, consumers, outputs)
-        or reads_outside_activations(calls, inputs)
-    ):
+    options, calls = projections.options(heads["head_dim"]), projections.calls
+    if options is None or not readers.is_self_contained(calls, output) or reads_outside_activations(calls, inputs):
         return None
-    substitute = make_call(
-        "attention",
-        "attention",
-        [*inputs, *projections.weights],
-        [(output.out.shape, False)],
-        options=heads | options | {"inputs": len(inputs)},
-        flops=sum(call.flops or 0.0 for call in calls),
-        path=core.path,
+    options |= heads | {"inputs": len(inputs)}
+    flops = sum(call.flops or 0.0 for call in calls)
+    inputs += projections.weights
+    return MatchedSubgraph(
+        calls, output, "attention", "attention", inputs, options=options, flops=flops, path=core.path
     )
-    return MatchedSubgraph(calls, substitute, output.out)
 
 
 def _masked(core: TracedCall) -> bool:
-    mask = core.inputs[3] if len(core.inputs) > 3 else None
-    return (
-        mask is not None
-        and mask.producing_call is not None
-        and (mask.producing_call.source_name.strip("_") in ("tril", "triu") or is_causal_mask(mask.producing_call))
-    )
+    mask = core.input(3)
+    maker = mask.producing_call if mask is not None else None
+    return maker is not None and (maker.source_name.strip("_") in ("tril", "triu") or is_causal_mask(maker))
 
 
-def _output_projection(
-    core: TracedCall, consumers: dict[TracedTensor, list[TracedCall]]
-) -> tuple[list[TracedCall], TracedCall] | None:
+def _output_projection(core: TracedCall, readers: TensorReaders) -> tuple[list[TracedCall], TracedCall] | None:
     chain, value = list[TracedCall](), core.out
     for _ in range(12):
-        readers = consumers.get(value, [])
-        if len(readers) != 1:
+        call = readers.sole_reader(value)
+        if call is None:
             return None
-        call = readers[0]
         if call.kind == "linear" and call.inputs[0] is value:
             return chain, call
         if call.kind not in DATA_MOVING_KINDS or call.out.elements != value.elements:
@@ -316,35 +268,30 @@ def _heads(
     if v.shape[-2] != memory.shape[1] or output.out.shape != x.shape or heads < 1:
         return None
     total = sum(widths.values())
-    kv = total // head_dim - heads
-    if total % head_dim or kv < 2 or kv % 2 or heads % (kv // 2):
+    kv_heads, odd = divmod(total // head_dim - heads, 2)
+    if total % head_dim or kv_heads < 1 or odd or heads % kv_heads:
         return None
-    kv_heads = kv // 2
-    packed_all, packed_kv = query is key and key is value, key is value and query is not key
-    separate = query is not key and key is not value and query is not value
-    if packed_all and memory is not x:
+    if len(widths) == 1 and memory is not x:
         return None
-    if separate and (widths[id(query)] != heads * head_dim or widths[id(key)] != widths[id(value)]):
+    if len(widths) == 2 and key is not value:  # the query's product holds the keys or the values alone
         return None
-    if not (packed_all or packed_kv or separate):
+    if len(widths) == 3 and (widths[id(query)] != heads * head_dim or widths[id(key)] != widths[id(value)]):
         return None
-    inputs = [x] if memory is x else [x, memory]
-    return {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}, inputs
+    return {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}, [x] if memory is x else [x, memory]
 
 
 def _query_norms(query: _Source, key: _Source, value: _Source, head_dim: int) -> bool | None:
     """Return True if queries and keys have a norm per head, False if they have none, None for any other norms."""
     if not (query.norms or key.norms or value.norms):
         return False
-    norm_sizes = [
-        [w.elements for w in call.inputs[1:] if w is not None] for source in (query, key) for call in source.norms
-    ]
-    good = len(query.norms) == 1 and len(key.norms) == 1 and query.linear is not key.linear and not value.norms
-    return True if good and all(sizes == [head_dim] for sizes in norm_sizes) else None
+    norms = [*query.norms, *key.norms]
+    alike = len(query.norms) == len(key.norms) == 1 and query.linear is not key.linear and not value.norms
+    sizes = [[weight.elements for weight in norm.inputs[1:] if weight is not None] for norm in norms]
+    return True if alike and sizes == [[head_dim]] * 2 else None
 
 
 def _biases(query: TracedCall, key: TracedCall, value: TracedCall, output: TracedCall) -> dict[str, bool | None] | None:
-    q, k, v, o = (len(call.inputs) > 2 and call.inputs[2] is not None for call in (query, key, value, output))
+    q, k, v, o = (call.input(2) is not None for call in (query, key, value, output))
     if q == v and (k == q or q):
         return {"bias": q, "key_bias": None if k == q else False, "out_bias": o}
     return None
@@ -355,75 +302,46 @@ def find_feed_forward_blocks(trace: Trace) -> list[MatchedSubgraph]:
 
     Each group of such calls is returned with a substitute, one call of kind ``mlp``.
     """
-    consumers, outputs = trace.consumers(), set(trace.outputs)
-    groups = []
-    for call in trace.calls:
-        if call.kind == "linear" and call.inputs[0] is not None and not call.out.is_static:
-            group = _feed_forward_before(call, consumers, outputs)
-            if group is not None:
-                groups.append(group)
-    return groups
+    readers = TensorReaders(trace)
+    linears = (call for call in trace.calls if call.kind == "linear" and not call.out.is_static)
+    groups = (_feed_forward_before(call, call.inputs[0], readers) for call in linears if call.inputs[0] is not None)
+    return [group for group in groups if group is not None]
 
 
-def _feed_forward_before(
-    down: TracedCall, consumers: dict[TracedTensor, list[TracedCall]], outputs: set[TracedTensor]
-) -> MatchedSubgraph | None:
-    value, calls, dropout = down.inputs[0], [down], 0.0
-    if value is not None and value.producing_call is not None and value.producing_call.kind == "dropout":
-        dropout = dropout_rate(value.producing_call.options.get("p", 0.5))
-        calls.append(value.producing_call)
-        value = value.producing_call.inputs[0]
-    inner = value.producing_call if value is not None else None
+def _feed_forward_before(down: TracedCall, hidden: TracedTensor, readers: TensorReaders) -> MatchedSubgraph | None:
+    """Find the feed-forward block around its down projection, which reads ``hidden``; None if there is none."""
+    calls, dropout, value = [down], 0.0, hidden
+    if (dropped := value.producer_of_kind("dropout")) is not None and dropped.inputs[0] is not None:
+        dropout, value = dropout_rate(dropped.options.get("p", 0.5)), dropped.inputs[0]
+        calls.append(dropped)
+    inner = value.producing_call
     block = None if inner is None else _plain_up(inner) if inner.kind == "activation" else _gated_up(inner)
     if block is None:
         return None
     function, more, ups = block
     calls += [*more, *ups]
     x = ups[0].inputs[0]
-    same = x is not None and x.shape == down.out.shape and len(x.shape) > 1
-    biases = {len(call.inputs) > 2 and call.inputs[2] is not None for call in (*ups, down)}
-    if (
-        x is None
-        or not same
-        or len(biases) != 1
-        or not is_self_contained(calls, down.out, consumers, outputs)
-        or reads_outside_activations(calls, [x])
-    ):
+    biases = {call.input(2) is not None for call in (*ups, down)}
+    if x is None or x.shape != down.out.shape or len(x.shape) < 2 or len(biases) != 1:
         return None
-    options = {
-        "ffn": down.inputs[0].shape[-1] if down.inputs[0] else 0,
-        "activation": function,
-        "bias": biases.pop(),
-        "dropout": dropout,
-    }
+    if not readers.is_self_contained(calls, down.out) or reads_outside_activations(calls, [x]):
+        return None
+    options = {"ffn": hidden.shape[-1], "activation": function, "bias": biases.pop(), "dropout": dropout}
     weights = [w for call in (*ups, down) for w in call.inputs[1:] if w is not None]
     flops = sum(call.flops or 0.0 for call in calls)
-    substitute = make_call(
-        "mlp", "feed forward", [x, *weights], [(down.out.shape, False)], options=options, flops=flops, path=down.path
+    return MatchedSubgraph(
+        calls, down.out, "mlp", "feed forward", [x, *weights], options=options, flops=flops, path=down.path
     )
-    return MatchedSubgraph(calls, substitute, down.out)
 
 
+#: Activation, calls between the projections, and up projections of a feed-forward block.
 _Up = tuple[str, list[TracedCall], list[TracedCall]]
-
-
 _PLAIN_FUNCTIONS = frozenset({"gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh"})
 
 
-_GATES = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu", "relu": "reglu"}
-
-
-def _projection(value: TracedTensor | None) -> TracedCall | None:
-    return (
-        value.producing_call
-        if value is not None and value.producing_call is not None and value.producing_call.kind == "linear"
-        else None
-    )
-
-
 def _plain_up(act: TracedCall) -> _Up | None:
-    up = _projection(act.inputs[0])
-    function = act.options.get("function", "")
+    x, function = act.inputs[0], act.options.get("function", "")
+    up = x.producer_of_kind("linear") if x is not None else None
     return (function, [act], [up]) if up is not None and function in _PLAIN_FUNCTIONS else None
 
 
@@ -432,23 +350,17 @@ def _gated_up(product: TracedCall) -> _Up | None:
     if product.kind != "multiply" or len(product.inputs) != 2:
         return None
     for gate, other in (product.inputs, product.inputs[::-1]):
-        act = gate.producing_call if gate is not None else None
-        if act is None or act.kind != "activation" or act.options.get("function") not in _GATES:
+        act = gate.producer_of_kind("activation") if gate is not None else None
+        gated = GATED_ACTIVATIONS.get(act.options.get("function", "")) if act is not None else None
+        if act is None or gated is None:
             continue
-        first, second = _projection(act.inputs[0]), _projection(other)
-        halves = [
-            v.producing_call
-            for v in (act.inputs[0], other)
-            if v is not None and v.producing_call is not None and v.producing_call.kind == "slice"
-        ]
-        packed = _projection(halves[0].inputs[0]) if len(halves) == 2 else None
+        factors = [value for value in (act.inputs[0], other) if value is not None]
+        halves = [half for value in factors if (half := value.producer_of_kind("slice")) is not None]
+        source = halves[0].inputs[0] if len(halves) == 2 else None
+        packed = source.producer_of_kind("linear") if source is not None else None
         if packed is not None and all(half.inputs[0] is packed.out for half in halves):
-            return _GATES[act.options["function"]], list(dict.fromkeys([product, act, *halves])), [packed]
-        if (
-            first is not None
-            and second is not None
-            and first.inputs[0] is second.inputs[0]
-            and first.out.shape == second.out.shape
-        ):
-            return _GATES[act.options["function"]], [product, act], [first, second]
+            return gated, list(dict.fromkeys([product, act, *halves])), [packed]
+        ups = [up for value in factors if (up := value.producer_of_kind("linear")) is not None]
+        if len(ups) == 2 and ups[0].inputs[0] is ups[1].inputs[0] and ups[0].out.shape == ups[1].out.shape:
+            return gated, [product, act], ups
     return None
