@@ -310,11 +310,13 @@ CHINCHILLA = ParametricLossLaw(
     source="Besiroglu et al., Chinchilla scaling: a replication attempt, arXiv:2404.10102, table 1 (best fit)",
 )  # fmt: skip
 LOSS_LAWS.register("chinchilla")(CHINCHILLA)
-_AS_PRINTED = {
-    "irreducible": 1.69, "a": 406.4, "alpha": 0.34, "b": 410.7, "beta": 0.28, "residual": 0.021,
-    "source": "Hoffmann et al. 2022, eq. 10, as printed; superseded by the corrected constants",
-}  # fmt: skip
-LOSS_LAWS.register("chinchilla-2022")(CHINCHILLA.model_copy(update=_AS_PRINTED))
+LOSS_LAWS.register("chinchilla-2022")(
+    ParametricLossLaw(
+        irreducible_loss=1.69, a=406.4, alpha=0.34, b=410.7, beta=0.28,
+        fitted_parameter_range=CHINCHILLA.fitted_parameter_range, fitted_flops_range=CHINCHILLA.fitted_flops_range,
+        residual=0.021, source="Hoffmann et al. 2022, eq. 10, as printed; superseded by the corrected constants",
+    )  # fmt: skip
+)
 
 
 def best_batch_tokens(tokens: Numbers) -> Array:

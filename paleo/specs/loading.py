@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, Self, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -198,6 +198,12 @@ class Spec(BaseModel):
                 raise SpecError(_first_problem(type(self), stated, type(self).__name__, error)) from None
 
         __init__.__pydantic_base_init__ = True  # files are validated elsewhere, with the file name in messages
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with some fields changed; pydantic alone would keep the value of a misspelt field."""
+        if unknown := {*(update or {})} - {*type(self).model_fields}:
+            raise AttributeError(f"{type(self).__name__} has no fields {sorted(unknown)}")
+        return super().model_copy(update=update, deep=deep)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

@@ -592,7 +592,7 @@ def map_device_dtype_and_arithmetic_unit(
 
 
 def unit_family(prefix: str, device: str, dtype: str, compute: str) -> str:
-    """Return the family of a kernel by the arithmetic unit that runs it: ``PREFIX.tensor``, ``.half`` or ``.vector``.
+    """Return the family of a kernel by its arithmetic unit: the prefix with ".tensor", ".half" or ".vector".
 
     Parameters
     ----------

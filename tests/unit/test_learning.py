@@ -109,6 +109,8 @@ def test_published_constants() -> None:
     with pytest.raises(SpecError, match="endless data"):
         CHINCHILLA.tokens_to_loss(1.8, 1e9)
     assert CHINCHILLA.warnings(1e12, 1e13) != ()
+    # Hoffmann et al. 2022, eq. 10: 1.69 + 406.4 / 70e9^0.34 + 410.7 / 1.4e12^0.28 = 1.69 + 0.0837 + 0.1629
+    assert float(LOSS_LAWS["chinchilla-2022"].loss(70e9, 1.4e12)) == pytest.approx(1.9366, abs=2e-4)
 
 
 def test_best_batch_costs_nothing() -> None:

@@ -18,6 +18,7 @@ from paleo.specs.loading import (
     read_yaml,
     validate_mapping,
 )
+from paleo.specs.run import Run
 from paleo.units import BytesPerSecond, Seconds
 
 
@@ -205,3 +206,9 @@ def test_extend_of_nothing_is_an_error(tmp_path: Path, text: str, message: str) 
     (path := tmp_path / "one.yaml").write_text(text)
     with pytest.raises(SpecError, match=message):
         read_entry("devices", path)
+
+
+def test_a_copy_refuses_a_field_that_is_not_there() -> None:
+    with pytest.raises(AttributeError, match=r"Run has no fields \['gpu'\]"):
+        Run().model_copy(update={"gpu": 8, "batch": 4})
+    assert Run().model_copy(update={"gpus": 8}).gpus == 8

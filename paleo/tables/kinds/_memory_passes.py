@@ -73,10 +73,7 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
     host_parameters = ("launch_time", "kernel_time", "host_overlap")
 
     def fit_settings(self, target: FitTarget) -> FitSettings:
-        """Choose how parameters of memory-bound kernels are fitted to at most 900 measured times.
-
-        Start values and fixed parameters are those of `start_and_fixed_parameters`.
-        """
+        """Choose how parameters of memory-bound kernels are fitted to at most 900 measured times."""
         family, stack, figures = target.family, target.stack, target.figures
         plain, eager = family == "memory.elementwise", stack == "eager"
         streaming = streaming_bandwidth_share(
