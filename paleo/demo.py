@@ -10,10 +10,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-SCALING_COMMAND = "scale resnet50 --system dgx-a100-80gb --gpus 1,2,4,8,16,32,64 --global-batch 1024"
-DEMO_COMMANDS = (
+_SCALING_COMMAND = "scale resnet50 --system dgx-a100-80gb --gpus 1,2,4,8,16,32,64 --global-batch 1024"
+_DEMO_COMMANDS = (
     "estimate resnet50 --system dgx-a100-80gb --gpus 8 --epochs 90",
-    SCALING_COMMAND,
+    _SCALING_COMMAND,
     "estimate bert_large --system dgx-h100 --gpus 8 --batch 16",
     "compare bert_large --systems dgx-1-v100,dgx-a100-80gb,dgx-h100 --gpus 8 --batch 16",
 )
@@ -33,8 +33,8 @@ def main(more: Sequence[str] = ()) -> int:
         The worst exit code.
     """
     worst = 0
-    for command in DEMO_COMMANDS:
-        arguments = [*shlex.split(command), *(more if command is SCALING_COMMAND else ())]
+    for command in _DEMO_COMMANDS:
+        arguments = [*shlex.split(command), *(more if command is _SCALING_COMMAND else ())]
         sys.stdout.write(f"$ paleo {shlex.join(arguments)}\n\n")
         sys.stdout.flush()
         worst = max(worst, subprocess.run([sys.executable, "-m", "paleo", *arguments], check=False).returncode)

@@ -342,7 +342,7 @@ def predict(
         uncertainty=step_uncertainty(program, layout, backend, exposed=exposed, update=update),
         calibration=backend.describe_calibration(layout.mesh),
         unmodelled=(
-            *unmodelled_effects(program.program, run, loads=arriving is not None),
+            *_unmodelled_effects(program.program, run, loads=arriving is not None),
             *_straggler_warnings(run, backend.software, layout, breakdown),
         ),
         warnings=(
@@ -352,7 +352,7 @@ def predict(
             *_unsupported(layout, run, graph, system, steps.batch),
             *host_memory_warnings(system, layout, host_memory),
             *input_pipeline_warnings(run, breakdown.input / breakdown.step_time),
-            *tight_memory_warnings(memory),
+            *_tight_memory_warnings(memory),
             *_rare_utilisation(flops / breakdown.step_time, layout, program.program, backend),
         ),
         host_memory=host_memory,
@@ -376,7 +376,7 @@ def _rare_utilisation(flops_per_s: float, layout: Plan, program: Program, backen
 MEMORY_HEADROOM_SHARE = 0.05
 
 
-def tight_memory_warnings(memory: MemoryFootprint) -> list[str]:
+def _tight_memory_warnings(memory: MemoryFootprint) -> list[str]:
     """Warn if the free device memory is smaller than the mean error of predicted memory (5 % of the capacity).
 
     Parameters
@@ -425,7 +425,7 @@ def _model_flops(graph: Graph, formats: Precision, layout: Plan, run: Run) -> fl
     return flops / graph.batch * layout.global_batch
 
 
-def unmodelled_effects(program: Program, run: Run, *, loads: bool) -> tuple[str, ...]:
+def _unmodelled_effects(program: Program, run: Run, *, loads: bool) -> tuple[str, ...]:
     """List effects of a real training step that the prediction omits or only guesses.
 
     Guessed are functions that an importer did not know. Every prediction prints the list.

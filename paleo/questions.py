@@ -87,10 +87,10 @@ SystemChoice = str | Path | System | tuple[str | Path | System, int]
 #: GPU counts: one, several, or a text such as ``8,16`` or ``8..64``.
 GpuCounts = int | str | Sequence[int]
 #: Largest number of GPUs, and most numbers in a list.
-MAX_GPU_COUNT, MAX_LISTED_GPU_COUNTS = 10**7, 200
+_MAX_GPU_COUNT, _MAX_LISTED_GPU_COUNTS = 10**7, 200
 #: Keywords of a tariff, and those of a long run.
-TARIFF_KEYWORDS = frozenset(inspect.signature(parse_tariff).parameters)
-LONG_RUN_KEYWORDS = frozenset({"goodput", *(field.name for field in fields(LongRunOptions))})
+_TARIFF_KEYWORDS = frozenset(inspect.signature(parse_tariff).parameters)
+_LONG_RUN_KEYWORDS = frozenset({"goodput", *(field.name for field in fields(LongRunOptions))})
 
 
 @convert_numpy_arguments
@@ -634,7 +634,7 @@ def tune(
     width = None if gpus_per_trial in ("auto", None) else parse_gpu_counts(gpus_per_trial)[0]
     if width is not None and width > gpus:
         raise SpecError(f"--gpus-per-trial {width}: expected at most the {gpus} GPUs of --gpus")
-    limit = None if deadline is None else parse_time("deadline", deadline)
+    limit = None if deadline is None else _parse_time("deadline", deadline)
     answer = study.tuning_study(
         network, machine, question.run, settings, gpus=gpus, per_trial=width, deadline=limit, tariff=question.tariff,
         long_run=question.long_run,
@@ -694,11 +694,11 @@ def fleet(
     from paleo.cluster import study
     from paleo.cluster.jobs import jobs_from_mappings, read_jobs
 
-    _check_keywords("fleet", tariff, set(TARIFF_KEYWORDS))
+    _check_keywords("fleet", tariff, set(_TARIFF_KEYWORDS))
     machines = [system for system, _ in parse_systems_with_gpu_counts(systems, 0)]
     specs = read_jobs(jobs) if isinstance(jobs, str | Path) else jobs_from_mappings(jobs)
     order = None if nodes == "auto" else study.parse_node_counts(nodes, machines)
-    limit = None if wait is None else parse_time("wait", wait) if isinstance(wait, str) else float(wait)
+    limit = None if wait is None else _parse_time("wait", wait) if isinstance(wait, str) else float(wait)
     wishes = study.check_requirements(study.ClusterRequirements(limit, measure))
     terms = parse_tariff(**tariff)
     priced = study.predict_fleet(specs, machines, policy, nodes=order, placement=placement, tariff=terms)
@@ -734,7 +734,7 @@ def parse_count(option: str, value: CountOrText) -> float:
     return number
 
 
-def parse_time(option: str, value: str | float) -> float:
+def _parse_time(option: str, value: str | float) -> float:
     """Parse the positive time of a command-line option, such as ``24h``.
 
     Parameters
@@ -915,7 +915,7 @@ class _Question:
             If a keyword is unknown or has a bad value, or if fields of the run are given besides ``run``.
         """
         of_run = {*Run.model_fields, *Run.extra_keys()}
-        of_tariff, of_long_run = TARIFF_KEYWORDS if priced else set(), LONG_RUN_KEYWORDS if long_run else set()
+        of_tariff, of_long_run = _TARIFF_KEYWORDS if priced else set(), _LONG_RUN_KEYWORDS if long_run else set()
         new = {key: value for key, value in options.items() if key not in FORMER_FIELD_NAMES}
         _check_keywords(name, new, {*of_run, *of_tariff, *of_long_run})
         if run is not None and not isinstance(run, Run):
@@ -926,12 +926,12 @@ class _Question:
         tariff = parse_tariff(**{key: value for key, value in options.items() if key in of_tariff})
         long = {key: value for key, value in options.items() if key in of_long_run}
         whole = run or validated_spec(Run, stated, f"paleo.{name}")
-        whole = replace_any_software(whole) if name in (*SEARCH_FUNCTION_NAMES, "estimate") else whole
+        whole = replace_any_software(whole) if name in (*_SEARCH_FUNCTION_NAMES, "estimate") else whole
         return cls(whole, tariff, parse_long_run(**long))
 
 
 #: Questions that are answered by a search, and the word for software without the limits of a framework.
-SEARCH_FUNCTION_NAMES, ANY_SOFTWARE = ("plan", "search"), "any"
+_SEARCH_FUNCTION_NAMES, _ANY_SOFTWARE = ("plan", "search"), "any"
 
 
 def replace_any_software(run: Run) -> Run:
@@ -949,7 +949,7 @@ def replace_any_software(run: Run) -> Run:
     Run
         The run under the default profile.
     """
-    if run.software != ANY_SOFTWARE:
+    if run.software != _ANY_SOFTWARE:
         return run
     return run.model_copy(update={"software": Run.model_fields["software"].default})
 
@@ -1002,27 +1002,27 @@ def parse_gpu_counts(gpus: GpuCounts) -> list[int]:
     parts = list(numbers) if isinstance(numbers, Iterable) else [numbers]
     counts = [count for part in parts for count in _one_or_doublings(part)]
     if not counts or not all(counts):
-        expected = f"expected GPU counts from 1 to {MAX_GPU_COUNT:,}, such as 1,2,4,1024 or 8..64"
+        expected = f"expected GPU counts from 1 to {_MAX_GPU_COUNT:,}, such as 1,2,4,1024 or 8..64"
         raise SpecError(f"gpus {str(gpus)[:80]!r}: {expected}")
-    if len(counts) > MAX_LISTED_GPU_COUNTS:
-        raise SpecError(f"gpus: {len(counts)} counts; {MAX_LISTED_GPU_COUNTS} are enough for a curve")
+    if len(counts) > _MAX_LISTED_GPU_COUNTS:
+        raise SpecError(f"gpus: {len(counts)} counts; {_MAX_LISTED_GPU_COUNTS} are enough for a curve")
     return list(dict.fromkeys(counts))
 
 
 def _one_or_doublings(part: object) -> list[int]:
     """Parse a number of GPUs, or the doublings from ``8..64``; 0 stands for an invalid number."""
     if isinstance(part, int):
-        return [part if 0 < part <= MAX_GPU_COUNT else 0]
+        return [part if 0 < part <= _MAX_GPU_COUNT else 0]
     first, dots, last = str(part).partition("..")
     low = _count_in_digits(first)
     high = _count_in_digits(last) if dots else low
-    doublings = [low * 2**power for power in range(MAX_GPU_COUNT.bit_length()) if 0 < low * 2**power <= high]
+    doublings = [low * 2**power for power in range(_MAX_GPU_COUNT.bit_length()) if 0 < low * 2**power <= high]
     return [*doublings, *([high] if doublings and doublings[-1] < high else [])] or [0]
 
 
 def _count_in_digits(text: str) -> int:
     """Parse a number of GPUs; return 0 if it is none, such as the 024 of ``1,024``, which is no list."""
-    return 0 if text.strip().startswith("0") else parse_whole_number(text, MAX_GPU_COUNT) or 0
+    return 0 if text.strip().startswith("0") else parse_whole_number(text, _MAX_GPU_COUNT) or 0
 
 
 def parse_systems_with_gpu_counts(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from paleo.specs.system import System
 
 #: Default latency limits of requests.
-DEFAULT_LATENCY_LIMITS: dict[str, Any] = {"ttft": "2s", "tpot": "50ms"}
+_DEFAULT_LATENCY_LIMITS: dict[str, Any] = {"ttft": "2s", "tpot": "50ms"}
 #: Keywords of the tariff that both uses share.
 _TARIFF = ("price", "term", "buy", "electricity", "pue", "host_power")
 
@@ -74,7 +74,7 @@ class ServeTrainSplits(StudyResult):
         if first.problem:
             return f"No system serves {self.request_rate:g} requests/s of {self.network} and trains: {first.problem}"
         cost = "" if first.rent_usd is None else f" for {first.rent_usd:,.0f} USD"
-        limits = " and ".join(DEFAULT_LATENCY_LIMITS.values())
+        limits = " and ".join(_DEFAULT_LATENCY_LIMITS.values())
         return (
             f"{first.system.name}: {first.serving_gpus} of {first.gpus} GPUs serve {self.request_rate:g} requests/s of "
             f"{self.network} (first token, further token: {limits} at p99), {first.training_gpus} train "
@@ -195,7 +195,7 @@ def _uses_of(
     from paleo.services import serve, token_service_of_result
 
     offer = ServeTrainSplit(system, gpus)
-    service = token_service_of_result(serve(model, system, gpus=gpus, **DEFAULT_LATENCY_LIMITS, **prices))
+    service = token_service_of_result(serve(model, system, gpus=gpus, **_DEFAULT_LATENCY_LIMITS, **prices))
     if service.best is None:
         return replace(offer, problem=service.verdict)
     candidate = service.best.layout

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from paleo.studies.reinforcement import ReinforcementStudy
 
 #: Default number of tokens of a prompt and of an answer.
-DEFAULT_PROMPT_TOKENS, DEFAULT_ANSWER_TOKENS = 1000.0, 300.0
+DEFAULT_PROMPT_TOKENS, _DEFAULT_ANSWER_TOKENS = 1000.0, 300.0
 #: Engines that ``engine="auto"`` compares.
-COMPARED_ENGINES = ("vllm", "sglang", "tensorrt-llm")
+_COMPARED_ENGINES = ("vllm", "sglang", "tensorrt-llm")
 #: Margin by which a fraction must stay below one, and the largest coefficient of variation of lengths.
-MIN_MARGIN_BELOW_ONE, MAX_LENGTH_VARIATION = 2.0**-20, 10.0
+_MIN_MARGIN_BELOW_ONE, _MAX_LENGTH_VARIATION = 2.0**-20, 10.0
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -201,7 +201,7 @@ def serve(
             raise SpecError(f"--{unfit[0]}: {network.name} generates no tokens; state --weights, --latency or --input")
         return _batched(network, machines, weights, _seconds("latency", latency), input, tariff)
     changes = drafts | _speculation(speculate, acceptance)
-    names = COMPARED_ENGINES if engine == "auto" else (engine,)
+    names = _COMPARED_ENGINES if engine == "auto" else (engine,)
     profiles = [load_engine(each).model_copy(update=changes) for each in names]
     users = concurrency or users
     load = _serving_load(input, output, trace, rate, users, think, arrivals, prefix_hit, length_variation)
@@ -288,7 +288,7 @@ def _speculation(drafted: int, acceptance: float | None) -> dict[str, Any]:
         return {"drafted": drafted}
     if not drafted:
         raise SpecError(f"--acceptance {acceptance!r:.40}: needs --speculate as well")
-    acceptance = checked_number("--acceptance", acceptance, 0.0, 1.0 - MIN_MARGIN_BELOW_ONE)
+    acceptance = checked_number("--acceptance", acceptance, 0.0, 1.0 - _MIN_MARGIN_BELOW_ONE)
     return {"drafted": drafted, "acceptance": acceptance}
 
 
@@ -388,8 +388,8 @@ def _serving_load(
     hit: float,
     variation: float,
 ) -> ServingLoad:
-    hit = checked_number("--prefix-hit", hit, 0.0, 1.0 - MIN_MARGIN_BELOW_ONE)
-    variation = checked_number("--length-variation", variation, 0.0, MAX_LENGTH_VARIATION)
+    hit = checked_number("--prefix-hit", hit, 0.0, 1.0 - _MIN_MARGIN_BELOW_ONE)
+    variation = checked_number("--length-variation", variation, 0.0, _MAX_LENGTH_VARIATION)
     users = None if users is None else checked_count("--concurrency", users)
     if arrivals not in (kinds := ("poisson", "constant", "at once")):
         raise SpecError(f"--arrivals {arrivals!r:.40}; {suggest_names(str(arrivals), kinds)}")
@@ -400,7 +400,7 @@ def _serving_load(
     if rate is not None and users:
         raise SpecError("--rate and --concurrency: state one of them")
     first, spread = _length("input", DEFAULT_PROMPT_TOKENS if prompt is None else prompt, variation)
-    second, spread2 = _length("output", DEFAULT_ANSWER_TOKENS if answer is None else answer, variation)
+    second, spread2 = _length("output", _DEFAULT_ANSWER_TOKENS if answer is None else answer, variation)
     lengths = RequestLengths(first, second, spread, spread2, hit)
     if users:
         return ServingLoad("closed", lengths, users=users, think_time=_seconds("think", think) or 0.0)
@@ -419,7 +419,7 @@ def _length(name: str, value: float | str, variation: float) -> tuple[float, flo
         share = float(spread)
     except ValueError:
         share = -1.0
-    if not 0 <= share <= MAX_LENGTH_VARIATION:
+    if not 0 <= share <= _MAX_LENGTH_VARIATION:
         raise SpecError(f"--{name} {value!r:.60}: expected MEAN~VARIATION, such as 500~0.8")
     return parse_positive_number(name, mean), share
 

@@ -87,13 +87,13 @@ if TYPE_CHECKING:
 
 ProgressCallback = Callable[[str], object]
 #: What `--only` asks for.
-REPORT_ONLY_SOURCE_ERRORS = "ledger"
+_REPORT_ONLY_SOURCE_ERRORS = "ledger"
 #: Kinds of tables of training steps, whose predictions state the parts of their intervals, and the one whose steps tell
 #: what sustained arithmetic costs.
-TRANSFORMER_TABLE = "llm_iterations"
-STEP_TABLES = (TRANSFORMER_TABLE, "cnn_iterations", "other_iterations")
+_TRANSFORMER_TABLE = "llm_iterations"
+_STEP_TABLES = (_TRANSFORMER_TABLE, "cnn_iterations", "other_iterations")
 #: Kinds of tables whose sources stand in the ledger: runs of engines, too, to which nothing is fitted here.
-LEDGER_TABLES = (*STEP_TABLES, "serving", "inference")
+LEDGER_TABLES = (*_STEP_TABLES, "serving", "inference")
 #: Columns of the ledger; errors, biases and coverages as fractions.
 SOURCE_ERROR_COLUMNS = (
     "table", "source", "rows", "mean_error", "bias", "left_out_error", "left_out_bias", "coverage",
@@ -118,7 +118,9 @@ def step_errors_by_source(files: Sequence[str], report: ProgressCallback = str) 
     DataFrame
         Columns `SOURCE_ERROR_COLUMNS`, one line per source of at least `MIN_SOURCE_ROWS` rows.
     """
-    known = sustained_energy.dense_steps([file for file in files if table_kind_name(file) == TRANSFORMER_TABLE], report)
+    known = sustained_energy.dense_steps(
+        [file for file in files if table_kind_name(file) == _TRANSFORMER_TABLE], report
+    )
     calibrations = {
         name: sustained_energy.energy_factor_calibration(sustained_energy.fit_energy_factors(others))
         for name, _, others in known.leave_one_out()
@@ -385,8 +387,8 @@ def _fit_folders(paths: Sequence[str], output_dir: str | None, today: str | None
     tables = [file for files in listed for file in files]
     names = {file: table_kind_name(file) for file in tables}
     kernels = [file for file in tables if has_kernel_families(file)]
-    steps = [file for file in tables if names[file] in STEP_TABLES]
-    dense = [file for file in steps if names[file] == TRANSFORMER_TABLE]
+    steps = [file for file in tables if names[file] in _STEP_TABLES]
+    dense = [file for file in steps if names[file] == _TRANSFORMER_TABLE]
     stages = (
         (kernels, ()),
         ([file for file in tables if names[file] == PowerTable.name], ()),
@@ -397,7 +399,7 @@ def _fit_folders(paths: Sequence[str], output_dir: str | None, today: str | None
         if files:
             sys.stderr.write(f"fitting {', '.join([*map(str, only), *(Path(file).name for file in files)])}\n")
             fit_tables(files, output_dir=output_dir, only=only, today=today)
-            clear_catalog_caches()
+            _clear_catalog_caches()
     lines = [
         (job.hardware, job.family, source, str(errors.rows), f"{errors.mape:.1%}", f"{errors.bias:+.1%}")
         for job in kernel_fit_jobs(kernels)
@@ -411,7 +413,7 @@ def _fit_folders(paths: Sequence[str], output_dir: str | None, today: str | None
     return _write_source_errors(listed_sources, str(Path(output_dir) / "ledger.csv")) if dense else 0
 
 
-def clear_catalog_caches() -> None:
+def _clear_catalog_caches() -> None:
     """Clear the caches of loaded catalog files, so that predictions use calibration files that were just written."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "paleo":
@@ -624,10 +626,10 @@ _SPECIAL_FITS: Mapping[str, Callable[[_Request], int]] = {
     interval_constants.FIT_ONLY_PREDICTION_INTERVALS: _fit_intervals,
     sustained_energy.FIT_ONLY_ARITHMETIC_ENERGY: _fit_arithmetic,
     FIT_ONLY_HOST_WAITS: _fit_waiting,
-    REPORT_ONLY_SOURCE_ERRORS: lambda request: _write_source_errors(request.files, request.output),
+    _REPORT_ONLY_SOURCE_ERRORS: lambda request: _write_source_errors(request.files, request.output),
 }
 #: Headings of columns of words; others hold figures.
-TEXT_HEADINGS = frozenset({"number", "source", "benchmark", "family", "stack", "subject", "table", ""})
+_TEXT_HEADINGS = frozenset({"number", "source", "benchmark", "family", "stack", "subject", "table", ""})
 
 
 def _table(headings: Sequence[str], lines: Iterable[Sequence[str]], title: str | None = None) -> Any:
@@ -636,7 +638,7 @@ def _table(headings: Sequence[str], lines: Iterable[Sequence[str]], title: str |
 
     table = Table(title=title, title_justify="left")
     for heading in headings:
-        table.add_column(heading, justify="left" if heading in TEXT_HEADINGS else "right")
+        table.add_column(heading, justify="left" if heading in _TEXT_HEADINGS else "right")
     for line in lines:
         table.add_row(*line)
     return table

@@ -32,7 +32,7 @@ Row = Mapping[str, Any]
 #: A size that tiles fit.
 _KIBI = 2**10
 #: Bytes of an element.
-BYTES_PER_ELEMENT = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
+_BYTES_PER_ELEMENT = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def _gemm_points(dtypes: tuple[str, ...], largest: int) -> Iterator[BenchmarkPoi
                 yield _product(dtype, m, n, k, batch, launch="eager")
     unaligned = [(4096, 50257, 768), (8192, 1001, 2048), (4096, 4095, 4096), (2048, 4096, 4095), (4095, 2048, 4096)]
     for dtype, (m, n, k), layout in itertools.product(dtypes, unaligned, ("NT", "NN", "TN")):
-        if max(m, k) <= largest and BYTES_PER_ELEMENT[dtype] == 2:
+        if max(m, k) <= largest and _BYTES_PER_ELEMENT[dtype] == 2:
             yield _product(dtype, m, n, k, layout=layout)
 
 
@@ -99,7 +99,7 @@ def _elementwise_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Bench
 
 
 def _stream(op: str, shape: tuple[int, ...], dtype: str, cache: str, launch: str = "queued") -> BenchmarkPoint:
-    moved = math.prod(shape) * BYTES_PER_ELEMENT[dtype] * (3 if op == "add" else 2)
+    moved = math.prod(shape) * _BYTES_PER_ELEMENT[dtype] * (3 if op == "add" else 2)
     text = "x".join(map(str, shape))
     row = {"op": op, "shape": text, "dtype": dtype, "bytes_moved": moved, "cache": cache, "launch": launch}
     return BenchmarkPoint("elementwise", row)
@@ -110,7 +110,7 @@ def _attention_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Benchma
     heads = ((32, 32), (32, 8), (16, 16))
     lengths = ((1, 512), (4, _KIBI), (8, 2048), (1, 8192), (2, 4096), (16, 256), (1, 129))
     for dtype, (q_heads, kv_heads), (batch, length), head_dim in itertools.product(
-        (dtype for dtype in dtypes if BYTES_PER_ELEMENT[dtype] == 2), heads, lengths, (64, 128)
+        (dtype for dtype in dtypes if _BYTES_PER_ELEMENT[dtype] == 2), heads, lengths, (64, 128)
     ):
         if length > largest:
             continue
@@ -172,9 +172,9 @@ def _deepbench_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Benchma
             yield _product(dtype, m, n, k, layout=layout)
 
 
-BenchmarkSuite = Callable[[tuple[str, ...], int], Iterator[BenchmarkPoint]]
+_BenchmarkSuite = Callable[[tuple[str, ...], int], Iterator[BenchmarkPoint]]
 #: Name -> points; the order is the order of measuring.
-SUITES: Mapping[str, BenchmarkSuite] = {
+SUITES: Mapping[str, _BenchmarkSuite] = {
     "gemm": _gemm_points, "elementwise": _elementwise_points, "attention": _attention_points, "conv": _conv_points,
     "rnn": _rnn_points, "copies": _copies_points, "deepbench": _deepbench_points,
 }  # fmt: skip
@@ -257,7 +257,7 @@ _FLUSH_BYTES = 2**28
 #: Copies of the weights that take turns in a replayed product, as in inference.
 WEIGHT_COPIES = 5
 #: Most calls in one captured graph and replays in a sample, samples of a median, and about how long one may take [s].
-MAX_CALLS_PER_SAMPLE, SAMPLES_PER_MEDIAN, TARGET_SAMPLE_TIME = 20, 7, 15 * MILLISECOND
+_MAX_CALLS_PER_SAMPLE, _SAMPLES_PER_MEDIAN, _TARGET_SAMPLE_TIME = 20, 7, 15 * MILLISECOND
 KernelCall = Callable[[], object]
 
 
@@ -322,7 +322,7 @@ class WallClock:
             Median time of one call [s], with the method ``back-to-back``.
         """
         samples = []
-        for index in range(SAMPLES_PER_MEDIAN + 1):
+        for index in range(_SAMPLES_PER_MEDIAN + 1):
             if flush is not None:
                 flush()
             start = time.perf_counter()
@@ -347,8 +347,8 @@ class WallClock:
 
 
 def _repeats(seconds: float) -> int:
-    """Count the calls of ``seconds`` [s] that fill a sample of `TARGET_SAMPLE_TIME`; at most `MAX_CALLS_PER_SAMPLE`."""
-    return max(1, min(MAX_CALLS_PER_SAMPLE, round(TARGET_SAMPLE_TIME / max(seconds, MICROSECOND))))
+    """Count the calls of ``seconds`` [s] that fill `_TARGET_SAMPLE_TIME`; at most `_MAX_CALLS_PER_SAMPLE`."""
+    return max(1, min(_MAX_CALLS_PER_SAMPLE, round(_TARGET_SAMPLE_TIME / max(seconds, MICROSECOND))))
 
 
 class _CudaClock:
@@ -380,14 +380,14 @@ class _CudaClock:
         self.torch.cuda.synchronize()
         rough = self._between(lambda: [call() for call in calls])
         if flush is not None:
-            samples = [self._between(calls[index % len(calls)], flush) for index in range(SAMPLES_PER_MEDIAN)]
+            samples = [self._between(calls[index % len(calls)], flush) for index in range(_SAMPLES_PER_MEDIAN)]
             return KernelTiming(statistics.median(samples), "kernel")
         count = _repeats(rough / len(calls))
         replay, timing = self._repeated(calls, count)
         replay()
         repeats = _repeats(self._between(replay))
         samples = [
-            self._between(lambda: [replay() for _ in range(repeats)]) / repeats for _ in range(SAMPLES_PER_MEDIAN)
+            self._between(lambda: [replay() for _ in range(repeats)]) / repeats for _ in range(_SAMPLES_PER_MEDIAN)
         ]
         return KernelTiming(statistics.median(samples) / count, timing)
 
@@ -407,7 +407,7 @@ class _CudaClock:
         for _ in range(3):
             call()
         samples = []
-        for _ in range(SAMPLES_PER_MEDIAN):
+        for _ in range(_SAMPLES_PER_MEDIAN):
             self.torch.cuda.synchronize()
             samples.append(self._between(call))
         return KernelTiming(statistics.median(samples), "eager")
@@ -923,7 +923,7 @@ def _collective_time(torch: Any, device: Any, team: Any, row: Row, member: bool)
     """
     if not member:
         return None
-    elements = max(row["ranks"], row["bytes"] // BYTES_PER_ELEMENT[row["dtype"]] // row["ranks"] * row["ranks"])
+    elements = max(row["ranks"], row["bytes"] // _BYTES_PER_ELEMENT[row["dtype"]] // row["ranks"] * row["ranks"])
     full = torch.ones(elements, device=device, dtype=torch.bfloat16)
     shard, other = torch.ones_like(full[: elements // row["ranks"]]), torch.ones_like(full)
     distributed = torch.distributed
@@ -941,7 +941,7 @@ def _collective_time(torch: Any, device: Any, team: Any, row: Row, member: bool)
         return None
     settle()
     start = time.perf_counter()
-    for _ in range(MAX_CALLS_PER_SAMPLE):
+    for _ in range(_MAX_CALLS_PER_SAMPLE):
         call()
     settle()
-    return (time.perf_counter() - start) / MAX_CALLS_PER_SAMPLE
+    return (time.perf_counter() - start) / _MAX_CALLS_PER_SAMPLE

@@ -36,9 +36,9 @@ CONFIGURATION_COLUMNS = (
     "batch_per_gpu", "recompute",
 )  # fmt: skip
 #: Log error at which the loss turns from square to linear; also the standard error of one row under the prior.
-LOSS_SCALE = 0.1
+_LOSS_SCALE = 0.1
 #: Share of configurations to fit, and to set the interval on; the rest is held out for the report.
-FITTED_CONFIGURATION_SHARE, INTERVAL_CONFIGURATION_SHARE = 0.5, 0.25
+_FITTED_CONFIGURATION_SHARE, _INTERVAL_CONFIGURATION_SHARE = 0.5, 0.25
 #: Share of a range that a start keeps from its ends; log step of a numerical derivative.
 BOUND_MARGIN = 1 / 1000
 #: Rows from which a source weighs as much as another and is left out by itself.
@@ -233,7 +233,7 @@ def split_by_configuration(
     words = join_cells_to_keys(frame, configuration) + f"|{seed}"
     fraction = (pd.util.hash_array(words.to_numpy(dtype=object)) % 9973) / 9973
     return np.digitize(
-        fraction, [FITTED_CONFIGURATION_SHARE, FITTED_CONFIGURATION_SHARE + INTERVAL_CONFIGURATION_SHARE]
+        fraction, [_FITTED_CONFIGURATION_SHARE, _FITTED_CONFIGURATION_SHARE + _INTERVAL_CONFIGURATION_SHARE]
     ).astype(np.int64)
 
 
@@ -511,7 +511,7 @@ class Fit(Generic[Parameters]):
         weights = np.clip((measured / np.median(measured)) ** self.row_weight_exponent, 0.5, 3.0)
 
         def errors(vector: Array) -> Array:
-            pull = LOSS_SCALE * self.prior_precision * (vector - packing.centre)
+            pull = _LOSS_SCALE * self.prior_precision * (vector - packing.centre)
             off = log_errors(self.predictor, rows, packing._unpack(vector))
             return np.concatenate([weights * np.where(off > 0.0, self.overestimate_weight, 1.0) * off, pull])
 
@@ -521,7 +521,7 @@ class Fit(Generic[Parameters]):
         points += [packing.centre + generator.normal(0.0, 0.3, size) for _ in range(self.random_starts)]
         runs = [
             least_squares(
-                errors, packing.move_inside_bounds(point), bounds=bounds, loss="soft_l1", f_scale=LOSS_SCALE,
+                errors, packing.move_inside_bounds(point), bounds=bounds, loss="soft_l1", f_scale=_LOSS_SCALE,
                 diff_step=np.full(size, BOUND_MARGIN), max_nfev=self.max_evaluations,
             )
             for point in points

@@ -43,7 +43,7 @@ _LOSS_SMOOTHING = 0.02
 #: Weight of the pull of each logarithm towards its start: it settles what the rows leave open.
 _PRIOR_WEIGHT = 1e-4
 #: What of `StepUncertainty` differs from step to step.
-UNCERTAINTY_FIELDS = tuple(
+_UNCERTAINTY_FIELDS = tuple(
     field.name for field in fields(StepUncertainty) if field.name not in ("uses_constant_rates", "fitted_constants")
 )
 
@@ -84,7 +84,7 @@ class StepErrors(StepsBySource):
         StepErrors
             Errors and intervals of the kept rows.
         """
-        figures: dict[str, Any] = {name: getattr(self.uncertainty, name)[..., rows] for name in UNCERTAINTY_FIELDS}
+        figures: dict[str, Any] = {name: getattr(self.uncertainty, name)[..., rows] for name in _UNCERTAINTY_FIELDS}
         uncertainty = StepUncertainty(**figures, uses_constant_rates=False)
         return StepErrors(self.sources[rows], self.log_errors[rows], uncertainty)
 
@@ -116,7 +116,7 @@ def step_errors(files: Sequence[str], report: ProgressCallback = str) -> StepErr
         raise SpecError("no row of these tables is a step that can be predicted")
     sources, errors, known = zip(*rows, strict=True)
     figures: dict[str, Any] = {
-        name: np.stack([getattr(each, name) for each in known], axis=-1) for name in UNCERTAINTY_FIELDS
+        name: np.stack([getattr(each, name) for each in known], axis=-1) for name in _UNCERTAINTY_FIELDS
     }
     return StepErrors(np.array(sources), np.array(errors), StepUncertainty(**figures, uses_constant_rates=False))
 
@@ -171,7 +171,7 @@ def cross_validated_coverage(known: StepErrors, level: float = _TARGET_COVERAGE)
     Returns
     -------
     DataFrame
-        One line per source: the columns of `interval_coverage_by_source`, and the fitted constants.
+        One line per source: the columns of `_interval_coverage_by_source`, and the fitted constants.
 
     Raises
     ------
@@ -184,11 +184,11 @@ def cross_validated_coverage(known: StepErrors, level: float = _TARGET_COVERAGE)
     lines = []
     for _, rows, others in known.leave_one_out(MIN_SOURCE_ROWS):
         spreads = fit_interval_constants(others, level)
-        lines.append({**interval_coverage_by_source(rows, spreads), **asdict(spreads)})
+        lines.append({**_interval_coverage_by_source(rows, spreads), **asdict(spreads)})
     return pd.DataFrame(lines)
 
 
-def interval_coverage_by_source(rows: StepErrors, spreads: IntervalParameters) -> dict[str, str | float]:
+def _interval_coverage_by_source(rows: StepErrors, spreads: IntervalParameters) -> dict[str, str | float]:
     """Compute the coverage of a source: the share of its rows inside their 90 % intervals, and the mean half-width.
 
     Parameters
@@ -264,7 +264,7 @@ def coverage_verdict(sources: pd.DataFrame) -> str:
     Parameters
     ----------
     sources : DataFrame
-        One line per source, as `interval_coverage_by_source` returns them.
+        One line per source, as `_interval_coverage_by_source` returns them.
 
     Returns
     -------
@@ -303,5 +303,5 @@ def cross_validated_interval_fit(
     known = step_errors(files, report)
     report(f"spreads of {with_noun(len(known.log_errors), 'step')}")
     tested, spreads = cross_validated_coverage(known, level), fit_interval_constants(known, level)
-    inside = [interval_coverage_by_source(rows, spreads) for _, rows, _ in known.leave_one_out(MIN_SOURCE_ROWS)]
+    inside = [_interval_coverage_by_source(rows, spreads) for _, rows, _ in known.leave_one_out(MIN_SOURCE_ROWS)]
     return IntervalConstantsFit(known, spreads, pd.DataFrame(inside), tested)

@@ -57,7 +57,7 @@ _STACK_ORDER = ("graph", "kernel", "eager", "back-to-back")
 MIN_ROWS_TO_HOLD_OUT = 12
 #: Significant digits of what is written.
 DIGITS, ERROR_DIGITS = 5, 3
-YAML_COMMENT = (
+_YAML_COMMENT = (
     "# Fitted by `paleo calibrate --fit` to measured tables; residuals are those of rows that were not fitted.\n"
 )
 
@@ -572,15 +572,15 @@ def calibration_yaml(calibration: Calibration) -> str:
     """
     entries = [entry.model_dump(exclude_defaults=True, mode="json") for entry in calibration.entries]
     data = {"subject": calibration.device_or_system, "entries": entries}
-    return YAML_COMMENT + str(yaml.safe_dump(data, sort_keys=False, width=118, allow_unicode=True))
+    return _YAML_COMMENT + str(yaml.safe_dump(data, sort_keys=False, width=118, allow_unicode=True))
 
 
 #: The family of a board's figures in calibration files, and columns that make rows the same run, under other limits.
-POWER_FAMILY, RUN_COLUMNS = "power", ("model", "dataset", "batch_size")
+_POWER_FAMILY, _RUN_COLUMNS = "power", ("model", "dataset", "batch_size")
 
 
 def _run_key(row: Row) -> str:
-    return "|".join(str(row.get(name)) for name in ("device", *RUN_COLUMNS, "optimizer"))
+    return "|".join(str(row.get(name)) for name in ("device", *_RUN_COLUMNS, "optimizer"))
 
 
 def fit_board_power(files: Sequence[str], only: Sequence[str], date: str) -> list[FittedEntry]:
@@ -614,7 +614,7 @@ def fit_board_power(files: Sequence[str], only: Sequence[str], date: str) -> lis
         raise SpecError(f"{files[0]}: no row can be fitted; `paleo validate` says why")
     label = ", ".join(Path(file).name for file in files)
     watts = StepTimePredictor(
-        RUN_COLUMNS,
+        _RUN_COLUMNS,
         lambda runs, parameters: lambda row: predict_board_power(row, runs[_run_key(row)], parameters).average,
     )
     fitted = []
@@ -622,7 +622,7 @@ def fit_board_power(files: Sequence[str], only: Sequence[str], date: str) -> lis
         device_rows = frame[frame["device"] == name].reset_index(drop=True)
         rows = MeasuredRows(device_rows, runs, BOARD_POWER_METHOD, PowerTable().measured_values(device_rows))
         result = Fit(watts, [rows], PowerParameters(), random_starts=0, row_weight_exponent=0.0).run()
-        entry = _calibration_entry(POWER_FAMILY, BOARD_POWER_METHOD, label, device_rows, result, date)
+        entry = _calibration_entry(_POWER_FAMILY, BOARD_POWER_METHOD, label, device_rows, result, date)
         fitted.append(FittedEntry(name, entry))
     return fitted
 

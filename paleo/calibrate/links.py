@@ -52,17 +52,17 @@ Flags = npt.NDArray[np.bool_]
 #: The column that names a configuration.
 _CONFIGURATION_COLUMN = ("configuration",)
 #: What ``--only`` calls the links of every system of a table.
-FIT_ONLY_ALL_LINKS = "fabric"
+_FIT_ONLY_ALL_LINKS = "fabric"
 #: The stack of entries that were fitted to whole steps.
 WHOLE_STEP_STACK = "step"
 #: A row speaks for a number if making that this much worse moves its step by at least so much, relatively.
-WORSENING_FACTOR, MIN_STEP_TIME_CHANGE = 4.0, 0.005
+_WORSENING_FACTOR, _MIN_STEP_TIME_CHANGE = 4.0, 0.005
 #: Rows that a search sees, and how often it may ask for all of them.
-MAX_TRAINING_ROWS, MAX_FULL_EVALUATIONS = 60, 12
-#: One sigma of a number's logarithm above which the rows leave it open; no step repeats better than `MIN_ROW_SPREAD`.
-MAX_LOG_STANDARD_DEVIATION, MIN_ROW_SPREAD = 0.25, 0.01
+MAX_TRAINING_ROWS, _MAX_FULL_EVALUATIONS = 60, 12
+#: One sigma of a number's logarithm above which the rows leave it open; no step repeats better than `_MIN_ROW_SPREAD`.
+MAX_LOG_STANDARD_DEVIATION, _MIN_ROW_SPREAD = 0.25, 0.01
 #: Log step of the derivatives behind that sigma, and how near to a bound a search has run into it.
-DERIVATIVE_LOG_STEP, BOUND_LOG_TOLERANCE = 0.05, 0.02
+_DERIVATIVE_LOG_STEP, _BOUND_LOG_TOLERANCE = 0.05, 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class LinkParameters:
     between_latency: float = bounded_parameter(1.0, 0.5 * MICROSECOND, MILLISECOND)
 
 
-class FittableLinkParameter(NamedTuple):
+class _FittableLinkParameter(NamedTuple):
     """Link parameter that can be fitted to step times: field ``field_name`` of the link family (formula) ``family``.
 
     Fields in ``scaled_fields`` are scaled by the same factor; ``meaning`` describes the parameter.
@@ -93,28 +93,28 @@ class FittableLinkParameter(NamedTuple):
     meaning: str
 
 
-LINK_PARAMETERS: Mapping[str, FittableLinkParameter] = {
-    "inside_share": FittableLinkParameter(
+LINK_PARAMETERS: Mapping[str, _FittableLinkParameter] = {
+    "inside_share": _FittableLinkParameter(
         "collective.nccl", "simple_fraction", ("ll_fraction", "ll128_fraction", "switch_fraction"),
         "share of the link that rings reach inside a node",
     ),
-    "inside_latency": FittableLinkParameter(
+    "inside_latency": _FittableLinkParameter(
         "collective.nccl", "launch_time", ("ll_hop_time", "simple_launch_time", "simple_fence_time", "time_per_chunk"),
         "start of a ring inside a node; its hops in proportion",
     ),
-    "exchange_share": FittableLinkParameter(
+    "exchange_share": _FittableLinkParameter(
         "collective.exchange", "simple_fraction", ("ll_fraction",),
         "share of the link that exchanges in pairs reach inside a node",
     ),
-    "exchange_latency": FittableLinkParameter(
+    "exchange_latency": _FittableLinkParameter(
         "collective.exchange", "launch_time", ("time_per_peer", "simple_launch_time", "time_per_chunk"),
         "start of an exchange in pairs inside a node"
     ),
-    "between_share": FittableLinkParameter(
+    "between_share": _FittableLinkParameter(
         "collective.fabric", "fabric_fraction", ("exchange_fraction", "send_fraction"),
         "share of a node's ports that is reached",
     ),
-    "between_latency": FittableLinkParameter("collective.fabric", "ll_fabric_hop_time",
+    "between_latency": _FittableLinkParameter("collective.fabric", "ll_fabric_hop_time",
         ("simple_hop_time", "time_per_peer"),
         "a hop between nodes"),
 }  # fmt: skip
@@ -225,7 +225,7 @@ def requests_link_fit(file: str | Path, only: Sequence[str]) -> bool:
     Returns
     -------
     bool
-        True for a table of steps if ``only`` names systems or `FIT_ONLY_ALL_LINKS`.
+        True for a table of steps if ``only`` names systems or `_FIT_ONLY_ALL_LINKS`.
 
     Raises
     ------
@@ -236,7 +236,7 @@ def requests_link_fit(file: str | Path, only: Sequence[str]) -> bool:
     table = find_table_kind(frame.columns)
     if not isinstance(table, RunTable):
         return False
-    links = [name for name in only if name == FIT_ONLY_ALL_LINKS or name in entry_names("systems") or is_path(name)]
+    links = [name for name in only if name == _FIT_ONLY_ALL_LINKS or name in entry_names("systems") or is_path(name)]
     if links and len(links) < len(only):
         other = next(name for name in only if name not in links)
         raise SpecError(f"--only {links[0]} and {other}: links and software are fitted one after the other")
@@ -251,7 +251,7 @@ def link_jobs(files: Sequence[str | Path], only: Sequence[str], free: Sequence[s
     files : sequence of str or Path
         Measured tables.
     only : sequence of str
-        Names of systems, or `FIT_ONLY_ALL_LINKS` for all systems of the tables.
+        Names of systems, or `_FIT_ONLY_ALL_LINKS` for all systems of the tables.
     free : sequence of str, default ()
         Names of the link parameters to fit; all of `LINK_PARAMETERS` if empty.
 
@@ -269,7 +269,7 @@ def link_jobs(files: Sequence[str | Path], only: Sequence[str], free: Sequence[s
         if name not in LINK_PARAMETERS:
             nearest = suggest_names(name, LINK_PARAMETERS)
             raise SpecError(f"--free {name}: no such number of a system's links; {nearest}")
-    names = [] if FIT_ONLY_ALL_LINKS in only else [load_system(name).name for name in only]
+    names = [] if _FIT_ONLY_ALL_LINKS in only else [load_system(name).name for name in only]
     by_system: dict[str, list[_PredictedRows]] = {}
     for file in files:
         for name, rows in _rows_by_system(Path(file), names).items():
@@ -359,11 +359,11 @@ def _job(groups: Sequence[_PredictedRows], names: Sequence[str]) -> LinkJob:
 
 
 def _dependent_rows(group: _PredictedRows, start: LinkParameters, name: str) -> Flags:
-    """Mark rows whose step time grows by `MIN_STEP_TIME_CHANGE` if a parameter is `WORSENING_FACTOR` worse."""
-    factor = 1.0 / WORSENING_FACTOR if name.endswith("share") else WORSENING_FACTOR
+    """Mark rows whose step time grows by `_MIN_STEP_TIME_CHANGE` if a parameter is `_WORSENING_FACTOR` worse."""
+    factor = 1.0 / _WORSENING_FACTOR if name.endswith("share") else _WORSENING_FACTOR
     worse = dataclasses.replace(start, **{name: getattr(start, name) * factor})
     slower = _time_predictor([name]).predict_times(group.rows.frame, group.rows.datasheet, worse)
-    return np.asarray(slower / group.predicted_times - 1.0 >= MIN_STEP_TIME_CHANGE)
+    return np.asarray(slower / group.predicted_times - 1.0 >= _MIN_STEP_TIME_CHANGE)
 
 
 def fit_links(job: LinkJob, date: str, free: Sequence[str] = ()) -> LinkFit:
@@ -391,7 +391,7 @@ def fit_links(job: LinkJob, date: str, free: Sequence[str] = ()) -> LinkFit:
     held_out, name = job.held_out_mask, job.system.name
     if held_out.all() or not held_out.any():
         raise SpecError(f"{name}: its {job.step_count} steps are of too few configurations to fit some and test others")
-    still = f"no fitted step gets {MIN_STEP_TIME_CHANGE:.1%} longer when it is {WORSENING_FACTOR:g} times worse"
+    still = f"no fitted step gets {_MIN_STEP_TIME_CHANGE:.1%} longer when it is {_WORSENING_FACTOR:g} times worse"
     left = {name: still for name, spoken in job.dependent_rows.items() if not (spoken & ~held_out).any()}
     parameters, sigma = job.start_parameters, dict[str, float]()
     if not (free and left):
@@ -414,7 +414,7 @@ def _fit_determined(job: LinkJob, moving: list[str], left: dict[str, str]) -> tu
             _time_predictor(moving), job.training_rows, parameters,
             fixed_parameters=[name for name in LINK_PARAMETERS if name not in moving],
             max_training_rows=MAX_TRAINING_ROWS, random_starts=0, prior_precision=0.0, row_weight_exponent=0.0,
-            max_evaluations=MAX_FULL_EVALUATIONS, uses_held_out_rows=False,
+            max_evaluations=_MAX_FULL_EVALUATIONS, uses_held_out_rows=False,
         ).run().parameters[WHOLE_STEP_STACK]  # fmt: skip
         sigma = link_log_standard_deviations(job, parameters, moving)
         at_bound = {name for name in sigma if _reached_bound(parameters, name) is not None}
@@ -432,7 +432,7 @@ def link_log_standard_deviations(job: LinkJob, parameters: LinkParameters, movin
     """Compute the standard deviation of the logarithm of each fitted link parameter.
 
     The formula is sqrt(diag(s² (JᵀJ)⁻¹)), with the Jacobian J of log errors and the spread s of the rows, at least
-    `MIN_ROW_SPREAD`.
+    `_MIN_ROW_SPREAD`.
 
     Parameters
     ----------
@@ -454,10 +454,10 @@ def link_log_standard_deviations(job: LinkJob, parameters: LinkParameters, movin
         point = dataclasses.replace(parameters, **moved)
         return log_errors(_time_predictor(moving), job.training_rows, {WHOLE_STEP_STACK: point})
 
-    up, down = math.exp(DERIVATIVE_LOG_STEP), math.exp(-DERIVATIVE_LOG_STEP)
-    slopes = [(errors(**{name: up}) - errors(**{name: down})) / (2.0 * DERIVATIVE_LOG_STEP) for name in moving]
+    up, down = math.exp(_DERIVATIVE_LOG_STEP), math.exp(-_DERIVATIVE_LOG_STEP)
+    slopes = [(errors(**{name: up}) - errors(**{name: down})) / (2.0 * _DERIVATIVE_LOG_STEP) for name in moving]
     jacobian = np.stack(slopes, axis=1)
-    spread = max(1.4826 * float(np.median(np.abs(errors()))), MIN_ROW_SPREAD)
+    spread = max(1.4826 * float(np.median(np.abs(errors()))), _MIN_ROW_SPREAD)
     _, sizes, rotation = np.linalg.svd(jacobian, full_matrices=False)
     with np.errstate(divide="ignore", invalid="ignore"):
         variance = np.nansum((rotation / sizes[:, None]) ** 2, axis=0)
@@ -469,7 +469,7 @@ def _reached_bound(parameters: LinkParameters, name: str) -> float | None:
     (parameter,) = [field for field in dataclasses.fields(LinkParameters) if field.name == name]
     value = getattr(parameters, name)
     ends = [parameter.metadata[end] for end in ("low", "high")]
-    return next((float(end) for end in ends if abs(math.log(value / end)) < BOUND_LOG_TOLERANCE), None)
+    return next((float(end) for end in ends if abs(math.log(value / end)) < _BOUND_LOG_TOLERANCE), None)
 
 
 def _unfitted_reason(parameters: LinkParameters, name: str, sigma: float) -> str:

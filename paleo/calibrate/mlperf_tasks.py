@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from paleo.specs.loading import Spec
 
 #: Columns that tell a table of reference points.
-CONVERGENCE_TABLE_COLUMNS = frozenset({"benchmark", "round", "global_batch_size", "samples_mean", "samples_std", "n"})
-LAW_SOURCE_TEMPLATE = "reference convergence points of MLPerf Training (mlcommons/logging, rcp_checker) as of {rounds}"
+_CONVERGENCE_TABLE_COLUMNS = frozenset({"benchmark", "round", "global_batch_size", "samples_mean", "samples_std", "n"})
+_LAW_SOURCE_TEMPLATE = "reference convergence points of MLPerf Training (mlcommons/logging, rcp_checker) as of {rounds}"
 
 
 def is_convergence_table(columns: Iterable[str]) -> bool:
@@ -71,7 +71,7 @@ def is_convergence_table(columns: Iterable[str]) -> bool:
     bool
         True if all columns of such a table are present.
     """
-    return set(columns) >= CONVERGENCE_TABLE_COLUMNS
+    return set(columns) >= _CONVERGENCE_TABLE_COLUMNS
 
 
 def reference_convergence_points(task: TrainingTask, table: pd.DataFrame) -> pd.DataFrame:
@@ -123,7 +123,7 @@ def fit_convergence_law(points: pd.DataFrame) -> ReferencePointsLaw:
     """
     noise = (points["samples_std"] / points["samples_mean"]).to_numpy(dtype=np.float64)
     pairs = list(zip(points["global_batch_size"].astype(float), points["samples_mean"].astype(float), strict=True))
-    source = LAW_SOURCE_TEMPLATE.format(rounds=points["round"].astype(str).max())
+    source = _LAW_SOURCE_TEMPLATE.format(rounds=points["round"].astype(str).max())
     return fit_reference_points(pairs, source=source, seed_noise=float(np.median(noise)))
 
 
@@ -235,7 +235,7 @@ class SubmissionRow:
         return self.predicted_target.prediction.system.device
 
 
-def predicted_submissions(frame: pd.DataFrame) -> list[SubmissionRow]:
+def _predicted_submissions(frame: pd.DataFrame) -> list[SubmissionRow]:
     """Predict the time to target of all rows of a table of MLPerf submissions, except copies of the same log.
 
     Parameters
@@ -368,7 +368,7 @@ def fit_step_time_ratio(rows: list[SubmissionRow], rounds: list[str], towards: s
     """
     code = rows[0].predicted_target.task.code
     fitted = [row for row in rows if row.step_time > 0]
-    if len(fitted) < MIN_SUBMISSIONS_TO_FIT:
+    if len(fitted) < _MIN_SUBMISSIONS_TO_FIT:
         return code.model_copy(update={"ratio": {}, "rows": 0, "per_round": 0.0, "round": None, "start": 0.0})
     reference = float(np.median([_samples_per_gpu(row) for row in fitted]))
     architectures = sorted({row.device.architecture for row in fitted})
@@ -393,13 +393,13 @@ def fit_step_time_ratio(rows: list[SubmissionRow], rounds: list[str], towards: s
 def _fitted_start_time(rows: list[SubmissionRow], rounds: list[str], towards: str) -> float:
     """Estimate the time of a run that is neither steps nor evaluations [s], as a weighted median over submissions."""
     timed = [row for row in rows if row.other_time >= 0]
-    if len(timed) < MIN_SUBMISSIONS_TO_FIT:
+    if len(timed) < _MIN_SUBMISSIONS_TO_FIT:
         return 0.0
     return round(_weighted_median(np.array([row.other_time for row in timed]), _weights(timed, rounds, towards)), 1)
 
 
 #: Rows from which on a code is fitted.
-MIN_SUBMISSIONS_TO_FIT = 3
+_MIN_SUBMISSIONS_TO_FIT = 3
 
 
 def _samples_per_gpu(row: SubmissionRow) -> float:
@@ -459,7 +459,7 @@ def fit_sample_ratio(rows: list[SubmissionRow], rounds: list[str], towards: str)
         Weighted median of samples / law, and rms of its logarithm about that; None with too few rows.
     """
     fitted = [row for row in rows if row.samples > 0]
-    if len(fitted) < MIN_SUBMISSIONS_TO_FIT:
+    if len(fitted) < _MIN_SUBMISSIONS_TO_FIT:
         return None
     points = [row.predicted_target for row in fitted]
     by_law = [float(point.task.law.samples(point.global_batch)) for point in points]
@@ -495,7 +495,7 @@ def fit_evaluation(rows: list[SubmissionRow], code: TrainingCode, rounds: list[s
     """
     evaluation = rows[0].predicted_target.task.evaluation
     fitted = [row for row in rows if row.evaluation_time >= 0 and row.evaluation_count > 0]
-    if len(fitted) < MIN_SUBMISSIONS_TO_FIT:
+    if len(fitted) < _MIN_SUBMISSIONS_TO_FIT:
         return evaluation
     plain = evaluation.model_copy(update={"work": 1.0, "fixed": 0.0})
     neutral = rows[0].predicted_target.task.model_copy(update={"code": code, "evaluation": plain})
@@ -505,10 +505,10 @@ def fit_evaluation(rows: list[SubmissionRow], code: TrainingCode, rounds: list[s
     weights = _weights(fitted, rounds, towards)
     # Return work and fixed seconds in that mixture of both that scatters least about the measured values.
     usual, best = float(np.median(passes)), (float("inf"), 1.0, 0.0)
-    for share in TRIED_FORWARD_PASS_SHARES:
+    for share in _TRIED_FORWARD_PASS_SHARES:
         mixture = share * passes / usual + (1.0 - share)
         scale = _weighted_median(seconds / mixture, weights)
-        logs = np.abs(np.log(seconds[seconds > 0] / mixture[seconds > 0] / max(scale, MIN_EVALUATION_SCALE)))
+        logs = np.abs(np.log(seconds[seconds > 0] / mixture[seconds > 0] / max(scale, _MIN_EVALUATION_SCALE)))
         scatter = float(np.median(logs)) if len(logs) and scale > 0 else float("inf")
         best = min(best, (scatter, share * scale / usual, (1.0 - share) * scale))
     work, fixed = (0.0, 0.0) if _weighted_median(seconds, weights) <= 0 else best[1:]
@@ -516,7 +516,7 @@ def fit_evaluation(rows: list[SubmissionRow], code: TrainingCode, rounds: list[s
 
 
 #: Shares of passes in the seconds of an evaluation that are tried, and seconds that are none.
-TRIED_FORWARD_PASS_SHARES, MIN_EVALUATION_SCALE = (0.0, 0.25, 0.5, 0.75, 1.0), 1e-12
+_TRIED_FORWARD_PASS_SHARES, _MIN_EVALUATION_SCALE = (0.0, 0.25, 0.5, 0.75, 1.0), 1e-12
 
 
 def _weighted_median(values: Array, weights: Array) -> float:
@@ -606,7 +606,7 @@ def step_residual(rows: list[SubmissionRow], rounds: list[str]) -> float:
         0.
     """
     known = [row for row in rows if row.step_time > 0]
-    if len(known) < MIN_SUBMISSIONS_TO_FIT:
+    if len(known) < _MIN_SUBMISSIONS_TO_FIT:
         return 0.0
     logs = []
     for towards in sorted({row.round_name for row in known}):
@@ -624,7 +624,7 @@ _ONE_ROUND = 0.15
 
 
 #: Fields of the fitted blocks of a task file, in the order in which a file has them.
-BLOCK_FIELDS = {
+_BLOCK_FIELDS = {
     "code": (
         "software", "ratio", "samples_per_gpu", "per_doubling", "several_nodes", "per_round", "round", "start",
         "residual", "rows", "source",
@@ -689,11 +689,11 @@ def fit_tasks(files: Sequence[str], output_dir: str | None, date: str) -> int:
 
 def _write_submissions(table: pd.DataFrame, folder: Path, date: str) -> list[Path]:
     """Fit tasks to submissions for the last round and write their task files; return the written files."""
-    rows, rounds = predicted_submissions(table), sorted(set(table["round"].astype(str)))
+    rows, rounds = _predicted_submissions(table), sorted(set(table["round"].astype(str)))
     written = []
     for name, file in entry_files("tasks").items():
         task_rows = [row for row in rows if row.task == name]
-        if len(task_rows) < MIN_SUBMISSIONS_TO_FIT:
+        if len(task_rows) < _MIN_SUBMISSIONS_TO_FIT:
             continue
         task = _by_platform(load_task(name), task_rows, partial(_with_provenance, rounds=rounds, date=date))
         path = folder / f"{name}.yaml"
@@ -704,7 +704,7 @@ def _write_submissions(table: pd.DataFrame, folder: Path, date: str) -> list[Pat
 
 def _with_provenance(task: TrainingTask, rows: list[SubmissionRow], *, rounds: list[str], date: str) -> TrainingTask:
     """Fit a task for the last round of its rows, with its cross-validated residual and a citation of sources."""
-    if len(rows) < MIN_SUBMISSIONS_TO_FIT:
+    if len(rows) < _MIN_SUBMISSIONS_TO_FIT:
         return task
     seen = sorted({row.round_name for row in rows})
     fitted = _fitted(task, rows, rounds, seen[-1])
@@ -735,13 +735,13 @@ def replace_task_blocks(text: str, task: TrainingTask) -> str:
     if task.platforms:
         added += "platforms:\n"
         for kind, platform in task.platforms.items():
-            blocks = "".join(_block(name, getattr(platform, name)) for name in BLOCK_FIELDS)
+            blocks = "".join(_block(name, getattr(platform, name)) for name in _BLOCK_FIELDS)
             added += f"  {kind}:\n" + indent(blocks, "    ")
     return _replaced(text, "code", _block("code", task.code) + added)
 
 
 #: Units of fields that carry one.
-FIELD_UNIT_SUFFIXES = {"fixed": " s", "start": " s"}
+_FIELD_UNIT_SUFFIXES = {"fixed": " s", "start": " s"}
 
 
 def _block(name: str, fields: Spec | None) -> str:
@@ -749,8 +749,8 @@ def _block(name: str, fields: Spec | None) -> str:
     if fields is None:
         return ""
     values = fields.model_dump(exclude_defaults=True)
-    stated = [key for key in BLOCK_FIELDS[name] if key in values]
-    lines = [f"  {key}: {_shown(values[key])}{FIELD_UNIT_SUFFIXES.get(key, '')}\n" for key in stated]
+    stated = [key for key in _BLOCK_FIELDS[name] if key in values]
+    lines = [f"  {key}: {_shown(values[key])}{_FIELD_UNIT_SUFFIXES.get(key, '')}\n" for key in stated]
     return f"{name}:\n{''.join(lines)}"
 
 
@@ -767,7 +767,7 @@ def _replaced(text: str, name: str, block: str) -> str:
 
 
 #: Two runs whose minutes differ by less than this share are not put in an order.
-TIE_TOLERANCE = 0.05
+_TIE_TOLERANCE = 0.05
 #: Columns of `errors_by_benchmark` that are shares.
 _SHARE_COLUMNS = ("step", "samples", "minutes", "baseline", "inside")
 #: Headings of `error_table_rows`.
@@ -803,7 +803,7 @@ def leave_one_round_out(rows: list[SubmissionRow], rounds: list[str]) -> Iterato
             platforms = {kind: PlatformDifferences(code=code) for kind, code in codes.items()}
             unfitted = {"code": _unfitted(task.code), "submissions": None, "platforms": platforms}
             task = task.model_copy(update=unfitted)
-            if len(other_rounds) >= MIN_SUBMISSIONS_TO_FIT:
+            if len(other_rounds) >= _MIN_SUBMISSIONS_TO_FIT:
                 task = fit_training_task(task, other_rounds, rounds, towards)
             task = _by_platform(task, other_rounds, with_residual)
             for row in task_rows:
@@ -831,7 +831,7 @@ def cross_validated_submissions(table: pd.DataFrame) -> pd.DataFrame:
         errors ``step``, ``samples`` and ``minutes`` (nan where not measured); ``measured`` and ``predicted`` time [s];
         ``inside`` (True within the 90 % interval); and the relative errors of three baselines.
     """
-    rows, baselines, lines = predicted_submissions(table), other_round_baselines(table), []
+    rows, baselines, lines = _predicted_submissions(table), other_round_baselines(table), []
     for row, point in leave_one_round_out(rows, sorted(set(table["round"].astype(str)))):
         cells = table.iloc[row.row_index]
         low, high = point.interval
@@ -916,14 +916,14 @@ def gpu_ranking_accuracy(submissions: pd.DataFrame) -> tuple[float, int]:
     Returns
     -------
     tuple of (float, int)
-        (share in the right order, number of pairs whose times differ by more than `TIE_TOLERANCE`).
+        (share in the right order, number of pairs whose times differ by more than `_TIE_TOLERANCE`).
     """
     right = pairs = 0
     on_gpus = submissions[submissions["kind"] == "gpu"]
     for _, rows in on_gpus.groupby(["benchmark", "round", "gpus"]):
         measured, predicted = rows["measured"].to_numpy(), rows["predicted"].to_numpy()
         others = rows["device"].to_numpy()[:, None] != rows["device"].to_numpy()[None, :]
-        slower = (measured[:, None] > (1.0 + TIE_TOLERANCE) * measured[None, :]) & others
+        slower = (measured[:, None] > (1.0 + _TIE_TOLERANCE) * measured[None, :]) & others
         pairs += int(slower.sum())
         right += int((slower & (predicted[:, None] > predicted[None, :])).sum())
     return (right / pairs if pairs else float("nan")), pairs

@@ -313,7 +313,7 @@ def _shown_values(profile: SoftwareProfile) -> dict[str, str]:
 
 
 #: How a profile's file states quantities.
-UNIT_OF_DIMENSION = {"time": ("us", MICROSECOND), "bytes": ("MiB", MEBIBYTE), "bandwidth": ("GB/s", GIGA)}
+_UNIT_OF_DIMENSION = {"time": ("us", MICROSECOND), "bytes": ("MiB", MEBIBYTE), "bandwidth": ("GB/s", GIGA)}
 
 
 def software_profile_yaml(profile: SoftwareProfile) -> str:
@@ -341,7 +341,7 @@ def _with_unit(group: Spec, name: str, value: Any) -> Any:
     field = next(each for key, each in type(group).model_fields.items() if name in (key, each.alias))
     optional = (each for choice in get_args(field.annotation) for each in getattr(choice, "__metadata__", ()))
     quantities = (each for each in (*field.metadata, *optional) if isinstance(each, Quantity))
-    unit = next((UNIT_OF_DIMENSION[quantity.dimension] for quantity in quantities), None)
+    unit = next((_UNIT_OF_DIMENSION[quantity.dimension] for quantity in quantities), None)
     if unit is None:
         return value
     texts = [f"{each / unit[1]:.6g} {unit[0]}" for each in (value if isinstance(value, list) else [value])]
@@ -354,7 +354,7 @@ FIT_ONLY_HOST_WAITS = "waiting"
 #: host take alike that is exact.
 _INVERSE_EXPONENTS = np.linspace(1.0 / (2.0 * HOST_PACED_EXPONENT), 1.0, 8)
 #: Columns of the seconds at these.
-EXPONENT_TIME_COLUMNS = [f"seconds at {1.0 / inverse:.3g}" for inverse in _INVERSE_EXPONENTS]
+_EXPONENT_TIME_COLUMNS = [f"seconds at {1.0 / inverse:.3g}" for inverse in _INVERSE_EXPONENTS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +372,7 @@ def _exponent_time_predictor(figures: Any, parameters: HostWaitingParameters) ->
     """Return a function from a row to its predicted step time [s], interpolated between stored exponents."""
     inverse = 1.0 / parameters.exponent
     return lambda row: float(
-        np.exp(np.interp(inverse, _INVERSE_EXPONENTS, np.log([row[name] for name in EXPONENT_TIME_COLUMNS])))
+        np.exp(np.interp(inverse, _INVERSE_EXPONENTS, np.log([row[name] for name in _EXPONENT_TIME_COLUMNS])))
     )
 
 
@@ -423,10 +423,10 @@ def _dependent_rows(table: RunTable, frame: pd.DataFrame, name: str) -> Measured
     """
     known = frame[np.isfinite(measured_and_predicted_values(table, frame)[1].values)]
     profile = load_software(name)
-    for column, inverse in zip(EXPONENT_TIME_COLUMNS, _INVERSE_EXPONENTS, strict=True):
+    for column, inverse in zip(_EXPONENT_TIME_COLUMNS, _INVERSE_EXPONENTS, strict=True):
         changed = profile.with_fields({"host.waiting_power": 1.0 / inverse})
         known = known.assign(**{column: [table.predict_row(row, changed).value for row in row_dicts(known)]})
-    depends = known[EXPONENT_TIME_COLUMNS[-1]] > known[EXPONENT_TIME_COLUMNS[0]]
+    depends = known[_EXPONENT_TIME_COLUMNS[-1]] > known[_EXPONENT_TIME_COLUMNS[0]]
     return MeasuredRows(known, profile, name, table.measured_values(known)).select(depends.to_numpy(dtype=bool))
 
 

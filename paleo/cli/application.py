@@ -94,7 +94,7 @@ def _check_single_values(parameters: Sequence[Any]) -> None:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def parameters_with_docstring_help(
+def _parameters_with_docstring_help(
     parameters: Iterable[inspect.Parameter], docstring: str | None, panel: str | None = None
 ) -> list[inspect.Parameter]:
     """Return parameters of a command with the help texts of a docstring's section ``Parameters``.
@@ -132,7 +132,7 @@ def parameters_with_docstring_help(
     return described
 
 
-def replace_parameters(command: Function, parameters: Sequence[inspect.Parameter]) -> Function:
+def _replace_parameters(command: Function, parameters: Sequence[inspect.Parameter]) -> Function:
     """Replace the signature of a command function, from which typer builds the command-line options.
 
     Parameters
@@ -160,7 +160,7 @@ def _with_fields_as_options(command: Callable[..., None], argument: str, group: 
     keyword = inspect.Parameter.KEYWORD_ONLY
     packed = [inspect.Parameter(name, keyword, default=defaults[name], annotation=hints[name]) for name in defaults]
     for part in group.__mro__:
-        packed = parameters_with_docstring_help(packed, part.__doc__, getattr(part, "panel", None))
+        packed = _parameters_with_docstring_help(packed, part.__doc__, getattr(part, "panel", None))
     parameters = list[inspect.Parameter]()
     for name, parameter in stated.items():
         parameters += packed if name == argument else [parameter.replace(kind=keyword)]
@@ -170,7 +170,7 @@ def _with_fields_as_options(command: Callable[..., None], argument: str, group: 
         options = group(**{name: values.pop(name) for name in defaults})
         command(**{argument: options}, **values)
 
-    return replace_parameters(wrapper, parameters)
+    return _replace_parameters(wrapper, parameters)
 
 
 class Application(typer.Typer):
@@ -201,7 +201,7 @@ class Application(typer.Typer):
                 if isinstance(parameter.annotation, type) and is_dataclass(parameter.annotation):
                     command = _with_fields_as_options(command, parameter.name, parameter.annotation)
             parameters = inspect.signature(command, eval_str=True).parameters.values()
-            described = replace_parameters(command, parameters_with_docstring_help(parameters, command.__doc__))
+            described = _replace_parameters(command, _parameters_with_docstring_help(parameters, command.__doc__))
             help_, _ = split_parameters_section(command.__doc__)
             return super(Application, self).command(name, cls=Command, help=help_, **options)(described)
 
@@ -232,11 +232,11 @@ def _version(requested: bool) -> None:
         raise typer.Exit
 
 
-VersionOption = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")]
+_VersionOption = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")]
 
 
 @app.callback()
-def _main(version: VersionOption = False) -> None:
+def _main(version: _VersionOption = False) -> None:
     pass
 
 

@@ -128,7 +128,7 @@ def _raise_swallowed_interrupt(fault: sys.UnraisableHookArgs) -> None:
         sys.__unraisablehook__(fault)
 
 
-def print_error_line(text: str) -> None:
+def _print_error_line(text: str) -> None:
     """Print a line on stderr; a closed stream is ignored.
 
     Parameters
@@ -141,7 +141,7 @@ def print_error_line(text: str) -> None:
         sys.stderr.flush()
 
 
-def discard_output() -> None:
+def _discard_output() -> None:
     """Discard the buffered output of stdout, so that the interpreter does not fail to flush it at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -173,18 +173,18 @@ def printable_line(message: str) -> str:
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 #: Environment variable for the threads of NumPy's matrix products, and its default here. The products of a search are
 #: small, and idle threads would take a third of its CPU time.
-BLAS_THREADS_VARIABLE, DEFAULT_BLAS_THREADS = "OPENBLAS_NUM_THREADS", "1"
+_BLAS_THREADS_VARIABLE, _DEFAULT_BLAS_THREADS = "OPENBLAS_NUM_THREADS", "1"
 #: Environment variable that keeps pydantic from looking for plugins in every installed package.
-PYDANTIC_PLUGINS_VARIABLE = "PYDANTIC_DISABLE_PLUGINS"
+_PYDANTIC_PLUGINS_VARIABLE = "PYDANTIC_DISABLE_PLUGINS"
 #: Allocations between two garbage collections. Commands keep most of their objects, so frequent collections are
 #: useless.
 GC_THRESHOLD = 2**18
 #: Environment variable with which a shell asks for completions.
-COMPLETION_VARIABLE = "_PALEO_COMPLETE"
+_COMPLETION_VARIABLE = "_PALEO_COMPLETE"
 #: Environment variable that makes errors of this program print a traceback, if it is set to anything.
-TRACEBACK_VARIABLE = "PALEO_TRACEBACK"
-BUG_REPORT_HINT = (
-    f"please report it with the command line and the output of {TRACEBACK_VARIABLE}=1 (CONTRIBUTING.md says where)"
+_TRACEBACK_VARIABLE = "PALEO_TRACEBACK"
+_BUG_REPORT_HINT = (
+    f"please report it with the command line and the output of {_TRACEBACK_VARIABLE}=1 (CONTRIBUTING.md says where)"
 )
 
 
@@ -217,7 +217,7 @@ def _parser(word: str) -> Callable[..., Any]:
     alone.registered_commands = [each for each in app.registered_commands if word in (each.name, _function_name(each))]
     if not alone.registered_commands:
         alone.registered_commands = app_with_all_commands().registered_commands
-    if word == "help" and COMPLETION_VARIABLE not in os.environ:
+    if word == "help" and _COMPLETION_VARIABLE not in os.environ:
         alone.registered_commands = [_without_parameters(command) for command in alone.registered_commands]
     return typer.main.get_command(alone)
 
@@ -243,20 +243,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         Command line without the program's name; by default that of the process.
     """
     gc.set_threshold(GC_THRESHOLD)
-    os.environ.setdefault(BLAS_THREADS_VARIABLE, DEFAULT_BLAS_THREADS)
-    os.environ.setdefault(PYDANTIC_PLUGINS_VARIABLE, "__all__")
+    os.environ.setdefault(_BLAS_THREADS_VARIABLE, _DEFAULT_BLAS_THREADS)
+    os.environ.setdefault(_PYDANTIC_PLUGINS_VARIABLE, "__all__")
     prepare_streams()
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # warnings of libraries; this program prints its own as lines
         warnings.filterwarnings("once", category=FutureWarning, module=r"paleo\.specs")
-        warnings.showwarning = lambda message, *_, **__: print_error_line(f"warning: {message}")
+        warnings.showwarning = lambda message, *_, **__: _print_error_line(f"warning: {message}")
     code = run_command_line(sys.argv[1:] if arguments is None else arguments)
     if signal.getsignal(signal.SIGINT) is _interrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is already printed
     if _INTERRUPTS:  # Python would die from the signal itself if it arrived while code was compiled
         os._exit(EXIT_INTERRUPTED)
     if code in (EXIT_PIPE_CLOSED, EXIT_WRONG_INPUT, EXIT_INTERNAL_ERROR):
-        discard_output()
+        _discard_output()
     gc.freeze()  # nothing is left to clean up, so the process ends at once
     sys.exit(code)
 
@@ -325,7 +325,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 def _report_internal_error(error: Exception) -> int:
     """Print one line on an unexpected exception (what was raised, where, how to report it); return the exit code."""
-    if os.environ.get(TRACEBACK_VARIABLE):
+    if os.environ.get(_TRACEBACK_VARIABLE):
         traceback.print_exc()
     if isinstance(error, MemoryError):
         return _print_error("the memory of this machine is not enough for this command", EXIT_INTERNAL_ERROR)
@@ -334,9 +334,9 @@ def _report_internal_error(error: Exception) -> int:
     place = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "?"
     reason = str(error).strip().splitlines() or [""]
     what = f"{type(error).__name__} at {place}: {reason[0][:200]}"
-    return _print_error(f"an error in paleo itself, not in your input: {what}; {BUG_REPORT_HINT}", EXIT_INTERNAL_ERROR)
+    return _print_error(f"an error in paleo itself, not in your input: {what}; {_BUG_REPORT_HINT}", EXIT_INTERNAL_ERROR)
 
 
 def _print_error(message: str, code: int) -> int:
-    print_error_line(f"error: {printable_line(message)}")
+    _print_error_line(f"error: {printable_line(message)}")
     return code

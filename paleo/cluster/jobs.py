@@ -18,7 +18,7 @@ from paleo.specs.loading import NonEmptyText, Spec, StrictBool, read_yaml, recor
 from paleo.units import Seconds, parse_quantity, parse_whole_number
 
 #: Most jobs of a file, and most GPUs of one of them.
-MAX_JOBS, MAX_GPUS_PER_JOB = 900_000, 900_000
+_MAX_JOBS, MAX_GPUS_PER_JOB = 900_000, 900_000
 _MOST_BYTES = 500 * 1000 * 1000
 #: Names of each column in public traces (Philly, Helios, Acme, Tiresias).
 TRACE_COLUMN_ALIASES: dict[str, tuple[str, ...]] = {
@@ -191,8 +191,8 @@ def _trace_jobs(path: Path) -> Iterator[JobSpec]:
     if not rows:
         header = "a header with arrival (or submit_time), gpus, duration"
         raise SpecError(f"{path}: has no jobs; expected {header}, and rows")
-    if len(rows) > MAX_JOBS:
-        raise SpecError(f"{path}: {len(rows):,} jobs; expected {MAX_JOBS:,} or fewer")
+    if len(rows) > _MAX_JOBS:
+        raise SpecError(f"{path}: {len(rows):,} jobs; expected {_MAX_JOBS:,} or fewer")
     named = {str(name).strip().lower(): name for name in rows[0] if name}
     aliases = TRACE_COLUMN_ALIASES.items()
     columns = {key: next((named[name] for name in names if name in named), None) for key, names in aliases}

@@ -205,10 +205,10 @@ def _preferred_gpus(spec: JobSpec, table: Mapping[int, JobRunTime]) -> int:
     return sizes[-1] if sizes else 0
 
 
-RunTimePredictor = Callable[[int], JobRunTime]
+_RunTimePredictor = Callable[[int], JobRunTime]
 
 
-def _run_time_predictor(spec: JobSpec, system: System) -> RunTimePredictor:
+def _run_time_predictor(spec: JobSpec, system: System) -> _RunTimePredictor:
     """Return a function that predicts a job's run time for a number of GPUs; predictions are cached."""
     if spec.kind != "trace":
         return _cached_predictor(spec, system)
@@ -218,12 +218,12 @@ def _run_time_predictor(spec: JobSpec, system: System) -> RunTimePredictor:
 
 
 @functools.lru_cache(maxsize=256)
-def _cached_predictor(spec: JobSpec, system: System) -> RunTimePredictor:
+def _cached_predictor(spec: JobSpec, system: System) -> _RunTimePredictor:
     """Return a cached function that predicts the run time of a job without given duration for a number of GPUs."""
     return functools.cache(_predictor_by_kind(spec, system))
 
 
-def _predictor_by_kind(spec: JobSpec, system: System) -> RunTimePredictor:
+def _predictor_by_kind(spec: JobSpec, system: System) -> _RunTimePredictor:
     network = load_model(str(spec.model))
     run = validate_mapping(Run, spec.run, "run")
     if spec.kind == "serve":
@@ -236,7 +236,7 @@ def _predictor_by_kind(spec: JobSpec, system: System) -> RunTimePredictor:
     return predictor(spec, network, system, run)
 
 
-def _training_predictor(spec: JobSpec, network: ModelSpec, system: System, run: Run) -> RunTimePredictor:
+def _training_predictor(spec: JobSpec, network: ModelSpec, system: System, run: Run) -> _RunTimePredictor:
     amount = parse_training_amount(network, run, epochs=spec.epochs, samples=spec.samples, tokens=spec.tokens)
     aimed, goal = run_and_amount_for_target(network, run, spec.target, amount, [system])
     if goal is None:
@@ -279,7 +279,7 @@ def _slowdown(step: Prediction) -> float:
         return 1.0
 
 
-def _tuning_predictor(spec: JobSpec, network: ModelSpec, system: System, run: Run) -> RunTimePredictor:
+def _tuning_predictor(spec: JobSpec, network: ModelSpec, system: System, run: Run) -> _RunTimePredictor:
     from paleo.tuning.study import (
         DEFAULT_RUNG_SPAN,
         TuningSettings,
@@ -317,7 +317,7 @@ def _tuning_predictor(spec: JobSpec, network: ModelSpec, system: System, run: Ru
     return price
 
 
-def _service_predictor(spec: JobSpec, network: ModelSpec, system: System) -> RunTimePredictor:
+def _service_predictor(spec: JobSpec, network: ModelSpec, system: System) -> _RunTimePredictor:
     options = dict(spec.serve or {})
     _check_keys("serve", options, _SERVE)
     usual = {"input": 1000, "output": 300}
@@ -335,7 +335,7 @@ def _service_predictor(spec: JobSpec, network: ModelSpec, system: System) -> Run
     return price
 
 
-def _rl_predictor(spec: JobSpec, network: ModelSpec, system: System) -> RunTimePredictor:
+def _rl_predictor(spec: JobSpec, network: ModelSpec, system: System) -> _RunTimePredictor:
     from paleo.studies.reinforcement import ReinforcementQuestion, reinforcement_study
 
     options = dict(spec.rl or {})

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 #: GPU-seconds of the first level of attained service, and the ratio of each level to the one before, as in Tiresias.
-FIRST_SERVICE_LEVEL_GPU_SECONDS, SERVICE_LEVEL_GROWTH = 3200.0, 2.0
+_FIRST_SERVICE_LEVEL_GPU_SECONDS, _SERVICE_LEVEL_GROWTH = 3200.0, 2.0
 #: Relative rounding error of levels and of reservation times.
 _ROUNDING = 2e-9
 #: A job is enlarged only if that saves this many times the pause for resizing.
 _MIN_RESIZE_GAIN = 2.0
-UNUSED_GPU_REASONS = ("waiting", "fragmentation", "idle")
+_UNUSED_GPU_REASONS = ("waiting", "fragmentation", "idle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class _Reservation:
     extra: IntegerArray
 
 
-class ClusterSimulation:
+class _ClusterSimulation:
     """Event simulation of a cluster under a scheduling policy; see `simulate_cluster`."""
 
     def __init__(
@@ -181,7 +181,7 @@ class ClusterSimulation:
         self.first_waiting_index, self.last_waiting_index = 0, 0
         self.free_gpus = sum(pool.gpus for pool in pools)
         self.unused_reason = "idle"
-        self.unused_gpu_seconds = dict.fromkeys(UNUSED_GPU_REASONS, 0.0)
+        self.unused_gpu_seconds = dict.fromkeys(_UNUSED_GPU_REASONS, 0.0)
         self.queue_history: list[tuple[float, int]] = []
         self.segments: list[JobSegment] = []
         self.reserved: _Reservation | None = None
@@ -240,7 +240,7 @@ class ClusterSimulation:
         seconds = min(self.preferred_run_times[p][job] for p in self.pools_by_speed[job])
         return float((1.0 - self.progress[job]) * seconds + self.pending_restart_time[job])
 
-    def attained_service(self, job: int) -> float:
+    def _attained_service(self, job: int) -> float:
         """Return the GPU time that a job has used so far [GPU-seconds].
 
         Parameters
@@ -270,7 +270,7 @@ class ClusterSimulation:
         int
             Level, from 0.
         """
-        quanta = self.attained_service(job) / self.quantum
+        quanta = self._attained_service(job) / self.quantum
         if self.growth > 1.0:
             quanta = math.log1p(quanta * (self.growth - 1.0)) / math.log(self.growth)
         return math.floor(quanta + _ROUNDING * (1.0 + quanta))
@@ -521,7 +521,7 @@ class ClusterSimulation:
         growth = self.growth
         level = self.quantum * (least if growth == 1.0 else (growth**least - 1.0) / (growth - 1.0))
         served = [(job, each.gpus) for job, each in self.running.items() if self.jobs[job].preemptible]
-        gaps = [(level - self.attained_service(job)) / gpus for job, gpus in served]
+        gaps = [(level - self._attained_service(job)) / gpus for job, gpus in served]
         gaps = [gap for gap in gaps if gap > _ROUNDING * self.quantum]
         if gaps:
             self.queue.push(self.now + min(gaps), 2 * len(self.jobs))
@@ -587,8 +587,8 @@ def _preferred_seconds(job: ClusterJob, pool: int) -> float:
 
 def simulate_cluster(
     jobs: Sequence[ClusterJob], pools: Sequence[NodePool], policy: SchedulingPolicy, *,
-    factors: Sequence[float] | None = None, quantum: float = FIRST_SERVICE_LEVEL_GPU_SECONDS,
-    growth: float = SERVICE_LEVEL_GROWTH,
+    factors: Sequence[float] | None = None, quantum: float = _FIRST_SERVICE_LEVEL_GPU_SECONDS,
+    growth: float = _SERVICE_LEVEL_GROWTH,
 ) -> ClusterRun:  # fmt: skip
     """Simulate when jobs start, stop and end on a cluster under a scheduling policy.
 
@@ -616,7 +616,7 @@ def simulate_cluster(
         replace(job, predecessors=tuple(place[n] for n in job.predecessors)) for job in map(jobs.__getitem__, order)
     ]
     chosen = None if factors is None else [factors[number] for number in order]
-    cluster = ClusterSimulation(ranked, pools, policy, factors=chosen, quantum=quantum, growth=growth)
+    cluster = _ClusterSimulation(ranked, pools, policy, factors=chosen, quantum=quantum, growth=growth)
     cluster.run()
     back = np.array([place[number] for number in range(len(jobs))], dtype=np.int64)
 

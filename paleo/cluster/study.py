@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 #: Most nodes of an order, and most jobs for which finishing times get intervals by default.
-MAX_NODES, MAX_JOBS_WITH_INTERVALS = 100_000, 1000
+MAX_NODES, _MAX_JOBS_WITH_INTERVALS = 100_000, 1000
 #: Number of simulations with varied step times and failures from which intervals are computed.
-DEFAULT_SIMULATIONS = 20
-WAIT_STATISTICS = ("mean", "p95")
+_DEFAULT_SIMULATIONS = 20
+_WAIT_STATISTICS = ("mean", "p95")
 PLACEMENTS = ("packed", "spread")
 UNMODELLED_EFFECTS = (
     "jobs that share a GPU, and traffic of one job that slows another",
@@ -380,17 +380,17 @@ def simulate_or_size_cluster(
     SpecError
         If no order of machines meets the requirements, or no requirement is given.
     """
-    order = tuple(cheapest_node_counts(fleet, wishes) if nodes is None else nodes)
+    order = tuple(_cheapest_node_counts(fleet, wishes) if nodes is None else nodes)
     result = fleet.simulate(order)
-    count = (DEFAULT_SIMULATIONS if len(fleet.jobs) <= MAX_JOBS_WITH_INTERVALS else 0) if samples is None else samples
+    count = (_DEFAULT_SIMULATIONS if len(fleet.jobs) <= _MAX_JOBS_WITH_INTERVALS else 0) if samples is None else samples
     study = FleetStudy(fleet, order, nodes is None, wishes, result)
-    if len(fleet.jobs) <= MAX_JOBS_WITH_INTERVALS:
+    if len(fleet.jobs) <= _MAX_JOBS_WITH_INTERVALS:
         kind = int(np.argmax([bool(number) for number in order]))
         more = tuple(number + (place == kind) for place, number in enumerate(order))
         study = replace(study, result_with_one_more_node=fleet.simulate(more))
     if count:
         random = np.random.default_rng(seed)
-        samples_of_factors = (sample_run_time_factors(fleet, random) for _ in range(count))
+        samples_of_factors = (_sample_run_time_factors(fleet, random) for _ in range(count))
         finishes = np.array([fleet.simulate(order, factors).finish for factors in samples_of_factors])
         deadlines = np.array([job.deadline for job in fleet.cluster_jobs])
         shares = np.where(np.isfinite(deadlines), (finishes <= deadlines).mean(axis=0), np.nan)
@@ -399,7 +399,7 @@ def simulate_or_size_cluster(
     return study
 
 
-def sample_run_time_factors(fleet: JobsOnCluster, random: np.random.Generator) -> list[float]:
+def _sample_run_time_factors(fleet: JobsOnCluster, random: np.random.Generator) -> list[float]:
     """Draw the ratio of real to expected run time of each job, from step-time errors and failures.
 
     Parameters
@@ -437,7 +437,7 @@ def _run_time_factor(price: JobRunTime, random: np.random.Generator) -> float:
     return max(factor, 0.1)
 
 
-def cheapest_node_counts(fleet: JobsOnCluster, wishes: ClusterRequirements) -> tuple[int, ...]:
+def _cheapest_node_counts(fleet: JobsOnCluster, wishes: ClusterRequirements) -> tuple[int, ...]:
     """Find the node counts per system that meet the requirements at the lowest rent.
 
     Every number of nodes of all kinds but the last is tried, up to the smallest order of that kind alone. The number of
@@ -519,7 +519,7 @@ def _fewest_nodes(
     high = min(high, largest)
     if not keeps(high):
         return None
-    if len(fleet.jobs) <= MAX_JOBS_WITH_INTERVALS and high <= _MOST_SCANNED:
+    if len(fleet.jobs) <= _MAX_JOBS_WITH_INTERVALS and high <= _MOST_SCANNED:
         return next(count for count in range(1, high + 1) if keeps(count))
     low = high // 2
     while high - low > 1:
@@ -601,8 +601,8 @@ def check_requirements(wishes: ClusterRequirements) -> ClusterRequirements:
     SpecError
         If the statistic is unknown or the limit of the waiting time is negative or infinite.
     """
-    if wishes.wait_statistic not in WAIT_STATISTICS:
-        nearest = suggest_names(wishes.wait_statistic, WAIT_STATISTICS)
+    if wishes.wait_statistic not in _WAIT_STATISTICS:
+        nearest = suggest_names(wishes.wait_statistic, _WAIT_STATISTICS)
         raise SpecError(f"--measure {wishes.wait_statistic!r:.40}: {nearest}")
     if wishes.max_wait is not None and not 0.0 <= wishes.max_wait < math.inf:
         raise SpecError(f"--wait {wishes.max_wait!r:.40}: expected a time of zero or more")
@@ -610,7 +610,7 @@ def check_requirements(wishes: ClusterRequirements) -> ClusterRequirements:
 
 
 #: Axes of a sweep of fleets, with the default of each.
-FLEET_SWEEP_AXES: dict[str, Any] = {"nodes": None, "policy": "backfill", "placement": "packed", "seed": None}
+_FLEET_SWEEP_AXES: dict[str, Any] = {"nodes": None, "policy": "backfill", "placement": "packed", "seed": None}
 _RESULT_COLUMNS = (
     "gpus", "span_s", "wait_mean_s", "wait_p95_s", "deadlines_missed", "utilisation", "preemptions",
     "waiting_gpu_hours", "fragmentation_gpu_hours", "preemption_gpu_hours", "failures_gpu_hours", "idle_gpu_hours",
@@ -641,8 +641,8 @@ class FleetSweep(SweepStudy):
         """Check every value of every axis, and load the jobs."""
         words = {"policy": list(SCHEDULING_POLICIES), "placement": list(PLACEMENTS)}
         for name, values in self.axes.items():
-            if name not in FLEET_SWEEP_AXES:
-                raise SpecError(f"axes.{name}: unknown axis; {suggest_names(name, FLEET_SWEEP_AXES)}")
+            if name not in _FLEET_SWEEP_AXES:
+                raise SpecError(f"axes.{name}: unknown axis; {suggest_names(name, _FLEET_SWEEP_AXES)}")
             for value in values:
                 if name in words and value not in words[name]:
                     raise SpecError(f"axes.{name}: {value!r:.40}: {suggest_names(str(value), words[name])}")
@@ -675,14 +675,14 @@ class FleetSweep(SweepStudy):
         SpecError
             If a number of nodes, a policy or a placement is not valid.
         """
-        settings = {**FLEET_SWEEP_AXES, **point}
+        settings = {**_FLEET_SWEEP_AXES, **point}
         systems = [job.systems[str(point["system"])]]
         nodes = parse_node_counts(settings["nodes"], systems)
         policy, placement = settings["policy"], settings["placement"]
         fleet = predict_fleet(read_jobs(self.jobs), systems, policy, nodes=nodes, placement=placement)
         factors = None
         if settings["seed"] is not None:
-            factors = sample_run_time_factors(fleet, np.random.default_rng(settings["seed"]))
+            factors = _sample_run_time_factors(fleet, np.random.default_rng(settings["seed"]))
         study = FleetStudy(fleet, nodes, False, ClusterRequirements(), fleet.simulate(nodes, factors))
         result = study.result
         return {

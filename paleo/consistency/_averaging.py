@@ -43,7 +43,7 @@ def exponential_graph_spectral_gap(workers: Numeric) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class GossipTopology:
+class _GossipTopology:
     """Communication graph of gossip: the neighbours with which a worker averages parameters in each step.
 
     ``kind`` is ``ring`` (2 neighbours), ``exp`` (⌈log₂ N⌉) or ``one-peer`` (1).
@@ -69,11 +69,11 @@ class GossipTopology:
 
 
 _TOPOLOGIES = {
-    "ring": GossipTopology("ring", "Lian et al., D-PSGD, NIPS 2017"),
-    "exp2": GossipTopology("exp", "Ying et al., NeurIPS 2021"),
-    "one-peer": GossipTopology("one-peer", "Assran et al., Stochastic gradient push, ICML 2019"),
-    "sgp": GossipTopology("one-peer", "Assran et al., Stochastic gradient push, ICML 2019"),
-    "dpsgd": GossipTopology("ring", "Lian et al., D-PSGD, NIPS 2017"),
+    "ring": _GossipTopology("ring", "Lian et al., D-PSGD, NIPS 2017"),
+    "exp2": _GossipTopology("exp", "Ying et al., NeurIPS 2021"),
+    "one-peer": _GossipTopology("one-peer", "Assran et al., Stochastic gradient push, ICML 2019"),
+    "sgp": _GossipTopology("one-peer", "Assran et al., Stochastic gradient push, ICML 2019"),
+    "dpsgd": _GossipTopology("ring", "Lian et al., D-PSGD, NIPS 2017"),
 }
 
 
@@ -216,7 +216,7 @@ def diloco(argument: str) -> ConsistencyModel:
 
 
 @dataclass(frozen=True, slots=True)
-class FederatedAveraging:
+class _FederatedAveraging:
     """Federated-averaging consistency model: rounds of ``steps`` local steps at clients with separate links.
 
     Clients pull and push the model each round. The time per step is μ (1 + c e_N / √H + e_N persistent) + 2 exchange /
@@ -239,4 +239,4 @@ class FederatedAveraging:
 @CONSISTENCY_MODELS.register("federated")
 def federated_averaging_model(argument: str) -> ConsistencyModel:
     """Build the consistency model ``federated:H``: clients send their model after every H local steps."""
-    return FederatedAveraging(count_argument("federated", argument, "local steps a round"))
+    return _FederatedAveraging(count_argument("federated", argument, "local steps a round"))

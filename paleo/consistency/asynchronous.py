@@ -232,7 +232,7 @@ def _queued(
 ) -> ConsistencyResult:
     """Return the result of workers that think for ``think`` seconds between visits to a queue of parameter servers."""
     workers = workload.workers
-    mean, deviation = update_staleness(workers, think, station.throughput, station.utilization, workload.jitter)
+    mean, deviation = _update_staleness(workers, think, station.throughput, station.utilization, workload.jitter)
     return ConsistencyResult.from_step_time(
         workload,
         workers / station.throughput,
@@ -243,7 +243,7 @@ def _queued(
     )
 
 
-def update_staleness(
+def _update_staleness(
     workers: Numeric, think: Numeric, throughput: Numeric, utilization: Numeric, jitter: Numeric
 ) -> tuple[Array, Array]:
     """Compute the staleness of asynchronous updates: updates by others between a worker's pull and push.

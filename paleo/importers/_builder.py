@@ -2,7 +2,7 @@
 
 The builder knows which entry holds each value of the trace. Rules read functions of torch and operators of ONNX; they
 are found by folder. ``operators/table.yaml`` states for most of them which kind of call they are, with one row for each
-kind. The other files of ``paleo/importers/operators`` have rules for calls whose arguments decide (``TORCH_READERS``,
+kind. The other files of ``paleo/importers/operators`` have rules for calls whose arguments decide (``_TORCH_READERS``,
 ``ONNX_READERS``), and say which layers a kind of call becomes (``LAYER_TRANSLATIONS``). A rule for another function is
 a row, or one more file there.
 """
@@ -35,7 +35,7 @@ _INPUT_DIMS = {
     5: ("batch", "channels", "depth", "height", "width"),
 }
 #: Most names ``dim0``, ``dim1``, … of a network.
-MAX_DIMS = 99
+_MAX_DIMS = 99
 
 
 @dataclass(eq=False)
@@ -290,7 +290,7 @@ class NetworkBuilder:
                 same = old[place][0] if len(old) == len(shape) and old[place][1] == size else None
                 name = same or next((d for d, n in old if n == size and d not in taken and d not in probes), None)
             if name is None or name in taken or (name in probes and size % probes[name]):
-                name = next(f"dim{i}" for i in range(place, MAX_DIMS) if f"dim{i}" not in taken)
+                name = next(f"dim{i}" for i in range(place, _MAX_DIMS) if f"dim{i}" not in taken)
             taken.append(name)
         return taken
 
@@ -380,7 +380,7 @@ class NetworkBuilder:
         return self.network
 
 
-OPERATORS_PACKAGE = "paleo.importers.operators"
+_OPERATORS_PACKAGE = "paleo.importers.operators"
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 
@@ -453,9 +453,9 @@ class OnnxNode:
 TorchRule = Callable[[TorchInvocation], TranslatedCall]
 OnnxRule = Callable[[OnnxNode], TranslatedCall]
 LayerTranslation = Callable[[NetworkBuilder, TracedCall], None]
-TORCH_READERS: Registry[TorchRule] = Registry("torch function", OPERATORS_PACKAGE)
-ONNX_READERS: Registry[OnnxRule] = Registry("ONNX operator", OPERATORS_PACKAGE)
-LAYER_TRANSLATIONS: Registry[LayerTranslation] = Registry("kind of call", OPERATORS_PACKAGE)
+_TORCH_READERS: Registry[TorchRule] = Registry("torch function", _OPERATORS_PACKAGE)
+ONNX_READERS: Registry[OnnxRule] = Registry("ONNX operator", _OPERATORS_PACKAGE)
+LAYER_TRANSLATIONS: Registry[LayerTranslation] = Registry("kind of call", _OPERATORS_PACKAGE)
 
 
 def register_torch_reader(names: str) -> Callable[[TorchRule], TorchRule]:
@@ -463,7 +463,7 @@ def register_torch_reader(names: str) -> Callable[[TorchRule], TorchRule]:
 
     A reader takes an `TorchInvocation` and returns a `TranslatedCall`.
     """
-    return _several(TORCH_READERS, names)
+    return _several(_TORCH_READERS, names)
 
 
 def register_onnx_reader(names: str) -> Callable[[OnnxRule], OnnxRule]:
@@ -502,7 +502,7 @@ def base_operator_name(label: str) -> str:
     ('add', 'div', 'relu')
     """
     label = label.partition(".")[0] if not label.startswith("_") else label
-    if label in TORCH_READERS:
+    if label in _TORCH_READERS:
         return label
     name = label.strip("_") or label
     if label.startswith("__") and name[0] in "ir" and name[1:] in _INVERTED:
@@ -516,7 +516,7 @@ def read_torch_call(invocation: TorchInvocation) -> TranslatedCall:
     The kind is ``unknown`` if no reader is registered.
     """
     name = invocation.name
-    return TORCH_READERS[name](invocation) if name in TORCH_READERS else TranslatedCall("unknown")
+    return _TORCH_READERS[name](invocation) if name in _TORCH_READERS else TranslatedCall("unknown")
 
 
 def read_onnx_node(node: OnnxNode) -> TranslatedCall:

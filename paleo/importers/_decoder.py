@@ -18,7 +18,7 @@ from paleo.importers.transformers_configuration import (
     class_count,
 )
 
-MAX_LAYERS = 2000
+_MAX_LAYERS = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def residual_block_entry(*inner: ModelFileEntry) -> ModelFileEntry:
     return {"branches": [list(inner), []], "join": "add"}
 
 
-def decoder_layer_entries(decoder: Decoder, more: Mapping[str, Any], feed: ModelFileEntry) -> list[ModelFileEntry]:
+def _decoder_layer_entries(decoder: Decoder, more: Mapping[str, Any], feed: ModelFileEntry) -> list[ModelFileEntry]:
     """Return the model-file entries of one decoder layer: attention and feed-forward with their norms and residuals.
 
     ``more`` are further options of the layer's attention, or under ``mixer`` the entry that takes its place;
@@ -130,7 +130,7 @@ def _decoder_loops(
     """Return the decoder's layers as loops; if all layers are equal, there are ``=layers`` of them."""
     layers = list(zip(mixers, feeds, strict=True))
     loops = loops_of_layers(
-        layers, lambda pattern: [entry for layer in pattern for entry in decoder_layer_entries(decoder, *layer)]
+        layers, lambda pattern: [entry for layer in pattern for entry in _decoder_layer_entries(decoder, *layer)]
     )
     if len(loops) == 1:
         loops[0] |= {"name": "block"} | ({"repeat": "=layers"} if loops[0]["repeat"] == len(layers) else {})
@@ -195,8 +195,8 @@ def base_parameters(config: Config, **more: Any) -> dict[str, Any]:
     heads = config.integer("num_attention_heads", "n_head")
     positions = config.integer("max_position_embeddings", "n_positions", "seq_length", default=2048)
     layers = config.integer("num_hidden_layers", "n_layer")
-    if layers > MAX_LAYERS:
-        raise SpecError(f"{config.path}: num_hidden_layers: {layers} layers; expected at most {MAX_LAYERS}")
+    if layers > _MAX_LAYERS:
+        raise SpecError(f"{config.path}: num_hidden_layers: {layers} layers; expected at most {_MAX_LAYERS}")
     shape = {"seq": min(positions, MAX_DEFAULT_SEQ), "hidden": hidden, "heads": heads}
     return shape | {"layers": layers} | more | {"vocab": config.integer("vocab_size")}
 

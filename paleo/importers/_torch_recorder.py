@@ -25,12 +25,12 @@ from paleo.importers._builder import TorchInvocation, base_operator_name, read_t
 from paleo.importers._network_trace import InputSpec, ModuleCall, TracedCall, TracedTensor, make_call
 
 #: Functions that select boxes by their scores.
-BOX_SELECTION_FUNCTIONS = (
+_BOX_SELECTION_FUNCTIONS = (
     "nms", "postprocess", "post_process", "filter_proposals", "select_training_samples", "keypointrcnn_inference",
 )  # fmt: skip
 
 
-def active_box_selector() -> str | None:
+def _active_box_selector() -> str | None:
     """Return the name of the detector function on the Python call stack that selects boxes by score.
 
     Returns None if there is none.
@@ -44,11 +44,11 @@ def active_box_selector() -> str | None:
 
 
 def _selects_boxes(name: str) -> bool:
-    return any(word in name for word in BOX_SELECTION_FUNCTIONS)
+    return any(word in name for word in _BOX_SELECTION_FUNCTIONS)
 
 
 @contextlib.contextmanager
-def fixed_training_box_counts(module: Any, notes: list[str]) -> Iterator[None]:
+def _fixed_training_box_counts(module: Any, notes: list[str]) -> Iterator[None]:
     """Make a torchvision detector keep a fixed number of boxes per image inside a ``with`` block.
 
     The number is that which the detector samples in training. ``notes`` gets a sentence on this assumption.
@@ -104,7 +104,7 @@ def function_name(function: Any) -> str:
     return str(name)
 
 
-def run_on_meta(tape: GuessingTracer, function: Any, label: str, args: Any, kwargs: Any) -> Any:
+def _run_on_meta(tape: GuessingTracer, function: Any, label: str, args: Any, kwargs: Any) -> Any:
     """Run a torch call on the meta device (tensors without data), with guesses where the result depends on data.
 
     A boolean mask selects everything, or the share of tokens that an expert gets. A grouped product for which torch has
@@ -144,7 +144,7 @@ def _true_count(tape: GuessingTracer, mask: Any) -> int:
     """
     router, total = _router_sizes(tape, mask), int(mask.numel())
     if router is None:
-        if (name := active_box_selector()) is not None:
+        if (name := _active_box_selector()) is not None:
             raise RuntimeError(f"{name} chooses boxes by their values")
         tape.notes.append("masks that select rows are taken to select all of them")
         return total
@@ -210,7 +210,7 @@ def _all_selected(tensor: Any, index: Any, mask: Any, rows: int) -> Any:
     return flat[(*before, slice(None) if rows == mask.numel() else slice(rows), *behind)]
 
 
-def guess_tensor_value(tape: GuessingTracer, function: Any, args: Any) -> Any:
+def _guess_tensor_value(tape: GuessingTracer, function: Any, args: Any) -> Any:
     """Return an assumed value for a torch call that needs tensor data, which the meta device does not have.
 
     Returns None if the call does not ask for values. Attention masks are taken to hide nothing, there is no padding,
@@ -253,7 +253,7 @@ def _tokens_of_rows(tape: GuessingTracer, tokens: Any) -> list[int] | None:
     return [mask.shape[-1]] * tokens.shape[0]
 
 
-MAX_RECORDED_CALLS = 400_000
+_MAX_RECORDED_CALLS = 400_000
 #: Bytes of an fp32 number, the unit in which saved elements are counted.
 FP32_BYTES = 4
 _SILENT = frozenset(
@@ -299,7 +299,7 @@ class TorchCallRecorder:
             name: self._cast(parameter.detach().to("meta")).requires_grad_(_trainable(parameter))
             for name, parameter in module.named_parameters()
         }
-        self._known_storages = {storage_key(weight) for weight in self._weights.values()}
+        self._known_storages = {_storage_key(weight) for weight in self._weights.values()}
         for name, weight in self._weights.items():
             names = frozenset({name})
             self._bind(weight, TracedTensor(tuple(weight.shape), "parameter", name, False, True, names))
@@ -347,7 +347,7 @@ class TorchCallRecorder:
         state = self._weights | buffers
         positional = tuple(tensor for tensor, name in zip(tensors, names, strict=True) if name is None)
         keywords = {name: tensor for tensor, name in zip(tensors, names, strict=True) if name is not None}
-        boxes = fixed_training_box_counts(self.module, self.notes)
+        boxes = _fixed_training_box_counts(self.module, self.notes)
         with self._watched(), _without_checkpoints(self), boxes, torch.enable_grad():
             try:
                 hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda packed: packed)
@@ -368,7 +368,7 @@ class TorchCallRecorder:
         return [self.value(tensor) for tensor in leaves]
 
     def _pack(self, tensor: Any) -> Any:
-        self.packed.append((storage_key(tensor), tensor.untyped_storage().nbytes()))
+        self.packed.append((_storage_key(tensor), tensor.untyped_storage().nbytes()))
         self._alive.append(tensor)
         return tensor
 
@@ -458,10 +458,10 @@ class TorchCallRecorder:
             call.trains_weights = any(tensor.requires_grad for tensor in outputs)
             call.stops_gradient = not call.trains_weights and any(tensor.requires_grad for tensor in arguments)
         self.calls.append(call)
-        if kind == "slice" and arguments and storage_key(outputs[0]) == storage_key(arguments[0]):
-            self._parts.append((call, storage_key(outputs[0])))
-        if len(self.calls) > MAX_RECORDED_CALLS:
-            raise SpecError(f"more than {MAX_RECORDED_CALLS} calls in one pass; the module loops too long")
+        if kind == "slice" and arguments and _storage_key(outputs[0]) == _storage_key(arguments[0]):
+            self._parts.append((call, _storage_key(outputs[0])))
+        if len(self.calls) > _MAX_RECORDED_CALLS:
+            raise SpecError(f"more than {_MAX_RECORDED_CALLS} calls in one pass; the module loops too long")
         for tensor, value in zip(outputs, call.outputs, strict=True):
             self._bind(tensor, value)
             if tensor._base is not None and _writes(label) and id(tensor._base) in self._values:
@@ -480,10 +480,10 @@ class TorchCallRecorder:
         """Record what autograd saves for a call: inputs and outputs by their storage, other tensors by size."""
         places: dict[int, list[TracedTensor]] = {}
         kept, more = set[TracedTensor](), 0
-        complex_storages = {storage_key(tensor) for tensor in (*outputs, *arguments) if tensor.dtype.is_complex}
+        complex_storages = {_storage_key(tensor) for tensor in (*outputs, *arguments) if tensor.dtype.is_complex}
         for tensor, value in (*zip(outputs, call.outputs, strict=False), *((t, self.value(t)) for t in arguments)):
             if int(tensor.numel() * tensor.element_size()) <= int(tensor.untyped_storage().nbytes()):  # not expanded
-                places.setdefault(storage_key(tensor), []).append(value)
+                places.setdefault(_storage_key(tensor), []).append(value)
         for key, size in dict(self.packed[mark:]).items():
             if key in places:
                 kept.update(places[key][:1] if places[key][0].is_activation else places[key])
@@ -519,7 +519,7 @@ def _trainable(parameter: Any) -> bool:
     return bool(parameter.requires_grad) and (parameter.dtype.is_floating_point or parameter.dtype.is_complex)
 
 
-def storage_key(tensor: Any) -> int:
+def _storage_key(tensor: Any) -> int:
     """Return a number that is equal for tensors that share a storage."""
     return int(tensor.untyped_storage()._cdata)
 
@@ -533,25 +533,25 @@ def _writes(label: str) -> bool:
     return label.startswith(("__setitem__", "__i")) or (label.endswith("_") and not label.endswith("__"))
 
 
-def grouped_gemm_flops(left: Any, right: Any, *args: Any, **kwargs: Any) -> float:
+def _grouped_gemm_flops(left: Any, right: Any, *args: Any, **kwargs: Any) -> float:
     """Return the FLOP of a grouped matrix product: (rows, k) with (groups, k, n), or (m, rows) with (rows, n)."""
     return 2.0 * float(left.numel()) * float(right.shape[-1])
 
 
-def flop_formulas() -> dict[Any, Any]:
+def _flop_formulas() -> dict[Any, Any]:
     """Return a dict from torch operators to functions that count their FLOP, with some that torch's registry lacks."""
     import torch
     from torch.utils.flop_counter import flop_registry
 
     grouped = getattr(torch.ops.aten, "_grouped_mm", None)
-    return {**({grouped: grouped_gemm_flops} if grouped is not None else {}), **flop_registry}
+    return {**({grouped: _grouped_gemm_flops} if grouped is not None else {}), **flop_registry}
 
 
 def _flop_counter() -> Any:
     """Return a torch dispatch mode that adds up the FLOP of the operators that run inside it."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    formulas = flop_formulas()
+    formulas = _flop_formulas()
 
     class Counter(TorchDispatchMode):  # type: ignore[misc]
         total = 0.0
@@ -572,7 +572,7 @@ def _flop_counter() -> Any:
 
 def _formula_flops(function: Any, args: Any, kwargs: Any, result: Any) -> float:
     """Return the FLOP of one operator call inside compiled code."""
-    formula = flop_formulas().get(getattr(function, "_overloadpacket", None))
+    formula = _flop_formulas().get(getattr(function, "_overloadpacket", None))
     return float(formula(*args, **kwargs, out_val=result)) if formula is not None else 0.0
 
 
@@ -582,7 +582,7 @@ def _recorder(tape: TorchCallRecorder) -> Any:
     class Recorder(TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
-            answer = guess_tensor_value(tape, function, args)
+            answer = _guess_tensor_value(tape, function, args)
             if answer is not None:
                 return answer
             label = function_name(function)
@@ -595,7 +595,7 @@ def _recorder(tape: TorchCallRecorder) -> Any:
             if tape.all_meta and label in _CREATORS and kwargs.get("device") is None:
                 kwargs = {**kwargs, "device": "meta"}
             before, mark = tape.counter.total, len(tape.packed)
-            result = run_on_meta(tape, function, label, args, kwargs)
+            result = _run_on_meta(tape, function, label, args, kwargs)
             flops = tape.counter.total - before or _formula_flops(function, args, kwargs, result)
             tape.record_call(function, args, kwargs, args[0] if label == "__setitem__" else result, flops, mark)
             return result

@@ -17,7 +17,7 @@ from paleo.errors import SpecError
 from paleo.importers.transformers_configuration import MAX_DEFAULT_SEQ, Config, ModelMapping, indexer_top_k
 
 #: Sizes of inputs that a configuration does not state: pixels per side, video frames, audio samples, spectrogram rows.
-IMAGE, FRAMES, SOUND, FRAMES_OF_SOUND = 224, 16, 32_000, 998
+IMAGE, _FRAMES, SOUND, _FRAMES_OF_SOUND = 224, 16, 32_000, 998
 _TEXT = frozenset({"input_ids", "text"})
 _ALL_KEYS = "Sequences are fixed at {} tokens, of which an indexer chooses all keys."
 
@@ -190,13 +190,13 @@ def _image(config: Any) -> str:
 def _video(config: Any) -> str:
     size, frames = (
         _number(config, "image_size", "crop_size", default=IMAGE),
-        _number(config, "num_frames", default=FRAMES),
+        _number(config, "num_frames", default=_FRAMES),
     )
     return f"pixel_values_videos=2x{frames}x{_number(config, 'num_channels', default=3)}x{size}x{size}"
 
 
 def _wave(config: Any) -> str:
-    mels, length = _number(config, "num_mel_bins", default=0), _number(config, "max_length", default=FRAMES_OF_SOUND)
+    mels, length = _number(config, "num_mel_bins", default=0), _number(config, "max_length", default=_FRAMES_OF_SOUND)
     return f"input_values=2x{length}x{mels}" if mels else f"input_values=2x{SOUND}"
 
 
@@ -207,7 +207,7 @@ def _features(config: Any) -> str:
 
 def _frames(config: Any) -> str:
     mels = _number(config, "num_mel_bins", "input_feat_per_channel", default=80)
-    return f"input_features=2x{FRAMES_OF_SOUND}x{mels}"
+    return f"input_features=2x{_FRAMES_OF_SOUND}x{mels}"
 
 
 #: How each input of pictures, films and sound may be laid out.

@@ -40,11 +40,11 @@ from paleo.operations.tensor import default_precision
 from paleo.specs.loading import MAX_FILE_BYTES, parse_yaml
 
 #: Most places that are tried for a repetition, in all and in one run, and the longest iteration.
-MAX_REPETITION_TRIALS, MAX_REPETITION_STARTS, MAX_REPEATED_BODY_LENGTH = 4000, 16, 3000
+_MAX_REPETITION_TRIALS, _MAX_REPETITION_STARTS, _MAX_REPEATED_BODY_LENGTH = 4000, 16, 3000
 
 
 @dataclass(eq=False)
-class LayerLoop:
+class _LayerLoop:
     """Repeated block of layers in an imported network: ``times`` iterations of ``body``.
 
     ``carried_input`` is the input of the first iteration, ``last_entry`` the layer whose output leaves the last
@@ -57,13 +57,13 @@ class LayerLoop:
     last_entry: LayerEntry
 
 
-EntrySignatureIds = npt.NDArray[np.int64]
+_EntrySignatureIds = npt.NDArray[np.int64]
 #: Layers that read the output, or use the weights, of a layer or of an input of the network.
-Consumers = Mapping[EntryReference, list[LayerEntry]]
-EntryOrLoop = LayerEntry | LayerLoop
+_Consumers = Mapping[EntryReference, list[LayerEntry]]
+EntryOrLoop = LayerEntry | _LayerLoop
 
 
-def fold_repeated_layers(entries: Sequence[LayerEntry]) -> list[EntryOrLoop]:
+def _fold_repeated_layers(entries: Sequence[LayerEntry]) -> list[EntryOrLoop]:
     """Fold repeated parts of a list of layers into loops, starting with the loop that saves most lines.
 
     Parameters
@@ -91,7 +91,7 @@ def _signature(entry: LayerEntry) -> str:
     return json.dumps([entry.kind, entry.options, len(entry.inputs), lent, out.dims, out.sizes], default=str)
 
 
-def _folded(entries: list[LayerEntry], marks: EntrySignatureIds, consumers: Consumers) -> list[EntryOrLoop]:
+def _folded(entries: list[LayerEntry], marks: _EntrySignatureIds, consumers: _Consumers) -> list[EntryOrLoop]:
     best = _best(entries, marks, consumers)
     if best is None:
         return list(entries)
@@ -99,11 +99,11 @@ def _folded(entries: list[LayerEntry], marks: EntrySignatureIds, consumers: Cons
     stop = start + length * times
     parts = (slice(None, start), slice(start, start + length), slice(stop, None))
     left, body, right = (_folded(entries[part], marks[part], consumers) for part in parts)
-    return [*left, LayerLoop(times, body, carry, entries[stop - 1]), *right]
+    return [*left, _LayerLoop(times, body, carry, entries[stop - 1]), *right]
 
 
 def _best(
-    entries: list[LayerEntry], marks: EntrySignatureIds, consumers: Consumers
+    entries: list[LayerEntry], marks: _EntrySignatureIds, consumers: _Consumers
 ) -> tuple[int, int, int, LayerEntry | str] | None:
     """Find the repeated block of layers whose folding into a loop saves most entries; None without repetition.
 
@@ -117,29 +117,29 @@ def _best(
         over[place + 2 : max(readers, default=0) + 1] = place
     repetitions = _candidates(marks, over)
     candidates = sorted(repetitions, key=lambda r: (-r[1] * (r[2] - 1), r[1], r[0]))
-    for start, length, times in candidates[:MAX_REPETITION_TRIALS]:
+    for start, length, times in candidates[:_MAX_REPETITION_TRIALS]:
         carry = _carried(entries, start, length, times, consumers)
         if carry is not None:
             return start, length, times, carry
     return None
 
 
-def _candidates(marks: EntrySignatureIds, over: EntrySignatureIds) -> Iterator[tuple[int, int, int]]:
+def _candidates(marks: _EntrySignatureIds, over: _EntrySignatureIds) -> Iterator[tuple[int, int, int]]:
     """Yield (start, length, times) of repeated layer sequences whose iterations pass on only their last output."""
     count = len(marks)
-    for length in range(1, min(count // 2, MAX_REPEATED_BODY_LENGTH) + 1):
+    for length in range(1, min(count // 2, _MAX_REPEATED_BODY_LENGTH) + 1):
         same = np.concatenate(([False], marks[:-length] == marks[length:], [False]))
         edges = np.flatnonzero(same[1:] != same[:-1])
         for begin, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
             starts = np.arange(begin, min(begin + length + 1, end - length + 1))
-            for start in starts[over[starts + length] < starts][:MAX_REPETITION_STARTS].tolist():
+            for start in starts[over[starts + length] < starts][:_MAX_REPETITION_STARTS].tolist():
                 times = (end - start) // length + 1
                 if times >= 2 and length * (times - 1) >= 2:
                     yield start, length, times
 
 
 def _carried(
-    entries: list[LayerEntry], start: int, length: int, times: int, consumers: Consumers
+    entries: list[LayerEntry], start: int, length: int, times: int, consumers: _Consumers
 ) -> LayerEntry | str | None:
     """Return the tensor that enters the first iteration from outside and each later one from the iteration before.
 
@@ -180,7 +180,7 @@ def _relation(refs: tuple[EntryReference, ...], length: int, places: Mapping[Ent
     return "carried" if inside[0] is None and carried else None
 
 
-def _is_self_contained(length: int, times: int, places: Mapping[EntryReference, int], consumers: Consumers) -> bool:
+def _is_self_contained(length: int, times: int, places: Mapping[EntryReference, int], consumers: _Consumers) -> bool:
     """Return True if only the last output of each iteration of a candidate loop is read outside that iteration."""
     for entry, position in places.items():
         iteration, place = divmod(position, length)
@@ -196,12 +196,12 @@ def _is_self_contained(length: int, times: int, places: Mapping[EntryReference, 
 
 _FP32 = default_precision("fp32")
 #: Largest relative difference between the FLOP of layers and those that the source counted.
-FLOP_TOLERANCE = 0.0005
+_FLOP_TOLERANCE = 0.0005
 #: Calls that move data without computing.
 _WITHOUT_FLOPS = frozenset({"cat", "view", "slice"})
 
 
-def network_of_trace(trace: Trace) -> ImportedNetwork:
+def _network_of_trace(trace: Trace) -> ImportedNetwork:
     """Convert the operator calls of a trace to the layers of a network, in order.
 
     Parameters
@@ -261,7 +261,7 @@ def _translate(builder: NetworkBuilder, call: TracedCall) -> None:
     if call.flops is not None and call.kind not in _WITHOUT_FLOPS:
         kernels = (kernel for e in entries for operation in e.operations for kernel in operation.forward_kernels(_FP32))
         counted = sum(kernel.flops for kernel in kernels)
-        if abs(counted - call.flops) > FLOP_TOLERANCE * max(counted, call.flops):
+        if abs(counted - call.flops) > _FLOP_TOLERANCE * max(counted, call.flops):
             raise UntranslatableError(f"{counted} FLOP, not {call.flops}")
     _check_parameters(builder, call, entries, before)
 
@@ -328,10 +328,10 @@ def model_file_of_trace(
     dict of str to Any
         Content of a model file, as YAML reads it.
     """
-    network = network_of_trace(recognise_patterns(trace))
+    network = _network_of_trace(recognise_patterns(trace))
     writer = _Writer(network)
     ending = None if loss == "none" else _loss(network)
-    layers = writer.network_lines(fold_repeated_layers(network.entries), ending)
+    layers = writer.network_lines(_fold_repeated_layers(network.entries), ending)
     params = {name: size for name, size in sizes.items() if name != "batch"}
     # Sentences about what the counts assume or leave out.
     notes = [f"{note[:1].upper()}{note[1:]}." for note in trace.notes]
@@ -502,19 +502,19 @@ class _Writer:
         """
         lines: list[Any] = []
         for item in items:
-            lines.append(self._loop(item, current) if isinstance(item, LayerLoop) else self._entry(item, current))
+            lines.append(self._loop(item, current) if isinstance(item, _LayerLoop) else self._entry(item, current))
             current = _last_entry(item)
         return lines
 
     def _walk(self, items: Sequence[EntryOrLoop], current: LayerEntry | str) -> None:
         """Give a name to each layer that something other than the next line refers to."""
         for item in items:
-            inputs = [item.carried_input] if isinstance(item, LayerLoop) else item.inputs
+            inputs = [item.carried_input] if isinstance(item, _LayerLoop) else item.inputs
             if inputs != [current]:
                 for ref in inputs:
                     self._name(ref)
             current = _last_entry(item)
-            if isinstance(item, LayerLoop):
+            if isinstance(item, _LayerLoop):
                 self._walk(item.body, item.carried_input)
                 continue
             for lent in (item.weight_owner, item.tied_entry):
@@ -553,7 +553,7 @@ class _Writer:
             return entry.kind
         return line | {entry.kind: options}
 
-    def _loop(self, loop: LayerLoop, current: LayerEntry | str) -> dict[str, Any]:
+    def _loop(self, loop: _LayerLoop, current: LayerEntry | str) -> dict[str, Any]:
         self._loops += 1
         name = self._names.get(loop.last_entry) or self._unique("block" if self._loops == 1 else f"block{self._loops}")
         line: dict[str, Any] = {"repeat": loop.times, "name": name}
@@ -571,7 +571,7 @@ class _Writer:
 
 
 def _last_entry(item: EntryOrLoop) -> LayerEntry:
-    return item.last_entry if isinstance(item, LayerLoop) else item
+    return item.last_entry if isinstance(item, _LayerLoop) else item
 
 
 def _times(number: int, names: Sequence[str]) -> str:
@@ -594,7 +594,7 @@ def _word(entry: LayerEntry) -> str:
     return word if word[0].isalpha() else f"n{word}"
 
 
-YAML_LINE_WIDTH = 116
+_YAML_LINE_WIDTH = 116
 _PLAIN = re.compile(r"(=[A-Za-z0-9_(]|[A-Za-z_(])[A-Za-z0-9_./ +*()<>=-]*\Z")
 _RESERVED = re.compile(r"(~|null|true|false|yes|no|on|off|nan|inf|infinity)\Z", re.IGNORECASE)
 #: Keys whose values are written with one entry on each line, however short.
@@ -627,7 +627,7 @@ def to_yaml(model: Mapping[str, Any]) -> str:
     lines: list[str] = []
     for key, value in model.items():
         if key in _PROSE and isinstance(value, str):
-            sentences = textwrap.wrap(value, YAML_LINE_WIDTH - 2, initial_indent="  ", subsequent_indent="  ")
+            sentences = textwrap.wrap(value, _YAML_LINE_WIDTH - 2, initial_indent="  ", subsequent_indent="  ")
             lines += [f"{key}: >-", *sentences]
         else:
             lines += _keyed(_scalar(key), value, 0, tall=key in _ONE_PER_LINE_KEYS or key == "inputs")
@@ -672,7 +672,7 @@ def _keyed(key: str, value: Any, indent: int, *, tall: bool = False) -> list[str
     pad = " " * indent
     if not isinstance(value, Mapping | list) or not value or not tall:
         line = f"{pad}{key}: {_flow(value)}"
-        if len(line) <= YAML_LINE_WIDTH or not isinstance(value, Mapping | list) or not value:
+        if len(line) <= _YAML_LINE_WIDTH or not isinstance(value, Mapping | list) or not value:
             return [line.rstrip()]
     return [f"{pad}{key}:", *_below(value, indent + 2)]
 
@@ -691,7 +691,7 @@ def _item(value: Any, indent: int) -> list[str]:
     bare = isinstance(value, Mapping) and len(value) == 1 and next(iter(value.values())) is not None
     line = f"{pad}- {_flow(value)[1:-1] if bare else _flow(value)}"
     loop = isinstance(value, Mapping) and "layers" in value
-    if (len(line) <= YAML_LINE_WIDTH and not loop) or not isinstance(value, Mapping | list) or not value:
+    if (len(line) <= _YAML_LINE_WIDTH and not loop) or not isinstance(value, Mapping | list) or not value:
         return [line]
     first, *lines = _below(value, indent + 2)
     return [f"{pad}- {first.lstrip()}", *lines]

@@ -29,7 +29,7 @@ from paleo.importers._onnx_shapes import (
 from paleo.specs import loading
 
 
-def inline_known_branches(onnx: Any, graph: Any, truth: Callable[[Any], bool | None]) -> list[Any]:
+def _inline_known_branches(onnx: Any, graph: Any, truth: Callable[[Any], bool | None]) -> list[Any]:
     """Replace every ONNX `If` node whose condition is known by the nodes of the branch taken, in place.
 
     Parameters
@@ -67,7 +67,7 @@ def inline_known_branches(onnx: Any, graph: Any, truth: Callable[[Any], bool | N
     return taken
 
 
-def is_then_branch_longer(node: Any) -> bool:
+def _is_then_branch_longer(node: Any) -> bool:
     """Return True if an ONNX ``If`` node has at least as many nodes in its then-branch as in its else-branch.
 
     Parameters
@@ -84,7 +84,7 @@ def is_then_branch_longer(node: Any) -> bool:
     return sizes.get("then_branch", 0) >= sizes.get("else_branch", 0)
 
 
-def subgraphs_of_node(node: Any) -> Iterator[Any]:
+def _subgraphs_of_node(node: Any) -> Iterator[Any]:
     """Yield the subgraphs in the attributes of an ONNX node, such as the branches of ``If``.
 
     Parameters
@@ -103,7 +103,7 @@ def subgraphs_of_node(node: Any) -> Iterator[Any]:
 
 def _size(graph: Any) -> int:
     """Count the nodes of an ONNX graph, including all subgraphs inside nodes."""
-    return sum(1 + sum(_size(inner) for inner in subgraphs_of_node(node)) for node in graph.node)
+    return sum(1 + sum(_size(inner) for inner in _subgraphs_of_node(node)) for node in graph.node)
 
 
 def _made_in(graph: Any) -> set[str]:
@@ -119,29 +119,29 @@ def _rename(graph: Any, names: Mapping[str, str]) -> None:
     for node in graph.node:
         for texts in (node.input, node.output):
             texts[:] = [names.get(name, name) for name in texts]
-        for inner in subgraphs_of_node(node):
+        for inner in _subgraphs_of_node(node):
             _rename(inner, names)
 
 
-MAX_ONNX_FILE_BYTES, MAX_GRAPH_NODES, MAX_SUBGRAPH_DEPTH, MAX_TENSOR_RANK = 700_000_000, 50_000, 4, 8
+_MAX_ONNX_FILE_BYTES, _MAX_GRAPH_NODES, _MAX_SUBGRAPH_DEPTH, _MAX_TENSOR_RANK = 700_000_000, 50_000, 4, 8
 #: Most nested calls of functions.
-MAX_FUNCTION_DEPTH = 64
+_MAX_FUNCTION_DEPTH = 64
 #: Most rounds of shape inference and arithmetic on shapes.
-MAX_SHAPE_PASSES = 20
+_MAX_SHAPE_PASSES = 20
 #: Largest version of the operators, which is a 32-bit number.
-NEWEST_OPSET = 2**31 - 1
+_NEWEST_OPSET = 2**31 - 1
 #: Largest size of a dim; larger ones are errors in the file.
 MAX_DIM_SIZE = 2**40
 #: Operators -> places of the inputs that are learned, whichever node makes them. Not so norms: exporters give those
 #: without parameters ones and zeros.
-WEIGHT_INPUT_INDICES = {
+_WEIGHT_INPUT_INDICES = {
     **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "BatchNormalization"), (1, 2)),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), (1, 2, 3)),
     **dict.fromkeys(("MatMul", "PRelu"), (1,)),
 }
 
 
-def import_onnx() -> Any:
+def _import_onnx() -> Any:
     """Import the onnx library, or raise an error that says what to install."""
     try:
         importlib.import_module("onnx.shape_inference")
@@ -178,11 +178,11 @@ def model_file_of_onnx(
     """
     from paleo.importers.model_file import model_file_of_trace
 
-    trace, name = trace_onnx_file(path, sizes or {}), Path(path).name
+    trace, name = _trace_onnx_file(path, sizes or {}), Path(path).name
     return model_file_of_trace(trace, title=f"{title or name} (ONNX)", source=f"ONNX file {name}", sizes={}, loss=loss)
 
 
-def trace_onnx_file(path: str | Path, sizes: Mapping[str, int]) -> Trace:
+def _trace_onnx_file(path: str | Path, sizes: Mapping[str, int]) -> Trace:
     """Read an ONNX file as a trace, with a probe size for the batch.
 
     Parameters
@@ -202,7 +202,7 @@ def trace_onnx_file(path: str | Path, sizes: Mapping[str, int]) -> Trace:
     SpecError
         If the file cannot be read.
     """
-    onnx = import_onnx()
+    onnx = _import_onnx()
     model = _loaded(onnx, Path(path))
     _check_graph_size(model.graph, str(path))
     _remove_weights(model.graph)
@@ -218,7 +218,9 @@ def trace_onnx_file(path: str | Path, sizes: Mapping[str, int]) -> Trace:
 
 
 def _loaded(onnx: Any, path: Path) -> Any:
-    raw = read_bytes(path, most=MAX_ONNX_FILE_BYTES, expected="an ONNX model, its weights as external data where large")
+    raw = read_bytes(
+        path, most=_MAX_ONNX_FILE_BYTES, expected="an ONNX model, its weights as external data where large"
+    )
     loading.record_file_digest(path, raw)
     try:
         model = onnx.load_model_from_string(raw)
@@ -243,15 +245,15 @@ def _check_function_size(model: Any, path: str) -> None:
         total = 0
         for node in nodes:
             key = (node.domain, node.op_type)
-            if key in calling or len(calling) > MAX_FUNCTION_DEPTH:
+            if key in calling or len(calling) > _MAX_FUNCTION_DEPTH:
                 raise SpecError(f"{path}: function {node.op_type[:60]!r} calls itself, or calls nest too deeply")
             if key in bodies and key not in sizes:
                 sizes[key] = written_out(bodies[key], (*calling, key))
-            total += sizes.get(key, 1) + sum(written_out(graph.node, calling) for graph in subgraphs_of_node(node))
+            total += sizes.get(key, 1) + sum(written_out(graph.node, calling) for graph in _subgraphs_of_node(node))
         return total
 
-    if written_out(model.graph.node, ()) > MAX_GRAPH_NODES:
-        raise SpecError(f"{path}: more than {MAX_GRAPH_NODES} nodes once its functions are expanded")
+    if written_out(model.graph.node, ()) > _MAX_GRAPH_NODES:
+        raise SpecError(f"{path}: more than {_MAX_GRAPH_NODES} nodes once its functions are expanded")
 
 
 def _short(error: Exception) -> str:
@@ -260,22 +262,22 @@ def _short(error: Exception) -> str:
 
 def _check_graph_size(graph: Any, path: str, depth: int = 0) -> None:
     """Raise SpecError if a graph has too many nodes or is nested too deeply."""
-    if depth > MAX_SUBGRAPH_DEPTH:
-        raise SpecError(f"{path}: subgraphs nested deeper than {MAX_SUBGRAPH_DEPTH} levels")
-    if len(graph.node) > MAX_GRAPH_NODES:
-        raise SpecError(f"{path}: {len(graph.node)} nodes; at most {MAX_GRAPH_NODES} are read")
+    if depth > _MAX_SUBGRAPH_DEPTH:
+        raise SpecError(f"{path}: subgraphs nested deeper than {_MAX_SUBGRAPH_DEPTH} levels")
+    if len(graph.node) > _MAX_GRAPH_NODES:
+        raise SpecError(f"{path}: {len(graph.node)} nodes; at most {_MAX_GRAPH_NODES} are read")
     for node in graph.node:
-        for inner in subgraphs_of_node(node):
+        for inner in _subgraphs_of_node(node):
             _check_graph_size(inner, path, depth + 1)
     for tensor in graph.initializer:
-        if len(tensor.dims) > MAX_TENSOR_RANK or any(not 0 <= size < MAX_DIM_SIZE for size in tensor.dims):
+        if len(tensor.dims) > _MAX_TENSOR_RANK or any(not 0 <= size < MAX_DIM_SIZE for size in tensor.dims):
             raise SpecError(f"{path}: initializer {tensor.name[:60]!r} has impossible sizes {list(tensor.dims)[:8]}")
 
 
 def _remove_weights(graph: Any) -> None:
     """Remove the data of all large constant tensors of a graph, in place; their sizes remain."""
     for node in graph.node:
-        for inner in subgraphs_of_node(node):
+        for inner in _subgraphs_of_node(node):
             _remove_weights(inner)
     for tensor in graph.initializer:
         if math.prod(tensor.dims) > MAX_CONSTANT_ELEMENTS:
@@ -359,8 +361,8 @@ class _Reader:
         values = []
         for place, proto in enumerate(protos):
             tensor = proto.type.tensor_type
-            if not proto.type.HasField("tensor_type") or len(tensor.shape.dim) > MAX_TENSOR_RANK:
-                raise SpecError(f"{self.path}: input {proto.name[:60]!r} is no tensor of up to {MAX_TENSOR_RANK} dims")
+            if not proto.type.HasField("tensor_type") or len(tensor.shape.dim) > _MAX_TENSOR_RANK:
+                raise SpecError(f"{self.path}: input {proto.name[:60]!r} is no tensor of up to {_MAX_TENSOR_RANK} dims")
             shape = tuple(self._size(proto.name, d, i) for i, d in enumerate(tensor.shape.dim))
             for dim, size in zip(tensor.shape.dim, shape, strict=True):
                 dim.Clear()
@@ -405,13 +407,13 @@ class _Reader:
         for node in self.graph.node:
             if node.op_type == "Constant":
                 self._constant_node(node)
-        for _ in range(MAX_SHAPE_PASSES):
+        for _ in range(_MAX_SHAPE_PASSES):
             shapes = self._inferred()
             if self._rewrite_fixed_batch(shapes):  # before anything is worked out of shapes that change with it
                 del self.graph.value_info[:]
                 continue
             changed = self._fold_shapes(shapes) | self._add_shapes(shapes) | self._take_branches(self._condition)
-            if not changed and self._take_branches(is_then_branch_longer):
+            if not changed and self._take_branches(_is_then_branch_longer):
                 self.notes = ["of a condition on data the longer branch is read"]
             elif not changed:
                 break
@@ -446,7 +448,7 @@ class _Reader:
 
     def _take_branches(self, truth: Callable[[Any], bool | None]) -> bool:
         """Replace each If node whose condition is known by the nodes of one branch; return True if there was any."""
-        taken = inline_known_branches(self.onnx, self.graph, truth)
+        taken = _inline_known_branches(self.onnx, self.graph, truth)
         self._initializers([tensor for branch in taken for tensor in branch.initializer])
         if taken:
             _check_graph_size(self.graph, self.path)
@@ -464,7 +466,7 @@ class _Reader:
             options = {attribute.name: self._attribute(attribute) for attribute in node.attribute}
             numbers = [self.constants.get(each) for each in node.input]
             shape = shape_of_output(node.op_type, [sizes.get(each) for each in node.input], options, numbers)
-            if shape is None or len(shape) > MAX_TENSOR_RANK or any(size >= MAX_DIM_SIZE for size in shape):
+            if shape is None or len(shape) > _MAX_TENSOR_RANK or any(size >= MAX_DIM_SIZE for size in shape):
                 continue
             index = shapes.get(node.input[0], ((), False))[1]
             kind = self.onnx.TensorProto.INT64 if index else self.onnx.TensorProto.FLOAT
@@ -484,7 +486,7 @@ class _Reader:
             dims = tuple(int(d.dim_value) if d.HasField("dim_value") else -1 for d in tensor.shape.dim)
             if (
                 tensor.HasField("shape")
-                and len(dims) <= MAX_TENSOR_RANK
+                and len(dims) <= _MAX_TENSOR_RANK
                 and all(0 <= size < MAX_DIM_SIZE for size in dims)
             ):
                 shapes[info.name] = (dims, tensor.elem_type not in FLOAT_TYPES)
@@ -555,7 +557,7 @@ class _Reader:
     def _fewest_inputs(self, node: Any) -> int:
         """Return the minimum number of inputs of an ONNX operator, by the schema of the opset; 0 without a schema."""
         versions = {opset.domain: opset.version for opset in self.model.opset_import}
-        version = min(versions.get(node.domain, 0), NEWEST_OPSET)
+        version = min(versions.get(node.domain, 0), _NEWEST_OPSET)
         for schema in ((node.op_type, version, node.domain), (node.op_type,)):
             try:
                 return int(self.onnx.defs.get_schema(*schema).min_input)
@@ -600,7 +602,7 @@ class _Reader:
     def _learned(self, name: str, place: int, node: Any) -> TracedTensor | None:
         """Return the traced value of a node's input; a constant at a position for weights counts as a parameter."""
         value = self._value(name, node)
-        if value is None or place not in WEIGHT_INPUT_INDICES.get(node.op_type, ()) or value.elements == 1:
+        if value is None or place not in _WEIGHT_INPUT_INDICES.get(node.op_type, ()) or value.elements == 1:
             return value
         if value.is_static and not value.is_integer and not value.parameter_names:
             self.values[name] = value = self._constant(name, value.shape, index=False, learned=True)

@@ -24,7 +24,7 @@ from paleo.specs.loading import record_file_digest
 from paleo.units import parse_whole_number
 
 _INPUT = re.compile(r"(?:([A-Za-z_]\w*)=)?(\d+(?:x\d+)*)(?::(\w+))?\Z")
-INPUT_DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "bool")
+_INPUT_DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "bool")
 
 
 def import_torch() -> Any:
@@ -65,8 +65,8 @@ def parse_input(text: str) -> InputSpec:
     shape = tuple(parse_whole_number(size, 2**31 - 1) or 0 for size in sizes.split("x"))
     if not all(shape) or len(shape) > 8:
         raise SpecError(f"--input {text[:80]!r}: expected at most 8 sizes of 1 or more")
-    if dtype is not None and dtype not in INPUT_DTYPES:
-        raise SpecError(f"--input {text!r}: unknown dtype {dtype!r}; {suggest_names(dtype, INPUT_DTYPES)}")
+    if dtype is not None and dtype not in _INPUT_DTYPES:
+        raise SpecError(f"--input {text!r}: unknown dtype {dtype!r}; {suggest_names(dtype, _INPUT_DTYPES)}")
     return InputSpec(shape, dtype or "float32", name)
 
 
@@ -240,11 +240,11 @@ def _imported(place: str) -> Any:
 
 
 #: Shortest sequence for which a probe size can be found.
-MIN_PROBED_SEQ = 16
+_MIN_PROBED_SEQ = 16
 
 
 @dataclass(frozen=True, slots=True)
-class ProbedInputs:
+class _ProbedInputs:
     """Input shapes for one attempt to trace a network.
 
     ``probes`` maps each variable dim to a prime size that marks the dim in the shapes of the trace. ``fixed_batch`` is
@@ -256,7 +256,7 @@ class ProbedInputs:
     fixed_batch: int | None = None
 
 
-def _traced(module: Any, sizes: ProbedInputs) -> Trace:
+def _traced(module: Any, sizes: _ProbedInputs) -> Trace:
     torch = import_torch()
     failed: SpecError | None = None
     # Tensors that the module creates without a device have data in the first attempt and none in the second.
@@ -276,7 +276,7 @@ def _traced(module: Any, sizes: ProbedInputs) -> Trace:
     raise failed or SpecError("the module cannot be traced")
 
 
-def _trace_of(module: Any, tape: TorchCallRecorder, outputs: list[TracedTensor], sizes: ProbedInputs) -> Trace:
+def _trace_of(module: Any, tape: TorchCallRecorder, outputs: list[TracedTensor], sizes: _ProbedInputs) -> Trace:
     parameters = dict(module.named_parameters())
     trace = Trace(
         tape.inputs,
@@ -349,7 +349,7 @@ def _module_sizes(module: Any) -> set[int]:
     return {size for tensor in (*module.parameters(), *module.buffers()) for size in tensor.shape}
 
 
-def _probed(module: Any, inputs: Sequence[InputSpec], *, probe_seq: bool, share: float = 1.0) -> ProbedInputs:
+def _probed(module: Any, inputs: Sequence[InputSpec], *, probe_seq: bool, share: float = 1.0) -> _ProbedInputs:
     """Return the inputs with batch, and perhaps sequence, set to prime probe sizes that the module does not use.
 
     The probe for the sequence is at most ``share`` times the stated length.
@@ -360,7 +360,7 @@ def _probed(module: Any, inputs: Sequence[InputSpec], *, probe_seq: bool, share:
     taken = _module_sizes(module) | {size for spec in inputs for size in spec.shape[1:]}
     probes = {"batch": probe_sizes(taken, 1, least=101)[0]}
     seq = None
-    if probe_seq and first.is_integer and len(first.shape) == 2 and first.shape[1] >= MIN_PROBED_SEQ:
+    if probe_seq and first.is_integer and len(first.shape) == 2 and first.shape[1] >= _MIN_PROBED_SEQ:
         primes = probe_sizes(taken - {first.shape[1]}, 1, least=11, most=int(share * first.shape[1]))
         seq, probes = (first.shape[1], probes | {"seq": primes[0]}) if primes else (None, probes)
 
@@ -370,19 +370,19 @@ def _probed(module: Any, inputs: Sequence[InputSpec], *, probe_seq: bool, share:
         shape = (probes["batch"] if lead == batch else lead, *([probes["seq"]] if tokens else inner))
         return InputSpec(shape, spec.dtype, spec.name)
 
-    return ProbedInputs(tuple(replaced(spec) for spec in inputs), probes)
+    return _ProbedInputs(tuple(replaced(spec) for spec in inputs), probes)
 
 
-def _attempts(module: Any, inputs: Sequence[InputSpec], *, open_seq: bool) -> Iterator[ProbedInputs]:
+def _attempts(module: Any, inputs: Sequence[InputSpec], *, open_seq: bool) -> Iterator[_ProbedInputs]:
     """Yield the sizes to try: batch and sequence at probe sizes, then only the batch, then all sizes as stated."""
     for probe_seq in (True, False) if open_seq else (False,):
         sizes = _probed(module, inputs, probe_seq=probe_seq)
         if probe_seq is False or "seq" in sizes.probes:
             yield sizes
-    yield ProbedInputs(tuple(inputs), {}, inputs[0].shape[0])
+    yield _ProbedInputs(tuple(inputs), {}, inputs[0].shape[0])
 
 
-def _seq_is_open(module: Any, inputs: Sequence[InputSpec], sizes: ProbedInputs, trace: Trace) -> bool:
+def _seq_is_open(module: Any, inputs: Sequence[InputSpec], sizes: _ProbedInputs, trace: Trace) -> bool:
     """Return True if all sizes in a trace that depend on the sequence length are multiples of the length.
 
     Then the sequence length can be a parameter of the model file; a fixed prompt before it, for example, makes the

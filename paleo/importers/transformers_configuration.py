@@ -21,11 +21,11 @@ FAMILY_READERS: Registry[Callable[[Config], ModelMapping]] = Registry(
 )
 
 
-MAX_CONFIG_BYTES = 2_000_000
+_MAX_CONFIG_BYTES = 2_000_000
 #: Longest sequence that is used unless --seq states another.
 MAX_DEFAULT_SEQ = 4096
 #: Names of activations here by their names in configurations, and their gated forms; ``_tanh`` marks the approximation.
-ACTIVATION_BY_CONFIG_NAME = {
+_ACTIVATION_BY_CONFIG_NAME = {
     "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu",
     "quick_gelu": "quick_gelu", "relu": "relu", "silu": "silu", "swish": "silu", "tanh": "tanh",
     "relu2": "relu", "situ": "silu", "swigluoai": "silu",
@@ -34,7 +34,7 @@ GATED_ACTIVATIONS = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu", "r
 
 
 #: Configuration keys for the number of attention keys (or blocks of them) that an indexer selects for each query.
-INDEXER_CONFIG_KEYS = ("index_topk", "index_topk_blocks", "indexer_budget")
+_INDEXER_CONFIG_KEYS = ("index_topk", "index_topk_blocks", "indexer_budget")
 #: Families with a reader of their own whose attention uses keys that an indexer selects.
 INDEXER_FAMILIES = frozenset(
     {"deepseek_v32", "glm_moe_dsa", "deepseek_v4", "deepseek_ref", "minimax_m3", "minimax_m3_vl_text"}
@@ -195,11 +195,11 @@ class Config(Mapping[str, Any]):
             If the function is unknown.
         """
         name = next((self[key] for key in keys if self.get(key) is not None), default)
-        function = ACTIVATION_BY_CONFIG_NAME.get(name) if isinstance(name, str) else None
+        function = _ACTIVATION_BY_CONFIG_NAME.get(name) if isinstance(name, str) else None
         if function is None or (gated and function not in GATED_ACTIVATIONS):
             raise SpecError(
                 f"{self.path}: {keys[0]}: {name!r:.60} is not a known activation; "
-                f"{suggest_names(str(name), ACTIVATION_BY_CONFIG_NAME)}"
+                f"{suggest_names(str(name), _ACTIVATION_BY_CONFIG_NAME)}"
             )
         return GATED_ACTIVATIONS[function] if gated else function
 
@@ -337,7 +337,7 @@ def read_config(path: str | Path) -> Config:
     """
     file = Path(path)
     file = file / "config.json" if is_folder(file) else file
-    raw = read_bytes(file, most=MAX_CONFIG_BYTES, expected="the config.json of a model")
+    raw = read_bytes(file, most=_MAX_CONFIG_BYTES, expected="the config.json of a model")
     record_file_digest(file, raw)
     try:
         data = json.loads(raw, object_hook=_float)
@@ -379,7 +379,7 @@ def indexer_top_k(config: Config) -> tuple[str, int] | None:
     """
     text = config.get("text_config")
     parts = (config, *([Config(text, f"{config.path}: text_config")] if isinstance(text, Mapping) else []))
-    for part, key in ((part, key) for part in parts for key in INDEXER_CONFIG_KEYS if part.get(key)):
+    for part, key in ((part, key) for part in parts for key in _INDEXER_CONFIG_KEYS if part.get(key)):
         block = part.integer("index_block_size", default=1) if key.endswith("blocks") else 1
         return f"{part.path}: {key}", part.integer(key) * block
     return None

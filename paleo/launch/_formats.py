@@ -51,9 +51,9 @@ def flatten_keys(data: Mapping[str, Any], before: str = "", depth: int = 0) -> d
     return result
 
 
-def to_plain_types(value: Any) -> Any:
+def _to_plain_types(value: Any) -> Any:
     """Convert a value to types that YAML, JSON and TOML can hold: tuples become lists."""
-    return [to_plain_types(part) for part in value] if isinstance(value, tuple | list) else value
+    return [_to_plain_types(part) for part in value] if isinstance(value, tuple | list) else value
 
 
 def _header(plan: JobPlan, launcher: SettingsTranslator) -> str:
@@ -101,7 +101,7 @@ class YamlFile:
         """Return the text of a YAML file with the settings, and with the plan's other fields in a comment on top."""
         import yaml
 
-        data = nest_keys({key: to_plain_types(value) for key, value in settings.items()})
+        data = nest_keys({key: _to_plain_types(value) for key, value in settings.items()})
         return _header(plan, launcher) + yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=100)
 
     def settings_from_text(self, text: str, where: str) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class JsonFile:
 
     def settings_to_text(self, settings: Settings, plan: JobPlan, launcher: SettingsTranslator) -> str:
         """Return the text of a JSON file with the settings."""
-        return json.dumps(nest_keys({key: to_plain_types(value) for key, value in settings.items()}), indent=2) + "\n"
+        return json.dumps(nest_keys({key: _to_plain_types(value) for key, value in settings.items()}), indent=2) + "\n"
 
     def settings_from_text(self, text: str, where: str) -> dict[str, Any]:
         """Return the settings in a JSON text, by dotted key."""
@@ -144,7 +144,7 @@ class TomlFile:
         tables: dict[str, list[str]] = {}
         for key, value in settings.items():
             table, _, name = key.rpartition(".")
-            tables.setdefault(table, []).append(f"{name} = {json.dumps(to_plain_types(value))}")
+            tables.setdefault(table, []).append(f"{name} = {json.dumps(_to_plain_types(value))}")
         parts = [f"[{table}]\n" + "\n".join(lines) + "\n" for table, lines in tables.items()]
         return _header(plan, launcher) + "\n" + "\n".join(parts)
 

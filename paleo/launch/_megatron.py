@@ -157,7 +157,7 @@ def transformers_config_of_flags(settings: Settings) -> dict[str, Any] | None:
     return {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], **common, **mixture}
 
 
-NETWORK_SIZE_TRANSLATION = group_translation(" ".join((*_FLAGS, _KINDS)), "seq layers experts", _sizes, _read_sizes)
+_NETWORK_SIZE_TRANSLATION = group_translation(" ".join((*_FLAGS, _KINDS)), "seq layers experts", _sizes, _read_sizes)
 
 
 # Flags of a plan in a shell script that starts the training
@@ -360,7 +360,7 @@ def _read_dispatch(settings: Settings, known: Settings) -> dict[str, Any]:
 _ALONE = {True: True, False: False}
 
 _MEGATRON_CORE = (
-    NETWORK_SIZE_TRANSLATION,
+    _NETWORK_SIZE_TRANSLATION,
     FieldTranslation(_TP, "tp", value_if_absent=1),
     FieldTranslation(_PP, "pp", value_if_absent=1),
     FieldTranslation(_CP, "cp", value_if_absent=1, omitted=True),

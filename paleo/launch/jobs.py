@@ -149,7 +149,7 @@ def _yaml(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-MAX_LAUNCH_FILE_BYTES = 2_000_000
+_MAX_LAUNCH_FILE_BYTES = 2_000_000
 #: Fields of a run for which no framework has a setting.
 _UNKNOWN = (
     "placement", "experts.drop_tokens", "recompute.by_layer", "kernels.cudnn", "exchange.algorithm",
@@ -578,7 +578,7 @@ def _layer_count_by_name(network: str) -> int:
 
 def _text(path: str | Path) -> str:
     try:
-        return read_bytes(path, most=MAX_LAUNCH_FILE_BYTES, expected="a framework's configuration").decode()
+        return read_bytes(path, most=_MAX_LAUNCH_FILE_BYTES, expected="a framework's configuration").decode()
     except UnicodeDecodeError:
         raise LaunchError(f"{path}: is not text") from None
 

@@ -160,7 +160,7 @@ def rotary_embedding_passes(
     return tuple(passes), (new_query, new_key)
 
 
-def stepwise_rotary_passes(name: str, part: Tensor) -> tuple[tuple[MemoryPass, ...], Tensor]:
+def _stepwise_rotary_passes(name: str, part: Tensor) -> tuple[tuple[MemoryPass, ...], Tensor]:
     """Return the passes of rotary position embedding in plain code, one for each step, and the output tensor.
 
     The steps (Megatron-Core's _apply_rotary_pos_emb_bshd in rope_utils.py): reorder pairs as halves; multiply by
@@ -193,7 +193,7 @@ def _rotate_by_implementation(
     """
     if rotation not in ("complex", "halves"):
         return rotary_embedding_passes(query, key)
-    steps = _rotate_complex if rotation == "complex" else stepwise_rotary_passes
+    steps = _rotate_complex if rotation == "complex" else _stepwise_rotary_passes
     (of_query, new_query), (of_key, new_key) = (steps(f"{old.name}.rotary", old) for old in (query, key))
     passes: tuple[Operation, ...] = (*of_query, *of_key)
     return passes, (new_query, new_key)
@@ -265,7 +265,7 @@ class Attention(Layer):
             name, query, key, value, causal=self.causal, window=self.window, dropout=self.dropout, choices=choices
         )
         if self.gate is not None:
-            gating, context = sigmoid_gate(name, context, per_head=self.gate == "head")
+            gating, context = _sigmoid_gate(name, context, per_head=self.gate == "head")
             core = (*core, gating)
         bias = self.bias if self.out_bias is None else self.out_bias
         output, out = linear_projection(f"{name}.out", context, {x.dims[-1]: hidden}, bias=bias, contract=3)
@@ -344,7 +344,7 @@ def _joint_rms_norm(x: Tensor) -> MemoryPass:
     return norm_pass(x, out, (weight,), x.dims[2:])
 
 
-def sigmoid_gate(name: str, context: Tensor, *, per_head: bool = False) -> tuple[MemoryPass, Tensor]:
+def _sigmoid_gate(name: str, context: Tensor, *, per_head: bool = False) -> tuple[MemoryPass, Tensor]:
     """Return the pass that multiplies the heads' output by a sigmoid of gates, and its output tensor.
 
     The query's projection also yields the gates: one per entry, or one ``per_head``.
@@ -417,7 +417,7 @@ class LatentAttention(Layer):
         )
         if self.gate:
             gates, _ = linear_projection(f"{name}.gate", x, {"kv_heads": self.heads, "gates": self.value_dim})
-            gating, context = sigmoid_gate(name, context)
+            gating, context = _sigmoid_gate(name, context)
             core = (*core, gates, gating)
         output, out = linear_projection(f"{name}.out", context, {x.dims[-1]: x.sizes[-1]}, contract=3)
         return LayerOperations((*q_down, kv_down, *q_ops, *kv_ops, *rotations, *core, output), out)
@@ -432,8 +432,8 @@ class LatentAttention(Layer):
         """
         rope_query = query.reshaped(query.shape | {query.dims[-1]: self.rope_dim})
         nope_key = key.reshaped(key.shape | {key.dims[-1]: self.nope_dim})
-        of_query, query_part = stepwise_rotary_passes(f"{query.name}.rotary", rope_query)
-        of_key, key_part = stepwise_rotary_passes(f"{key.name}.rotary", rotary)
+        of_query, query_part = _stepwise_rotary_passes(f"{query.name}.rotary", rope_query)
+        of_key, key_part = _stepwise_rotary_passes(f"{key.name}.rotary", rotary)
         joined = query.like(f"{query.name}.rotated"), key.like(f"{key.name}.rotated"), value.like(f"{value.name}.copy")
         nope_query = nope_key.reshaped(query.shape | {query.dims[-1]: self.nope_dim}, name=f"{query.name}.rest")
         inputs = (nope_query, query_part), (nope_key, key_part), (value,)
@@ -504,7 +504,7 @@ class AdditiveAttention(Layer):
         if choices.recurrence == "looped":
             # Build tanh(query + key + b) times v for one query step at a time, in four separate passes a step.
             steps = float(query.sizes[1])
-            calls = ADDITIVE_ATTENTION_HOST_CALLS[0] * steps, ADDITIVE_ATTENTION_HOST_CALLS[1] * steps
+            calls = _ADDITIVE_ATTENTION_HOST_CALLS[0] * steps, _ADDITIVE_ATTENTION_HOST_CALLS[1] * steps
             keys, summed, shifted, weighted = (
                 mixed.like(f"{name}.{part}") for part in ("keys", "sum", "shifted", "weighted")
             )
@@ -531,7 +531,7 @@ class AdditiveAttention(Layer):
 #: Calls of the host for each of the four passes of a step of additive attention in a loop, forward and backward. With
 #: products, softmax, sums, reshapes and the concatenation to the cell's input, a step has 16 and 28 operations
 #: (TensorFlow's attention_wrapper.py, by name).
-ADDITIVE_ATTENTION_HOST_CALLS = (4.0, 7.0)
+_ADDITIVE_ATTENTION_HOST_CALLS = (4.0, 7.0)
 
 
 @LAYERS.register("relative_attention")

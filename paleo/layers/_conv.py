@@ -19,7 +19,7 @@ SizePerDim = PositiveInt | Annotated[list[PositiveInt], Field(min_length=1, max_
 Padding = NonNegativeInt | Annotated[list[NonNegativeInt], Field(min_length=1, max_length=3)] | Literal["same", "valid"]
 
 
-def padding_sizes(
+def _padding_sizes(
     padding: Padding, kernel: tuple[int, ...], dilation: tuple[int, ...], *, name: str
 ) -> tuple[float, ...]:
     """Return the padding of each spatial dim: zeros on one side, averaged over both sides.
@@ -33,7 +33,7 @@ def padding_sizes(
     return tuple(float(p) for p in option_per_spatial_dim(padding, len(kernel), field="padding", name=name))
 
 
-def sliding_window_count(
+def _sliding_window_count(
     size: DimSize, kernel: int, stride: int, dilation: int, padding: float, *, ceil: bool = False
 ) -> int:
     """Return the number of positions of a sliding window: floor((n + 2p − d(k−1) − 1) / s) + 1.
@@ -73,8 +73,8 @@ class Conv(Layer):
             option_per_spatial_dim(getattr(self, field), rank, field=field, name=name)
             for field in ("kernel", "stride", "dilation")
         )
-        padding = padding_sizes(self.padding, kernel, dilation, name=name)
-        space = tuple(map(sliding_window_count, x.sizes[2:], kernel, stride, dilation, padding))
+        padding = _padding_sizes(self.padding, kernel, dilation, name=name)
+        space = tuple(map(_sliding_window_count, x.sizes[2:], kernel, stride, dilation, padding))
         if self.padding == "same":
             space = tuple(int(-(-n // s)) for n, s in zip(x.sizes[2:], stride, strict=True))
         channels = int(x.sizes[1])
@@ -84,7 +84,7 @@ class Conv(Layer):
                 f"{name}: {channels} input and {self.channels} output channels cannot be cut into {groups} groups"
             )
         windows = _convolution_windows(x, stride, dilation, padding, kernel)
-        return convolution_expansion(name, x, self.channels, windows, space, groups, self.bias)
+        return _convolution_expansion(name, x, self.channels, windows, space, groups, self.bias)
 
 
 @LAYERS.register("transposed_conv")
@@ -117,7 +117,7 @@ class TransposedConv(Layer):
             channels = f"{x.sizes[1]} input and {self.channels} output channels"
             raise GraphError(f"{name}: {channels} cannot be cut into {self.groups} groups")
         windows = _convolution_windows(x, stride, dilation, padding, kernel)
-        return convolution_expansion(name, x, self.channels, windows, space, self.groups, self.bias, transposed=True)
+        return _convolution_expansion(name, x, self.channels, windows, space, self.groups, self.bias, transposed=True)
 
 
 def _convolution_windows(x: Tensor, *options: tuple[float, ...]) -> tuple[SlidingWindow, ...]:
@@ -126,7 +126,7 @@ def _convolution_windows(x: Tensor, *options: tuple[float, ...]) -> tuple[Slidin
     return tuple(SlidingWindow(d, f"in_{d}", f"kernel_{d}", *each) for d, each in zip(x.dims[2:], dims, strict=True))
 
 
-def convolution_expansion(
+def _convolution_expansion(
     name: str,
     x: Tensor,
     channels: int,
@@ -179,9 +179,9 @@ class Pool(Layer):
         rank = len(x.dims) - 2
         kernel = option_per_spatial_dim(self.kernel, rank, field="kernel", name=name)
         stride = kernel if self.stride is None else option_per_spatial_dim(self.stride, rank, field="stride", name=name)
-        padding = padding_sizes(self.padding, kernel, (1,) * rank, name=name)
+        padding = _padding_sizes(self.padding, kernel, (1,) * rank, name=name)
         pieces = zip(x.sizes[2:], kernel, stride, padding, strict=True)
-        space = tuple(sliding_window_count(n, k, s, 1, p, ceil=self.ceil) for n, k, s, p in pieces)
+        space = tuple(_sliding_window_count(n, k, s, 1, p, ceil=self.ceil) for n, k, s, p in pieces)
         if self.padding == "same":
             space = tuple(int(-(-n // s)) for n, s in zip(x.sizes[2:], stride, strict=True))
         if min(space) < 1:

@@ -286,7 +286,7 @@ class DotInteraction(Layer):
 
 
 #: Bytes that a sparse update moves per entry of a row: the fp32 weight is read and written.
-SPARSE_UPDATE_BYTES_PER_ENTRY = 8.0
+_SPARSE_UPDATE_BYTES_PER_ENTRY = 8.0
 
 
 @LAYERS.register("sharded_embedding_bag")
@@ -349,7 +349,7 @@ class EmbeddingRowLookup:
     def backward_kernels(self, precision: Precision) -> tuple[Kernel, ...]:
         if not self.table.needs_gradient:
             return ()
-        half = self.rows_per_sum * self.out.elements * SPARSE_UPDATE_BYTES_PER_ENTRY / 2.0
+        half = self.rows_per_sum * self.out.elements * _SPARSE_UPDATE_BYTES_PER_ENTRY / 2.0
         return (self._kernel("backward", self.out.bytes(precision) + self.indices.bytes(precision) + half, half),)
 
     def _kernel(self, phase: str, read: float, written: float) -> Kernel:

@@ -28,7 +28,7 @@ class Softmax(Layer):
 #: Temporaries of PyTorch's vocabulary-parallel loss in its backward pass, each as large as the saved tensor: zeros less
 #: one at the target, their sum with e^x, and the product with the gradient. Measured by tensor lifetimes
 #: (torch/distributed/tensor/parallel/loss.py of 2.13, _nll_loss_and_log_softmax_backward).
-VOCAB_PARALLEL_LOSS_TEMPORARIES = 3
+_VOCAB_PARALLEL_LOSS_TEMPORARIES = 3
 #: Implementations of two functions, log-softmax and the choice of the target: autograd fills a gradient of the
 #: log-probabilities with zeros, which the gradient of log-softmax reads (nll_loss and log_softmax of ATen). The
 #: backward pass moves that tensor twice besides the log-probabilities and the gradient of the logits.
@@ -57,7 +57,7 @@ class CrossEntropy(Layer):
         final = MemoryPass(
             name, "softmax", (source,), out, saved=keeps, flops_per_element=5.0, reduced_dims=(last,),
             fused_with_product=choices.loss == "tiled",
-            temporary_tensor_count_if_split=VOCAB_PARALLEL_LOSS_TEMPORARIES * (choices.loss == "upcast"),
+            temporary_tensor_count_if_split=_VOCAB_PARALLEL_LOSS_TEMPORARIES * (choices.loss == "upcast"),
             backward_traffic_factor=2.0 if choices.loss in _TWO_FUNCTIONS else 1.0,
         )  # fmt: skip
         numbers = range(choices.metric_loss_evaluations)

@@ -30,7 +30,7 @@ from paleo.operations.base import MemoryPass, Operation
 from paleo.operations.tensor import DimSize, Tensor
 
 #: Kind of passes that no compiler fuses, because the host cuts each expert's share by the counts of its tokens.
-UNFUSED_PASS_KIND = "eager"
+_UNFUSED_PASS_KIND = "eager"
 
 
 def clamped_expert_operations(
@@ -96,7 +96,7 @@ def _clamped_gate(name: str, x: Tensor) -> tuple[tuple[Operation, ...], Tensor]:
 
 
 def _unfused_pass(inputs: tuple[Tensor, ...], out: Tensor, **more: Any) -> MemoryPass:
-    return MemoryPass(out.name, UNFUSED_PASS_KIND, inputs, out, **more)
+    return MemoryPass(out.name, _UNFUSED_PASS_KIND, inputs, out, **more)
 
 
 @LAYERS.register("moe")

@@ -27,11 +27,11 @@ from paleo.operations.tensor import Tensor
 
 add_operation_kind(OperationKind("key_top_k", "the keys with the highest scores of each query"))
 #: FLOP per score of a top-k selection: the passes of a radix selection over four bytes.
-TOP_K_FLOPS_PER_SCORE = 4.0
+_TOP_K_FLOPS_PER_SCORE = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class SparseAttentionIndexer:
+class _SparseAttentionIndexer:
     """Indexer that selects keys for each query by scores: sum over ``heads`` of weight · relu(q · k).
 
     Selected are ``top_k`` keys, or blocks of ``keys_per_block`` keys, of which the largest score counts. If
@@ -75,7 +75,7 @@ class SparseAttentionIndexer:
         operations.append(Contraction(scores.name, still, frozen_keys, scores, unmasked_share=visible))
         chosen = min(self.top_k, -(-int(entries) // self.keys_per_block))
         picked = Tensor.of(f"{name}.chosen", per_query | per_head | {"chosen": chosen}, "statistic")
-        flops = TOP_K_FLOPS_PER_SCORE
+        flops = _TOP_K_FLOPS_PER_SCORE
         operations.append(
             MemoryPass(picked.name, "key_top_k", (scores,), picked, flops_per_element=flops, backward_rule="free")
         )
@@ -142,7 +142,7 @@ class SparseLatentAttention(LatentAttention):
         """
         latent = next((op.out for op in operations if op.name == f"{name}.q_norm"), x)
         source = latent.with_renamed_dims({latent.dims[1]: x.dims[1]})
-        return SparseAttentionIndexer(self.index_heads, self.index_dim, self.top_k).selection_operations(
+        return _SparseAttentionIndexer(self.index_heads, self.index_dim, self.top_k).selection_operations(
             f"{name}.index", x, source
         )[0]
 
@@ -197,7 +197,7 @@ class SparseAttention(Attention):
         attended = min(self.top_k * self.block, int(x.sizes[1]))
         dense = self.model_copy(update={"window": attended})
         expansion = Attention.to_operations(dense, name, inputs, choices)
-        indexer = SparseAttentionIndexer(self.index_heads, self.index_dim, self.top_k, self.block, weighted=False)
+        indexer = _SparseAttentionIndexer(self.index_heads, self.index_dim, self.top_k, self.block, weighted=False)
         index, _ = indexer.selection_operations(f"{name}.index", x, x)
         return LayerOperations((*expansion.operations[:1], *index, *expansion.operations[1:]), expansion.out)
 
@@ -273,7 +273,7 @@ class CompressedAttention(Layer):
         if self.top_k is None:
             return operations, entries, int(entries.sizes[1])
         index_ops, index_keys = self._pooled(f"{name}.index.compressor", x, self.index_dim)
-        indexer = SparseAttentionIndexer(self.index_heads, self.index_dim, self.top_k)
+        indexer = _SparseAttentionIndexer(self.index_heads, self.index_dim, self.top_k)
         choice, _ = indexer.selection_operations(
             f"{name}.index", x, latent, index_keys.with_renamed_dims({"entries": "keys", "head_dim": "index_dim"})
         )

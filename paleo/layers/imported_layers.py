@@ -16,7 +16,7 @@ from paleo.operations.contraction import Contraction
 from paleo.operations.tensor import Precision, Tensor, shard_tensors
 
 #: Largest number of inputs of a pass.
-MAX_MEMORY_PASS_INPUTS = 10_000
+_MAX_MEMORY_PASS_INPUTS = 10_000
 
 
 @LAYERS.register("view")
@@ -146,7 +146,7 @@ class GenericMemoryPass(Layer):
     """
 
     input_count: ClassVar[int | None] = 1
-    optional_input_count: ClassVar[int] = MAX_MEMORY_PASS_INPUTS
+    optional_input_count: ClassVar[int] = _MAX_MEMORY_PASS_INPUTS
     dims: dict[str, PositiveInt]
     parameters: NonNegativeInt = 0
     keeps: Literal["inputs", "output", "all", "nothing"] | list[NonNegativeInt] = "nothing"

@@ -310,13 +310,12 @@ CHINCHILLA = ParametricLossLaw(
     source="Besiroglu et al., Chinchilla scaling: a replication attempt, arXiv:2404.10102, table 1 (best fit)",
 )  # fmt: skip
 LOSS_LAWS.register("chinchilla")(CHINCHILLA)
-LOSS_LAWS.register("chinchilla-2022")(
-    ParametricLossLaw(
-        irreducible_loss=1.69, a=406.4, alpha=0.34, b=410.7, beta=0.28,
-        fitted_parameter_range=CHINCHILLA.fitted_parameter_range, fitted_flops_range=CHINCHILLA.fitted_flops_range,
-        residual=0.021, source="Hoffmann et al. 2022, eq. 10, as printed; superseded by the corrected constants",
-    )  # fmt: skip
-)
+_CHINCHILLA_AS_PRINTED = ParametricLossLaw(
+    irreducible_loss=1.69, a=406.4, alpha=0.34, b=410.7, beta=0.28,
+    fitted_parameter_range=CHINCHILLA.fitted_parameter_range, fitted_flops_range=CHINCHILLA.fitted_flops_range,
+    residual=0.021, source="Hoffmann et al. 2022, eq. 10, as printed; superseded by the corrected constants",
+)  # fmt: skip
+LOSS_LAWS.register("chinchilla-2022")(_CHINCHILLA_AS_PRINTED)
 
 
 def best_batch_tokens(tokens: Numbers) -> Array:
@@ -494,7 +493,7 @@ class SamplesToLoss(SamplesLaw):
         """Training tokens to the target loss at the batch size that needs the fewest; SpecError if none reach it."""
         return LOSS_LAWS[self.by].tokens_to_loss(self.loss, self.parameters)
 
-    def batch_penalty_nats(self, global_batch: Numbers) -> Array:
+    def _batch_penalty_nats(self, global_batch: Numbers) -> Array:
         """Return the increase of the loss by a global batch that differs from the best batch.
 
         Parameters
@@ -523,7 +522,7 @@ class SamplesToLoss(SamplesLaw):
         ndarray
             Samples, of the shape of ``global_batch``; infinite if the loss cannot be reached.
         """
-        losses = self.loss - self.batch_penalty_nats(global_batch)
+        losses = self.loss - self._batch_penalty_nats(global_batch)
         tokens = np.array([self._tokens(loss) for loss in losses.ravel().tolist()])
         return np.asarray(tokens.reshape(losses.shape) / self.tokens_per_sample)
 

@@ -23,9 +23,9 @@ from paleo.registry import Registry
 from paleo.units import MICROSECOND, with_noun
 
 #: Most lines of a log that are read, most characters of a line, and of all lines. Ten steps are enough for an audit.
-MAX_LOG_LINES, MAX_LINE_CHARACTERS, MAX_LOG_CHARACTERS = 200_000, 4_096, 2**28
+_MAX_LOG_LINES, _MAX_LINE_CHARACTERS, MAX_LOG_CHARACTERS = 200_000, 4_096, 2**28
 #: Fewest records of steps by which a kind of log is recognised.
-MIN_LOGGED_STEPS = 3
+_MIN_LOGGED_STEPS = 3
 #: Terminal codes for colours, which frameworks write into their logs between words.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -108,7 +108,9 @@ def read_log_lines(path: str | Path) -> list[str]:
 def _first_lines(stream: TextIO) -> Iterator[str]:
     """Yield the first lines of a file, up to a limited number of lines and characters."""
     begins, lines, characters = True, 0, 0
-    while lines < MAX_LOG_LINES and characters < MAX_LOG_CHARACTERS and (piece := stream.readline(MAX_LINE_CHARACTERS)):
+    while (
+        lines < _MAX_LOG_LINES and characters < MAX_LOG_CHARACTERS and (piece := stream.readline(_MAX_LINE_CHARACTERS))
+    ):
         characters += len(piece)
         if begins:
             lines += 1
@@ -132,15 +134,15 @@ def read_log(path: str | Path) -> TrainingLog:
     Raises
     ------
     SpecError
-        If no registered reader finds `MIN_LOGGED_STEPS` steps.
+        If no registered reader finds `_MIN_LOGGED_STEPS` steps.
     """
     lines = read_log_lines(path)
     logs = [TrainingLog(kind, tuple(_records(reader, lines))) for kind, reader in TRAINING_LOG_READERS.items()]
     best = max(logs, key=lambda log: len(log.steps))
-    if len(best.steps) < MIN_LOGGED_STEPS:
+    if len(best.steps) < _MIN_LOGGED_STEPS:
         kinds = ", ".join(name for name, _ in TRAINING_LOG_READERS.items())
         raise SpecError(
-            f"{path}: no steps of a training were found; expected at least {MIN_LOGGED_STEPS} of {kinds}, or as many "
+            f"{path}: no steps of a training were found; expected at least {_MIN_LOGGED_STEPS} of {kinds}, or as many "
             "payloads of nccl-tests"
         )
     reader = TRAINING_LOG_READERS[best.kind]
@@ -260,7 +262,7 @@ NCCL_TESTS_PROGRAMS = {
     "reduce_perf": "reduce",
 }
 #: Fewest payloads by which a log of nccl-tests is recognised.
-MIN_PAYLOADS = 3
+_MIN_PAYLOADS = 3
 _ROW = re.compile(r"^\s*(\d+)\s+\d+\s+\w+\s+\w+\s+(?:-?\d+\s+)?([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+\S+\s+([\d.]+)\s")
 _RANK = re.compile(r"#\s+Rank\s+(\d{1,9})\s")
 _PROGRAM = re.compile(rf"\b({'|'.join(NCCL_TESTS_PROGRAMS)})\b")
@@ -296,7 +298,7 @@ def read_nccl_tests_log(path: str | Path) -> NcclTestsLog | None:
     lines = read_log_lines(path)
     rows = [row for row in map(_ROW.match, lines) if row is not None]
     timed = dict(sorted(figures for row in rows if (figures := _parse_row(row)) is not None))
-    if len(timed) < MIN_PAYLOADS:
+    if len(timed) < _MIN_PAYLOADS:
         return None
     ranks = [int(match[1]) for match in map(_RANK.search, lines) if match is not None]
     names = [match[1] for match in map(_PROGRAM.search, lines) if match is not None]

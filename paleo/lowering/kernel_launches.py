@@ -5,7 +5,7 @@ output of the pass before it, that tensor need not be in memory: it is neither w
 the backward pass), unless it is saved for the backward pass. Batch normalisation reads its input twice; later passes
 are fused into the second read.
 
-Full and selective recomputation run operations again in the way in which a framework checkpoints. A `RecomputeModule`
+Full and selective recomputation run operations again in the way in which a framework checkpoints. A `_RecomputeModule`
 selects the operations of one kind, and the tensors that are not saved. `LoweringOptions` holds these choices of the
 software, and the way in which tokens reach their experts.
 """
@@ -303,7 +303,7 @@ SelectiveRecompute = Literal["attention", "products"]
 
 
 @dataclass(frozen=True, slots=True)
-class RecomputeModule:
+class _RecomputeModule:
     """Part of a block that selective recomputation runs again, named as in Megatron-Core's ``--recompute-modules``.
 
     ``selects(layer, name of an operation inside it, operation)`` returns True for the operations to run again. Their
@@ -319,10 +319,10 @@ class RecomputeModule:
     view_suffixes: tuple[str, ...] = ()
 
 
-RECOMPUTE_MODULES: Registry[RecomputeModule] = Registry("module to recompute", "paleo.lowering")
+RECOMPUTE_MODULES: Registry[_RecomputeModule] = Registry("module to recompute", "paleo.lowering")
 
 
-def _add_recompute_module(module: RecomputeModule) -> RecomputeModule:
+def _add_recompute_module(module: _RecomputeModule) -> _RecomputeModule:
     """Register a recompute module under ``module.name``."""
     return RECOMPUTE_MODULES.register(module.name)(module)
 
@@ -342,17 +342,17 @@ def _is_latent_projection(layer: Node, part: str, operation: Operation) -> bool:
     return layer.type == "latent_attention" and projected
 
 
-CORE_ATTENTION_RECOMPUTE = _add_recompute_module(
-    RecomputeModule(
+_CORE_ATTENTION_RECOMPUTE = _add_recompute_module(
+    _RecomputeModule(
         "core_attn", "scores, softmax, dropout and weighted sum", lambda _, __, operation: is_attention_core(operation)
     )
 )
-_add_recompute_module(RecomputeModule("layernorm", "normalisations between layers", _is_norm, discards_outputs=True))
+_add_recompute_module(_RecomputeModule("layernorm", "normalisations between layers", _is_norm, discards_outputs=True))
 _add_recompute_module(
-    RecomputeModule("moe_act", "activations of experts", _is_expert_activation, discards_outputs=True)
+    _RecomputeModule("moe_act", "activations of experts", _is_expert_activation, discards_outputs=True)
 )
 _add_recompute_module(
-    RecomputeModule(
+    _RecomputeModule(
         "mla_up_proj",
         "norms of latent attention's vectors, what it projects out of them, and its rotation",
         _is_latent_projection,
@@ -360,12 +360,12 @@ _add_recompute_module(
         view_suffixes=(".query", ".key", ".value"),
     )
 )
-_add_recompute_module(RecomputeModule("mlp", "dense feed-forward layers", lambda layer, _, __: layer.type == "mlp"))
+_add_recompute_module(_RecomputeModule("mlp", "dense feed-forward layers", lambda layer, _, __: layer.type == "mlp"))
 _add_recompute_module(
-    RecomputeModule("moe", "mixtures of experts, router and all", lambda layer, _, __: layer.type == "moe")
+    _RecomputeModule("moe", "mixtures of experts, router and all", lambda layer, _, __: layer.type == "moe")
 )
 _add_recompute_module(
-    RecomputeModule(
+    _RecomputeModule(
         "shared_experts",
         "experts that every token visits",
         lambda layer, part, __: layer.type == "moe" and part.startswith("shared."),
@@ -386,7 +386,7 @@ class ActivationCheckpointing:
 
     stops_recompute_early: bool = False
     selective_scope: SelectiveRecompute = "attention"
-    recompute_modules: tuple[str, ...] = (CORE_ATTENTION_RECOMPUTE.name,)
+    recompute_modules: tuple[str, ...] = (_CORE_ATTENTION_RECOMPUTE.name,)
 
     def full_recompute_runs(self, operation: Operation, left_out: frozenset[str]) -> float:
         """Return the number of extra runs of an operation per microbatch under full recomputation (0 or 1).
@@ -455,7 +455,7 @@ class ActivationCheckpointing:
         return frozenset().union(*(_unsaved_tensors(RECOMPUTE_MODULES[name], nodes) for name in self.recompute_modules))
 
 
-def _selects(module: RecomputeModule, node: Node, operation: Operation) -> bool:
+def _selects(module: _RecomputeModule, node: Node, operation: Operation) -> bool:
     return module.selects_operation(node, operation.name.removeprefix(f"{node.name}."), operation)
 
 
@@ -479,7 +479,7 @@ def unmatched_recompute_module_warnings(modules: Iterable[str], graph: Graph) ->
     return [f"recompute.modules={name} changes nothing: no layer of the network has that part" for name in idle]
 
 
-def _unsaved_tensors(module: RecomputeModule, nodes: Sequence[Node]) -> set[str]:
+def _unsaved_tensors(module: _RecomputeModule, nodes: Sequence[Node]) -> set[str]:
     """List the tensors that a recomputed module writes or saves.
 
     Outputs that other layers read are not freed, unless the module discards its outputs.
@@ -506,7 +506,7 @@ def _unsaved_tensors(module: RecomputeModule, nodes: Sequence[Node]) -> set[str]
 
 
 #: Full recomputation of whole blocks, or selective recomputation of attention's core.
-DEFAULT_ACTIVATION_CHECKPOINTING = ActivationCheckpointing()
+_DEFAULT_ACTIVATION_CHECKPOINTING = ActivationCheckpointing()
 
 
 #: Computation that overlaps with the dispatch of tokens to experts and their return.
@@ -539,7 +539,7 @@ class LoweringOptions:
     #: Pieces into which gathers and scatters over tp are cut to overlap with products.
     tensor_parallel_overlap_chunks: int = 1
     #: How the framework recomputes.
-    checkpointing: ActivationCheckpointing = DEFAULT_ACTIVATION_CHECKPOINTING
+    checkpointing: ActivationCheckpointing = _DEFAULT_ACTIVATION_CHECKPOINTING
 
 
 class SectionRecompute(NamedTuple):

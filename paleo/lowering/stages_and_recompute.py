@@ -335,7 +335,7 @@ def cut_by_flops(program: Program, pieces: int) -> list[ModelChunk]:
     list of ModelChunk
         Sections and numbers of layers of each piece.
     """
-    work = [weight_gemm_flops(section) for section in program.sections]
+    work = [_weight_gemm_flops(section) for section in program.sections]
     total = sum(flops * section.repeat for flops, section in zip(work, program.sections, strict=True))
     filled: list[list[int]] = [[]]
     done = 0.0
@@ -349,7 +349,7 @@ def cut_by_flops(program: Program, pieces: int) -> list[ModelChunk]:
     return [_as_chunk(piece) for piece in filled] if complete else cut_into_stages(program, work, range(pieces))
 
 
-def weight_gemm_flops(section: Section) -> float:
+def _weight_gemm_flops(section: Section) -> float:
     """Return the forward FLOP of one layer's matrix products with weights (attention scores and values excluded).
 
     Parameters
@@ -410,7 +410,7 @@ def _as_chunk(piece: list[int]) -> ModelChunk:
 
 
 #: Layers of a piece: position of the section, and the range of its layer numbers in the network.
-ChunkLayerIndices = list[tuple[int, range]]
+_ChunkLayerIndices = list[tuple[int, range]]
 SectionMask = npt.NDArray[np.bool_]
 Array = npt.NDArray[np.float64]
 RECOMPUTE_POLICIES = ("none", "selective", "full")
@@ -472,7 +472,7 @@ class RecomputePolicies(NamedTuple):
             Policies, arrays of shape (sections,).
         """
         policies = cls.for_each_section(len(repeat), how)
-        return policies._replace(is_full=policies.is_full & full_recompute_mask(repeat))
+        return policies._replace(is_full=policies.is_full & _full_recompute_mask(repeat))
 
     @classmethod
     def for_each_section(cls, sections: int, how: str) -> RecomputePolicies:
@@ -509,7 +509,7 @@ class RecomputePolicies(NamedTuple):
         RecomputePolicies
             Policies, arrays of shape (sections, configurations).
         """
-        whole = full_recompute_mask(repeat)[:, None] & (hows == RECOMPUTE_POLICIES.index("full"))
+        whole = _full_recompute_mask(repeat)[:, None] & (hows == RECOMPUTE_POLICIES.index("full"))
         core = np.broadcast_to(hows == RECOMPUTE_POLICIES.index("selective"), whole.shape)
         return cls(whole, core, np.ones(whole.shape))
 
@@ -534,7 +534,7 @@ class RecomputePolicies(NamedTuple):
         )
 
 
-def full_recompute_mask(repeat: Array) -> SectionMask:
+def _full_recompute_mask(repeat: Array) -> SectionMask:
     """Find the sections that full recomputation runs again: repeated blocks, or all sections if nothing repeats.
 
     Parameters
@@ -569,7 +569,7 @@ def full_recompute_sections(program: Program) -> SectionMask:
     layers: Counter[str] = Counter()
     for section in program.sections:
         layers[section.name] += section.repeat
-    return full_recompute_mask(np.array([layers[section.name] for section in program.sections]))
+    return _full_recompute_mask(np.array([layers[section.name] for section in program.sections]))
 
 
 def kernel_runs_per_microbatch(section: Section, counted: CountedKernel) -> float:
@@ -790,7 +790,7 @@ def max_recomputable_layers(program: Program, pieces: Sequence[ModelChunk]) -> i
     return max(sum(layers for section, layers in piece if whole[section]) for piece in pieces)
 
 
-def _numbered(pieces: Sequence[ModelChunk]) -> Iterator[ChunkLayerIndices]:
+def _numbered(pieces: Sequence[ModelChunk]) -> Iterator[_ChunkLayerIndices]:
     """Yield each pipeline chunk as (section index, range of layer indices in that section) pairs."""
     done: dict[int, int] = {}
     for piece in pieces:
@@ -803,7 +803,7 @@ def _numbered(pieces: Sequence[ModelChunk]) -> Iterator[ChunkLayerIndices]:
 
 
 def _piece_policies(
-    program: Program, run: Run, piece: ChunkLayerIndices, whole: SectionMask
+    program: Program, run: Run, piece: _ChunkLayerIndices, whole: SectionMask
 ) -> Iterator[tuple[int, _Policy]]:
     """Yield (section, recompute policy) of each layer of a model chunk, in order."""
     if run.recompute.by_layer:

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from paleo.specs.run import Run
 
 #: Words for the products that get an adapter; other targets are patterns of names.
-ADAPTER_TARGETS = ("attention", "mlp", "all")
+_ADAPTER_TARGETS = ("attention", "mlp", "all")
 #: Rank and targets of ``qlora`` without ``lora``: those of its paper (section 4 and appendix B).
-DEFAULT_QLORA_ADAPTERS = "64:all"
+_DEFAULT_QLORA_ADAPTERS = "64:all"
 #: Bytes of a number in NF4 with double quantisation: half a byte, plus one byte for the constant of each block of 64
 #: numbers, plus four bytes for each 256 such constants (QLoRA, section 3).
 NF4_BYTES_PER_NUMBER = 0.5 + 1.0 / 64 + 4.0 / (64 * 256)
@@ -96,22 +96,22 @@ def fine_tuning_of_run(run: Run) -> FineTuning | None:
     LoRA of rank 16 (attention)
     """
     options = run.fine_tuning
-    stated = DEFAULT_QLORA_ADAPTERS if options.lora is None and options.qlora else options.lora
+    stated = _DEFAULT_QLORA_ADAPTERS if options.lora is None and options.qlora else options.lora
     if stated is None:
         return FineTuning(frozen_patterns=options.freeze) if options.freeze else None
     if run.forward_only:
         raise PlanError(f"lora: {stated} is for training; a forward pass has adapters merged into the weights")
     rank, _, targets = str(stated).partition(":")
-    if not rank.isdecimal() or not 1 <= int(rank) <= MAX_ADAPTER_RANK or (":" in str(stated) and not targets):
+    if not rank.isdecimal() or not 1 <= int(rank) <= _MAX_ADAPTER_RANK or (":" in str(stated) and not targets):
         raise PlanError(
-            f"lora: {stated!r}: expected RANK or RANK:TARGETS, a rank from 1 to {MAX_ADAPTER_RANK} and attention, "
+            f"lora: {stated!r}: expected RANK or RANK:TARGETS, a rank from 1 to {_MAX_ADAPTER_RANK} and attention, "
             "mlp, all or a pattern of layers' names, such as 16 or 64:all"
         )
     return FineTuning(int(rank), targets or "attention", options.qlora, options.freeze)
 
 
 #: The highest rank of an adapter. A larger one exceeds the width of every product that is adapted in practice.
-MAX_ADAPTER_RANK = 65536
+_MAX_ADAPTER_RANK = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +270,7 @@ def _nothing_trained_message(graph: Graph, tuning: FineTuning) -> str:
         return f"freeze: {', '.join(tuning.frozen_patterns)} leaves no weight of {graph.name} to train"
     hints = {"attention": " whose layers are called attention; try all", "all": ""}
     products = [op.name for node in graph.nodes for op in node.operations if _has_weight(op)]
-    near = suggest_names(tuning.adapter_targets, [*ADAPTER_TARGETS, *products])
+    near = suggest_names(tuning.adapter_targets, [*_ADAPTER_TARGETS, *products])
     names = f" called {tuning.adapter_targets!r}; {near}"
     hint = hints.get(tuning.adapter_targets, names)
     return f"lora: model {graph.name!r} has no products with weights in repeated blocks{hint}"
@@ -300,7 +300,7 @@ def _has_weight(operation: Operation) -> bool:
 
 def _gets_adapter(node: Node, product: Contraction, targets: str) -> bool:
     attention = node.type.endswith("attention")
-    if targets in ADAPTER_TARGETS:
+    if targets in _ADAPTER_TARGETS:
         return targets == "all" or attention == (targets == "attention")
     return _matches(product.name, targets)
 
@@ -355,16 +355,16 @@ def _trains(node: Node) -> bool:
 
 #: Names of tensors that need a gradient. A pair (loop, name) is a tensor that needs one only in later iterations of a
 #: loop.
-GradientTensorNames = set[str | tuple[str, str]]
+_GradientTensorNames = set[str | tuple[str, str]]
 #: Node of the graph of reads that stands for all trained weights.
 _TRAINED = ""
 
 
-def _is_live(node: Node, tensor: Tensor, live: GradientTensorNames) -> bool:
+def _is_live(node: Node, tensor: Tensor, live: _GradientTensorNames) -> bool:
     return tensor.name in live or any((loop, tensor.name) in live for loop, _ in node.loops)
 
 
-def _without_dead_gradients(node: Node, live: GradientTensorNames, dead: set[str]) -> Node:
+def _without_dead_gradients(node: Node, live: _GradientTensorNames, dead: set[str]) -> Node:
     """Return a layer without gradients for the outputs of ``dead`` layers, which no trained weight influences.
 
     A layer without any gradient saves nothing for the backward pass.

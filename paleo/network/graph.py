@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from paleo.specs.run import Run
 
 
-MAX_NODES, MAX_ENTRIES, MAX_REPEAT, MAX_DEPTH = 20_000, 50_000, 100_000, 24
+MAX_NODES, _MAX_ENTRIES, _MAX_REPEAT, _MAX_DEPTH = 20_000, 50_000, 100_000, 24
 #: Sizes above this cannot be represented exactly as floats.
 MAX_DIM_SIZE = 2**53
 #: A thousand times the parameters of the largest network trained so far; a larger number is taken for a typing error.
-MAX_PARAMETERS = 10**16
+_MAX_PARAMETERS = 10**16
 _RESERVED = frozenset({"name", "inputs", "repeat", "layers", "branches", "join", "when", "share", "frozen"})
 #: A folded loop: its name and its number of iterations.
 RepeatedBlock = tuple[str, int]
@@ -281,8 +281,8 @@ def build_graph(
     _check_ties(model, builder.nodes)
     tokens = _tokens(model, params)
     graph = Graph(model.name, tuple(builder.nodes), inputs, params, batch, tokens, builder.carried, builder.parts)
-    if graph.parameters > MAX_PARAMETERS:
-        raise GraphError(f"{model.path}: layers: {graph.parameters:.3g} parameters; expected at most {MAX_PARAMETERS}")
+    if graph.parameters > _MAX_PARAMETERS:
+        raise GraphError(f"{model.path}: layers: {graph.parameters:.3g} parameters; expected at most {_MAX_PARAMETERS}")
     return graph
 
 
@@ -443,8 +443,8 @@ class _Builder:
         Tensor
             Output of the last entry; ``x`` if there is none.
         """
-        if scope.depth > MAX_DEPTH:
-            raise self._error(path, f"nested deeper than {MAX_DEPTH} levels (a block that uses itself?)")
+        if scope.depth > _MAX_DEPTH:
+            raise self._error(path, f"nested deeper than {_MAX_DEPTH} levels (a block that uses itself?)")
         if not isinstance(entries, list):
             raise self._error(path, f"expected a list of layers, not {entries!r:.60}")
         for index, entry in enumerate(entries):
@@ -453,8 +453,8 @@ class _Builder:
 
     def _entry(self, entry: Any, scope: _Scope, x: Tensor, path: ModelFilePath) -> Tensor:
         self._entries += 1
-        if self._entries > MAX_ENTRIES:
-            raise self._error(path, f"more than {MAX_ENTRIES} entries, blocks and repetitions written out")
+        if self._entries > _MAX_ENTRIES:
+            raise self._error(path, f"more than {_MAX_ENTRIES} entries, blocks and repetitions written out")
         body = {entry: None} if isinstance(entry, str) else entry
         if not isinstance(body, dict) or not body:
             raise self._error(path, f"expected a layer such as 'relu' or 'conv: {{channels: 64}}', not {entry!r:.60}")
@@ -615,11 +615,11 @@ class _Builder:
     def _repeat(self, place: _Place, extra: list[str]) -> Tensor:
         path = (*place.path, "repeat")
         times = self._values(place.body["repeat"], place, "repeat")
-        if isinstance(times, bool) or not isinstance(times, int) or not 0 <= times <= MAX_REPEAT:
-            raise self._error(path, f"{times!r} is not a number of repetitions from 0 to {MAX_REPEAT}")
+        if isinstance(times, bool) or not isinstance(times, int) or not 0 <= times <= _MAX_REPEAT:
+            raise self._error(path, f"{times!r} is not a number of repetitions from 0 to {_MAX_REPEAT}")
         in_all = times * math.prod(iterations for _, iterations in place.scope.loops)
-        if in_all > MAX_REPEAT:
-            raise self._error(path, f"{in_all} repetitions with the loops round it; expected at most {MAX_REPEAT}")
+        if in_all > _MAX_REPEAT:
+            raise self._error(path, f"{in_all} repetitions with the loops round it; expected at most {_MAX_REPEAT}")
         if extra or "layers" not in place.body:
             problem = f"{extra[0]!r} beside it" if extra else "no `layers:`"
             raise self._error(place.path, f"`repeat:` goes with `layers:`; found {problem}")

@@ -224,7 +224,7 @@ def with_autocast_weights(formats: Precision) -> Precision:
     return _without_masters(formats, parameter_bytes=4.0, gradient_bytes=4.0, casts_weights_each_pass=True)
 
 
-def pure_16_bit_precision(formats: Precision) -> Precision:
+def _pure_16_bit_precision(formats: Precision) -> Precision:
     """Return the formats of pure 16-bit training: no master weights, and optimizer states in the weights' format.
 
     Parameters
@@ -255,7 +255,7 @@ def _without_masters(formats: Precision, **changes: Any) -> Precision:
 MIXED_PRECISION: Mapping[str, Callable[[Precision], Precision]] = {
     "masters": lambda formats: formats,
     "autocast": with_autocast_weights,
-    "narrow": pure_16_bit_precision,
+    "narrow": _pure_16_bit_precision,
 }
 
 DimSize = int | float

@@ -321,7 +321,7 @@ class Strategy:
 
 
 #: Words of a strategy that are flags, not presets.
-STRATEGY_FLAGS = ("sp", "ulysses")
+_STRATEGY_FLAGS = ("sp", "ulysses")
 #: PyTorch's names of data parallelism -> ZeRO stage; ``hsdp`` shards within each node.
 ZERO_STAGE_BY_NAME: Mapping[str, ZeroStage] = {"ddp": 0, "fsdp": 3, "hsdp": 3}
 
@@ -370,8 +370,8 @@ def has_shard_groups(degrees: Mapping[str, int]) -> bool:
     return degrees.get("shard", 1) > 1
 
 
-PlacementPreset = Callable[["Graph", Strategy], Placement]
-STRATEGY_PRESETS: Registry[PlacementPreset] = Registry("strategy", "paleo.parallel")
+_PlacementPreset = Callable[["Graph", Strategy], Placement]
+STRATEGY_PRESETS: Registry[_PlacementPreset] = Registry("strategy", "paleo.parallel")
 
 
 def without_data_parallel_degree(text: str) -> str:
@@ -432,7 +432,7 @@ def parse_strategy(text: str) -> Strategy:
             raise PlanError(f"strategy {text[:200]!r}: {part[:80]!r} is not one whole number, such as {key[:80]}=8")
         else:
             numbers[key] = number
-    known, spoken = [*AXES, "zero", "vp", "etp"], [*STRATEGY_FLAGS, *ZERO_STAGE_BY_NAME, *STRATEGY_PRESETS]
+    known, spoken = [*AXES, "zero", "vp", "etp"], [*_STRATEGY_FLAGS, *ZERO_STAGE_BY_NAME, *STRATEGY_PRESETS]
     unknown = [key for key in numbers if key not in known] + [word for word in words if word not in spoken]
     if unknown:
         name, digits = unknown[0].rstrip(string.digits), unknown[0].lstrip(string.ascii_lowercase)
@@ -445,7 +445,7 @@ _MOST = 9_999_999
 
 
 def _strategy(text: str, words: list[str], numbers: dict[str, int]) -> Strategy:
-    presets = [word for word in words if word not in STRATEGY_FLAGS and word not in ZERO_STAGE_BY_NAME]
+    presets = [word for word in words if word not in _STRATEGY_FLAGS and word not in ZERO_STAGE_BY_NAME]
     sharded = [word for word in words if word in ZERO_STAGE_BY_NAME]
     if len(sharded) > 1 or (sharded and "zero" in numbers):
         stated = " and ".join([*sharded, *(f"zero={numbers['zero']}" for _ in sharded if "zero" in numbers)])
@@ -477,7 +477,7 @@ def _strategy(text: str, words: list[str], numbers: dict[str, int]) -> Strategy:
 
 PlacementEntries = Mapping[str, Mapping[str, str | Sequence[str] | None]]
 #: Axes that can split a dim; a pipeline cuts the graph instead.
-PLACEABLE_AXES = tuple(axis for axis in AXES if axis != "pp")
+_PLACEABLE_AXES = tuple(axis for axis in AXES if axis != "pp")
 
 
 def strategy_placement(graph: Graph, strategy: Strategy, stated: PlacementEntries, imbalance: float = 1.0) -> Placement:
@@ -584,8 +584,8 @@ def _axes(pattern: str, dim: str, axes: str | Sequence[str] | None) -> Axes:
     for name in names:
         if name == "pp":
             raise PlanError(f"{where}: a pipeline cuts the network into stages, it divides no dim; leave pp out")
-        if name not in PLACEABLE_AXES:
-            raise PlanError(f"{where}: unknown mesh axis {name!r}; {suggest_names(name, PLACEABLE_AXES)}")
+        if name not in _PLACEABLE_AXES:
+            raise PlanError(f"{where}: unknown mesh axis {name!r}; {suggest_names(name, _PLACEABLE_AXES)}")
     if len(set(names)) < len(names):
         raise PlanError(f"{where}: names an axis twice: {', '.join(names)}")
     return names

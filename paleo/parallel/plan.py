@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 #: Samples per data-parallel rank if a run states no batch: of networks without tokens, and of sequences.
 DEFAULT_BATCH, DEFAULT_SEQUENCES = 32, 8
 #: Largest number of pieces of a pipeline: twice the layers of the deepest networks that are trained.
-MAX_MODEL_CHUNKS = 2000
+_MAX_MODEL_CHUNKS = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +151,9 @@ def plan(model: ModelSpec, system: System, run: Run) -> Plan:
     microbatch = run.microbatch or (local if stages == 1 else _usual_microbatch(run, local, stages))
     if microbatch > local:
         raise PlanError(f"microbatch: {microbatch} exceeds the {local} samples of a data-parallel rank")
-    if stages * strategy.chunks > MAX_MODEL_CHUNKS:
+    if stages * strategy.chunks > _MAX_MODEL_CHUNKS:
         pieces = f"pp={stages} times vp={strategy.chunks}"
-        raise PlanError(f"{stated}: {pieces} pieces of a pipeline; expected at most {MAX_MODEL_CHUNKS}")
+        raise PlanError(f"{stated}: {pieces} pieces of a pipeline; expected at most {_MAX_MODEL_CHUNKS}")
     if strategy.chunks > 1 and stages == 1:
         raise PlanError(f"{stated}: vp={strategy.chunks} needs a pipeline (pp of 2 or more)")
     dtype = resolve_dtype(system.device, run.dtype)
@@ -351,12 +351,12 @@ def unsplit_parameter_fractions(graph: Graph, placement: Placement, mesh: Mesh) 
 
 
 #: Least share of a network's parameters that tensor parallelism leaves unsplit for which a warning is given.
-UNSPLIT_WARNING_FRACTION = 0.01
+_UNSPLIT_WARNING_FRACTION = 0.01
 
 
 def _unsplit_layer_warnings(chosen: Plan, shares: Mapping[str, float]) -> list[str]:
     """Return a warning on layers that every tensor-parallel rank computes whole, if these hold many parameters."""
-    if sum(shares.values()) < UNSPLIT_WARNING_FRACTION:
+    if sum(shares.values()) < _UNSPLIT_WARNING_FRACTION:
         return []
     names = ", ".join(sorted(shares, key=lambda name: -shares[name])[:3])
     more = f" and {len(shares) - 3} more" if len(shares) > 3 else ""
@@ -393,7 +393,7 @@ def high_utilisation_warnings(system: System, chosen: Plan, flops_per_s: float) 
 
 
 #: Least share of a step spent waiting for input for which a warning is given.
-INPUT_WAIT_WARNING_FRACTION = 0.02
+_INPUT_WAIT_WARNING_FRACTION = 0.02
 
 
 def input_pipeline_warnings(run: Run, waited: float) -> list[str]:
@@ -411,7 +411,7 @@ def input_pipeline_warnings(run: Run, waited: float) -> list[str]:
     list of str
         One warning, or an empty list.
     """
-    if run.input is not None or waited < INPUT_WAIT_WARNING_FRACTION:
+    if run.input is not None or waited < _INPUT_WAIT_WARNING_FRACTION:
         return []
     return [
         f"{waited:.0%} of the step waits for the host's cores to decode photographs, which the run does not mention; "

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _BATCH: dict[str, Axes] = {"batch": BATCH_AXES}
 #: Types of layers that change no dim, so that they can keep any split of their input.
-ELEMENTWISE_LAYERS = frozenset({*ACTIVATIONS, "dropout", "identity"})
+_ELEMENTWISE_LAYERS = frozenset({*ACTIVATIONS, "dropout", "identity"})
 
 
 @STRATEGY_PRESETS.register("dp")
@@ -109,7 +109,7 @@ def _one_weird_trick(graph: Graph, strategy: Strategy) -> Placement:
     by_feature: SplitAxes = {"features": ("dp",)}
     split, followers = set[str](), []
     for node in graph.nodes:
-        follows = node.type in ELEMENTWISE_LAYERS and node.inputs[0].name in split
+        follows = node.type in _ELEMENTWISE_LAYERS and node.inputs[0].name in split
         if node.type == "linear" or follows:
             split.add(node.out.name)
         if follows:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from paleo.network.graph import Graph, Node
 
 PassDirection = Literal["forward", "backward"]
-PASS_DIRECTIONS: tuple[PassDirection, PassDirection] = ("forward", "backward")
+_PASS_DIRECTIONS: tuple[PassDirection, PassDirection] = ("forward", "backward")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Communication:
 # norms, softmax, losses
 
 
-def statistics_all_reduces(node: Node, split: SplitAxes, shards: Mapping[str, float]) -> Iterator[Communication]:
+def _statistics_all_reduces(node: Node, split: SplitAxes, shards: Mapping[str, float]) -> Iterator[Communication]:
     """Yield the small all-reduces of statistics in layers that reduce over a split dim (softmax, loss, norms).
 
     A softmax or loss reduces its maximum, sum and target. A norm reduces its mean and variance, and in the backward
@@ -125,7 +125,7 @@ def _core_split(node: Node, split: SplitAxes, context: ContextParallelMethod) ->
 
     In the all-to-all form of attention, and in scans, heads or groups are split instead of the sequence.
     """
-    axes, scan = split.get("seq", ()), context_parallel_scan(node)
+    axes, scan = split.get("seq", ()), _context_parallel_scan(node)
     if axes and scan is not None:
         group = scan.out.dims[_GROUPS]
         return {**split, "seq": (), group: (*split.get(group, ()), *axes)}
@@ -139,7 +139,7 @@ def _core_split(node: Node, split: SplitAxes, context: ContextParallelMethod) ->
 _EXCHANGED, _GROUPS = ("mamba2",), 2
 
 
-def context_parallel_scan(node: Node) -> RecomputedFusedChain | None:
+def _context_parallel_scan(node: Node) -> RecomputedFusedChain | None:
     """Return the scan of a state-space layer (Mamba) for which context parallelism splits groups, not the sequence.
 
     Parameters
@@ -159,7 +159,7 @@ def context_parallel_scan(node: Node) -> RecomputedFusedChain | None:
 def _in_core(node: Node, operation: Operation) -> bool:
     """Return True for an operation of the attention core, for a scan, and for the convolution before a scan."""
     scans = isinstance(operation, RecomputedFusedChain) or "mixed" in operation.out.dims
-    return is_attention_core(operation) or (scans and context_parallel_scan(node) is not None)
+    return is_attention_core(operation) or (scans and _context_parallel_scan(node) is not None)
 
 
 def _scan_exchange(node: Node, split: SplitAxes, shards: Mapping[str, float]) -> Iterator[Communication]:
@@ -167,7 +167,7 @@ def _scan_exchange(node: Node, split: SplitAxes, shards: Mapping[str, float]) ->
 
     Gate, convolved inputs and step sizes are sent, and the output comes back. Gradients go the other way.
     """
-    scan = context_parallel_scan(node)
+    scan = _context_parallel_scan(node)
     if scan is None:
         return
     mixed = next(op.out for op in node.operations if "mixed" in op.out.dims)
@@ -175,7 +175,7 @@ def _scan_exchange(node: Node, split: SplitAxes, shards: Mapping[str, float]) ->
     gate = next(tensor for op in node.operations for tensor in op.read_tensors if tensor.name.endswith(".gate"))
     for axis in split.get("seq", ()):
         for tensor in (*sent, gate, scan.out):
-            for when in PASS_DIRECTIONS:
+            for when in _PASS_DIRECTIONS:
                 yield Communication(f"{node.name}.scan", "all_to_all", axis, tensor.shard(shards), when)
 
 
@@ -190,14 +190,14 @@ def _key_exchange(
     DeepSpeed-Ulysses, 2023).
     """
     axes = split.get("seq", ())
-    if not axes or context_parallel_scan(node) is not None:
+    if not axes or _context_parallel_scan(node) is not None:
         return
     keys, queries_and_outputs = _keys_and_values(node), _queries_and_outputs(node)
     divided = {**shards, "keys": mesh.group_size(axes)}
     for axis in axes:
         if core is not split:
             for tensor in (*keys, *queries_and_outputs):
-                for when in PASS_DIRECTIONS:
+                for when in _PASS_DIRECTIONS:
                     yield Communication(f"{node.name}.core", "all_to_all", axis, tensor.shard(divided), when)
             continue
         for tensor in keys:
@@ -247,7 +247,7 @@ def _queries_and_outputs(node: Node) -> list[Tensor]:
 # experts
 
 
-def expert_all_to_alls(node: Node, split: SplitAxes, shards: Mapping[str, float]) -> Iterator[Communication]:
+def _expert_all_to_alls(node: Node, split: SplitAxes, shards: Mapping[str, float]) -> Iterator[Communication]:
     """Yield the all-to-alls that dispatch tokens to experts and combine the results, forward and backward.
 
     Parameters
@@ -272,7 +272,7 @@ def expert_all_to_alls(node: Node, split: SplitAxes, shards: Mapping[str, float]
     for operation in node.operations if axis else ():
         if (tokens := dispatched_tokens(operation)) is not None:
             sent = tokens.shard(shards)
-            yield from (Communication(operation.name, "all_to_all", axis, sent, when) for when in PASS_DIRECTIONS)
+            yield from (Communication(operation.name, "all_to_all", axis, sent, when) for when in _PASS_DIRECTIONS)
 
 
 def dispatched_tokens(operation: Operation) -> Tensor | None:
@@ -354,7 +354,7 @@ def _halo_exchange(node: Node, split: SplitAxes, shards: Mapping[str, float], me
     for operation in node.operations:
         if isinstance(operation, Contraction | MemoryPass):
             source = operation.lhs if isinstance(operation, Contraction) else (*operation.inputs, operation.out)[0]
-            for when, tensor in zip(PASS_DIRECTIONS, (source, operation.out), strict=True):
+            for when, tensor in zip(_PASS_DIRECTIONS, (source, operation.out), strict=True):
                 if operation.windows and (when == "forward" or source.needs_gradient):
                     local = tensor.shard(shards)
                     for window in operation.windows:
@@ -579,13 +579,13 @@ def _place(
     gathered = {gather.tensor.name: mesh.degree(gather.axis) for gather in gathers}
     kept = {tensor.name for operation in node.operations for tensor in operation.saved_tensors}
     again = (each for each in filter(_gathers, [*owed, *inner]) if each.tensor.name in kept)
-    owed += [replace(each, name=f"{each.name}{REGATHER_SUFFIX}", phase="backward", overlapped=True) for each in again]
+    owed += [replace(each, name=f"{each.name}{_REGATHER_SUFFIX}", phase="backward", overlapped=True) for each in again]
     owed += (
         *inner,
-        *statistics_all_reduces(node, split, shards),
+        *_statistics_all_reduces(node, split, shards),
         *_key_exchange(node, split, core, shards, mesh),
         *_scan_exchange(node, split, shards),
-        *expert_all_to_alls(node, split, shards),
+        *_expert_all_to_alls(node, split, shards),
         *_halo_exchange(node, split, shards, mesh),
     )
     # Record the layout of the output. A view, or a layer that returns its input, keeps the input's layout.
@@ -652,9 +652,9 @@ class _LayoutChanges(NamedTuple):
         tuple of Tensor
             Tensors as the operation reads them; empty for the core of attention.
         """
-        return () if is_attention_core(operation) else tuple(filter(self.needs_layout_change, operation.read_tensors))
+        return () if is_attention_core(operation) else tuple(filter(self._needs_layout_change, operation.read_tensors))
 
-    def needs_layout_change(self, tensor: Tensor) -> bool:
+    def _needs_layout_change(self, tensor: Tensor) -> bool:
         """Return True if a tensor's present layout differs from the layout in which an operation reads the tensor.
 
         Parameters
@@ -723,7 +723,7 @@ class _LayoutChanges(NamedTuple):
         """Return True if a tensor is saved for the backward pass after its layout has changed, not before."""
         saved = (kept for operation in node.operations for kept in operation.saved_tensors)
         kept = next((each for each in saved if each.name == tensor.name), None)
-        return kept is not None and self.needs_layout_change(kept)
+        return kept is not None and self._needs_layout_change(kept)
 
 
 def _gathers(communication: Communication) -> bool:
@@ -885,15 +885,15 @@ def without_regather(placed: LocalLayer) -> LocalLayer:
     LocalLayer
         Copy without the all-gathers of the backward pass.
     """
-    owed = tuple(each for each in placed.communications if not each.name.endswith(REGATHER_SUFFIX))
-    again = {each.tensor.name for each in placed.communications if each.name.endswith(REGATHER_SUFFIX)}
+    owed = tuple(each for each in placed.communications if not each.name.endswith(_REGATHER_SUFFIX))
+    again = {each.tensor.name for each in placed.communications if each.name.endswith(_REGATHER_SUFFIX)}
     again |= {tensor.name for tensor in placed.node.inputs}
     ring = {name: ranks for name, ranks in placed.gather_group_sizes.items() if name not in again}
     return replace(placed, communications=owed, gather_group_sizes=ring)
 
 
 #: Suffix of the name of a gather that the backward pass repeats.
-REGATHER_SUFFIX = ".again"
+_REGATHER_SUFFIX = ".again"
 
 
 def _parameters(node: Node, split: SplitAxes, shards: Mapping[str, float]) -> Iterable[tuple[Tensor, Axes]]:

@@ -41,7 +41,7 @@ _NATIVE_HEAD_DIMS = (64.0, 128.0, 192.0, 256.0, 512.0)
 _WARP_GROUP_ROWS = 64.0
 #: Largest number of splits of FlashAttention-2 in decode, and largest number of sequences in a captured graph (vLLM's
 #: default).
-MAX_WAVE_KV_SPLITS, MAX_CAPTURED_BATCH = 128, 512
+_MAX_WAVE_KV_SPLITS, _MAX_CAPTURED_BATCH = 128, 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class AttentionKernel:
     max_kv_splits : int
         Most parts into which prefill splits the keys of a tile if there are too few tiles for the device; 1: never.
     decode_split_rule : str
-        Rule for the number of split-KV splits in decode (`decode_kv_splits`).
+        Rule for the number of split-KV splits in decode (`_decode_kv_splits`).
     contiguous_kv_tiles : tuple
         Tiles for contiguous instead of paged keys, if different.
     decode_tiles : tuple
@@ -311,7 +311,7 @@ def device_filling_kv_splits(*, tiles: Numeric, blocks: Numeric, multiprocessors
     return np.clip(np.floor(multiprocessors / n), 1.0, b)
 
 
-def decode_kv_splits(
+def _decode_kv_splits(
     division: AttentionKernel,
     *,
     batch: Array,
@@ -351,14 +351,14 @@ def decode_kv_splits(
         return full_wave_kv_splits(tiles=tiles, blocks=np.where(grouped, blocks, 1.0), slots=2 * multiprocessors), never
     if division.decode_split_rule == "filling":
         return device_filling_kv_splits(tiles=tiles, blocks=blocks, multiprocessors=multiprocessors), never
-    captured = batch <= MAX_CAPTURED_BATCH
+    captured = batch <= _MAX_CAPTURED_BATCH
     if division.decode_split_rule == "captured":
         return np.broadcast_arrays(np.where(captured, float(division.max_kv_splits), 1.0), blocks)[0], captured
     parts = balanced_kv_splits(tiles=tiles, blocks=blocks, multiprocessors=multiprocessors, most=division.max_kv_splits)
     return parts, captured
 
 
-def full_wave_kv_splits(*, tiles: Numeric, blocks: Numeric, slots: float, most: int = MAX_WAVE_KV_SPLITS) -> Array:
+def full_wave_kv_splits(*, tiles: Numeric, blocks: Numeric, slots: float, most: int = _MAX_WAVE_KV_SPLITS) -> Array:
     """Compute the smallest number of split-KV splits with which waves of thread blocks are nearly full.
 
     This is FlashAttention-2's rule: waves are at least 85 % as full as with the best number of splits.
@@ -413,7 +413,7 @@ def _fewest_full(n: Array, b: Array, splits: Array, slots: float) -> Array:
 
 
 #: Most threads that the cache-write kernel gives to a token.
-CACHE_WRITE_THREADS = 512.0
+_CACHE_WRITE_THREADS = 512.0
 #: Seconds until keys that miss L2 stream at the full rate: 4.4 us on H100, 4.8 on A100, 5.7 on H200, 2.8 on B200 (rows
 #: of decode in attention.csv, each fitted alone), 4 in PyTorch's own kernels on another H100 (tests/measured/rows).
 DRAM_STREAM_START_TIME = 4.0 * MICROSECOND
@@ -495,7 +495,7 @@ def cache_write_time(
         Time [s]; arguments broadcast.
     """
     n, heads, d = as_float_arrays(tokens, kv_heads, head_dim)
-    rounds = n * np.minimum(heads * d, CACHE_WRITE_THREADS) / (THREADS_PER_MULTIPROCESSOR * device.multiprocessors)
+    rounds = n * np.minimum(heads * d, _CACHE_WRITE_THREADS) / (THREADS_PER_MULTIPROCESSOR * device.multiprocessors)
     streamed = 4.0 * n * heads * d * element_bytes / bandwidth
     return np.asarray(np.hypot(rounds * write_latency, streamed))
 
@@ -740,7 +740,7 @@ def attention_decode_time(
     rows, columns = tile_shape(division.decode_tiles or division.tiles, d)
     rows = np.minimum(rows, _WARP_GROUP_ROWS)
     tiles, blocks, grouped = b * hk * np.ceil(hq / hk / rows), np.ceil(nk / columns), hq > hk
-    splits, captured = decode_kv_splits(
+    splits, captured = _decode_kv_splits(
         division, batch=b, grouped=grouped, tiles=tiles, blocks=blocks, multiprocessors=device.multiprocessors
     )
     block = 4 * rows * columns * d / (device.flops_per_clock * p.mma_efficiency)

@@ -67,7 +67,7 @@ _INLINE_ECC = frozenset({"GDDR5", "GDDR6", "GDDR7"})
 _STREAMING = {"HBM2": 0.90, "HBM2e": 0.89, "HBM3": 0.90, "HBM3e": 0.90, "GDDR": 0.87}
 #: Ratio of data bytes to data and inline ECC bytes, and the share of the bandwidth that Pascal's HBM2 controller
 #: reaches.
-INLINE_ECC_DATA_SHARE, PASCAL_HBM2_BANDWIDTH_SHARE = 8.0 / 9.0, 0.74
+_INLINE_ECC_DATA_SHARE, _PASCAL_HBM2_BANDWIDTH_SHARE = 8.0 / 9.0, 0.74
 
 
 def streaming_bandwidth_share(*, memory_kind: str, architecture: str, inline_ecc: bool) -> float:
@@ -97,10 +97,10 @@ def streaming_bandwidth_share(*, memory_kind: str, architecture: str, inline_ecc
     0.77
     """
     if architecture == "Pascal" and memory_kind.startswith("HBM"):
-        return PASCAL_HBM2_BANDWIDTH_SHARE
+        return _PASCAL_HBM2_BANDWIDTH_SHARE
     if memory_kind in _STREAMING:
         return _STREAMING[memory_kind]
-    return _STREAMING["GDDR"] * (INLINE_ECC_DATA_SHARE if inline_ecc else 1.0)
+    return _STREAMING["GDDR"] * (_INLINE_ECC_DATA_SHARE if inline_ecc else 1.0)
 
 
 @dataclass(frozen=True, slots=True)

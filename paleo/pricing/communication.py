@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 #: Algorithms of an all_reduce over nodes between which the library's cost model chooses.
 _TREE_OR_RING = ("ring", "chain_tree")
 #: Largest payload of the search for crossovers [byte], and the relative width at which it ends.
-LARGEST_PAYLOAD, _BISECTION = TERA, 2.0**-30
+_LARGEST_PAYLOAD, _BISECTION = TERA, 2.0**-30
 
 
 class AlgorithmTimeFunction(Protocol):
@@ -85,7 +85,7 @@ class FastestAlgorithm:
     time: Array
 
 
-def fastest_algorithm_per_payload(table: Mapping[str, Array]) -> FastestAlgorithm:
+def _fastest_algorithm_per_payload(table: Mapping[str, Array]) -> FastestAlgorithm:
     """Choose the fastest collective algorithm for each payload; a tie goes to the first name.
 
     Parameters
@@ -118,7 +118,7 @@ class Crossover:
 
 
 def algorithm_crossovers(prices: AlgorithmTimeFunction) -> list[Crossover]:
-    """Find the payloads, from a byte to `LARGEST_PAYLOAD`, at which the fastest algorithm of a collective changes.
+    """Find the payloads, from a byte to `_LARGEST_PAYLOAD`, at which the fastest algorithm of a collective changes.
 
     A logarithmic grid finds the changes, bisection refines each to a relative 1e-9.
 
@@ -132,8 +132,8 @@ def algorithm_crossovers(prices: AlgorithmTimeFunction) -> list[Crossover]:
     list of Crossover
         Payloads in rising order, with the algorithms below and above.
     """
-    grid = np.geomspace(1.0, LARGEST_PAYLOAD, 40 * round(np.log2(LARGEST_PAYLOAD)))
-    winners = fastest_algorithm_per_payload(prices(grid)).algorithm
+    grid = np.geomspace(1.0, _LARGEST_PAYLOAD, 40 * round(np.log2(_LARGEST_PAYLOAD)))
+    winners = _fastest_algorithm_per_payload(prices(grid)).algorithm
     changes = []
     for index in np.flatnonzero(winners[1:] != winners[:-1]):
         below, above = str(winners[index]), str(winners[index + 1])
@@ -238,7 +238,7 @@ class CollectiveModel(Protocol):
         ...
 
 
-def algorithms_by_name(operation: str, links: GroupLinks, names: Sequence[str]) -> list[CollectiveAlgorithm]:
+def _algorithms_by_name(operation: str, links: GroupLinks, names: Sequence[str]) -> list[CollectiveAlgorithm]:
     """Return the algorithms with given names, after checking that they serve the operation.
 
     Parameters
@@ -300,7 +300,7 @@ def algorithm_times(
         Times by algorithm [s]; infinite where the library would not run it.
     """
     if names is not None:
-        chosen = algorithms_by_name(operation, links, names)
+        chosen = _algorithms_by_name(operation, links, names)
         return {each.name: policy.algorithm_time(each, operation, payload_bytes, links) for each in chosen}
     times = {}
     for each in policy.candidate_algorithms(operation, links):
@@ -344,7 +344,7 @@ def fastest_algorithm(
     >>> choice.algorithm.item(), 0.0035 < float(choice.time) < 0.0045
     ('ring', True)
     """
-    return fastest_algorithm_per_payload(algorithm_times(policy, operation, payload_bytes, links, names))
+    return _fastest_algorithm_per_payload(algorithm_times(policy, operation, payload_bytes, links, names))
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,7 +177,7 @@ def convolution_shape(
 Tiles = tuple[tuple[int, int], ...]
 #: Releases of a library by algorithm, in each direction (forward, data, filter).
 Releases = Mapping[str, tuple[float, float, float]]
-TilesAndSplits = tuple[tuple[Tiles, tuple[int, ...]], ...]
+_TilesAndSplits = tuple[tuple[Tiles, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,35 +205,35 @@ class ConvolutionParameters:
 WAVE_ROUNDING = 0.7
 #: Block tiles (rows, columns) of plain products on vector units.
 VECTOR_TILES: Tiles = ((128, 128), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128))
-NO_SPLIT_K, SPLIT_K_COUNTS = (1,), (1, 4, 16, 64)
+_NO_SPLIT_K, SPLIT_K_COUNTS = (1,), (1, 4, 16, 64)
 #: Kernels of the implicit method as (tiles, splits of the sum). Forward and data gradient have pixels by channels, the
 #: filter gradient filters by channels times taps. Vector kernels own 128 pixels. Only the filter gradient splits, and
 #: tensor cores also forward.
-_VECTOR_KERNELS: TilesAndSplits = (
-    (((128, 128), (128, 64), (128, 32)), NO_SPLIT_K),
-    (((128, 128), (128, 64), (128, 32)), NO_SPLIT_K),
+_VECTOR_KERNELS: _TilesAndSplits = (
+    (((128, 128), (128, 64), (128, 32)), _NO_SPLIT_K),
+    (((128, 128), (128, 64), (128, 32)), _NO_SPLIT_K),
     (((128, 128), (64, 128), (32, 128)), SPLIT_K_COUNTS),
 )
-_TENSOR_KERNELS: TilesAndSplits = (
+_TENSOR_KERNELS: _TilesAndSplits = (
     (((256, 128), (128, 128), (256, 64), (128, 64)), (1, 4)),
-    (((256, 128), (128, 128), (256, 64)), NO_SPLIT_K),
+    (((256, 128), (128, 128), (256, 64)), _NO_SPLIT_K),
     (((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)), SPLIT_K_COUNTS),
 )
 #: Share of L2 that intermediate results of a method may fill, and bandwidth of L2 relative to that of memory. Assumed,
 #: not fitted: microbenchmarks of V100 (Jia et al., arXiv:1804.06826) and similar devices give about 2 to 4.
-USABLE_L2_SHARE, L2_BANDWIDTH_RATIO = 0.6, 3.0
+_USABLE_L2_SHARE, L2_BANDWIDTH_RATIO = 0.6, 3.0
 #: Share of the vector peak that the direct kernel reaches, whose threads load two operands for each product.
 _DIRECT_SHARE = 0.25
 #: Elements that a tensor-core kernel sums at a time. Kernels for Ampere before `_AMPERE_KERNEL_RELEASE` take 64
 #: sixteen-bit numbers if there are more than 32 channels (the depth of a stage in their names: ``64x3``).
-TENSOR_CORE_K_STEP, EARLY_AMPERE_K_STEP = 32.0, 64.0
+_TENSOR_CORE_K_STEP, _EARLY_AMPERE_K_STEP = 32.0, 64.0
 #: Operand bytes per clock that a multiprocessor's tensor cores demand, as FLOP times bytes of an element: that of a
 #: V100 in fp16, for which ``balanced_tile_width`` was measured; and the largest ratios to it, before
 #: `_AMPERE_KERNEL_RELEASE` and since. Shared memory delivers 128 bytes a clock on all of them. Instructions of Ampere
 #: share operands over 32 threads instead of 8, and copies to shared memory bypass the registers (NVIDIA A100
 #: whitepaper, 2020), so that twice the rate does not demand twice the bytes; steps on images suggest 1.4 on A100, 1.0
 #: on H100.
-REFERENCE_OPERAND_DEMAND, MAX_OPERAND_DEMAND_RATIO, AMPERE_OPERAND_DEMAND_RATIO = 2048.0, 2.0, 1.25
+_REFERENCE_OPERAND_DEMAND, _MAX_OPERAND_DEMAND_RATIO, _AMPERE_OPERAND_DEMAND_RATIO = 2048.0, 2.0, 1.25
 #: cuDNN release (early 2021) with convolutions for Ampere's instructions. From it on few channels in channels-last
 #: layout are padded to 4, 8 or 16 instead of a whole step.
 _AMPERE_KERNEL_RELEASE = 8.1
@@ -269,9 +269,9 @@ def l2_resident_share(moved: Array, device: DeviceDatasheet) -> Array:
     Returns
     -------
     ndarray
-        Near 1 for traffic well below `USABLE_L2_SHARE` of the cache, near 0 well above it.
+        Near 1 for traffic well below `_USABLE_L2_SHARE` of the cache, near 0 well above it.
     """
-    return cached_share(moved, USABLE_L2_SHARE * device.l2_bytes)
+    return cached_share(moved, _USABLE_L2_SHARE * device.l2_bytes)
 
 
 def cached_share(footprint: Numeric, capacity: float) -> Array:
@@ -352,9 +352,9 @@ class ConvolutionSetup:
     @property
     def balanced_tile_width(self) -> Array:
         """Tile width at which operand loads cost as much as arithmetic; faster tensor cores need wider tiles."""
-        demand = self.device.flops_per_clock * self.element_bytes / REFERENCE_OPERAND_DEMAND
+        demand = self.device.flops_per_clock * self.element_bytes / _REFERENCE_OPERAND_DEMAND
         demand = demand if self.device.tensor_cores else np.array(1.0)
-        most = np.where(self.has_ampere_kernels, AMPERE_OPERAND_DEMAND_RATIO, MAX_OPERAND_DEMAND_RATIO)
+        most = np.where(self.has_ampere_kernels, _AMPERE_OPERAND_DEMAND_RATIO, _MAX_OPERAND_DEMAND_RATIO)
         return np.asarray(self.parameters.balanced_tile_width * np.minimum(demand, most))
 
     def memory_time(self, elements: Array, fraction: Array | float) -> Array:
@@ -482,7 +482,7 @@ def tiled_gemm_time(
     device, p, clock = machine.device, machine.parameters, machine.sustained_clock
     rate = p.gemm_efficiency * machine.multiprocessor_flops_per_s
     latency = np.asarray(p.cycles_per_summed_element / clock)
-    step = TENSOR_CORE_K_STEP if device.tensor_cores else 8.0
+    step = _TENSOR_CORE_K_STEP if device.tensor_cores else 8.0
     best = np.full(np.broadcast_shapes(m.shape, n.shape, k.shape), np.inf)
     for a, b in tiles:
         flops = 2.0 * a * b * (1.0 + (machine.balanced_tile_width * (1.0 / a + 1.0 / b)) ** 2)
@@ -512,7 +512,7 @@ def _padded_channels(channels: Array, machine: ConvolutionSetup) -> Array:
     if not machine.device.tensor_cores:
         return channels
     early = (machine.device.architecture == "Ampere") & ~machine.has_ampere_kernels & (machine.element_bytes <= 2)
-    step = np.where(early & (channels > TENSOR_CORE_K_STEP), EARLY_AMPERE_K_STEP, TENSOR_CORE_K_STEP)
+    step = np.where(early & (channels > _TENSOR_CORE_K_STEP), _EARLY_AMPERE_K_STEP, _TENSOR_CORE_K_STEP)
     whole = np.ceil(channels / step) * step
     narrow = 2.0 ** np.ceil(np.log2(np.maximum(channels, 4.0)))
     return np.where((channels <= 16) & machine.channels_last & machine.has_ampere_kernels, narrow, whole)
@@ -526,7 +526,7 @@ def _groups_per_product(shape: ConvolutionShape, machine: ConvolutionSetup) -> A
     """
     if not machine.device.tensor_cores:
         return np.ones_like(shape.groups)
-    return np.minimum(shape.groups, np.maximum(1.0, np.floor(TENSOR_CORE_K_STEP / shape.channels)))
+    return np.minimum(shape.groups, np.maximum(1.0, np.floor(_TENSOR_CORE_K_STEP / shape.channels)))
 
 
 def _implicit_cost(shape: ConvolutionShape, machine: ConvolutionSetup) -> ConvolutionCost:
@@ -789,7 +789,7 @@ FIRST_AUTOTUNED_RELEASE: Releases = {**FIRST_CHOSEN_RELEASE, "nonfused": (5.1, 5
 #: cuDNN release 3 brought kernels for Maxwell; before it implicit products took 1.28 times as long. This is the
 #: geometric mean over the five layers of convnet-benchmarks on a Titan X (Maxwell), which are within 12 % of it.
 #: Earlier kernels were written for Kepler, on which they are assumed to be as good.
-EARLY_CUDNN_RELEASE, EARLY_CUDNN_SLOWDOWN, EARLY_CUDNN_ARCHITECTURE = 3.0, 1.28, "Kepler"
+_EARLY_CUDNN_RELEASE, _EARLY_CUDNN_SLOWDOWN, _EARLY_CUDNN_ARCHITECTURE = 3.0, 1.28, "Kepler"
 
 CONVOLUTION_ALGORITHMS: Mapping[str, Callable[[ConvolutionShape, ConvolutionSetup], ConvolutionCost]] = {
     "implicit": _implicit_cost,
@@ -848,8 +848,8 @@ def convolution_costs(
         cost = CONVOLUTION_ALGORITHMS[name](shape, machine)
         since = np.asarray(available[name])[shape.direction]
         absent = (np.asarray(library) < since) | (device.tensor_cores and name in _VECTOR_ONLY)
-        early = name == "implicit" and device.architecture != EARLY_CUDNN_ARCHITECTURE
-        slower = np.where(early & (np.asarray(library) < EARLY_CUDNN_RELEASE), EARLY_CUDNN_SLOWDOWN, 1.0)
+        early = name == "implicit" and device.architecture != _EARLY_CUDNN_ARCHITECTURE
+        slower = np.where(early & (np.asarray(library) < _EARLY_CUDNN_RELEASE), _EARLY_CUDNN_SLOWDOWN, 1.0)
         costs[name] = replace(cost, seconds=np.where(absent, np.inf, cost.seconds * slower + parameters.launch_time))
     return costs
 

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 Tile = tuple[Array | float, Array | float]
 #: Area of the tile for which ``epilogue_cycles`` is stated.
-EPILOGUE_TILE_AREA = 128.0 * 128.0
+_EPILOGUE_TILE_AREA = 128.0 * 128.0
 #: Rows of the narrowest matrix instruction.
-MIN_MMA_ROWS = 16.0
+_MIN_MMA_ROWS = 16.0
 #: Exponent of the norm that combines arithmetic and traffic, and of the one that combines device and host.
-ROOFLINE_NORM_ORDER, HOST_NORM_ORDER = 3.0, 8.0
+_ROOFLINE_NORM_ORDER, _HOST_NORM_ORDER = 3.0, 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +132,9 @@ def engine_gemm_time(
             blocks = blocks.sum(axis=0) if groups else blocks
             waves = wave_count(blocks, device.multiprocessors, 0.5)
             reads = 1.0 + parameters.balanced_tile_width * (1.0 / height + 1.0 / width)
-            flop = 2.0 * np.maximum(height, MIN_MMA_ROWS) * width * length / parts
+            flop = 2.0 * np.maximum(height, _MIN_MMA_ROWS) * width * length / parts
             loop = flop * reads / (parameters.efficiency * device.flops_per_clock)
-            busy = waves * (loop + parameters.epilogue_cycles * height * width / EPILOGUE_TILE_AREA)
+            busy = waves * (loop + parameters.epilogue_cycles * height * width / _EPILOGUE_TILE_AREA)
             cycles = np.minimum(cycles, np.maximum(busy, parameters.cycles_per_summed_element * length / parts))
     return np.asarray(cycles / device.clock_hz)
 
@@ -159,7 +159,7 @@ def roofline_with_overlap_loss(compute: Array, traffic: Array) -> Array:
     >>> float(roofline_with_overlap_loss(np.array(1.0), np.array(1.0)).round(2))
     1.26
     """
-    return np.asarray((compute**ROOFLINE_NORM_ORDER + traffic**ROOFLINE_NORM_ORDER) ** (1.0 / ROOFLINE_NORM_ORDER))
+    return np.asarray((compute**_ROOFLINE_NORM_ORDER + traffic**_ROOFLINE_NORM_ORDER) ** (1.0 / _ROOFLINE_NORM_ORDER))
 
 
 def time_with_host_launch(device: Array, host: float) -> Array:
@@ -177,11 +177,11 @@ def time_with_host_launch(device: Array, host: float) -> Array:
     ndarray, shape (...)
         Time [s].
     """
-    return np.asarray((device**HOST_NORM_ORDER + host**HOST_NORM_ORDER) ** (1.0 / HOST_NORM_ORDER))
+    return np.asarray((device**_HOST_NORM_ORDER + host**_HOST_NORM_ORDER) ** (1.0 / _HOST_NORM_ORDER))
 
 
 #: Tiles of the libraries, and the numbers of parts into which they split a sum.
-GEMM_TILES, SPLIT_K_COUNTS = ((128, 256), (128, 128), (128, 64), (128, 32), (64, 64), (64, 32)), (1, 4)
+_GEMM_TILES, SPLIT_K_COUNTS = ((128, 256), (128, 128), (128, 64), (128, 32), (64, 64), (64, 32)), (1, 4)
 #: Bytes of an element with its share of the scales.
 SCALED_ELEMENT_BYTES = {"fp8": 1.0, "fp4": 0.5 + 1.0 / 16.0}
 
@@ -210,7 +210,7 @@ def low_precision_gemm_time(
         Seconds of a call.
     """
     compute = engine_gemm_time(
-        rows=m, columns=n, length=k, tiles=GEMM_TILES, splits=SPLIT_K_COUNTS, device=device, parameters=parameters
+        rows=m, columns=n, length=k, tiles=_GEMM_TILES, splits=SPLIT_K_COUNTS, device=device, parameters=parameters
     )
     traffic = ((m + n) * k * element_bytes + 2.0 * m * n) / device.memory_bandwidth
     quantised = m * k * (2.0 + element_bytes) / (parameters.pass_bandwidth_share * device.memory_bandwidth)
@@ -223,7 +223,7 @@ QUERY_HEAD_DIM, VALUE_HEAD_DIM, CACHED_LATENT_DIM, LATENT_DIM = 192.0, 128.0, 57
 #: Rows of query heads in a block in decode; and in Triton's kernel (``BLOCK_H`` of vLLM's triton_decode_attention.py).
 DECODE_BLOCK_ROWS, TRITON_DECODE_BLOCK_ROWS = 64.0, 16.0
 #: Rows of a block in prefill, and the fewest keys of a part of a split cache.
-PREFILL_BLOCK_ROWS, MIN_KEYS_PER_SPLIT = 128.0, 64.0
+_PREFILL_BLOCK_ROWS, _MIN_KEYS_PER_SPLIT = 128.0, 64.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,10 +277,10 @@ def latent_attention_time(
         Time [s].
     """
     p, rows = parameters, batch * heads * queries
-    block_rows = np.where(single, token_rows, PREFILL_BLOCK_ROWS)
-    of_prompts = batch * heads * np.ceil(queries / PREFILL_BLOCK_ROWS)
+    block_rows = np.where(single, token_rows, _PREFILL_BLOCK_ROWS)
+    of_prompts = batch * heads * np.ceil(queries / _PREFILL_BLOCK_ROWS)
     tiles = np.where(single, batch * np.ceil(heads * queries / token_rows), of_prompts)
-    most = np.minimum(np.maximum(keys / MIN_KEYS_PER_SPLIT, 1.0), p.max_splits)
+    most = np.minimum(np.maximum(keys / _MIN_KEYS_PER_SPLIT, 1.0), p.max_splits)
     splits = np.where(single, np.clip(device.multiprocessors / tiles, 1.0, most), 1.0)
     seen = np.where(single, keys, keys - queries / 2.0) / splits
     waves = wave_count(tiles * splits, device.multiprocessors, 0.5)

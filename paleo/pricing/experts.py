@@ -36,22 +36,26 @@ GROUPED_GEMM_TILES: tuple[Tile, ...] = ((16, 128), (32, 128), (64, 128), (128, 1
 #: Tile of Triton's kernels where no file of tuned ones is found: for no more tokens than a rank has experts, and for
 #: more; and that of products with blocks of scales, for few tokens in vLLM, and for more.
 #: https://github.com/sgl-project/sglang, fused_moe_triton_config.py; https://github.com/vllm-project/vllm, fused_moe.py
-UNTUNED_TRITON_TILES, UNTUNED_BLOCK_SCALED_TILES, FEW_TOKEN_LIMIT = ((16, 32), (64, 64)), ((16, 128), (64, 128)), 64.0
+_UNTUNED_TRITON_TILES, _UNTUNED_BLOCK_SCALED_TILES, _FEW_TOKEN_LIMIT = (
+    ((16, 32), (64, 64)),
+    ((16, 128), (64, 128)),
+    64.0,
+)
 #: Tiles of products with blocks of scales in the files of tuned ones, which engines have for published networks.
 TUNED_BLOCK_SCALED_TILES: tuple[Tile, ...] = ((16, 128), (32, 128), (64, 128), (128, 128))
 #: Sums whose length is a multiple of this are read in vectors by Triton's kernels.
-VECTOR_LOAD_ELEMENTS = 16.0
+_VECTOR_LOAD_ELEMENTS = 16.0
 #: Classes of popularity into which a rank's experts are grouped.
 POPULARITY_CLASSES = 8
 #: Loads in benchmarks of mixtures: at most this share of the tokens beside at least one, and the ratio of the most to
 #: the least where there are no more visits than experts.
-MAX_EXPERT_TOKEN_SHARE, FEW_VISITS_LOAD_RATIO = 0.8, 200.0
+_MAX_EXPERT_TOKEN_SHARE, _FEW_VISITS_LOAD_RATIO = 0.8, 200.0
 #: Bytes per element of a token in the passes around the products: read and written in 16 bits, summed in fp32.
-PASS_BYTES_PER_ELEMENT = 8.0
+_PASS_BYTES_PER_ELEMENT = 8.0
 #: Smallest number of experts that are hit, which avoids a division by zero.
-MIN_ACTIVE_EXPERTS = 2.0**-30
+_MIN_ACTIVE_EXPERTS = 2.0**-30
 #: Added to exponents, so that no integral of a power is a logarithm.
-POWER_LAW_EXPONENT_OFFSET = 2.0**-20
+_POWER_LAW_EXPONENT_OFFSET = 2.0**-20
 
 
 def expected_normal_maximum(count: Array) -> Array:
@@ -102,7 +106,7 @@ def power_law_expert_loads(exponent: Array, ratio: Array, ranks: Array, local: A
     classes, busiest : array, shapes (POPULARITY_CLASSES, rows) and (rows,)
         Load of each class of experts over an expert's mean load; load of the busiest rank over a rank's mean load [-].
     """
-    power = exponent + POWER_LAW_EXPONENT_OFFSET
+    power = exponent + _POWER_LAW_EXPONENT_OFFSET
 
     def integral(order: float, end: Array) -> Array:
         return np.asarray((end ** (order - power) - 1.0) / (order - power))
@@ -145,11 +149,11 @@ def expert_gemm_tiles(
     if "triton" not in family:
         return GROUPED_GEMM_TILES
     if family.endswith("block8"):
-        (few_rows, columns), (rows, _) = UNTUNED_BLOCK_SCALED_TILES
-        return ((np.where(("vllm" in family) & (tokens <= FEW_TOKEN_LIMIT), few_rows, rows), columns),)
+        (few_rows, columns), (rows, _) = _UNTUNED_BLOCK_SCALED_TILES
+        return ((np.where(("vllm" in family) & (tokens <= _FEW_TOKEN_LIMIT), few_rows, rows), columns),)
     alone = float("sglang" in family) if untuned is None else untuned
     few = tokens <= local
-    height, width = (np.where(few, *sides) for sides in zip(*UNTUNED_TRITON_TILES, strict=True))
+    height, width = (np.where(few, *sides) for sides in zip(*_UNTUNED_TRITON_TILES, strict=True))
     return tuple((np.where(alone, height, m), np.where(alone, width, n)) for m, n in GROUPED_GEMM_TILES)
 
 
@@ -213,13 +217,15 @@ def expert_ffn_time(
     """
     width, local = inner / tp, experts / ep
     uneven = exponent > 0
-    ratio = np.where(tokens * top_k > experts, np.maximum(MAX_EXPERT_TOKEN_SHARE * tokens, 1.5), FEW_VISITS_LOAD_RATIO)
+    ratio = np.where(
+        tokens * top_k > experts, np.maximum(_MAX_EXPERT_TOKEN_SHARE * tokens, 1.5), _FEW_VISITS_LOAD_RATIO
+    )
     loads, busiest = power_law_expert_loads(exponent, ratio, ep, local)
     rows = np.maximum(tokens * top_k / ep * np.where(uneven, busiest, 1.0), 1.0)
     rows = np.minimum(rows, tokens * np.minimum(top_k, local))
     share = np.minimum(rows / local * np.where(uneven, loads, 1.0), tokens)
     hit = np.where(uneven, 1.0 - (1.0 - share / tokens) ** tokens, np.minimum(share, 1.0))
-    of_expert, count = share / np.maximum(hit, MIN_ACTIVE_EXPERTS), hit * local / POPULARITY_CLASSES
+    of_expert, count = share / np.maximum(hit, _MIN_ACTIVE_EXPERTS), hit * local / POPULARITY_CLASSES
     spread = tokens * (1.0 - (1.0 - rows / (tokens * top_k)) ** top_k)
     visitors = np.where(uneven, spread, np.minimum(tokens, rows))
     visits = np.where(visitors_only, visitors, tokens) * top_k
@@ -231,7 +237,7 @@ def expert_ffn_time(
             rows=of_expert, columns=columns, length=length, count=count, tiles=tiles, device=device,
             parameters=parameters,
         )  # fmt: skip
-        compute = compute * np.where(length % VECTOR_LOAD_ELEMENTS > 0.0, parameters.unaligned_time_ratio, 1.0)
+        compute = compute * np.where(length % _VECTOR_LOAD_ELEMENTS > 0.0, parameters.unaligned_time_ratio, 1.0)
         tokens_moved = (rows + others) * (length * element_bytes + 2.0 * columns)
         traffic = count.sum(axis=0) * columns * length * element_bytes + tokens_moved
         traffic = traffic / (parameters.bandwidth_efficiency * device.memory_bandwidth)
@@ -240,4 +246,4 @@ def expert_ffn_time(
     rate = parameters.pass_bandwidth_share * device.memory_bandwidth
     of_element = parameters.time_per_element if triton else parameters.index_bytes_per_element / rate
     passes = passed * (hidden + width) * of_element
-    return parameters.launch_time + seconds + hidden * rows * PASS_BYTES_PER_ELEMENT / rate + passes
+    return parameters.launch_time + seconds + hidden * rows * _PASS_BYTES_PER_ELEMENT / rate + passes

@@ -141,7 +141,7 @@ def training_attention_parameters(engine: PrefillParameters, training: TrainingK
 _ROW_PASSES = {"memory.softmax": memory.softmax_row_traffic, "memory.layernorm": memory.layer_norm_row_traffic}
 #: cuDNN release before which the family conv.vector-cudnn5 describes convolutions, and architectures whose conv.vector
 #: was itself measured with such a release.
-OLD_CUDNN_RELEASE, OLD_CUDNN_ARCHITECTURES = 6.0, frozenset({"Kepler", "Maxwell"})
+_OLD_CUDNN_RELEASE, _OLD_CUDNN_ARCHITECTURES = 6.0, frozenset({"Kepler", "Maxwell"})
 #: Directions of convolutions and of recurrent layers by the names of their operations.
 _DIRECTIONS, _RNN_DIRECTIONS = (
     {"fwd": kind.FORWARD, "bwd_data": kind.DATA, "bwd_filter": kind.FILTER}
@@ -161,7 +161,7 @@ _CONVOLUTION_SIZES = ("kernel_h", "kernel_w", "stride_h", "stride_w", "dilation_
 #: inputs).
 _ALONG_SUM = {"forward": (1.0, 1.0), "backward": (1.0, 0.0), "backward_weight": (0.0, 0.0)}
 #: Phases whose products run on rows as they are, by what the software pads.
-UNPADDED_GEMM_PHASES: Mapping[str, tuple[str, ...]] = {
+_UNPADDED_GEMM_PHASES: Mapping[str, tuple[str, ...]] = {
     "all": (), "inputs": ("backward_weight",), "none": ("forward", "backward", "backward_weight")
 }  # fmt: skip
 
@@ -217,7 +217,7 @@ def _gemm(device: DeviceDatasheet) -> str:
 
 def _unpadded_time(predictor: KernelFamilyPredictor, kernels: Sequence[Kernel], m: Array, n: Array, k: Array) -> Array:
     """Compute the time of GEMMs with unaligned rows that the software does not pad; 0 for all other GEMMs."""
-    unpadded = UNPADDED_GEMM_PHASES[predictor.software.fusion.padded_products]
+    unpadded = _UNPADDED_GEMM_PHASES[predictor.software.fusion.padded_products]
     chosen = np.array([kernel.phase in unpadded and kernel.shape.get("batch", 1.0) == 1.0 for kernel in kernels])
     return np.where(chosen, unaligned_gemm_time(m, n, k, _along_sum(kernels), predictor.datasheet()), 0.0)
 
@@ -243,14 +243,14 @@ def convolution_family(predictor: KernelFamilyPredictor) -> str:
     """
     family, calibration = f"conv.{predictor.arithmetic_unit_suffix}", predictor.user_calibration
     release, architecture = predictor.software.convolutions.cudnn, predictor.device.architecture
-    old = release < OLD_CUDNN_RELEASE and architecture not in OLD_CUDNN_ARCHITECTURES
+    old = release < _OLD_CUDNN_RELEASE and architecture not in _OLD_CUDNN_ARCHITECTURES
     measured = calibration is not None and any(entry.family == family for entry in calibration.entries)
     return f"{family}-cudnn5" if old and not measured and family == "conv.vector" else family
 
 
 #: Algorithms that run only on vector units, as they have no product form; and those that a library has there for narrow
 #: formats in channels-last layout.
-VECTOR_ONLY_ALGORITHMS, NARROW_FORMAT_ALGORITHMS = ("direct",), ("implicit", "direct")
+_VECTOR_ONLY_ALGORITHMS, _NARROW_FORMAT_ALGORITHMS = ("direct",), ("implicit", "direct")
 
 
 @KERNEL_FAMILIES.register("conv")
@@ -319,7 +319,7 @@ def _chosen_convolutions(
     if stated is not None or not device.tensor_cores or "fp32" not in predictor.device.peak:
         return entry, _convolved(predictor, kernels, device, entry.parameters, algorithms)
     # Compute time and share of FLOP on tensor cores or, if these are slower, on vector units.
-    products = tuple(name for name in algorithms if name not in VECTOR_ONLY_ALGORITHMS)
+    products = tuple(name for name in algorithms if name not in _VECTOR_ONLY_ALGORITHMS)
     moved = np.array([kernel.bytes for kernel in kernels])
     tensor, work = _convolved(predictor, kernels, device, entry.parameters, products)
     share = moved / (device.memory_bandwidth * tensor)
@@ -329,7 +329,7 @@ def _chosen_convolutions(
         width, loads = default_precision(predictor.dtype).operand_bytes, memory.CUDNN_TRANSPOSE_ELEMENTS_PER_CLOCK
         tensor = tensor + memory.layout_conversion_time(operands, operands / width, device, loads=loads)
     vector = predictor.parameters_of(convolution.ConvolutionParameters, "conv.vector").parameters
-    names = algorithms if predictor.dtype == "tf32" else NARROW_FORMAT_ALGORITHMS
+    names = algorithms if predictor.dtype == "tf32" else _NARROW_FORMAT_ALGORITHMS
     ordinary, reduced = _convolved(predictor, kernels, predictor.datasheet("fp32"), vector, names)
     return entry, (np.minimum(tensor, ordinary), np.where(ordinary < tensor, reduced, work))
 

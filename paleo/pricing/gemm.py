@@ -52,14 +52,14 @@ _TENSOR_TILES = (
 )  # fmt: skip
 VECTOR_TILES = ((256, 128), (128, 256), (128, 128), (64, 128), (64, 64), (32, 128))
 #: Least length of the sum per split, and the step in which a main loop of vector units runs through k.
-MIN_SPLIT_K_LENGTH, VECTOR_K_STEP = 128.0, 8.0
+_MIN_SPLIT_K_LENGTH, _VECTOR_K_STEP = 128.0, 8.0
 #: Largest number of parts of a sum that are added in the shared memory of a cluster (NVIDIA, CUDA C++ Programming
 #: Guide, "Thread Block Clusters": at most 16 blocks). From k = 4,096 to 65,536 a single tile on B200 takes 0.125 us
 #: longer per 1,024, a tenth of what one block takes for them.
-MAX_CLUSTER_BLOCKS = 16.0
+_MAX_CLUSTER_BLOCKS = 16.0
 #: Step of a main loop of tensor cores [bytes of a row]: the widest row that the tensor memory accelerator swizzles.
 #: Before it, cuBLAS has kernels with half of that for short sums (``ampere_bf16_s16816gemm_…_stages_32x5``).
-TENSOR_CORE_K_STEP_BYTES, OLDER_K_STEP_BYTES = 128.0, 64.0
+_TENSOR_CORE_K_STEP_BYTES, _OLDER_K_STEP_BYTES = 128.0, 64.0
 #: Architectures with tensor cores, but without that accelerator and without clusters.
 _BEFORE_HOPPER = frozenset({"Volta", "Turing", "Ampere", "Ada Lovelace"})
 #: Ratio of the smallest sgemm tile for single products to that for batched ones: libraries have narrower kernels for
@@ -68,7 +68,7 @@ _SINGLE_TILE = 0.25
 #: Stride from which every row of an operand is on a separate page of the address-translation cache.
 _PAGE_BYTES = 128 * 2.0**10
 #: Tile of an sgemm kernel in the libraries for Maxwell and Pascal, and the number of its blocks on a multiprocessor.
-SGEMM_TILE_SIZE, SGEMM_BLOCKS_PER_MULTIPROCESSOR = 128.0, 2.0
+_SGEMM_TILE_SIZE, _SGEMM_BLOCKS_PER_MULTIPROCESSOR = 128.0, 2.0
 #: Ratio of footprint to capacity beyond which nothing survives in a cache; it avoids an overflow of high powers.
 _BEYOND = 1e3
 #: Length of the sum from which the main loop pays the full latency of DRAM.
@@ -165,7 +165,7 @@ def _split_counts(blocks: Array, k: Array, batch: Array, device: DeviceDatasheet
     Batched kernels do not split.
     """
     clustered = device.tensor_cores and device.architecture not in _BEFORE_HOPPER
-    most = np.clip(np.floor(k / MIN_SPLIT_K_LENGTH), 1.0, MAX_CLUSTER_BLOCKS if clustered else np.inf)
+    most = np.clip(np.floor(k / _MIN_SPLIT_K_LENGTH), 1.0, _MAX_CLUSTER_BLOCKS if clustered else np.inf)
     most = np.where(batch > 1, 1.0, most)
     wave = np.clip(np.floor(device.multiprocessors / blocks), 1.0, most)
     two = np.clip(np.rint(2.0 * device.multiprocessors / blocks), 1.0, most)
@@ -175,8 +175,8 @@ def _split_counts(blocks: Array, k: Array, batch: Array, device: DeviceDatasheet
 def _step(element: Array, device: DeviceDatasheet) -> Array | float:
     """Return how many elements of k, of ``element`` bytes each, one iteration of the main loop takes."""
     if not device.tensor_cores:
-        return VECTOR_K_STEP
-    return (OLDER_K_STEP_BYTES if device.architecture in _BEFORE_HOPPER else TENSOR_CORE_K_STEP_BYTES) / element
+        return _VECTOR_K_STEP
+    return (_OLDER_K_STEP_BYTES if device.architecture in _BEFORE_HOPPER else _TENSOR_CORE_K_STEP_BYTES) / element
 
 
 def kernel_choice_odds(seconds: Array, reference: Array) -> Array:
@@ -288,9 +288,9 @@ def transposed_operand_read_time(
     >>> float(seconds.round(5))
     0.00167
     """
-    tiles = np.ceil(m / SGEMM_TILE_SIZE) * np.ceil(n / SGEMM_TILE_SIZE)
-    rounds = np.maximum(1.0, tiles / (SGEMM_BLOCKS_PER_MULTIPROCESSOR * device.multiprocessors))
-    visits = np.sqrt(np.minimum(m, SGEMM_TILE_SIZE) / SGEMM_TILE_SIZE) * np.where(np.frexp(k)[0] == 0.5, 0.5, 1.0)
+    tiles = np.ceil(m / _SGEMM_TILE_SIZE) * np.ceil(n / _SGEMM_TILE_SIZE)
+    rounds = np.maximum(1.0, tiles / (_SGEMM_BLOCKS_PER_MULTIPROCESSOR * device.multiprocessors))
+    visits = np.sqrt(np.minimum(m, _SGEMM_TILE_SIZE) / _SGEMM_TILE_SIZE) * np.where(np.frexp(k)[0] == 0.5, 0.5, 1.0)
     return np.asarray(rounds * visits * batch * n * k * element / (efficiency * device.memory_bandwidth))
 
 
@@ -298,8 +298,8 @@ def transposed_operand_read_time(
 #: architectures whose batched kernels need aligned head sizes. Two head sizes of BigScience's runs on A100 (108, 150;
 #: 2022) lose as much as fp32 at half rate would take (8 to 10.5 of 19.5 TFLOP/s), neighbouring ones of 104, 112 and 144
 #: nothing.
-ALIGNED_ELEMENTS, UNALIGNED_RATE_SHARE = 8.0, 0.5
-ALIGNMENT_BOUND_ARCHITECTURES = frozenset({"Volta", "Turing", "Ampere"})
+_ALIGNED_ELEMENTS, _UNALIGNED_RATE_SHARE = 8.0, 0.5
+_ALIGNMENT_BOUND_ARCHITECTURES = frozenset({"Volta", "Turing", "Ampere"})
 
 
 def unaligned_batched_gemm_time(m: Array, n: Array, k: Array, batch: Array, device: DeviceDatasheet) -> Array:
@@ -317,7 +317,7 @@ def unaligned_batched_gemm_time(m: Array, n: Array, k: Array, batch: Array, devi
     Returns
     -------
     ndarray
-        Seconds; 0 where the smaller of n and k, the head size, is a multiple of `ALIGNED_ELEMENTS`.
+        Seconds; 0 where the smaller of n and k, the head size, is a multiple of `_ALIGNED_ELEMENTS`.
 
     Examples
     --------
@@ -328,16 +328,16 @@ def unaligned_batched_gemm_time(m: Array, n: Array, k: Array, batch: Array, devi
     ... for k in (104, 108)]
     [0.0, 0.002973]
     """
-    bound = device.architecture in ALIGNMENT_BOUND_ARCHITECTURES
-    odd = (np.minimum(n, k) % ALIGNED_ELEMENTS > 0) & (batch > 1.0) & bound
-    return np.asarray(np.where(odd, 2.0 * m * n * k * batch / (UNALIGNED_RATE_SHARE * device.peak_flops_per_s), 0.0))
+    bound = device.architecture in _ALIGNMENT_BOUND_ARCHITECTURES
+    odd = (np.minimum(n, k) % _ALIGNED_ELEMENTS > 0) & (batch > 1.0) & bound
+    return np.asarray(np.where(odd, 2.0 * m * n * k * batch / (_UNALIGNED_RATE_SHARE * device.peak_flops_per_s), 0.0))
 
 
 #: FLOP for each clock and multiprocessor of 16-bit products on tensor cores with a row that is no multiple of 16 bytes,
 #: where both operands are contiguous along the sum, and else. cuBLAS 13 takes kernels of Turing there, which load an
 #: element at a time (28 products on one H100, 2026-11-27, above 2 GFLOP: 12 % off, 7 without those of 129 rows and with
 #: rows of 8 bytes). Volta's kernels lose nothing (DeepBench). Other architectures: not measured.
-UNALIGNED_FLOPS_PER_CLOCK: Mapping[str, tuple[float, float]] = {"Hopper": (395.0, 560.0)}
+_UNALIGNED_FLOPS_PER_CLOCK: Mapping[str, tuple[float, float]] = {"Hopper": (395.0, 560.0)}
 
 
 def unaligned_gemm_time(
@@ -357,7 +357,7 @@ def unaligned_gemm_time(
     Returns
     -------
     ndarray
-        Seconds; 0 where all rows are aligned, and on architectures that `UNALIGNED_FLOPS_PER_CLOCK` does not name.
+        Seconds; 0 where all rows are aligned, and on architectures that `_UNALIGNED_FLOPS_PER_CLOCK` does not name.
 
     Examples
     --------
@@ -368,12 +368,12 @@ def unaligned_gemm_time(
     [0.0, 0.00306]
     """
     m, n, k, left, right = np.broadcast_arrays(*(np.asarray(each, dtype=np.float64) for each in (m, n, k, *along_sum)))
-    if device.architecture not in UNALIGNED_FLOPS_PER_CLOCK:
+    if device.architecture not in _UNALIGNED_FLOPS_PER_CLOCK:
         return np.zeros(m.shape)
     rows = (n, np.where(left > 0.0, k, m), np.where(right > 0.0, k, n))
-    both, mixed = UNALIGNED_FLOPS_PER_CLOCK[device.architecture]
+    both, mixed = _UNALIGNED_FLOPS_PER_CLOCK[device.architecture]
     rate = np.where(left * right > 0.0, both, mixed) * device.multiprocessors * device.clock_hz
-    return np.asarray(np.where(np.any(np.mod(rows, ALIGNED_ELEMENTS) > 0.0, axis=0), 2.0 * m * n * k / rate, 0.0))
+    return np.asarray(np.where(np.any(np.mod(rows, _ALIGNED_ELEMENTS) > 0.0, axis=0), 2.0 * m * n * k / rate, 0.0))
 
 
 def _chunk_time(columns: tuple[Array, ...], device: DeviceDatasheet, p: GemmParameters) -> Array:
@@ -384,7 +384,7 @@ def _chunk_time(columns: tuple[Array, ...], device: DeviceDatasheet, p: GemmPara
     dram = dram + right * cache_miss_rate(footprint + (copies - 1.0) * right, capacity)
     latency = p.dram_latency_cycles / device.clock_hz * np.minimum(k / _FILL_LENGTH, 1.0) * dram / footprint
     stall = 1.0 + p.page_stall_ratio * contiguous * np.minimum(k * element / _PAGE_BYTES, 1.0)
-    wide = np.where((m < p.min_narrow_tile_rows) & (batch == 1), SGEMM_TILE_SIZE * contiguous, 0.0)
+    wide = np.where((m < p.min_narrow_tile_rows) & (batch == 1), _SGEMM_TILE_SIZE * contiguous, 0.0)
     busy, share = _busy_time((m, n, k, batch), element, result, dram, stall, wide, device, p)
     if p.scattered_read_efficiency < 1.0 and not device.tensor_cores:
         transposed = np.maximum(2.0 * contiguous - 1.0, 0.0) * cache_miss_rate(right, capacity)

@@ -43,7 +43,7 @@ class DeviceDatasheet:
     """Datasheet values of one device for one number format, in SI units; all that a pricing formula may use.
 
     ``uncapped_rate_ratio`` is the ratio of the rate for which the unit is built to the rate that the maker allows
-    (`built_to_allowed_tensor_rate`).
+    (`_built_to_allowed_tensor_rate`).
     """
 
     name: str
@@ -170,7 +170,7 @@ _TENSOR_RATES = {
 #: Lowest clock, as a share of boost, for which a datasheet states the peak of matrix units.
 _LOWER_CLOCK = 0.85
 #: Values of ``compute``, the unit that a dtype runs on.
-COMPUTE_UNITS = ("", "tensor", "vector", "fp32")
+_COMPUTE_UNITS = ("", "tensor", "vector", "fp32")
 
 
 def arithmetic_unit(device: Device, dtype: str, compute: str | None = None) -> ArithmeticUnit:
@@ -204,8 +204,8 @@ def arithmetic_unit(device: Device, dtype: str, compute: str | None = None) -> A
     >>> arithmetic_unit(load_device("a100-sxm4-80gb"), "bf16"), arithmetic_unit(load_device("p100-pcie-16gb"), "fp16")
     ('tensor', 'vector')
     """
-    if compute and compute not in COMPUTE_UNITS:
-        raise SpecError(f"compute {compute!r} is unknown; expected one of {', '.join(map(repr, COMPUTE_UNITS))}")
+    if compute and compute not in _COMPUTE_UNITS:
+        raise SpecError(f"compute {compute!r} is unknown; expected one of {', '.join(map(repr, _COMPUTE_UNITS))}")
     if compute:
         return "tensor" if compute == "tensor" else "vector"
     arithmetic = device.arithmetic_dtype(dtype)
@@ -264,7 +264,7 @@ def _peak_at_boost(device: Device, peak_flops_per_s: float) -> float:
     return power * per_clock if _LOWER_CLOCK < peak_flops_per_s / (power * per_clock) < 1.0 else peak_flops_per_s
 
 
-def built_to_allowed_tensor_rate(device: Device, dtype: str, peak_flops_per_s: float) -> float:
+def _built_to_allowed_tensor_rate(device: Device, dtype: str, peak_flops_per_s: float) -> float:
     """Return the ratio of the rate for which tensor cores are built to the rate that the maker allows.
 
     Makers halve the rate of sums in fp32 on gaming cards, and allow a quarter of all rates on H20. The paths that feed
@@ -369,13 +369,13 @@ def device_datasheet(device: Device, dtype: str, compute: str | None = None) -> 
         l2_bytes=device.l2 or device.multiprocessors * _CACHE_PER_MULTIPROCESSOR,
         power_watts=device.tdp or math.inf,
         tensor_cores=unit == "tensor",
-        uncapped_rate_ratio=built_to_allowed_tensor_rate(device, arithmetic, peak) if unit == "tensor" else 1.0,
+        uncapped_rate_ratio=_built_to_allowed_tensor_rate(device, arithmetic, peak) if unit == "tensor" else 1.0,
     )
 
 
 #: Families that run at the power limit in training, and the factor within which the sustained rates of measured steps
 #: lie for one device and format: 500 to 590 TFLOP/s in bf16 on H100, 1,100 to 1,220 in fp8, 2,300 to 2,700 on GB200.
-POWER_LIMITED_FAMILIES, SUSTAINED_RATE_SPREAD = ("gemm", "attention"), 1.1
+_POWER_LIMITED_FAMILIES, _SUSTAINED_RATE_SPREAD = ("gemm", "attention"), 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -600,7 +600,7 @@ class KernelFamilyPredictor:
             chosen = [kernels[index] for index in indices]
             lookup_result, times = KERNEL_FAMILIES[group.partition(".")[0]](self, group, chosen)
             least, most = lookup_result.interval_factor_arrays(times)
-            spread = SUSTAINED_RATE_SPREAD if group.partition(".")[0] in POWER_LIMITED_FAMILIES else 1.0
+            spread = _SUSTAINED_RATE_SPREAD if group.partition(".")[0] in _POWER_LIMITED_FAMILIES else 1.0
             seconds[indices], low[indices], high[indices] = times, least / spread, most * spread
         return DeviceTimes(seconds, low, high)
 
@@ -756,8 +756,8 @@ def kernel_shape_values(kernels: Sequence[Kernel], name: str, default: float = 1
 
 #: Parameters of a family and times of its kernels [s]; and the function from kernels to them, which families register.
 KernelFamilyTimes = tuple[SourcedParameters[Any], Array]
-KernelFamilyFormula = Callable[[KernelFamilyPredictor, str, Sequence["Kernel"]], KernelFamilyTimes]
-KERNEL_FAMILIES: Registry[KernelFamilyFormula] = Registry("kernel family", "paleo.pricing")
+_KernelFamilyFormula = Callable[[KernelFamilyPredictor, str, Sequence["Kernel"]], KernelFamilyTimes]
+KERNEL_FAMILIES: Registry[_KernelFamilyFormula] = Registry("kernel family", "paleo.pricing")
 #: Family -> share of the direct FLOP that its algorithms execute, for families with fewer products, shape (kernels,).
 RELATIVE_ALGORITHM_FLOPS: Registry[Callable[[KernelFamilyPredictor, Sequence[Kernel]], Array]] = Registry(
     "kernel family with reduced products", "paleo.pricing"

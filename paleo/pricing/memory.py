@@ -26,12 +26,12 @@ Mask = npt.NDArray[np.bool_] | bool
 #: Order of the norm that combines the throughput limits of one kernel.
 _STREAM_ORDER = 4.0
 #: Steepness of the step from cached to streamed data.
-CACHE_MISS_STEEPNESS = 4.0
+_CACHE_MISS_STEEPNESS = 4.0
 #: Latency of an L2 hit relative to that of memory (about 250 of 500 cycles: Jia et al., 2018, arXiv:1804.06826).
 _CACHE_LATENCY = 0.5
 #: Resident threads of one multiprocessor on every datacentre GPU since Pascal but Turing (CUDA C++ guide, table of
 #: compute capabilities), and its largest number of resident blocks.
-THREADS_PER_MULTIPROCESSOR, BLOCKS_PER_MULTIPROCESSOR = 2048.0, 32.0
+THREADS_PER_MULTIPROCESSOR, _BLOCKS_PER_MULTIPROCESSOR = 2048.0, 32.0
 #: Largest number of threads of one block.
 _BLOCK_THREADS = THREADS_PER_MULTIPROCESSOR / 2
 
@@ -140,10 +140,12 @@ def resident_blocks(threads: Sizes) -> Array:
     >>> [float(one) for one in resident_blocks(np.array([32.0, 256.0, 1024.0]))]
     [32.0, 8.0, 2.0]
     """
-    return np.asarray(np.minimum(BLOCKS_PER_MULTIPROCESSOR, np.floor(THREADS_PER_MULTIPROCESSOR / np.asarray(threads))))
+    return np.asarray(
+        np.minimum(_BLOCKS_PER_MULTIPROCESSOR, np.floor(THREADS_PER_MULTIPROCESSOR / np.asarray(threads)))
+    )
 
 
-def cache_miss_rate(footprint: Sizes, capacity: float, steepness: float = CACHE_MISS_STEEPNESS) -> Array:
+def cache_miss_rate(footprint: Sizes, capacity: float, steepness: float = _CACHE_MISS_STEEPNESS) -> Array:
     """Compute the cache miss rate (0 to 1) of repeated reads of a footprint.
 
     Parameters
@@ -207,7 +209,7 @@ class RowTraffic(NamedTuple):
 
 #: Longest row of the one-warp softmax, and threads of a layer-norm block with vector loads and without (PyTorch's
 #: kernels).
-MAX_WARP_SOFTMAX_LENGTH, LAYER_NORM_THREADS, MOMENT_KERNEL_THREADS = 32.0**2, 128.0, 512.0
+_MAX_WARP_SOFTMAX_LENGTH, _LAYER_NORM_THREADS, _MOMENT_KERNEL_THREADS = 32.0**2, 128.0, 512.0
 #: Steps of a block softmax (four elements per thread and pass) to which its two reductions are equivalent.
 _REDUCTION_STEPS = 4.0
 
@@ -240,7 +242,7 @@ def softmax_row_traffic(*, rows: Sizes, length: Sizes, element_bytes: Sizes, dev
     (16384000.0, 256.0)
     """
     n, d, width = as_float_arrays(rows, length, element_bytes)
-    short = d <= MAX_WARP_SOFTMAX_LENGTH
+    short = d <= _MAX_WARP_SOFTMAX_LENGTH
     power = 2.0 ** np.ceil(np.log2(np.maximum(d, 1.0)))
     threads = np.where(short, 32.0, np.clip(2.0 ** np.ceil(np.log2(np.maximum(d / 8, 1.0))), 32.0, _BLOCK_THREADS))
     live = device.multiprocessors * resident_blocks(threads) * d * width
@@ -272,7 +274,7 @@ def layer_norm_row_traffic(*, rows: Sizes, length: Sizes, element_bytes: Sizes, 
     """
     n, d, width = as_float_arrays(rows, length, element_bytes)
     vector = d % 4 == 0
-    threads = np.where(vector, LAYER_NORM_THREADS, MOMENT_KERNEL_THREADS)
+    threads = np.where(vector, _LAYER_NORM_THREADS, _MOMENT_KERNEL_THREADS)
     live = np.where(vector, device.multiprocessors * resident_blocks(threads) * d * width, n * d * width)
     issued = n * d * np.where(vector, 1.0, 2.0)
     return RowTraffic(issued, n * d * width, np.minimum(live, n * d * width), threads, np.ones_like(d))

@@ -334,7 +334,7 @@ class EnergyPerFlop(NamedTuple):
 INT8_PRODUCTS_PER_FP32 = 4.0
 #: Energies by process: the power limit divided by the rate that long products, and steps of training, sustain under it.
 #: For vector units those at which cards keep their boost clock (Titan X of Pascal, V100, A100; RTX 4090, 450 W).
-ENERGY_PER_FLOP: Mapping[str, EnergyPerFlop] = {
+_ENERGY_PER_FLOP: Mapping[str, EnergyPerFlop] = {
     "28 nm": EnergyPerFlop(9.0, 9.0, 30.0, 11.0, 11.0),
     "16 nm": EnergyPerFlop(4.0, 4.0, 14.0, 5.0, 5.0),
     "12 nm": EnergyPerFlop(2.3, 2.3, 16.0, 2.9, 2.9),
@@ -360,7 +360,7 @@ _PROCESS: Mapping[str, tuple[str, str]] = {
 #: Architectures whose parts with HBM have an L2 of two partitions, each of which caches for its half of the device
 #: (NVIDIA A100 whitepaper, 2020), and shares of the nominal size in which data then survive; others keep nearly all.
 _SPLIT_L2 = frozenset({"Ampere", "Hopper", "Blackwell", "Blackwell Ultra"})
-SPLIT_L2_SURVIVAL_SHARE, WHOLE_L2_SURVIVAL_SHARE = 0.45, 0.9
+_SPLIT_L2_SURVIVAL_SHARE, WHOLE_L2_SURVIVAL_SHARE = 0.45, 0.9
 
 
 def energy_per_flop(figures: DeviceDatasheet) -> EnergyPerFlop:
@@ -386,7 +386,7 @@ def energy_per_flop(figures: DeviceDatasheet) -> EnergyPerFlop:
     2.3
     """
     process = _PROCESS.get(figures.architecture, _PROCESS["Ampere"])
-    return ENERGY_PER_FLOP[process[figures.memory_kind.startswith("GDDR")]]
+    return _ENERGY_PER_FLOP[process[figures.memory_kind.startswith("GDDR")]]
 
 
 def l2_surviving_share(figures: DeviceDatasheet) -> float:
@@ -403,4 +403,4 @@ def l2_surviving_share(figures: DeviceDatasheet) -> float:
         Share, 0 to 1.
     """
     split = figures.architecture in _SPLIT_L2 and figures.memory_kind.startswith("HBM")
-    return SPLIT_L2_SURVIVAL_SHARE if split else WHOLE_L2_SURVIVAL_SHARE
+    return _SPLIT_L2_SURVIVAL_SHARE if split else WHOLE_L2_SURVIVAL_SHARE

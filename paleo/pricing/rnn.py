@@ -62,7 +62,7 @@ _PLAIN_RELEASE = 7.0
 _COLUMN_ARCHITECTURE = "Pascal"
 #: Of the kernel for few columns: its most columns, the columns of one pass over the weights, and the parts into which
 #: the sum is split.
-NARROW_GEMM_COLUMNS, NARROW_GEMM_PASS_COLUMNS, NARROW_GEMM_SPLIT_K = 16.0, 4.0, 4.0
+_NARROW_GEMM_COLUMNS, _NARROW_GEMM_PASS_COLUMNS, _NARROW_GEMM_SPLIT_K = 16.0, 4.0, 4.0
 #: Most columns of the tile that never splits its sum, and the tiles of wider products.
 _MEDIUM_COLUMNS: float = 32.0
 _MEDIUM_TILES: Tiles = ((128, 32),)
@@ -195,14 +195,14 @@ def early_cudnn_recurrent_gemm_time(
         Time [s].
     """
     p = parameters
-    passes = np.clip(m / p.concurrent_pass_rows, 1.0, np.ceil(n / NARROW_GEMM_PASS_COLUMNS))
-    narrow = np.hypot(k * p.cycles_per_summed_element / (NARROW_GEMM_SPLIT_K * device.clock_hz), stream * passes)
+    passes = np.clip(m / p.concurrent_pass_rows, 1.0, np.ceil(n / _NARROW_GEMM_PASS_COLUMNS))
+    narrow = np.hypot(k * p.cycles_per_summed_element / (_NARROW_GEMM_SPLIT_K * device.clock_hz), stream * passes)
     slower = 1.0 if backward else np.where(half, _HALF_PRECISION_CYCLE_RATIO, 1.0)
     medium = np.hypot(slower * _product_time((m, n, k), _MEDIUM_TILES, (1,), device, p), stream)
     split = _product_time((m, n, k), _WIDE_TILES, _STEP_SPLITS, device, p, device.multiprocessors)
     unsplit = _product_time((m, n, k), _WIDE_TILES, (1,), device, p)
     wide = np.hypot(np.where(half, unsplit, split), stream)
-    return np.where(n <= NARROW_GEMM_COLUMNS, narrow, np.where(n <= _MEDIUM_COLUMNS, medium, wide))
+    return np.where(n <= _NARROW_GEMM_COLUMNS, narrow, np.where(n <= _MEDIUM_COLUMNS, medium, wide))
 
 
 def _plain_product_time(

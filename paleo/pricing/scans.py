@@ -1,7 +1,7 @@
 """Time of linear recurrences with a matrix as state (Mamba-2, gated delta rules), and of their short convolutions.
 
 In prefill and training the sequence is cut into chunks. Products inside all chunks run concurrently. The state is
-passed from chunk to chunk of a sequence, by one block for each head and ``STATE_BLOCK_VALUES`` values. In decode a
+passed from chunk to chunk of a sequence, by one block for each head and ``_STATE_BLOCK_VALUES`` values. In decode a
 token reads and writes the whole state of its sequence.
 
     chunks = launch + roofline(FLOP of chunks / (rate · multiprocessors), bytes / bandwidth) + steps of the state
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 #: Values of a state in one block, and blocks that a multiprocessor runs at once: in prefill, and in decode.
-STATE_BLOCK_VALUES, PREFILL_BLOCKS_PER_MULTIPROCESSOR, DECODE_BLOCKS_PER_MULTIPROCESSOR = 32.0, 2.0, 8.0
+_STATE_BLOCK_VALUES, _PREFILL_BLOCKS_PER_MULTIPROCESSOR, _DECODE_BLOCKS_PER_MULTIPROCESSOR = 32.0, 2.0, 8.0
 #: Bytes of an element of tokens, of a sequence's state, and of the states between chunks, which are written and read.
-TOKEN_ELEMENT_BYTES, STATE_ELEMENT_BYTES, CHUNK_STATE_ELEMENT_BYTES = 2.0, 4.0, 4.0
+TOKEN_ELEMENT_BYTES, STATE_ELEMENT_BYTES, _CHUNK_STATE_ELEMENT_BYTES = 2.0, 4.0, 4.0
 #: Positions of a chunk in the kernel of each family; Triton's delta rules have sub-chunks of 16.
 CHUNK_LENGTHS = {
     "chunk_gated_delta_rule": 16.0, "chunk_kda": 16.0, "flashkda_fwd": 64.0,
@@ -119,9 +119,9 @@ def chunked_scan_time(
     waves = wave_count(batch * chunks * heads, device.multiprocessors, 0.5)
     compute = waves * scan_chunk_flops(chunk, keys, values) / (p.flops_per_cycle * clock)
     moved = batch * length * token_bytes + states * (
-        2.0 * STATE_ELEMENT_BYTES + CHUNK_STATE_ELEMENT_BYTES * chunks * p.state_passes_per_token
+        2.0 * STATE_ELEMENT_BYTES + _CHUNK_STATE_ELEMENT_BYTES * chunks * p.state_passes_per_token
     )
-    lanes = batch * heads * values / STATE_BLOCK_VALUES / (PREFILL_BLOCKS_PER_MULTIPROCESSOR * device.multiprocessors)
+    lanes = batch * heads * values / _STATE_BLOCK_VALUES / (_PREFILL_BLOCKS_PER_MULTIPROCESSOR * device.multiprocessors)
     chain = chunks * p.chunk_step_cycles / clock * np.maximum(lanes, 1.0)
     body = roofline_with_overlap_loss(compute, moved / (p.bandwidth_efficiency * device.memory_bandwidth))
     return p.launch_time + body + chain
@@ -160,7 +160,7 @@ def token_scan_time(
     """
     p, states = parameters, STATE_ELEMENT_BYTES * batch * heads * keys * values
     moved = batch * tokens * token_bytes + states * (p.state_passes_per_sequence + tokens * p.state_passes_per_token)
-    lanes = batch * heads * values / STATE_BLOCK_VALUES / (DECODE_BLOCKS_PER_MULTIPROCESSOR * device.multiprocessors)
+    lanes = batch * heads * values / _STATE_BLOCK_VALUES / (_DECODE_BLOCKS_PER_MULTIPROCESSOR * device.multiprocessors)
     steps = np.maximum(lanes, 1.0) * p.chunk_step_cycles * tokens / device.clock_hz
     return p.launch_time + roofline_with_overlap_loss(moved / (p.bandwidth_efficiency * device.memory_bandwidth), steps)
 

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 #: Ratio of the rate of 8-bit to that of 16-bit arithmetic; ratio of the bandwidth of caches, from which gathered keys
 #: are read again, to that of memory; rows of the narrowest matrix instruction.
-FP8_RATE_RATIO, CACHE_BANDWIDTH_RATIO, MIN_COMPUTED_HEADS = 2.0, 3.0, 16.0
+_FP8_RATE_RATIO, _CACHE_BANDWIDTH_RATIO, MIN_COMPUTED_HEADS = 2.0, 3.0, 16.0
 #: Queries for which a multiprocessor selects keys at once, one block each.
-QUERIES_PER_MULTIPROCESSOR = 2.0
+_QUERIES_PER_MULTIPROCESSOR = 2.0
 _PICOSECOND = 2.0**-40
 
 
@@ -122,19 +122,19 @@ def sparse_attention_time(work: SparseWork, device: DeviceDatasheet, parameters:
     """
     p, peak, bandwidth = parameters, device.peak_flops_per_s, device.memory_bandwidth
     streamed = p.bandwidth_share * bandwidth
-    product_peak = p.projection_peak_share * peak * np.where(work.weight_element_bytes < 2.0, FP8_RATE_RATIO, 1.0)
+    product_peak = p.projection_peak_share * peak * np.where(work.weight_element_bytes < 2.0, _FP8_RATE_RATIO, 1.0)
     rate = np.where(work.reads_8_bit_cache, p.fp8_cache_attention_peak_share, p.attention_peak_share) * peak
     scores = roofline_with_overlap_loss(
-        work.score_flops / (p.indexer_peak_share * FP8_RATE_RATIO * peak), work.index_bytes / streamed
+        work.score_flops / (p.indexer_peak_share * _FP8_RATE_RATIO * peak), work.index_bytes / streamed
     )
-    occupied = work.searching_queries / (QUERIES_PER_MULTIPROCESSOR * device.multiprocessors)
+    occupied = work.searching_queries / (_QUERIES_PER_MULTIPROCESSOR * device.multiprocessors)
     waves = 0.5 * np.ceil(occupied) + 0.5 * np.maximum(occupied, np.minimum(work.searching_queries, 1.0))
     parts = (
         roofline_with_overlap_loss(work.projection_flops / product_peak, work.weight_bytes / streamed),
         roofline_with_overlap_loss(scores, work.indexer_scored_keys_per_query * p.cycles_per_key / device.clock_hz),
         work.score_bytes / (p.selection_bandwidth_share * bandwidth)
         + waves * (p.search_start_time + work.entries_per_search * p.search_picoseconds_per_key * _PICOSECOND),
-        roofline_with_overlap_loss(work.attention_flops / rate, work.key_bytes / (CACHE_BANDWIDTH_RATIO * streamed)),
+        roofline_with_overlap_loss(work.attention_flops / rate, work.key_bytes / (_CACHE_BANDWIDTH_RATIO * streamed)),
         work.pass_bytes / (p.pass_bandwidth_share * bandwidth),
         work.query_key_pairs * p.picoseconds_per_pair * _PICOSECOND,
         work.sequences * p.time_per_sequence,

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 Number = float | Array
 #: Elements along the vector lanes, which are the long side of a tile in memory.
-VECTOR_LANES = 128.0
+_VECTOR_LANES = 128.0
 
 
 def round_up_to_multiple(extent: Number, step: float) -> Array:
@@ -155,8 +155,8 @@ def _attention(kernel: Kernel, width: float, cores: float) -> float:
     return float(kernel.flops * round_up_to_multiple(head, width) / head)
 
 
-KernelWork = Callable[["Kernel", float, float], float]
-_WORK: Mapping[str, KernelWork] = {"gemm": _gemm, "conv": _convolution, "rnn": _recurrence, "attention": _attention}
+_KernelWork = Callable[["Kernel", float, float], float]
+_WORK: Mapping[str, _KernelWork] = {"gemm": _gemm, "conv": _convolution, "rnn": _recurrence, "attention": _attention}
 
 
 def systolic_array_flops(kernels: Sequence[Kernel], device: Device) -> Array:
@@ -223,4 +223,4 @@ def lane_padded_bytes(kernel: Kernel, device: Device) -> float:
 
 def _lane_padding_factor(channels: float) -> float:
     """Return the factor by which padding of channels to the vector lanes enlarges a tensor."""
-    return float(round_up_to_multiple(channels, VECTOR_LANES)) / channels
+    return float(round_up_to_multiple(channels, _VECTOR_LANES)) / channels

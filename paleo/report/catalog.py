@@ -60,15 +60,15 @@ def _software_line(profile: SoftwareProfile) -> str:
     return f"{profile.title}. Fitted to {with_noun(profile.fit.rows_fitted, 'row')}: {tested}"
 
 
-DescriptionsByName = Callable[[], Mapping[str, str]]
+_DescriptionsByName = Callable[[], Mapping[str, str]]
 
 
-def _cataloged(kind: str, load: Callable[[str], Any], line: Callable[[Any], str]) -> DescriptionsByName:
+def _cataloged(kind: str, load: Callable[[str], Any], line: Callable[[Any], str]) -> _DescriptionsByName:
     return lambda: {name: line(load(name)) for name in entry_names(kind)}
 
 
 #: kind -> names with a line on each.
-DESCRIPTIONS_BY_KIND: dict[str, DescriptionsByName] = {
+DESCRIPTIONS_BY_KIND: dict[str, _DescriptionsByName] = {
     "models": _cataloged("models", load_model, lambda model: f"{model.title}: {model.task}"),
     "devices": _cataloged("devices", load_device, _device_line),
     "links": _cataloged(
@@ -196,7 +196,7 @@ def _read(path: str, kind: str | None = None) -> tuple[str, object]:
     return kind_of_file, loaders[kind_of_file](path)
 
 
-def entry_facts(entry: object) -> list[NamedFact]:
+def _entry_facts(entry: object) -> list[NamedFact]:
     """List facts of a catalog entry as pairs of name and text, with units and sources, for ``paleo show``.
 
     Parameters
@@ -227,7 +227,7 @@ def json_document(entry: object) -> Document:
     """
     if isinstance(entry, Spec):
         return entry.model_dump(mode="json", by_alias=True)
-    return dict(entry_facts(entry))
+    return dict(_entry_facts(entry))
 
 
 def _known(*rows: tuple[str, object]) -> list[NamedFact]:
@@ -354,7 +354,7 @@ def _model_flops(forward: float, backward: float) -> str:
 
 
 def _software_facts(software: SoftwareProfile) -> list[NamedFact]:
-    """Return facts about a software profile as (name, text) pairs; `software_settings` lists the profile's fields."""
+    """Return facts about a software profile as (name, text) pairs; `_software_settings` lists the profile's fields."""
     eras = []
     for era in software.earlier:
         changes = ", ".join(f"{field}: {value}" for field, value in era.changes.items())
@@ -379,7 +379,7 @@ def _calibration_facts(calibration: Calibration) -> list[NamedFact]:
     return _known(*rows)
 
 
-def software_settings(entry: object) -> list[SoftwareSettingRow]:
+def _software_settings(entry: object) -> list[SoftwareSettingRow]:
     """List the fields of a software profile with their values, defaults and meanings.
 
     Parameters
@@ -475,8 +475,8 @@ def entry_tables(title: str, entry: object) -> Iterator[RenderableType]:
     RenderableType
         Tables for the console.
     """
-    yield fact_table(title, entry_facts(entry))
-    fields = software_settings(entry)
+    yield fact_table(title, _entry_facts(entry))
+    fields = _software_settings(entry)
     if fields:
         table = empty_table("", ("field", "value", "default", "meaning"), left=4)
         for field, value, default, meaning in fields:

@@ -24,11 +24,11 @@ from paleo.report.plots import BLACK, BLUE, COLOUR_CYCLE, PLOT_STYLE, VERMILION
 from paleo.units import KILO, format_quantity
 
 #: Width of every chart in points, room for numbers at its right end, and height of a row.
-CHART_WIDTH_POINTS, RIGHT_MARGIN_POINTS, ROW_HEIGHT_POINTS = 380.0, 92.0, 40.0
+CHART_WIDTH_POINTS, RIGHT_MARGIN_POINTS, _ROW_HEIGHT_POINTS = 380.0, 92.0, 40.0
 #: Fraction from which a cell of a heat map is so dark that its number is white.
-DARK_CELL_THRESHOLD = 0.55
+_DARK_CELL_THRESHOLD = 0.55
 #: Least distance of two ticks of a logarithmic axis, as a ratio.
-MIN_TICK_RATIO = 1.25
+_MIN_TICK_RATIO = 1.25
 _LINE = "#d9dce1"
 #: Colours of matplotlib -> those of the page.
 _PAGE = {"#000000": "currentColor", BLUE.lower(): "var(--bar)", _LINE: "var(--line)"}
@@ -104,7 +104,7 @@ def _font(match: re.Match[str]) -> str:
 def _bar_axes(count: int, right: float = RIGHT_MARGIN_POINTS) -> tuple[Figure, Axes]:
     """Return a figure and axes with a row for each bar, the first on top, from zero, without ticks."""
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(CHART_WIDTH_POINTS / 72.0, max(count, 1) * ROW_HEIGHT_POINTS / 72.0))
+        figure = Figure(figsize=(CHART_WIDTH_POINTS / 72.0, max(count, 1) * _ROW_HEIGHT_POINTS / 72.0))
         axes = figure.add_axes((0.0, 0.0, (CHART_WIDTH_POINTS - right) / CHART_WIDTH_POINTS, 1.0))
     axes.set_axis_off()
     axes.set_ylim(count - 0.4, -0.6)
@@ -288,7 +288,7 @@ def heat_map(
             frame: dict[str, Any] = {"edgecolor": BLACK, "linewidth": 2, "zorder": 2} if (row, column) == framed else {}
             cell = Rectangle((column - 0.48, row - 0.48), 0.96, 0.96, facecolor=(BLUE, max(share, 0.03)), **frame)
             axes.add_patch(cell)
-            colour = "white" if share > DARK_CELL_THRESHOLD else BLACK
+            colour = "white" if share > _DARK_CELL_THRESHOLD else BLACK
             axes.text(column, row, f"{100 * share:.0f}", ha="center", va="center", color=colour, zorder=3)
     axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5), xlabel=x_label)
     axes.set_title(y_label, loc="left", size=11)
@@ -305,7 +305,7 @@ def _separate_ticks(values: Iterable[float]) -> list[float]:
     """Return those of rising values that can be ticks of a logarithmic axis without overlap."""
     chosen: list[float] = []
     for value in values:
-        if not chosen or value >= MIN_TICK_RATIO * chosen[-1]:
+        if not chosen or value >= _MIN_TICK_RATIO * chosen[-1]:
             chosen.append(value)
     return chosen
 

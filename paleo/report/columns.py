@@ -36,7 +36,7 @@ Document = dict[str, Any]
 #: Characters per line where the output is no terminal: of the widest table, and of text.
 PIPE_LINE_WIDTH, TEXT_WIDTH = 150, 118
 #: Fewest characters of a line that COLUMNS may ask for.
-MIN_LINE_WIDTH = 40
+_MIN_LINE_WIDTH = 40
 #: Part of a step -> its name in tables and plots.
 STEP_PART_NAMES = {
     "compute": "compute",
@@ -52,7 +52,7 @@ STEP_PART_NAMES = {
 #: Cell without a value.
 EMPTY_CELL = "-"
 #: Characters to which columns of text may be folded, and characters between two columns.
-FOLDED_COLUMN_WIDTH, COLUMN_GAP_WIDTH = 26, 3
+_FOLDED_COLUMN_WIDTH, _COLUMN_GAP_WIDTH = 26, 3
 
 
 # numbers as text
@@ -189,7 +189,7 @@ def layers_per_stage(blocks: Sequence[int]) -> str:
 
 
 #: Unit of a column -> how tables print its values. Columns without a unit are text, flush left.
-FORMATTERS_BY_UNIT: Mapping[str, Callable[[Any], str]] = {
+_FORMATTERS_BY_UNIT: Mapping[str, Callable[[Any], str]] = {
     "": str,
     "count": lambda value: f"{value:,.0f}",
     "number": lambda value: f"{value:,.3g}",
@@ -228,7 +228,7 @@ class AnswerColumn:
     title : str
         Heading in tables; empty for keys that tables do not print.
     unit : str
-        A key of `FORMATTERS_BY_UNIT`.
+        A key of `_FORMATTERS_BY_UNIT`.
     cell_text : callable, optional
         Returns the printed cell of a row; by default the unit decides how the value is printed.
     optional : bool
@@ -258,7 +258,7 @@ class AnswerColumn:
         if self.cell_text is not None:
             return [self.cell_text(row) for row in rows]
         values = [self.row_value(row) for row in rows]
-        spoken = FORMATTERS_BY_UNIT[self.unit]
+        spoken = _FORMATTERS_BY_UNIT[self.unit]
         if self.unit == "s":
             known = (value for value in values if value is not None)
             spoken = functools.partial(format_duration, like=common_unit_time(known))
@@ -341,11 +341,11 @@ class SplittingTable(Table):
         first, *following = self.columns
         part, taken = [first], _width(first)
         for column in following:
-            if taken + COLUMN_GAP_WIDTH + _width(column) > width and len(part) > 1:
+            if taken + _COLUMN_GAP_WIDTH + _width(column) > width and len(part) > 1:
                 yield part
                 part, taken = [first], _width(first)
             part.append(column)
-            taken += COLUMN_GAP_WIDTH + _width(column)
+            taken += _COLUMN_GAP_WIDTH + _width(column)
         yield part
 
 
@@ -357,7 +357,7 @@ def _width(column: TableColumn) -> int:
     cells = [str(cell) for cell in (column.header, *column.cells)]
     widest = max(cell_len(line) for cell in cells for line in (cell.splitlines() or [""]))
     longest_word = max(cell_len(word) for cell in cells for word in (cell.split() or [""]))
-    return min(widest, max(FOLDED_COLUMN_WIDTH, longest_word)) if column.justify == "left" else widest
+    return min(widest, max(_FOLDED_COLUMN_WIDTH, longest_word)) if column.justify == "left" else widest
 
 
 def _table(kind: type[Table], title: str) -> Table:
@@ -421,7 +421,7 @@ def console() -> Console:
     """
     probe = Console(highlight=False, markup=False, emoji=False)
     stated = os.environ.get("COLUMNS", "")
-    wide = int(stated) if stated.isdigit() and int(stated) >= MIN_LINE_WIDTH else PIPE_LINE_WIDTH
+    wide = int(stated) if stated.isdigit() and int(stated) >= _MIN_LINE_WIDTH else PIPE_LINE_WIDTH
     return probe if probe.is_terminal else Console(highlight=False, markup=False, emoji=False, width=wide)
 
 
@@ -490,11 +490,11 @@ class ShellCommandText:
     command: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for line in break_shell_command(f"{self.label}: ", self.command, min(TEXT_WIDTH, options.max_width)):
+        for line in _break_shell_command(f"{self.label}: ", self.command, min(TEXT_WIDTH, options.max_width)):
             yield Text(line, no_wrap=True, overflow="ignore")
 
 
-def break_shell_command(before: str, command: str, width: int) -> list[str]:
+def _break_shell_command(before: str, command: str, width: int) -> list[str]:
     r"""Break a command into lines, each but the last ending in a backslash.
 
     An option stays on the line of its value; what is longer than a line is not broken.
@@ -531,7 +531,7 @@ def break_shell_command(before: str, command: str, width: int) -> list[str]:
 # documents
 
 #: Version of all documents: it rises when a key changes its meaning or goes away.
-SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 1
 
 
 def with_schema(command: str, document: Mapping[str, Any]) -> Document:
@@ -554,7 +554,7 @@ def with_schema(command: str, document: Mapping[str, Any]) -> Document:
     >>> with_schema("scale", {"points": []})
     {'schema': 'paleo.scale/1', 'points': []}
     """
-    return {"schema": f"paleo.{command}/{SCHEMA_VERSION}", **document}
+    return {"schema": f"paleo.{command}/{_SCHEMA_VERSION}", **document}
 
 
 def json_text(document: Mapping[str, Any]) -> str:
@@ -582,7 +582,7 @@ def _finite(value: object) -> object:
 
 
 #: Characters of a cell that stay on one line.
-MAX_NOWRAP_CHARACTERS = 60
+_MAX_NOWRAP_CHARACTERS = 60
 
 
 def notebook_html(output: RenderableType) -> str:
@@ -636,7 +636,7 @@ def _html_table(table: Table) -> str:
 
 
 def _html_cell(tag: str, side: str, text: str) -> str:
-    wrap = "normal" if len(text) > MAX_NOWRAP_CHARACTERS else "nowrap"
+    wrap = "normal" if len(text) > _MAX_NOWRAP_CHARACTERS else "nowrap"
     return f'<{tag} style="text-align:{side};white-space:{wrap};padding:.15em .7em">{escape(text)}</{tag}>'
 
 

@@ -190,7 +190,7 @@ def _notes(comparison: SystemComparison) -> Iterator[str]:
     spoken = ((each.name, [format_duration(end, like=like) for end in bill.interval]) for each, bill in trained)
     if ends := [f"{name} {' to '.join(texts)}" for name, texts in spoken]:
         yield f"90 % interval of the time: {'; '.join(ends)}."
-    yield from price_source_sentences(comparison)
+    yield from _price_source_sentences(comparison)
     # A sentence for each quantity that some systems lack.
     if names := _systems_without_value(comparison, "cost"):
         yield f"No price is known for {', '.join(names)}; give one with --price {names[0]}=2.5 (USD an hour per GPU)."
@@ -220,7 +220,7 @@ def _systems_without_value(comparison: SystemComparison, objective: Objective) -
     return [each.system.name for each in runs if getattr(each.training, objective) is None]
 
 
-def price_source_sentences(comparison: SystemComparison) -> list[str]:
+def _price_source_sentences(comparison: SystemComparison) -> list[str]:
     """Return sentences that say where the rents of systems come from; systems with the same source share a sentence.
 
     Parameters

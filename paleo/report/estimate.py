@@ -47,15 +47,15 @@ if TYPE_CHECKING:
     from paleo.studies.goodput import LongRun
 
 #: Passes of a pipeline schedule.
-PIPELINE_PASS_NAMES = {"F": "forward", "B": "backward", "W": "weight gradients"}
+_PIPELINE_PASS_NAMES = {"F": "forward", "B": "backward", "W": "weight gradients"}
 #: Most changes that are printed where a run does not fit, and most rows of the tables of --verbose.
-MAX_ADVICE_ROWS, MAX_VERBOSE_ROWS = 8, 40
+_MAX_ADVICE_ROWS, _MAX_VERBOSE_ROWS = 8, 40
 #: Fraction of a step below which a difference of two of its parts is rounding.
-ROUNDING_SHARE_OF_STEP = 2.0**-30
+_ROUNDING_SHARE_OF_STEP = 2.0**-30
 #: What a cost leaves out under --electricity without --price and --buy.
 OWNED_MACHINES_TEXT = "not counted: under --electricity the machines are yours; --price or --buy adds what they cost"
-UNKNOWN_PRICE_TEXT = "unknown for this system; give one with --price '2.5 USD/h' (per GPU)"
-LOSS_UNPREDICTED_TEXT = (
+_UNKNOWN_PRICE_TEXT = "unknown for this system; give one with --price '2.5 USD/h' (per GPU)"
+_LOSS_UNPREDICTED_TEXT = (
     "The effect of staleness on the loss is not predicted: no law of it holds across networks. One measurement, at "
     f"the learning rate of one worker: {RESNET32_STALENESS_LAW.summary}."
 )
@@ -382,7 +382,7 @@ def table(
             spoken = format_duration(seconds) if seconds >= MICROSECOND else "< 1 us"
             table.add_row(words, spoken, percent(seconds / prediction.step_time))
     hidden = max(0.0, prediction.breakdown.communication_total - prediction.breakdown.communication_exposed)
-    if hidden > ROUNDING_SHARE_OF_STEP * prediction.step_time:
+    if hidden > _ROUNDING_SHARE_OF_STEP * prediction.step_time:
         table.add_row("(overlapped communication)", format_duration(hidden), "", style="dim")
     if (pipeline := prediction.input_pipeline) is not None:
         arrival = f"(input pipeline, limited by {pipeline.slowest_stage})"
@@ -390,7 +390,7 @@ def table(
     parts: list[RenderableType] = [_headline(prediction), table, Text(), _memory_table(prediction), Text()]
     if advice:
         title = f"What would make it fit (global batch {advice[0].prediction.plan.global_batch})"
-        parts += [rows_table(title, _ADVICE_COLUMNS, advice[:MAX_ADVICE_ROWS]), Text()]
+        parts += [rows_table(title, _ADVICE_COLUMNS, advice[:_MAX_ADVICE_ROWS]), Text()]
     if training is not None:
         parts += [_training_table(training), Text()]
         parts += [] if training.long_run is None else [_goodput_table(training.long_run), Text()]
@@ -513,7 +513,7 @@ def _training_table(training: TrainingEstimate) -> RenderableType:
     price = training.price
     if price is None:
         owned = training.electricity is not None
-        table.add_row("rent", OWNED_MACHINES_TEXT if owned else f"price {UNKNOWN_PRICE_TEXT}")
+        table.add_row("rent", OWNED_MACHINES_TEXT if owned else f"price {_UNKNOWN_PRICE_TEXT}")
     else:
         whole = training.billed_devices_text and f" for {training.billed_devices_text}"
         rent = f"{format_usd(training.price_per_hour)} an hour{whole}, {price.date}: {price.source}"
@@ -565,11 +565,11 @@ def _section_table(prediction: Prediction) -> Table:
         task = event.task
         if task.resource.endswith(" communication"):
             continue  # of a stage: the table of collectives has them
-        name = "all microbatches" if task.kind in PIPELINE_PASS_NAMES else task.name
+        name = "all microbatches" if task.kind in _PIPELINE_PASS_NAMES else task.name
         stream = "compute" if task.resource == COMPUTE_STREAM else task.resource
-        key = name, stream, PIPELINE_PASS_NAMES.get(task.kind, task.kind)
+        key = name, stream, _PIPELINE_PASS_NAMES.get(task.kind, task.kind)
         spent[key] = spent.get(key, 0.0) + event.end - event.start
-    for key, seconds in sorted(spent.items(), key=lambda item: -item[1])[:MAX_VERBOSE_ROWS]:
+    for key, seconds in sorted(spent.items(), key=lambda item: -item[1])[:_MAX_VERBOSE_ROWS]:
         table.add_row(*key, format_duration(seconds))
     return table
 
@@ -578,7 +578,7 @@ def _collective_table(prediction: Prediction) -> Table:
     """Return a table of every collective of a device in a step, with where its time comes from."""
     from paleo.studies.collective import step_collectives
 
-    rows = step_collectives(prediction)[:MAX_VERBOSE_ROWS]
+    rows = step_collectives(prediction)[:_MAX_VERBOSE_ROWS]
     title = "Collectives of a step on the busiest stage; times without other traffic"
     table = rows_table(title, _COLLECTIVE_COLUMNS, rows)
     if not rows:
@@ -612,7 +612,7 @@ def _consistency(study: ConsistencyStudy) -> RenderableType:
         table.add_row("server", f"{busy} busy; limits from {float(cycle.knee):.3g} workers on")
     if float(cycle.extra_memory) > 0:
         table.add_row("extra memory", format_gibibytes(float(cycle.extra_memory)))
-    return table if study.model.matches_synchronous else Group(table, Text(), wrapped_text(LOSS_UNPREDICTED_TEXT))
+    return table if study.model.matches_synchronous else Group(table, Text(), wrapped_text(_LOSS_UNPREDICTED_TEXT))
 
 
 def _compression(study: CompressionStudy) -> RenderableType:

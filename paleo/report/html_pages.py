@@ -106,7 +106,7 @@ _GOALS: dict[Objective, tuple[str, str]] = {
     "energy": ("Least energy", "energy"),
 }
 #: Checkpoint intervals and times between failures of the goodput map, over those of the run.
-GOODPUT_MAP_FACTORS = tuple(2.0**power for power in range(-4, 5))
+_GOODPUT_MAP_FACTORS = tuple(2.0**power for power in range(-4, 5))
 
 
 def purchase_page(study: Purchase, *, date: str) -> str:
@@ -503,11 +503,11 @@ def _consistency_words(curve: ScaleCurve) -> str:
 def _goodput_panel(offer: SystemOffer) -> Document:
     run, name = _training_of(offer).long_run, f"{offer.gpus} × {offer.candidate.system.name}"
     assert run is not None
-    heading, middle = f"Goodput [%] of {name}; framed: this run", len(GOODPUT_MAP_FACTORS) // 2
+    heading, middle = f"Goodput [%] of {name}; framed: this run", len(_GOODPUT_MAP_FACTORS) // 2
     chart = heat_map(
-        goodput_map(run, GOODPUT_MAP_FACTORS).tolist(),
-        columns=[format_duration(run.checkpoint_interval * factor, digits=2) for factor in GOODPUT_MAP_FACTORS],
-        rows=[format_duration(run.mtbf * factor, digits=2) for factor in GOODPUT_MAP_FACTORS],
+        goodput_map(run, _GOODPUT_MAP_FACTORS).tolist(),
+        columns=[format_duration(run.checkpoint_interval * factor, digits=2) for factor in _GOODPUT_MAP_FACTORS],
+        rows=[format_duration(run.mtbf * factor, digits=2) for factor in _GOODPUT_MAP_FACTORS],
         framed=(middle, middle),
         title=heading,
         x_label="interval between checkpoints",
@@ -536,7 +536,7 @@ def goodput_map(run: LongRun, factors: Sequence[float]) -> npt.NDArray[np.float6
 
 
 #: Plans that a page holds; of more, only the best.
-MAX_PLANS_ON_PAGE = 200_000
+_MAX_PLANS_ON_PAGE = 200_000
 #: Column of `PlanColumns` -> its name and its type in the browser.
 _BROWSER_COLUMNS = {
     "step_time": ("step", "<f4"), "memory": ("memory", "<f4"), "gpus": ("gpus", "<u4"),
@@ -573,7 +573,7 @@ def plan_search_page(model: ModelSpec, system: System, search: FoundPlans, wish:
         raise SpecError("--explore: the search found no plans")
     best = predict(model, system, search.plans[0].run)
     whole = None if wish.amount is None else estimate_training(best, wish.amount, wish.tariff, long_run=wish.long_run)
-    table = plan_columns(search.ranking, MAX_PLANS_ON_PAGE)
+    table = plan_columns(search.ranking, _MAX_PLANS_ON_PAGE)
     machine = devices_per_machine(system)
     rate, _ = rent_rate(system, machine, wish.tariff)
     searched = ("gpus", "microbatch", "strategy", "recompute", "schedule")

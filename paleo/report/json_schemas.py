@@ -35,8 +35,8 @@ SPEC_BY_FILE_KIND: dict[str, type[BaseModel]] = {
     "study": SweepStudy,
 }
 #: Kinds whose files may extend another; the entries that a key may name instead of holding them.
-EXTENDABLE_KINDS = frozenset(SPEC_BY_FILE_KIND) - {"run", "study"}
-SPECS_GIVEN_BY_NAME = {"system": ("Device", "Link")}
+_EXTENDABLE_KINDS = frozenset(SPEC_BY_FILE_KIND) - {"run", "study"}
+_SPECS_GIVEN_BY_NAME = {"system": ("Device", "Link")}
 _FOLDER = Path(__file__).parent / "schemas"
 
 
@@ -100,11 +100,11 @@ def _of_file(kind: str) -> dict[str, Any]:
     for name in ("path", "stated_latency"):  # where a model was read and what it extends, which no file states
         properties.pop(name, None)
     required = [key for key in schema.pop("required", []) if key not in ("name", "full_name")]
-    for name in SPECS_GIVEN_BY_NAME.get(kind, ()):
+    for name in _SPECS_GIVEN_BY_NAME.get(kind, ()):
         schema["$defs"][name] = {"anyOf": [{"type": "string", "description": "a name, or a path"}, {"type": "object"}]}
     if kind == "run":
         _add_short_forms(schema)
-    if kind in EXTENDABLE_KINDS:
+    if kind in _EXTENDABLE_KINDS:
         properties["extend"] = {"type": "string", "description": "a name or a path; its keys stand below these"}
         schema |= {"if": {"required": ["extend"]}, "else": {"required": required}}
     else:

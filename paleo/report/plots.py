@@ -34,33 +34,33 @@ if TYPE_CHECKING:
     from paleo.studies.scale import ScaleCurve, ScalePoint
     from paleo.studies.target import TargetScaling
 
-BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
+BLACK, _ORANGE, _SKY, _GREEN, _YELLOW, BLUE, VERMILION, _PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
 )  # fmt: skip
 GREY = "#999999"
-COLOUR_CYCLE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK, YELLOW, GREY)
+COLOUR_CYCLE = (BLUE, VERMILION, _GREEN, _ORANGE, _PURPLE, _SKY, BLACK, _YELLOW, GREY)
 _MINUTE = 60.0
 MARKERS = "os^Dvph*X"
 
 #: Part of a step -> its colour.
 _PARTS = {
-    "compute": BLUE, "memory_bound": SKY, "launch": YELLOW, "communication_exposed": VERMILION, "bubble": GREY,
-    "optimizer": GREEN, "input": PURPLE, "stragglers": ORANGE,
+    "compute": BLUE, "memory_bound": _SKY, "launch": _YELLOW, "communication_exposed": VERMILION, "bubble": GREY,
+    "optimizer": _GREEN, "input": _PURPLE, "stragglers": _ORANGE,
 }  # fmt: skip
-_MEMORY_COLOURS = (BLUE, SKY, GREEN, ORANGE, PURPLE, YELLOW, GREY, VERMILION)
+_MEMORY_COLOURS = (BLUE, _SKY, _GREEN, _ORANGE, _PURPLE, _YELLOW, GREY, VERMILION)
 #: Kind of a task -> its name in a picture and its colour.
 _KINDS = {
     "forward": ("forward", BLUE),
     "F": ("forward", BLUE),
-    "backward": ("backward", SKY),
-    "B": ("backward", SKY),
-    "W": ("weight gradients", GREEN),
-    "accumulate": ("earlier microbatches", PURPLE),
+    "backward": ("backward", _SKY),
+    "B": ("backward", _SKY),
+    "W": ("weight gradients", _GREEN),
+    "accumulate": ("earlier microbatches", _PURPLE),
     "transfer": ("exposed collectives", VERMILION),
     "send": ("stage transfer", VERMILION),
-    "gather": ("weight all-gather", YELLOW),
-    "bucket": ("gradient exchange", ORANGE),
-    "exchange": ("gradient exchange", ORANGE),
+    "gather": ("weight all-gather", _YELLOW),
+    "bucket": ("gradient exchange", _ORANGE),
+    "exchange": ("gradient exchange", _ORANGE),
     "update": ("optimizer", BLACK),
     "wait": ("waiting for stragglers", GREY),
 }
@@ -383,7 +383,7 @@ def plot_systems(comparison: SystemComparison) -> Figure:
         axes[0].invert_yaxis()
         _bars(axes[1], [prediction.samples_per_s for _, prediction in predicted], "samples/s", BLUE)
         if columns > 2:
-            _bars(axes[2], costs, "cost [USD], where known", ORANGE)
+            _bars(axes[2], costs, "cost [USD], where known", _ORANGE)
         _parts_legend(figure, axes[0])
     return figure
 
@@ -653,7 +653,7 @@ def plot_node_placement(curves: Sequence[ScaleCurve]) -> Figure:
         unit_seconds, unit = time_unit(max(point.step_time for curve in curves for point in curve.usable_points))
         for curve, mark in zip(curves, MARKERS, strict=False):
             points = curve.usable_points
-            colour, label = (GREEN, ", packed nodes") if curve.node_placement == "packed" else (VERMILION, "")
+            colour, label = (_GREEN, ", packed nodes") if curve.node_placement == "packed" else (VERMILION, "")
             gpus, steps = [point.gpus for point in points], [point.step_time / unit_seconds for point in points]
             axes.plot(gpus, steps, f"-{mark}", color=colour, label=f"{curve.label}{label}")
         axes.set(xscale="log", xlabel="GPUs", ylabel=f"step time [{unit}]")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from paleo.studies.reinforcement import ReinforcementStudy
 
 #: Plans that a table shows.
-MAX_TABLE_ROWS = 8
+_MAX_TABLE_ROWS = 8
 
 
 def json_document(study: ReinforcementStudy) -> dict[str, Any]:
@@ -119,6 +119,6 @@ def table(study: ReinforcementStudy) -> RenderableType:
     parts = empty_table("A step by part", ["part", "time", "share"])
     for name, seconds in nonzero_step_parts(best).items():
         parts.add_row(name, format_duration(seconds), percent(seconds / best.step_time))
-    plans = rows_table("Layouts", LAYOUT_COLUMNS, study.steps[:MAX_TABLE_ROWS])
+    plans = rows_table("Layouts", LAYOUT_COLUMNS, study.steps[:_MAX_TABLE_ROWS])
     notes = [*accuracy_notes(study), f"Not modelled: {'; '.join(UNMODELLED_EFFECTS)}."]
     return answer_group(study.verdict, (parts, plans), notes)

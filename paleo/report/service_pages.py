@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paleo.studies.reinforcement import ReinforcementStudy
 
 #: Size of a chart [inch].
-CHART_SIZE = (5.2, 3.4)
+_CHART_SIZE = (5.2, 3.4)
 
 
 def _latency_table(service: Service) -> Any:
@@ -89,7 +89,7 @@ def service_page(service: Service, systems: Sequence[Service] = (), *, date: str
 
 def _picture(title: str, picture: Callable[[Axes, Service], None], service: Service) -> Chart:
     with matplotlib.rc_context(PLOT_STYLE):
-        drawn, (axes,) = figure_with_axes(*CHART_SIZE)
+        drawn, (axes,) = figure_with_axes(*_CHART_SIZE)
         picture(axes, service)
     return Chart(figure_to_svg(drawn, title))
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paleo.serving.steady_state import SteadyState
 
 #: Plans that a table shows.
-MAX_TABLE_PLANS = 8
+_MAX_TABLE_PLANS = 8
 #: Latencies of a service by the names of their rows, and the quantities of each.
 LATENCY_ROW_NAMES = {"ttft": "to the first token", "tpot": "a further token", "latency": "the answer"}
 LATENCY_STATISTICS = ("mean", "p50", "p90", "p99")
@@ -237,7 +237,7 @@ def table(service: Service, systems: Sequence[Service] = ()) -> RenderableType:
     """
     plan = service.best
     if plan is None:
-        reasons = list(dict.fromkeys(service.result.refusals[1:]))[:MAX_TABLE_PLANS]
+        reasons = list(dict.fromkeys(service.result.refusals[1:]))[:_MAX_TABLE_PLANS]
         return answer_group(service.verdict, (), (f"- {reason}" for reason in reasons))
     memory = plan.layout.memory
     facts = empty_table("Memory of a GPU", ["part", "size", "share"])
@@ -245,7 +245,7 @@ def table(service: Service, systems: Sequence[Service] = ()) -> RenderableType:
         facts.add_row(name, format_gibibytes(size), percent(size / memory.capacity))
     tables = [rows_table("Systems", SYSTEM_COLUMNS, systems)] if len(systems) > 1 else []
     tables += [_latency_table(service), facts]
-    tables.append(rows_table("Plans", PLAN_COLUMNS, service.result.plans[:MAX_TABLE_PLANS]))
+    tables.append(rows_table("Plans", PLAN_COLUMNS, service.result.plans[:_MAX_TABLE_PLANS]))
     command = Text(service.launch_command, no_wrap=True, overflow="ignore")
     notes = [*accuracy_notes(service), f"Not modelled: {'; '.join(UNMODELLED_EFFECTS)}."]
     return answer_group(service.verdict, [*tables, *([command] if command else [])], notes)
@@ -407,7 +407,7 @@ def _draw_speeds(axes: Axes, service: Service) -> None:
     from paleo.report.plots import BLUE, GREY
 
     assert service.best is not None
-    for each in reversed(service.result.plans[:MAX_TABLE_PLANS]):
+    for each in reversed(service.result.plans[:_MAX_TABLE_PLANS]):
         rates, state = states_over_request_rates(each, service.load)
         color, width = (BLUE, 2.0) if each is service.best else (GREY, 1.0)
         axes.plot(1.0 / state.tpot, rates * state.answer_tokens / each.gpus, color=color, lw=width)
@@ -435,7 +435,7 @@ def _draw_latencies(axes: Axes, service: Service) -> None:
 
 
 #: Intervals of time of a queue.
-QUEUE_TIME_BINS = 100
+_QUEUE_TIME_BINS = 100
 
 
 def mean_and_longest_queue(queue: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], ...]:
@@ -452,12 +452,12 @@ def mean_and_longest_queue(queue: npt.NDArray[np.float64]) -> tuple[npt.NDArray[
         Ends of the intervals with observations [s], and mean and maximum number of waiting requests.
     """
     times, lengths = queue.T
-    edges = np.linspace(0.0, times[-1], QUEUE_TIME_BINS + 1)
-    interval = np.clip(np.searchsorted(edges, times) - 1, 0, QUEUE_TIME_BINS - 1)
-    seen = np.bincount(interval, minlength=QUEUE_TIME_BINS)
-    longest = np.zeros(QUEUE_TIME_BINS)
+    edges = np.linspace(0.0, times[-1], _QUEUE_TIME_BINS + 1)
+    interval = np.clip(np.searchsorted(edges, times) - 1, 0, _QUEUE_TIME_BINS - 1)
+    seen = np.bincount(interval, minlength=_QUEUE_TIME_BINS)
+    longest = np.zeros(_QUEUE_TIME_BINS)
     np.maximum.at(longest, interval, lengths)
-    mean = np.bincount(interval, lengths, QUEUE_TIME_BINS) / np.maximum(seen, 1)
+    mean = np.bincount(interval, lengths, _QUEUE_TIME_BINS) / np.maximum(seen, 1)
     return edges[1:][seen > 0], mean[seen > 0], longest[seen > 0]
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 #: Factors within which nine of ten measured rates of MLPerf Inference lie (docs/howto/serve.md).
 THROUGHPUT_INTERVAL_FACTORS = (0.7, 1.4)
 #: Times from a request to its answer over that of a batch: requests come evenly while the batch before runs.
-LATENCY_OVER_BATCH_TIME = {"mean": 1.5, "p50": 1.5, "p90": 1.9, "p99": 1.99}
+_LATENCY_OVER_BATCH_TIME = {"mean": 1.5, "p50": 1.5, "p90": 1.9, "p99": 1.99}
 #: What no answer has in it.
 UNMODELLED_EFFECTS = (
     "reading, decoding and scaling of images, and what follows the network (boxes, text encoders)",
@@ -29,7 +29,7 @@ def _rate(row: Any) -> str:
     return "-" if row.requests_per_s is None else format_three_digits(row.requests_per_s)
 
 
-BATCH_COLUMNS = (
+_BATCH_COLUMNS = (
     AnswerColumn("batch", lambda each: each.requests, "batch", "count"),
     AnswerColumn("batch_s", lambda each: each.batch_time, "time", "duration"),
     AnswerColumn("requests_per_s_per_gpu", lambda each: each.requests_per_s, "requests/s/GPU", "words", _rate),
@@ -70,7 +70,7 @@ def json_document(service: BatchedService, systems: Sequence[BatchedService] = (
     """
     best, rate, latency = service.best, service.requests_per_s, None
     if best is not None:
-        latency = {name: share * best.batch_time for name, share in LATENCY_OVER_BATCH_TIME.items()}
+        latency = {name: share * best.batch_time for name, share in _LATENCY_OVER_BATCH_TIME.items()}
     tokens = (
         "tokens_per_s", "ttft_s", "tpot_s", "kv_cache", "usd_per_million_tokens", "joules_per_token", "steady",
         "disaggregation", "strategy",
@@ -107,7 +107,7 @@ def json_document(service: BatchedService, systems: Sequence[BatchedService] = (
         "unmodelled": list(UNMODELLED_EFFECTS),
         "refusals": [],
         "warnings": [],
-        "batches": [row_json(BATCH_COLUMNS, each) for each in service.request_batches],
+        "batches": [row_json(_BATCH_COLUMNS, each) for each in service.request_batches],
         "systems": [_TOKENS | row_json(SYSTEM_COLUMNS, each) for each in systems],
         "plans": [],
         "curve": [],
@@ -130,7 +130,7 @@ def table(service: BatchedService, systems: Sequence[BatchedService] = ()) -> Re
         Tables for the console.
     """
     tables = [rows_table("Systems", SYSTEM_COLUMNS, systems)] if len(systems) > 1 else []
-    tables.append(rows_table("Batches of a device", BATCH_COLUMNS, service.request_batches))
+    tables.append(rows_table("Batches of a device", _BATCH_COLUMNS, service.request_batches))
     low, high = THROUGHPUT_INTERVAL_FACTORS
     notes = [
         _request(service),

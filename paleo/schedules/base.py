@@ -68,7 +68,7 @@ ChunkLocation = tuple[int, int]
 ChunkPlacementFunction = Callable[[int, int], tuple[tuple[ChunkLocation, ...], ...]]
 
 
-def round_robin_chunk_paths(stages: int, chunks: int) -> tuple[tuple[ChunkLocation, ...], ...]:
+def _round_robin_chunk_paths(stages: int, chunks: int) -> tuple[tuple[ChunkLocation, ...], ...]:
     """Assign model chunks to pipeline stages round robin, as interleaved 1F1B does.
 
     Parameters
@@ -292,7 +292,7 @@ class Schedule:
     needs_microbatch_multiple: bool = False
     min_microbatches_per_stage: int = 0
     needs_even_stages: bool = False
-    chunk_paths: ChunkPlacementFunction = round_robin_chunk_paths
+    chunk_paths: ChunkPlacementFunction = _round_robin_chunk_paths
     pass_group_sizes: PassGroupSizesFunction | None = None
 
     @property

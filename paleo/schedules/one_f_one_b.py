@@ -73,15 +73,15 @@ def _one_f_one_b_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> 
     """
     front, back = passes.forward, passes.backward + passes.weight_gradients
     most = np.asarray(microbatches) - 1.0
-    ahead = np.minimum(len(front) - 1.0 - stage_indices(passes), most)
-    fill, drain = first_backward_start(front, back, ahead), first_backward_start(back, front, ahead)
+    ahead = np.minimum(len(front) - 1.0 - _stage_indices(passes), most)
+    fill, drain = _first_backward_start(front, back, ahead), _first_backward_start(back, front, ahead)
     all_back = fill + cumulative_sum(back) + most * cumulative_max(back)
     all_front = drain + cumulative_sum(front) + most * cumulative_max(front)
     pairs = fill + (most - ahead) * (front + back) + drain
     return np.asarray(np.where(ahead < most, pairs, np.maximum(all_back, all_front)).max(axis=0))
 
 
-def first_backward_start(forward: Array, backward: Array, waiting: Array) -> Array:
+def _first_backward_start(forward: Array, backward: Array, waiting: Array) -> Array:
     """Return the time at which each stage of a 1F1B pipeline starts its first backward pass [s].
 
     Parameters
@@ -106,7 +106,7 @@ def first_backward_start(forward: Array, backward: Array, waiting: Array) -> Arr
     return np.asarray(cumulative_max((down + up)[::-1])[::-1] - up)
 
 
-def stage_indices(passes: PassTimes) -> Array:
+def _stage_indices(passes: PassTimes) -> Array:
     """Return the stage indices 0, 1, … as an array that broadcasts with pass times.
 
     Parameters
@@ -252,9 +252,9 @@ def _h1_span(passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
     the first and last stage differ by half. Paths that change stages in between are not considered.
     """
     front, back, weights = passes
-    stage, most = stage_indices(passes), np.asarray(microbatches) - 1.0
+    stage, most = _stage_indices(passes), np.asarray(microbatches) - 1.0
     ahead = np.minimum(len(front) - 1.0 - stage, most)
-    fill, drain = first_backward_start(front, back, ahead), first_backward_start(back, front, ahead)
+    fill, drain = _first_backward_start(front, back, ahead), _first_backward_start(back, front, ahead)
     begun = fill + (most - ahead) * front
     alone = begun + (most + 1.0) * (back + weights)
     above, last = cumulative_sum(back) - back, weights[:1]
@@ -271,7 +271,7 @@ def _h1_alive(stage: Numeric, stages: int, microbatches: Numeric, chunks: int) -
 def _h1_ends(span: Array, passes: PassTimes, microbatches: Numeric, chunks: int) -> Array:
     """Return the time at which each stage ends in zb-h1 [s]: after its last B a stage runs its deferred W passes."""
     above = cumulative_sum(passes.backward) - passes.backward
-    deferred = np.minimum(stage_indices(passes), np.asarray(microbatches) - 1.0) + 1.0
+    deferred = np.minimum(_stage_indices(passes), np.asarray(microbatches) - 1.0) + 1.0
     return np.minimum(span, span - passes.weight_gradients[:1] - above + deferred * passes.weight_gradients)
 
 

@@ -242,12 +242,12 @@ class _Members:
         return cls(group, space, backend, points.programs, block_of, cases, arrival, spread, twin)
 
     @property
-    def has_several_shards(self) -> npt.NDArray[np.bool_]:
+    def _has_several_shards(self) -> npt.NDArray[np.bool_]:
         """True for cases whose optimizer states ZeRO can shard over several ranks, shape (cases,)."""
         return self.cases.layouts.zero_shard_ranks[self.cases.layout_index] > 1
 
     @property
-    def allowed_zero_stages(self) -> tuple[int, ...]:
+    def _allowed_zero_stages(self) -> tuple[int, ...]:
         """ZeRO stages that the search tries for these cases.
 
         Shard groups (HSDP) need stage 1 at least. ZeRO-2 is dropped where ZeRO-1 is tried and the software scatters
@@ -282,9 +282,9 @@ class _Members:
             self.programs[0].tied_parameters,
             DistinctStagesAndChunks(DistinctStages(), DistinctStages()),
         )
-        chosen = {zero: self._chosen_whole(schedule, zero, limits) for zero in self.allowed_zero_stages}
+        chosen = {zero: self._chosen_whole(schedule, zero, limits) for zero in self._allowed_zero_stages}
         batches = {index.tobytes(): self._batch(index, assignment, schedule) for index in chosen.values()}
-        for overlapped in gradient_overlap_options(self.space, self.backend):
+        for overlapped in _gradient_overlap_options(self.space, self.backend):
             for zero, index in chosen.items():
                 if len(index):
                     batch = replace(batches[index.tobytes()], zero=zero, overlaps_gradient_exchange=overlapped)
@@ -292,7 +292,7 @@ class _Members:
 
     def _chosen_whole(self, schedule: Schedule, zero: int, limits: SearchLimits | None) -> IndexArray:
         """Return the indices of unpipelined cases that may reach the limits under a ZeRO stage."""
-        inside = self.has_several_shards if zero else np.ones(len(self.cases), dtype=bool)
+        inside = self._has_several_shards if zero else np.ones(len(self.cases), dtype=bool)
         if limits is not None:
             bounds = self._bounds(sharded=False)
             seconds, memory = (
@@ -338,7 +338,7 @@ class _Members:
         The bounds are the end of the last pass and the memory of the fullest stage, which are known once the cut is.
         """
         # gradients that are exchanged during the backward pass take less memory
-        least = any(gradient_overlap_options(self.space, self.backend))
+        least = any(_gradient_overlap_options(self.space, self.backend))
         batch = replace(batch, overlaps_gradient_exchange=least)
         (seconds, memory), reached = np.full((2, len(self.cases)), np.inf), dict[int, npt.NDArray[np.bool_]]()
         seconds[cut.cases] = 0.0 if limits.are_estimates else stage_end_times(batch).max(axis=0)
@@ -351,7 +351,7 @@ class _Members:
         self, cut: _Cut, zeros: Sequence[int], index: IndexArray, batch: ConfigurationBatch
     ) -> Iterator[EvaluatedCases]:
         """Evaluate cases of a cut, at positions ``index``, under each ZeRO stage and way to exchange gradients."""
-        several = self.has_several_shards[index]
+        several = self._has_several_shards[index]
         for zero in zeros:
             # gradients are scattered in cases with several shards only
             scatters = self.backend.scatters_every_pass(zero, self.group.stages)
@@ -363,7 +363,7 @@ class _Members:
         self, cut: _Cut, zero: int, index: IndexArray, batch: ConfigurationBatch
     ) -> Iterator[EvaluatedCases]:
         """Evaluate cases of a cut under one ZeRO stage and each way to exchange gradients (overlapped or not)."""
-        choices, several = gradient_overlap_options(self.space, self.backend), self.has_several_shards[index]
+        choices, several = _gradient_overlap_options(self.space, self.backend), self._has_several_shards[index]
         for overlapped in choices:
             chosen = several if zero else np.ones_like(several)
             if overlapped and len(choices) > 1 and not cut.has_sharded_parameters:
@@ -542,9 +542,9 @@ class _Members:
     @property
     def configuration_count(self) -> int:
         """Number of configurations of these cases, counting one pipeline cut for each."""
-        several = self.has_several_shards
+        several = self._has_several_shards
         counts = [np.sum(runnable & several if zero else runnable) for *_, zero, runnable in self._choices()]
-        return len(gradient_overlap_options(self.space, self.backend)) * int(sum(counts))
+        return len(_gradient_overlap_options(self.space, self.backend)) * int(sum(counts))
 
     def may_reach_limits(self, limits: SearchLimits) -> npt.NDArray[np.bool_]:
         """Return True for each case of which at least one configuration may reach the search limits.
@@ -586,7 +586,7 @@ class _Members:
             inside = np.flatnonzero(runnable & (memory <= capacity))
             seconds, memory, shortest = seconds[inside], memory[inside], seconds[inside]
             # the step waits for the scatter
-            if self.backend.scatters_every_pass(zero, self.group.stages) and len(self.allowed_zero_stages) > 1:
+            if self.backend.scatters_every_pass(zero, self.group.stages) and len(self._allowed_zero_stages) > 1:
                 shortest = np.zeros(0)
             if len(shortest) > count:
                 shortest = np.partition(shortest, count)[:count]
@@ -612,9 +612,9 @@ class _Members:
         All stages are tried without a pipeline.
         """
         return (
-            self.allowed_zero_stages
+            self._allowed_zero_stages
             if self.group.stages == 1
-            else tuple(zero for zero in self.allowed_zero_stages if (zero == 3) == sharded)
+            else tuple(zero for zero in self._allowed_zero_stages if (zero == 3) == sharded)
         )
 
     @property
@@ -628,7 +628,7 @@ class _Members:
             return np.ones(len(self.cases), dtype=bool)
         runnable = schedule.allows_microbatches(self.group.stages, self.cases.microbatches)
         if sharded:
-            runnable = runnable & self.has_several_shards
+            runnable = runnable & self._has_several_shards
         if schedule.pairs_forward_with_backward and overlap_needs_paired_passes(self.backend):
             runnable = runnable & ~self.has_spread_experts
         return runnable
@@ -672,7 +672,7 @@ def overlap_needs_paired_passes(backend: Backend) -> bool:
     return backend.software.overlap.experts is None
 
 
-def gradient_overlap_options(space: SearchSpace, backend: Backend) -> tuple[bool, ...]:
+def _gradient_overlap_options(space: SearchSpace, backend: Backend) -> tuple[bool, ...]:
     """Return the settings of gradient overlap that a search tries: the one that the user fixed, or both.
 
     Parameters

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 #: upper end of its 90 % interval. It is less than 1 because the errors of such plans are alike. For 404 pairs of
 #: measured plans within this distance (same network, machine and batch; eleven sources) the predicted order is right in
 #: 53 %; for 1,610 pairs farther apart than the whole interval it is right in 97 %.
-TIE_INTERVAL_FRACTION = 0.5
+_TIE_INTERVAL_FRACTION = 0.5
 #: Longest over shortest step of a class where no interval is known: about half the usual interval.
 _DEFAULT_TIE_RATIO = 1.05
 #: Schedules that frameworks run by default.
@@ -93,7 +93,7 @@ def group_tied_plans(model: ModelSpec, system: System, result: FoundPlans, top: 
         fit are not grouped.
     """
     first = predict(model, system, result.plans[0].run)
-    width = (first.interval[1] / first.step_time) ** TIE_INTERVAL_FRACTION
+    width = (first.interval[1] / first.step_time) ** _TIE_INTERVAL_FRACTION
     varied = () if result.ranking is None else result.ranking.best_of_each_strategy(MAX_COMPARED_STRATEGIES)
     rows = list(result.plans) + [row for row in varied if row not in result.plans]
     capacity = system.device.memory.usable_bytes
@@ -253,10 +253,10 @@ def search_gpu_counts(
         return not row.fits, row.memory > roomy, score
 
     plans = sorted((row for result in results for row in result.plans), key=order)
-    return replace(whole, plans=tuple(first_plans_per_gpu_count(plans, top)), skipped_gpu_counts=tuple(skipped))
+    return replace(whole, plans=tuple(_first_plans_per_gpu_count(plans, top)), skipped_gpu_counts=tuple(skipped))
 
 
-def first_plans_per_gpu_count(rows: Sequence[PlanRow], top: int) -> list[PlanRow]:
+def _first_plans_per_gpu_count(rows: Sequence[PlanRow], top: int) -> list[PlanRow]:
     """Return the first ``top`` plans in their order, always including the first plan of each GPU count.
 
     Parameters

@@ -163,7 +163,7 @@ class _Chain:
         ]
         return _Option(split, seconds + self._collectives([("all_reduce", size) for size in sums]))
 
-    def layout_change_time(self, index: int, before: SplitAxes, after: SplitAxes) -> float:
+    def _layout_change_time(self, index: int, before: SplitAxes, after: SplitAxes) -> float:
         """Return the time to redistribute activations and gradients between two layers with different splits [s].
 
         Parameters
@@ -228,12 +228,15 @@ class _Chain:
             Index of the chosen split of each layer.
         """
         costs = np.array(
-            [option.layer_time + self.layout_change_time(0, _BATCH, option.split) for option in options[0]]
+            [option.layer_time + self._layout_change_time(0, _BATCH, option.split) for option in options[0]]
         )
         came: list[np.ndarray] = []
         for index in range(1, len(options)):
             change = np.array(
-                [[self.layout_change_time(index, a.split, b.split) for b in options[index]] for a in options[index - 1]]
+                [
+                    [self._layout_change_time(index, a.split, b.split) for b in options[index]]
+                    for a in options[index - 1]
+                ]
             )
             through = costs[:, None] + change
             came.append(through.argmin(axis=0))
@@ -261,6 +264,6 @@ class _Chain:
         chosen = [layer[pick] for layer, pick in zip(options, picks, strict=True)]
         before = [_BATCH, *(option.split for option in chosen[:-1])]
         return sum(
-            option.layer_time + self.layout_change_time(i, split, option.split)
+            option.layer_time + self._layout_change_time(i, split, option.split)
             for i, (option, split) in enumerate(zip(chosen, before, strict=True))
         )

@@ -50,13 +50,13 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 #: Products of shares, of which counts are sums; with more digits than counts, because weights come from small
 #: differences.
-LongDoubleArray = npt.NDArray[np.longdouble]
-ShardFractionFunction = Callable[[int], float]
+_LongDoubleArray = npt.NDArray[np.longdouble]
+_ShardFractionFunction = Callable[[int], float]
 #: Counts of one section: those of its kernels, payloads of its collectives [bytes], workspaces of its operations
-#: [bytes], and the byte counts that `SECTION_BYTE_FIELDS` names.
+#: [bytes], and the byte counts that `_SECTION_BYTE_FIELDS` names.
 SectionCounts = tuple[Array, Array, Array, Array]
 #: Byte counts of a section that `SectionTimes` holds, except the workspace, which depends on single operations.
-SECTION_BYTE_FIELDS = tuple(name for name in MEMORY_FIELDS if name != "workspace_bytes")
+_SECTION_BYTE_FIELDS = tuple(name for name in MEMORY_FIELDS if name != "workspace_bytes")
 #: Each kernel has four counts (matrix FLOP, vector FLOP, bytes read, bytes written); the sizes of its shape follow.
 _COUNTS = 4
 #: Largest relative difference between an interpolated and a lowered count that are taken to be equal.
@@ -111,7 +111,7 @@ class LayoutCounts:
         """Counts of kernels, collectives, workspaces and sections, as four arrays of shape (counts, microbatches).
 
         The second holds the payloads of collectives [byte], the third the workspaces of operations [byte], and the
-        fourth the byte counts that `SECTION_BYTE_FIELDS` names.
+        fourth the byte counts that `_SECTION_BYTE_FIELDS` names.
         """
         sections = self.program.sections
         numbers = sum(_COUNTS + len(counted.kernel.shape) for section in sections for counted in section.kernels)
@@ -470,7 +470,7 @@ class _Blocks:
                 return values
         return None
 
-    def _shares(self, tps: Collection[int]) -> list[ShardFractionFunction]:
+    def _shares(self, tps: Collection[int]) -> list[_ShardFractionFunction]:
         """Return functions of tp in which a count may be affine: 1/tp, or the padded shard size of an uneven dim."""
         graph = self.graphs.graph_at_batch(1)
         laid = self._placement(graph, LayoutKey(1, 1, 1, 1, False))
@@ -483,7 +483,7 @@ class _Blocks:
             for tensor in (*operation.read_tensors, operation.out)
             if dim in tensor.dims
         }
-        shares: list[ShardFractionFunction] = [_even_share, *(partial(_padded_share, size) for size in sorted(padded))]
+        shares: list[_ShardFractionFunction] = [_even_share, *(partial(_padded_share, size) for size in sorted(padded))]
         return [share for share in shares if len({share(tp) for tp in tps}) == len(tps)]
 
     def _lower(self, key: LayoutKey, microbatch: int, sections: int | None = None) -> Program:
@@ -565,8 +565,8 @@ def _full_first(key: LayoutKey) -> tuple[int, int, int]:
 
 
 def _terms(
-    keys: Sequence[LayoutKey], share: ShardFractionFunction, share_of_ep: ShardFractionFunction
-) -> LongDoubleArray:
+    keys: Sequence[LayoutKey], share: _ShardFractionFunction, share_of_ep: _ShardFractionFunction
+) -> _LongDoubleArray:
     """Return the basis of the interpolation over tp, cp and ep: all products of the three shares, shape (layouts, 8).
 
     A count is a weighted sum of these products. ``share_of_ep`` is 1/ep, or ep for the tokens of an expert, which come
@@ -579,7 +579,7 @@ def _terms(
     return terms
 
 
-def _spanning(terms: LongDoubleArray) -> list[int]:
+def _spanning(terms: _LongDoubleArray) -> list[int]:
     """Return the indices of the first linearly independent rows, found by Gram-Schmidt orthogonalisation."""
     left, chosen = terms.copy(), list[int]()
     for row in range(len(terms)):
@@ -591,7 +591,7 @@ def _spanning(terms: LongDoubleArray) -> list[int]:
     return chosen
 
 
-def _combination_weights(samples: LongDoubleArray, targets: LongDoubleArray) -> Array:
+def _combination_weights(samples: _LongDoubleArray, targets: _LongDoubleArray) -> Array:
     """Return the weights with which linearly independent samples sum to the targets, shape (targets, samples).
 
     Solved by Gram-Schmidt orthogonalisation and iterative refinement.
@@ -616,7 +616,7 @@ def _even_share(shards: int) -> float:
 
 
 #: Shares of ep in counts: that of experts on a rank, and the ranks from which the tokens of an expert come.
-_SHARES_OF_EP: tuple[ShardFractionFunction, ShardFractionFunction] = _even_share, float
+_SHARES_OF_EP: tuple[_ShardFractionFunction, _ShardFractionFunction] = _even_share, float
 
 
 def _padded_share(size: DimSize, shards: int) -> float:
@@ -671,7 +671,9 @@ def _is_early(
     """Return True for those of a program's counts (in the order of `_values`) that belong to its first ``sections``."""
     early = np.arange(len(program.sections)) < (len(program.sections) if sections is None else sections)
     lengths = np.array([[len(part) for part in numbers(section)[:-1]] for section in program.sections]).T
-    return np.concatenate([*(np.repeat(early, length) for length in lengths), np.tile(early, len(SECTION_BYTE_FIELDS))])
+    return np.concatenate(
+        [*(np.repeat(early, length) for length in lengths), np.tile(early, len(_SECTION_BYTE_FIELDS))]
+    )
 
 
 def _section_values(section: Section) -> SectionCounts:
@@ -681,7 +683,7 @@ def _section_values(section: Section) -> SectionCounts:
         kernel = counted.kernel
         kernels += kernel.flops, kernel.vector_flops, kernel.bytes_read, kernel.bytes_written, *kernel.shape.values()
     payloads = [transfer.payload_bytes for transfer in section.collectives]
-    sizes = [getattr(section, name) for name in SECTION_BYTE_FIELDS]
+    sizes = [getattr(section, name) for name in _SECTION_BYTE_FIELDS]
     return tuple(
         np.array(each, dtype=np.float64) for each in (kernels, payloads, section.operation_workspace_bytes, sizes)
     )  # type: ignore[return-value]
@@ -720,7 +722,7 @@ def _costs(blocks: Sequence[LayoutCounts], backend: Backend) -> SectionTimes:
 
 def _sizes(program: Program, outputs: Array, sizes: Array) -> dict[str, Array]:
     """Return the byte counts of one layout by name (see `MEMORY_FIELDS`), each of shape (sections, microbatches)."""
-    by_name = dict(zip(SECTION_BYTE_FIELDS, np.split(sizes, len(SECTION_BYTE_FIELDS)), strict=True))
+    by_name = dict(zip(_SECTION_BYTE_FIELDS, np.split(sizes, len(_SECTION_BYTE_FIELDS)), strict=True))
     lengths = [len(section.operation_workspace_bytes) for section in program.sections]
     by_section = np.split(outputs, np.cumsum(lengths)[:-1])
     by_name["workspace_bytes"] = np.stack([sizes.max(axis=0, initial=0.0) for sizes in by_section])

@@ -176,7 +176,7 @@ class PipelineCuts:
         """Yield cuts that minimise the time of the slowest stage, for cases where this beats an even cut."""
         by_layers: dict[tuple[int, ...], list[IndexArray]] = {}
         program = self.programs[0]
-        for weights, cases in self.section_time_profiles:
+        for weights, cases in self._section_time_profiles:
             if not inside[cases].any():
                 continue
             block = int(np.argmax(np.array(weights) * self.repeat))
@@ -208,7 +208,7 @@ class PipelineCuts:
         return bool(_heavier(np.array(ends[0]), np.array(ends[1]), stages) <= most)
 
     @property
-    def section_time_profiles(self) -> list[tuple[list[float], IndexArray]]:
+    def _section_time_profiles(self) -> list[tuple[list[float], IndexArray]]:
         """Pairs of relative section times and the indices of the cases that share them after rounding.
 
         Times are relative to one layer of the heaviest block.

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from paleo.specs.system import System
 
 #: Names of the token dispatchers as they are printed.
-TOKEN_DISPATCHER_TITLES: dict[TokenDispatcher, str] = {
+_TOKEN_DISPATCHER_TITLES: dict[TokenDispatcher, str] = {
     "nccl": "NCCL's all-to-all",
     "deepep": "DeepEP",
     "hybridep": "HybridEP",
@@ -83,7 +83,7 @@ def _dispatch_words(winner: Prediction) -> str:
     other: TokenDispatcher = "deepep" if used == "nccl" else "nccl"
     gap = _step(winner, other, winner.plan.microbatch) / winner.step_time - 1.0
     slower = f"{100 * abs(gap):.1f} % {'slower' if gap >= 0 else 'faster'}"
-    chosen, alternative = TOKEN_DISPATCHER_TITLES[used], TOKEN_DISPATCHER_TITLES[other]
+    chosen, alternative = _TOKEN_DISPATCHER_TITLES[used], _TOKEN_DISPATCHER_TITLES[other]
     text = f"Tokens are dispatched to experts by {chosen}; with {alternative} the step would be {slower}."
     return f"{text} {_crossover(winner, used, other)}"
 
@@ -95,9 +95,9 @@ def _crossover(winner: Prediction, used: TokenDispatcher, other: TokenDispatcher
     crossing = next((size for before, size in pairwise(sizes) if wins[before] != wins[size]), None)
     if crossing is None:
         first = other if wins[sizes[0]] else used
-        return f"At microbatches of {sizes[0]} to {sizes[-1]} {TOKEN_DISPATCHER_TITLES[first]} is the faster one."
+        return f"At microbatches of {sizes[0]} to {sizes[-1]} {_TOKEN_DISPATCHER_TITLES[first]} is the faster one."
     below, above = (other, used) if wins[sizes[0]] else (used, other)
-    smaller, larger = TOKEN_DISPATCHER_TITLES[below], TOKEN_DISPATCHER_TITLES[above]
+    smaller, larger = _TOKEN_DISPATCHER_TITLES[below], _TOKEN_DISPATCHER_TITLES[above]
     return f"Below a microbatch of {crossing} {smaller} is faster, from there on {larger}."
 
 
@@ -115,7 +115,7 @@ def _step(winner: Prediction, dispatcher: TokenDispatcher, microbatch: int) -> f
 
 
 #: Quantities that a search can minimise.
-OBJECTIVES = ("time", "cost", "energy", "gpus")
+_OBJECTIVES = ("time", "cost", "energy", "gpus")
 
 
 def check_objective(objective: str) -> None:
@@ -126,13 +126,13 @@ def check_objective(objective: str) -> None:
     objective : str
         Name of the objective, such as ``time`` or ``cost``.
     """
-    if objective not in OBJECTIVES:
-        raise SpecError(f"objective {objective!r:.80}; {suggest_names(str(objective), OBJECTIVES)}")
+    if objective not in _OBJECTIVES:
+        raise SpecError(f"objective {objective!r:.80}; {suggest_names(str(objective), _OBJECTIVES)}")
 
 
 #: Number of plans that are examined, and the number among which plans with free memory are sought if the first have
 #: none.
-DEFAULT_PLAN_COUNT, HEADROOM_CANDIDATES = 10, 100
+DEFAULT_PLAN_COUNT, _HEADROOM_CANDIDATES = 10, 100
 #: Up to this number of cases all configurations are evaluated. The second number says how many configurations with the
 #: best bounds are evaluated first, to find the step time and memory that all others must reach.
 _FEW_CASES, _FIRST_BOUNDS = 50_000, 24
@@ -286,7 +286,7 @@ def _bounded(sources: Sequence[_Source], system: System, objective: str, count: 
     front = pareto_front(tried.step[exact], tried.memory[exact])
     known = tried.fitting[np.argsort(tried.step[tried.fitting], kind="stable")]
     tight = bool((tried.memory[known[:count]] > (1.0 - MEMORY_HEADROOM_SHARE) * capacity).all())
-    within = float(tried.step[known[: 2 * (HEADROOM_CANDIDATES if tight else count)]].max(initial=0.0)) or math.inf
+    within = float(tried.step[known[: 2 * (_HEADROOM_CANDIDATES if tight else count)]].max(initial=0.0)) or math.inf
     varied = tried.strategies_step_time_bound(MAX_COMPARED_STRATEGIES)
     within = max(within, varied) if math.isfinite(varied) else within
 
@@ -492,7 +492,7 @@ def explain_best_plan(model: ModelSpec, system: System, result: FoundPlans) -> E
 
 
 #: Plans whose step times differ by a smaller fraction are equally fast at the number of digits that are printed.
-EQUAL_STEP_TIME_TOLERANCE = 0.0005
+_EQUAL_STEP_TIME_TOLERANCE = 0.0005
 
 
 def _words(winner: Prediction, other: Prediction | None) -> str:
@@ -504,7 +504,7 @@ def _words(winner: Prediction, other: Prediction | None) -> str:
     losses = {name: getattr(other.breakdown, name) - getattr(winner.breakdown, name) for name in _PARTS}
     worst = max(losses, key=lambda name: losses[name])
     gap = other.step_time / winner.step_time - 1.0
-    slower = f"{100 * gap:.1f} % slower" if gap >= EQUAL_STEP_TIME_TOLERANCE else "just as fast"
+    slower = f"{100 * gap:.1f} % slower" if gap >= _EQUAL_STEP_TIME_TOLERANCE else "just as fast"
     more = f"{100 * losses[worst] / winner.step_time:.1f} % more {_PARTS[worst]}"
     text += f". Next is {other.plan.strategy_text or 'dp'}, {slower}: {more}"
     low, high = winner.interval
@@ -548,7 +548,7 @@ def plans_with_memory_headroom(
     roomy = (1.0 - MEMORY_HEADROOM_SHARE) * system.device.memory.usable_bytes
     rows = result.plans
     if result.ranking is not None and rows[0].fits and all(row.memory > roomy for row in rows):
-        rows = result.ranking.best_plans(HEADROOM_CANDIDATES)
+        rows = result.ranking.best_plans(_HEADROOM_CANDIDATES)
     return tuple(sorted(rows, key=lambda row: row.memory > roomy)[:top])
 
 
@@ -576,7 +576,7 @@ def prefer_memory_headroom(result: FoundPlans, system: System, top: int = DEFAUL
         return result
     roomy = (1.0 - MEMORY_HEADROOM_SHARE) * system.device.memory.usable_bytes
     # the first plans mostly have room
-    for among in (lambda: rows, lambda ranking=result.ranking: ranking.best_plans(HEADROOM_CANDIDATES)):
+    for among in (lambda: rows, lambda ranking=result.ranking: ranking.best_plans(_HEADROOM_CANDIDATES)):
         others = (row for row in among() if row.strategy != rows[0].strategy and row.memory <= roomy)
         if (runner_up := next(others, None)) is not None:
             break

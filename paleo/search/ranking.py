@@ -77,7 +77,7 @@ class EvaluatedGroup:
 
 
 #: Function that returns the parts of a search, with all configurations whose step takes at most the given time [s].
-EvaluateUpToStepTime = Callable[[float], Sequence[EvaluatedGroup]]
+_EvaluateUpToStepTime = Callable[[float], Sequence[EvaluatedGroup]]
 
 
 class Ranking:
@@ -108,7 +108,7 @@ class Ranking:
         system: System,
         objective: str,
         within: float = np.inf,
-        widen: EvaluateUpToStepTime | None = None,
+        widen: _EvaluateUpToStepTime | None = None,
     ) -> None:
         self.capacity, self.timed = system.device.memory.usable_bytes, objective != "gpus"
         self._rate_of = partial(_weight_of_second, system, objective=objective)

@@ -33,7 +33,7 @@ _FLAGS = {
 }
 #: Tokens that the heads of EAGLE-3 choose from (``draft_vocab_size`` of those that are published; Li et al.,
 #: arXiv:2503.01840).
-EAGLE_VOCABULARY = 32_000.0
+_EAGLE_VOCABULARY = 32_000.0
 #: SGLang's flags for ranks of attention that hold sequences of their own, a degree inside that of tensor parallelism.
 #: Without a degree above one they change nothing (sglang 0.5.23, srt/arg_groups/parallel_hook.py:56, 290, 326).
 _ATTENTION_DP_FLAGS = ("--enable-dp-attention", "--attn-dp-size")
@@ -134,7 +134,7 @@ def parse_engine_command(text: str) -> EngineCommand:
         _drafted(words),
         int(numbers["branches"] or 1),
         int(numbers["verified"] or 0),
-        EAGLE_VOCABULARY if re.search("eagle-?3", text.lower()) else 0.0,
+        _EAGLE_VOCABULARY if re.search("eagle-?3", text.lower()) else 0.0,
         1 if shared else dp,
         next((value for flag, value in _SCHEDULER_FLAGS.items() if flag in words), None),
     )
@@ -188,7 +188,7 @@ def _drafted(words: list[str]) -> int:
     return int(_number("drafted", value) or 0)
 
 
-def is_quantised_at_start(engine: str, weights: str, released: str) -> bool:
+def _is_quantised_at_start(engine: str, weights: str, released: str) -> bool:
     """Return True if a serving engine quantises the published weights to a format by itself when it starts.
 
     vLLM and SGLang quantise 16-bit weights to fp8 (``--quantization fp8``); other formats need weights converted
@@ -227,7 +227,7 @@ def weights_id_or_folder(engine: str, model: ModelSpec, weights: str) -> str:
         Hugging Face hub id, or name of a folder.
     """
     name = model.weights_hub_id or model.name
-    published = weights == model.released or is_quantised_at_start(engine, weights, model.released)
+    published = weights == model.released or _is_quantised_at_start(engine, weights, model.released)
     return name if published else converted_weights_folder(name, weights)
 
 
@@ -267,7 +267,7 @@ def engine_command_line(engine: str, model: ModelSpec, plan: ServingPlan) -> str
         flags.append("--enable-expert-parallel")
     if ranks > 1 and kind == 1:
         flags.append("--enable-dp-attention")
-    if is_quantised_at_start(engine, formats.text, model.released):
+    if _is_quantised_at_start(engine, formats.text, model.released):
         flags.append("--quantization fp8")
     if formats.cache_format == "fp8" and kind < 2:
         flags.append("--kv-cache-dtype " + ("fp8", "fp8_e4m3")[kind])

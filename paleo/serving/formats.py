@@ -33,9 +33,9 @@ WEIGHT_ELEMENT_BYTES = {
     "int4": 0.5 + 2.5 / 128.0,
 }
 #: Bytes of a number in the KV cache.
-KV_CACHE_ELEMENT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5 + 1.0 / 16.0}
+_KV_CACHE_ELEMENT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5 + 1.0 / 16.0}
 #: Other names of formats.
-FORMAT_ALIASES = {
+_FORMAT_ALIASES = {
     "nvfp4": "fp4",
     "awq": "int4",
     "gptq": "int4",
@@ -45,11 +45,11 @@ FORMAT_ALIASES = {
     "auto": "",
 }
 #: The format whose arithmetic a narrow one uses where a device has it.
-ARITHMETIC_FORMATS = {"fp8": "fp8", "int8": "fp8", "fp4": "fp4"}
+_ARITHMETIC_FORMATS = {"fp8": "fp8", "int8": "fp8", "fp4": "fp4"}
 #: Publishers of networks whose fp8 weights have a scale for each block of 128 x 128 (``weight_block_size`` of all 17
 #: configurations with ``quant_method: fp8`` that were read; "": a configuration without a publisher). Others' weights
 #: have one for each tensor or channel.
-BLOCK_SCALED_PUBLISHERS = ("Qwen", "deepseek-ai", "moonshotai", "MiniMaxAI", "XiaomiMiMo", "zai-org", "stepfun-ai", "")
+_BLOCK_SCALED_PUBLISHERS = ("Qwen", "deepseek-ai", "moonshotai", "MiniMaxAI", "XiaomiMiMo", "zai-org", "stepfun-ai", "")
 _GROUPED = re.compile(r"int4-g([1-9]\d{0,3})\Z")
 
 
@@ -99,7 +99,7 @@ def has_block_scales(model: ModelSpec, weights: str) -> bool:
     """
     published = model.released.partition("+")[0] == weights == "fp8"
     owner, _, name = model.weights_hub_id.partition("/")
-    return published and (owner if name else model_hub_id(model.name).partition("/")[0]) in BLOCK_SCALED_PUBLISHERS
+    return published and (owner if name else model_hub_id(model.name).partition("/")[0]) in _BLOCK_SCALED_PUBLISHERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class Formats:
     @property
     def cache_bytes(self) -> float:
         """Bytes per element of the KV cache."""
-        return KV_CACHE_ELEMENT_BYTES[self.cache_format]
+        return _KV_CACHE_ELEMENT_BYTES[self.cache_format]
 
     def arithmetic_format(self, device: Device) -> str:
         """Return the number format in which a device multiplies the quantised weights.
@@ -163,7 +163,7 @@ class Formats:
         >>> [Formats("fp8").arithmetic_format(load_device(name)) for name in ("h100-sxm5-80gb", "a100-sxm4-80gb")]
         ['fp8', 'bf16']
         """
-        narrow = ARITHMETIC_FORMATS.get(self.weight_format)
+        narrow = _ARITHMETIC_FORMATS.get(self.weight_format)
         wide = self.weight_format if self.weight_format in ("fp32", "fp16") else device.training_dtype
         return narrow if narrow in device.peak else wide
 
@@ -209,7 +209,7 @@ def parse_formats(weights: str | None, cache: str | None = None) -> Formats:
     """
     dense, _, experts = str(weights or "bf16").lower().partition("+")
     first = _known("weights", dense, WEIGHT_ELEMENT_BYTES)
-    second = _known("cache", str(cache or "bf16").lower(), KV_CACHE_ELEMENT_BYTES)
+    second = _known("cache", str(cache or "bf16").lower(), _KV_CACHE_ELEMENT_BYTES)
     narrow = _known("weights", experts, WEIGHT_ELEMENT_BYTES) if experts else first
     first = "bf16" if first == "mxfp4" else first
     return Formats(first, second, None if narrow == first else narrow)
@@ -220,7 +220,7 @@ def _known(option: str, name: str, known: Mapping[str, float]) -> str:
 
     SpecError, which names the ``option``, is raised for an unknown name.
     """
-    value = FORMAT_ALIASES.get(name, name) or "bf16"
+    value = _FORMAT_ALIASES.get(name, name) or "bf16"
     if value not in known and not (known is WEIGHT_ELEMENT_BYTES and _GROUPED.match(value)):
-        raise SpecError(f"--{option} {value!r}: unknown format; {suggest_names(value, [*known, *FORMAT_ALIASES])}")
+        raise SpecError(f"--{option} {value!r}: unknown format; {suggest_names(value, [*known, *_FORMAT_ALIASES])}")
     return value

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from paleo.step.backend import Backend
 
 #: Tokens of the two lowerings: above any sliding window.
-FEW_TOKENS, MANY_TOKENS = 2**15, 2**16
+_FEW_TOKENS, MANY_TOKENS = 2**15, 2**16
 #: Products of one input that every engine computes as one: the latents of queries and of keys (``fused_qkv_a_proj`` in
 #: vLLM and SGLang, ``kv_a_proj_with_mqa`` in TensorRT-LLM 1.0).
 _JOINED = (".q_down", ".kv_down")
@@ -84,7 +84,7 @@ class Sharding:
 class TokenScaledKernel:
     """Kernel whose FLOP, bytes and shape grow linearly with the tokens of an iteration, given at two token counts.
 
-    ``kernel_at_few_tokens`` and ``kernel_at_many_tokens`` are the kernel at `FEW_TOKENS` and `MANY_TOKENS` tokens. The
+    ``kernel_at_few_tokens`` and ``kernel_at_many_tokens`` are the kernel at `_FEW_TOKENS` and `MANY_TOKENS` tokens. The
     kernel runs ``count`` times in a forward pass.
     """
 
@@ -116,7 +116,7 @@ class TokenScaledKernel:
             Kernel with the FLOP, bytes and shape at that number of tokens.
         """
         few, many = self.kernel_at_few_tokens, self.kernel_at_many_tokens
-        share = (tokens - FEW_TOKENS) / (MANY_TOKENS - FEW_TOKENS)
+        share = (tokens - _FEW_TOKENS) / (MANY_TOKENS - _FEW_TOKENS)
         values: dict[str, Any] = {name: _affine(getattr(few, name), getattr(many, name), share) for name in _FIELDS}
         shape = {name: _affine(value, many.shape[name], share) for name, value in few.shape.items()}
         return replace(few, **values, shape=shape)
@@ -289,7 +289,7 @@ def lower_forward(model: ModelSpec, system: System, sharding: Sharding, dtype: s
         If the network cannot be divided over ``tp`` ranks.
     """
     software = _engine_software()
-    short, backend = _program(model, system, sharding.tp, dtype, FEW_TOKENS, software)
+    short, backend = _program(model, system, sharding.tp, dtype, _FEW_TOKENS, software)
     long, _ = _program(model, system, sharding.tp, dtype, MANY_TOKENS, software)
     # The index of the last section before the final norm and head, which all prompt tokens need.
     mixing = [
@@ -311,7 +311,7 @@ def lower_forward(model: ModelSpec, system: System, sharding: Sharding, dtype: s
         tuple(_attending(short)),
         state_elements=_states(model, system, sharding.tp, dtype, software) if _scans(short) else 0.0,
         parameters=short.parameter_count,
-        hidden_size=short.sections[last].output_bytes / FEW_TOKENS / backend.formats.activation_bytes,
+        hidden_size=short.sections[last].output_bytes / _FEW_TOKENS / backend.formats.activation_bytes,
         generates_tokens=_generates(short),
     )
     return result, backend
@@ -393,7 +393,7 @@ def _of_engines(kernels: list[TokenScaledKernel]) -> list[TokenScaledKernel]:
 def _exchanges(short: Section, long: Section) -> Iterator[TokenCollective]:
     """Yield the collectives of a section (consecutive operations of a layer), with their payload per token.
 
-    ``short`` and ``long`` are the section at `FEW_TOKENS` and `MANY_TOKENS` tokens. A collective on the output of
+    ``short`` and ``long`` are the section at `_FEW_TOKENS` and `MANY_TOKENS` tokens. A collective on the output of
     another section runs once, not in each repetition of the layer.
     """
     for first, second in zip(short.collectives, long.collectives, strict=True):
@@ -401,7 +401,7 @@ def _exchanges(short: Section, long: Section) -> Iterator[TokenCollective]:
         foreign = bool(arrow) and not source.startswith(short.name.partition(".")[0])
         count = first.calls_per_iteration * (1.0 if foreign else float(short.repeat))
         added = second.payload_bytes - first.payload_bytes
-        yield TokenCollective(first.operation, added / (MANY_TOKENS - FEW_TOKENS), count)
+        yield TokenCollective(first.operation, added / (MANY_TOKENS - _FEW_TOKENS), count)
 
 
 def _attending(program: Program) -> Iterator[AttentionLayers]:

@@ -66,7 +66,7 @@ TOKEN_GRID = np.array(
      1280, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384], dtype=np.float64,
 )  # fmt: skip
 #: Sequences and cached tokens at which attention of one token is priced, and lengths of prefilled chunks.
-SEQUENCE_GRID = np.array([2.0**power for power in range(13)])
+_SEQUENCE_GRID = np.array([2.0**power for power in range(13)])
 CACHED_TOKEN_GRID = np.array(
     [1, 128, 256, 512, 2**10, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144], dtype=np.float64
 )
@@ -74,33 +74,33 @@ CHUNK_LENGTH_GRID = np.array(
     [1, 32, 64, 128, 256, 512, 2**10, 2048, 4096, 8192, 16384, 32768, 65536, 131072], dtype=np.float64
 )
 #: Tokens of a hop between stages whose time is shared out.
-STAGE_TRANSFER_TOKENS = 2.0**10
+_STAGE_TRANSFER_TOKENS = 2.0**10
 #: Tokens of the prompts that are prefilled together where their attention is priced.
-PREFILL_BATCH_TOKENS = 8192.0
+_PREFILL_BATCH_TOKENS = 8192.0
 #: Share of an NVLink's rate that a kernel reaches which reads its peers' memory, and the latency of a second
 #: synchronisation between the halves of a two-step all-reduce over that of the whole call (vLLM's, SGLang's and
 #: TensorRT-LLM's kernels on A100 and H100, 64 KiB to 8 MiB).
-NVLINK_PEER_READ_SHARE, TWO_SHOT_EXTRA_LATENCY = 0.6, 0.3
+_NVLINK_PEER_READ_SHARE, _TWO_SHOT_EXTRA_LATENCY = 0.6, 0.3
 #: Bytes that a dynamic conversion to a narrow format moves for each number: two reads in sixteen bits, a write.
-QUANTISATION_BYTES_PER_ELEMENT = 5.0
+_QUANTISATION_BYTES_PER_ELEMENT = 5.0
 #: Share of it that is the search for the largest activation, which scales of tokens and blocks do not need: one of two
 #: kernels, and one of the reads.
-AMAX_PASS_SHARE = 0.5
+_AMAX_PASS_SHARE = 0.5
 #: Seconds of a norm that is fused with the sum before it beside its bytes.
-FUSED_NORM_FIXED_TIME = 1.0 * MICROSECOND
+_FUSED_NORM_FIXED_TIME = 1.0 * MICROSECOND
 #: Share of the memory bandwidth that a kernel reaches which streams states or short sequences.
-STREAMING_BANDWIDTH_SHARE = 0.8
+_STREAMING_BANDWIDTH_SHARE = 0.8
 #: Exponent of the popularity of experts: between equal loads and the least uneven ones (1.01) of the timed kernels.
 EXPERT_POPULARITY_EXPONENT = 0.5
 #: Kernels of a layer's experts (order of the tokens, conversion, two products, activation, sum of the visits),
 #: and of its attention (write of the cache, attention, combination of its parts).
-KERNELS_PER_MIXTURE_LAYER, KERNELS_PER_ATTENTION_LAYER = 6, 3
+_KERNELS_PER_MIXTURE_LAYER, _KERNELS_PER_ATTENTION_LAYER = 6, 3
 #: Passes that all engines join with the next one: residual sums with norms, the rotation of keys with that of queries.
-FUSED_PASS_SUFFIXES = (".add", ".key.rotated")
+_FUSED_PASS_SUFFIXES = (".add", ".key.rotated")
 #: Ranks from which on an engine captures graphs of more sequences.
-WIDE_GRAPH_MIN_RANKS = 4
+_WIDE_GRAPH_MIN_RANKS = 4
 #: Products of sixteen bits behind weight-only kernels: share of their rate where arithmetic limits them.
-WEIGHT_ONLY_RATE_SHARE = 0.85
+_WEIGHT_ONLY_RATE_SHARE = 0.85
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ class IterationTables:
     @property
     def largest_graph(self) -> int:
         """Largest number of sequences of a rank that decode in a captured CUDA graph."""
-        wide = self.sharding.expert_group_size >= WIDE_GRAPH_MIN_RANKS and self.kernels.wide_graph
+        wide = self.sharding.expert_group_size >= _WIDE_GRAPH_MIN_RANKS and self.kernels.wide_graph
         return wide or self.kernels.largest_graph
 
     @property
@@ -319,7 +319,7 @@ class IterationTables:
         number, length = np.broadcast_arrays(sequences, cached)
         share = np.minimum(number, 1.0)  # a fraction of a sequence is there for a share of the time
         table = self.joint_attention_times if joint else self.decode_attention_times
-        each = interpolate_bilinearly(np.maximum(number, 1.0), length, SEQUENCE_GRID, CACHED_TOKEN_GRID, table)
+        each = _interpolate_bilinearly(np.maximum(number, 1.0), length, _SEQUENCE_GRID, CACHED_TOKEN_GRID, table)
         return np.asarray((share * each + number * self.state_time_per_sequence) / self.kernels.mean_emitted_tokens)
 
     def prefill_attention_time(self, chunks: Numbers, length: Numbers, cached: Numbers = 0.0) -> Array:
@@ -341,7 +341,7 @@ class IterationTables:
         """
         number, tokens, before = np.broadcast_arrays(chunks, length, cached)
         table, cached_before = self.prefill_attention_times, np.append(0.0, CACHED_TOKEN_GRID[1:])
-        each = interpolate_bilinearly(np.maximum(tokens, 1.0), before, CHUNK_LENGTH_GRID, cached_before, table)
+        each = _interpolate_bilinearly(np.maximum(tokens, 1.0), before, CHUNK_LENGTH_GRID, cached_before, table)
         return np.asarray(number * each + np.minimum(number, 1.0) * self.prefill_fixed_time)
 
     def iteration_time(
@@ -386,7 +386,7 @@ def _extended(tokens: Numbers, values: Array) -> Array:
     return np.asarray(np.where(tokens > most, values[-1] * tokens / most, inside))
 
 
-def interpolate_bilinearly(x: Array, y: Array, xs: Array, ys: Array, table: Array) -> Array:
+def _interpolate_bilinearly(x: Array, y: Array, xs: Array, ys: Array, table: Array) -> Array:
     """Interpolate a two-dimensional table bilinearly; beyond its ends the last slopes continue.
 
     Parameters
@@ -606,7 +606,7 @@ class _TableBuilder:
         parameters = self.parameters(EngineGemmParameters, family)
         if packed and kernel in ("cutlass", "marlin"):
             dense = kernel == "marlin" and self.parameters(GemmParameters, "gemm.tensor")
-            parameters = replace(parameters, efficiency=WEIGHT_ONLY_RATE_SHARE * (dense or parameters).efficiency)
+            parameters = replace(parameters, efficiency=_WEIGHT_ONLY_RATE_SHARE * (dense or parameters).efficiency)
         triton = "triton" in kernel
         tiles = TUNED_BLOCK_SCALED_TILES if triton and name == "block8" else expert_gemm_tiles(family, tokens, local)
         return {"device": device_datasheet(device, dtype), "parameters": parameters, "tiles": tiles, "triton": triton}
@@ -680,8 +680,8 @@ class _TableBuilder:
         launch, bandwidth = max(narrow - wide, 0.0), 0.9 * self.device.memory.bandwidth
         rows = np.array([_converted(kernel) for kernel in kernels])
         apart = self.engine.has_quantisation_kernel or self.block_scales or families.dtype == "fp4"
-        share = AMAX_PASS_SHARE if apart else 1.0
-        return np.where(rows > 0, share * (launch + QUANTISATION_BYTES_PER_ELEMENT * rows / bandwidth), 0.0)
+        share = _AMAX_PASS_SHARE if apart else 1.0
+        return np.where(rows > 0, share * (launch + _QUANTISATION_BYTES_PER_ELEMENT * rows / bandwidth), 0.0)
 
     def _fused_launches(self, kernels: list[Kernel]) -> Array:
         """Return the time that each norm saves by fusion with the residual sum before it: a launch and a read [s]."""
@@ -690,7 +690,7 @@ class _TableBuilder:
         if norms:
             alone = self.backend.predictor.times([kernels[index] for index in norms]).device_time
             launch = float(alone.min())
-            saved[norms] = launch + 0.5 * (alone - launch) - FUSED_NORM_FIXED_TIME
+            saved[norms] = launch + 0.5 * (alone - launch) - _FUSED_NORM_FIXED_TIME
         return saved
 
     @property
@@ -711,7 +711,7 @@ class _TableBuilder:
         large = [replace(kernels[i], shape={**kernels[i].shape, "m": TOKEN_GRID[-1]}) for i in chosen]
         read = self.backend.predictor.times(smaller).device_time
         rows = np.array([kernels[i].shape["m"] for i in chosen]) / TOKEN_GRID[-1]
-        arithmetic = self.backend.predictor.times(large).device_time * rows / WEIGHT_ONLY_RATE_SHARE
+        arithmetic = self.backend.predictor.times(large).device_time * rows / _WEIGHT_ONLY_RATE_SHARE
         result = seconds.copy()
         result[chosen] = np.maximum(read, arithmetic)
         return result
@@ -774,19 +774,19 @@ class _TableBuilder:
         """
         links, ranks = self.device.interconnect, self.sharding.tp
         assert links is not None
-        rate, latency = NVLINK_PEER_READ_SHARE * links.bandwidth, self.engine.all_reduce_latency
+        rate, latency = _NVLINK_PEER_READ_SHARE * links.bandwidth, self.engine.all_reduce_latency
         once = latency + (ranks - 1) * payload / rate
-        twice = latency * (1.0 + TWO_SHOT_EXTRA_LATENCY) + 2.0 * (ranks - 1) / ranks * payload / rate
+        twice = latency * (1.0 + _TWO_SHOT_EXTRA_LATENCY) + 2.0 * (ranks - 1) / ranks * payload / rate
         return np.minimum(once, twice)
 
     def stage_transfer_time(self) -> float:
         """Return the time to send one token to the next pipeline stage [s]."""
         if self.sharding.pp == 1:
             return 0.0
-        payload = np.array([self.work.hidden_size * self.backend.formats.activation_bytes * STAGE_TRANSFER_TOKENS])
+        payload = np.array([self.work.hidden_size * self.backend.formats.activation_bytes * _STAGE_TRANSFER_TOKENS])
         stride = np.array([self.sharding.tp], dtype=np.int64)
         seconds = self.backend.fabric.collective_times("send_recv", stride, np.array([2], dtype=np.int64), payload)
-        return float(seconds[0]) / STAGE_TRANSFER_TOKENS
+        return float(seconds[0]) / _STAGE_TRANSFER_TOKENS
 
     @property
     def _families(self) -> KernelFamilyPredictor:
@@ -796,7 +796,7 @@ class _TableBuilder:
 
     @property
     def _streaming_bandwidth(self) -> float:
-        return STREAMING_BANDWIDTH_SHARE * self.device.memory.bandwidth
+        return _STREAMING_BANDWIDTH_SHARE * self.device.memory.bandwidth
 
     def _kernel(self) -> str:
         named = _of_architecture(self.engine.attention_kernels, self.device)
@@ -805,18 +805,18 @@ class _TableBuilder:
     def decode_attention_times(self) -> Array:
         """Return the attention time of one decode token per sequence, over sequences and cached tokens [s].
 
-        The shape is (sequences, cached tokens), those of `SEQUENCE_GRID` and `CACHED_TOKEN_GRID`.
+        The shape is (sequences, cached tokens), those of `_SEQUENCE_GRID` and `CACHED_TOKEN_GRID`.
         """
-        total = np.zeros((len(SEQUENCE_GRID), len(CACHED_TOKEN_GRID)))
+        total = np.zeros((len(_SEQUENCE_GRID), len(CACHED_TOKEN_GRID)))
         for group in self.work.attention:
             if group.latent_elements == LATENT_CACHED:
-                total += self._latent_time(group, SEQUENCE_GRID[:, None], 1.0, CACHED_TOKEN_GRID[None, :], single=True)
+                total += self._latent_time(group, _SEQUENCE_GRID[:, None], 1.0, CACHED_TOKEN_GRID[None, :], single=True)
                 continue
             heads, dim, width = group.kv_heads, group.head_dim, self.formats.cache_bytes
             if group.latent_elements:  # queries of all heads over one vector, which is key and value
                 heads, dim, width = 1.0, group.latent_elements, width / 2.0
             total += group.count * attention_decode_time(
-                batch=SEQUENCE_GRID[:, None], query_heads=group.query_heads, kv_heads=heads,
+                batch=_SEQUENCE_GRID[:, None], query_heads=group.query_heads, kv_heads=heads,
                 kv_length=CACHED_TOKEN_GRID[None, :],
                 head_dim=dim, kernel_name=self._kernel(), window=group.window, element_bytes=width,
                 **self._device("decode"),
@@ -886,10 +886,10 @@ class _TableBuilder:
     def joint_attention_times(self) -> Array:
         """Return the attention time of one decode token per sequence in iterations that also have prompts [s].
 
-        The shape is (sequences, cached tokens), those of `SEQUENCE_GRID` and `CACHED_TOKEN_GRID`.
+        The shape is (sequences, cached tokens), those of `_SEQUENCE_GRID` and `CACHED_TOKEN_GRID`.
         """
-        single = np.ones((len(SEQUENCE_GRID), 1))
-        return self._prefill_time(SEQUENCE_GRID[:, None], single, CACHED_TOKEN_GRID[None, :] - 1.0)
+        single = np.ones((len(_SEQUENCE_GRID), 1))
+        return self._prefill_time(_SEQUENCE_GRID[:, None], single, CACHED_TOKEN_GRID[None, :] - 1.0)
 
     def prefill_attention_times(self) -> Array:
         """Return the attention time that each prefill chunk adds to an iteration [s].
@@ -897,7 +897,7 @@ class _TableBuilder:
         The shape is (chunk lengths, cached tokens before the chunk).
         """
         lengths, before = CHUNK_LENGTH_GRID[:, None], np.append(0.0, CACHED_TOKEN_GRID[1:])[None, :]
-        batch = np.maximum(PREFILL_BATCH_TOKENS / lengths, 1.0)
+        batch = np.maximum(_PREFILL_BATCH_TOKENS / lengths, 1.0)
         whole = self._prefill_time(batch, lengths, before)
         return np.maximum(whole - self.prefill_fixed_time(), 0.0) / batch
 
@@ -933,15 +933,15 @@ class _TableBuilder:
     def launch_count(self) -> float:
         """Return the number of kernels that the host launches for all layers of an iteration without CUDA graph."""
         dense = [each for each in self.work.layers if not each.is_expert_gemm]
-        scaled = [each for each in dense if not each.name.endswith(FUSED_PASS_SUFFIXES)]
+        scaled = [each for each in dense if not each.name.endswith(_FUSED_PASS_SUFFIXES)]
         kernels = [each.kernel_at_few_tokens for each in scaled]
         narrow = np.array([kernel.operation == "narrow" for kernel in kernels])
         converted = narrow & (self.engine.has_quantisation_kernel or self.block_scales)
         separate = ~(_routing(kernels) | self._merged(kernels))
         number = float(((1.0 + converted) * separate) @ [each.count for each in scaled])
-        number += KERNELS_PER_ATTENTION_LAYER * sum(group.count for group in self.work.attention)
+        number += _KERNELS_PER_ATTENTION_LAYER * sum(group.count for group in self.work.attention)
         number += sum(each.count for each in self.work.layer_collectives) * (self.sharding.tp > 1)
-        return number + KERNELS_PER_MIXTURE_LAYER * self.work.mixture_layer_count
+        return number + _KERNELS_PER_MIXTURE_LAYER * self.work.mixture_layer_count
 
     def recurrent_state_time(self) -> float:
         """Return the memory time of the recurrent states of one sequence, read and written in fp32 [s]."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 #: Bytes of a number of a recurrent state (fp32), of a logit while it is sampled (bf16, its copy in fp32, and the
 #: probabilities), and tensors as wide as a layer's widest that are alive at once.
-STATE_ELEMENT_BYTES, SAMPLED_LOGIT_BYTES, WIDEST_TENSORS_ALIVE = 4.0, 10.0, 2.0
+STATE_ELEMENT_BYTES, _SAMPLED_LOGIT_BYTES, _WIDEST_TENSORS_ALIVE = 4.0, 10.0, 2.0
 MIN_DIVISOR = 2.0**-30
 
 
@@ -176,8 +176,8 @@ def serving_memory(
     """
     bound = limit or engine.batch_limit(device)
     weights = _weights(work, sharding, formats)
-    sampled = SAMPLED_LOGIT_BYTES / 4.0 * _widest(work.head_kernels) * min(bound.sequences, bound.tokens)
-    activations = WIDEST_TENSORS_ALIVE * _widest(work.layers) * bound.tokens + sampled
+    sampled = _SAMPLED_LOGIT_BYTES / 4.0 * _widest(work.head_kernels) * min(bound.sequences, bound.tokens)
+    activations = _WIDEST_TENSORS_ALIVE * _widest(work.layers) * bound.tokens + sampled
     total = device.memory.usable_bytes
     if engine.share_of == "total":
         left = engine.memory_share * total - weights - activations - engine.reserve

@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 #: Shares of a replica's capacity at which it is priced, most sequences and tokens of an iteration that are tried.
 LOAD_SHARES_OF_CAPACITY = np.concatenate([np.linspace(0.02, 0.9, 23), np.array([0.93, 0.95, 0.97, 0.98])])
-SEQUENCE_LIMITS = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
-TOKEN_LIMITS = (512, 2048, 4096)
+_SEQUENCE_LIMITS = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
+_TOKEN_LIMITS = (512, 2048, 4096)
 #: Requests of the simulation of a plan, of one that tests its limits, at least so many for each sequence of its batch,
 #: and the share at each end that is not counted.
-SIMULATED_REQUESTS, TEST_SIMULATION_REQUESTS, MIN_REQUESTS_PER_SEQUENCE, TRIMMED_REQUEST_SHARE = 4000, 1200, 12, 0.1
+_SIMULATED_REQUESTS, _TEST_SIMULATION_REQUESTS, _MIN_REQUESTS_PER_SEQUENCE, TRIMMED_REQUEST_SHARE = 4000, 1200, 12, 0.1
 #: Simulations that test the limits of a plan, and how far a simulated time may exceed its limit.
-BISECTIONS, LATENCY_LIMIT_TOLERANCE = 6, 1.02
+_BISECTIONS, _LATENCY_LIMIT_TOLERANCE = 6, 1.02
 #: The share above which the two ways to find a rate differ by too much.
 MAX_RATE_DISAGREEMENT = 0.05
 ArrivalKind = Literal["poisson", "constant", "at once", "closed", "most", "trace"]
@@ -78,7 +78,7 @@ class ServingLoad:
     users: int = 0
     think_time: float = 0.0
     requests: Requests | None = None
-    request_count: int = SIMULATED_REQUESTS
+    request_count: int = _SIMULATED_REQUESTS
 
     @property
     def squared_arrival_variation(self) -> float:
@@ -126,7 +126,7 @@ class LatencyLimits:
         """
         return state.percentile(part, self.percentile) if self.percentile else np.asarray(getattr(state, part))
 
-    def latency_to_limit_ratios(self, state: SteadyState) -> dict[str, Array]:
+    def _latency_to_limit_ratios(self, state: SteadyState) -> dict[str, Array]:
         """Return the ratio of each predicted latency to its limit, by the name of the limit.
 
         Parameters
@@ -154,7 +154,7 @@ class LatencyLimits:
         ndarray
             Ratio, in the shape of the state; 0 without limits.
         """
-        ratios = list(self.latency_to_limit_ratios(state).values())
+        ratios = list(self._latency_to_limit_ratios(state).values())
         return np.asarray(np.max(np.stack(ratios), axis=0)) if ratios else np.asarray(0.0)
 
     def binding_limit(self, state: SteadyState) -> str:
@@ -170,7 +170,7 @@ class LatencyLimits:
         str
             ``ttft``, ``tpot`` or ``latency``.
         """
-        ratios = self.latency_to_limit_ratios(state)
+        ratios = self._latency_to_limit_ratios(state)
         return max(ratios, key=lambda name: float(ratios[name]))
 
 
@@ -433,8 +433,8 @@ def _grid(candidate: ReplicaLayout) -> tuple[Array, Array]:
     Both arrays have shape (token limits, sequence limits).
     """
     most, ranks = candidate.limit, float(candidate.scheduler_count)
-    tokens = [*(each for each in TOKEN_LIMITS if each < most.tokens), most.tokens]
-    sequences = [*(each for each in SEQUENCE_LIMITS if each < most.sequences), most.sequences]
+    tokens = [*(each for each in _TOKEN_LIMITS if each < most.tokens), most.tokens]
+    sequences = [*(each for each in _SEQUENCE_LIMITS if each < most.sequences), most.sequences]
     first, second = np.meshgrid(tokens, sequences, indexing="ij")
     return first * ranks, second * ranks
 
@@ -479,16 +479,16 @@ def _stated(candidate: ReplicaLayout, load: ServingLoad, limits: LatencyLimits) 
 
 
 def _plan(candidate: ReplicaLayout, batching: BatchingLimits, state: SteadyState, limits: LatencyLimits) -> ServingPlan:
-    return ServingPlan(candidate, batching, state, bottleneck_name(candidate, batching, state, limits))
+    return ServingPlan(candidate, batching, state, _bottleneck_name(candidate, batching, state, limits))
 
 
 #: Limits of latency in words.
 LATENCY_LIMIT_NAMES = {"ttft": "time to the first token", "tpot": "time per token", "latency": "latency"}
 #: How near to a limit counts as held back by it.
-BINDING_LIMIT_RATIO = 0.93
+_BINDING_LIMIT_RATIO = 0.93
 
 
-def bottleneck_name(
+def _bottleneck_name(
     candidate: ReplicaLayout, batching: BatchingLimits, state: SteadyState, limits: LatencyLimits
 ) -> str:
     """Name what limits a replica: a latency limit, KV-cache capacity, demand, or a part of an iteration.
@@ -509,14 +509,14 @@ def bottleneck_name(
     str
         Name of the bottleneck, such as ``KV cache``.
     """
-    if limits.limits_by_name and float(limits.largest_latency_to_limit_ratio(state)) > BINDING_LIMIT_RATIO - 0.05:
+    if limits.limits_by_name and float(limits.largest_latency_to_limit_ratio(state)) > _BINDING_LIMIT_RATIO - 0.05:
         return LATENCY_LIMIT_NAMES[limits.binding_limit(state)]
-    if float(state.utilisation) < BINDING_LIMIT_RATIO:
+    if float(state.utilisation) < _BINDING_LIMIT_RATIO:
         return "demand"
-    if batching.time_per_request and float(state.requests_per_s) * batching.time_per_request > BINDING_LIMIT_RATIO:
+    if batching.time_per_request and float(state.requests_per_s) * batching.time_per_request > _BINDING_LIMIT_RATIO:
         return "the server's requests a second"
     batch = float(state.decoding_sequences)
-    if batch >= BINDING_LIMIT_RATIO * float(batching.max_sequences) * batching.pipeline_batches:
+    if batch >= _BINDING_LIMIT_RATIO * float(batching.max_sequences) * batching.pipeline_batches:
         return "sequences of an iteration"
     if float(state.utilisation) >= 1.0 and candidate.memory.max_cached_sequences(1.0):
         return "KV cache"
@@ -640,14 +640,16 @@ def _refined(plan: ServingPlan, load: ServingLoad, limits: LatencyLimits) -> Ser
     Near capacity the closed form underestimates the queues of requests, so its percentiles are too low there.
     """
     low, high, best = 0.0, 1.0, plan
-    for number in range(BISECTIONS):
+    for number in range(_BISECTIONS):
         share = 1.0 if number == 0 else 0.5 * (low + high)
         rate = share * float(plan.state.requests_per_s)
         trial = replace(plan, state=plan.layout.state_at_rate(load, plan.batching, rate))
-        result = simulated_replica(trial, load, TEST_SIMULATION_REQUESTS)
+        result = simulated_replica(trial, load, _TEST_SIMULATION_REQUESTS)
         times = {part: trimmed_latencies(result, part) for part in limits.limits_by_name}
         values = {p: np.percentile(t, limits.percentile) if limits.percentile else t.mean() for p, t in times.items()}
-        if all(float(values[part]) <= limit * LATENCY_LIMIT_TOLERANCE for part, limit in limits.limits_by_name.items()):
+        if all(
+            float(values[part]) <= limit * _LATENCY_LIMIT_TOLERANCE for part, limit in limits.limits_by_name.items()
+        ):
             low, best = share, trial
             if number == 0:
                 break
@@ -725,7 +727,7 @@ def states_over_request_rates(plan: ServingPlan, load: ServingLoad, points: int 
     return plan.layout.replicas * rates, plan.layout.state_at_rate(load, plan.batching, rates)
 
 
-def replica_requests(plan: ServingPlan, load: ServingLoad, count: int | None = None) -> Requests:
+def _replica_requests(plan: ServingPlan, load: ServingLoad, count: int | None = None) -> Requests:
     """Return the requests that one replica of a serving plan gets in a simulation: part of a trace, or random ones.
 
     Parameters
@@ -746,7 +748,7 @@ def replica_requests(plan: ServingPlan, load: ServingLoad, count: int | None = N
     if load.requests is not None:
         return replace(load.requests.requests_of_one_replica(replicas), prefix_hit_share=lengths.prefix_hit_share)
     rate = math.inf if load.arrival_kind in ("at once", "closed") else plan.requests_per_s / replicas
-    number = max(count or SIMULATED_REQUESTS, int(MIN_REQUESTS_PER_SEQUENCE * float(plan.state.decoding_sequences)))
+    number = max(count or _SIMULATED_REQUESTS, int(_MIN_REQUESTS_PER_SEQUENCE * float(plan.state.decoding_sequences)))
     if load.arrival_kind == "at once":
         number = max(load.request_count // replicas, 1)
     if load.arrival_kind == "most" and float(plan.state.utilisation) >= 1.0:
@@ -787,7 +789,7 @@ def simulated_replica(plan: ServingPlan, load: ServingLoad, count: int | None = 
     """
     candidate = plan.layout
     stages = candidate.sharding.pp
-    requests = replica_requests(plan, load, count)
+    requests = _replica_requests(plan, load, count)
     length = float((requests.prompt_tokens + requests.answer_tokens).mean())
     users = None if load.arrival_kind != "closed" else max(round(load.users / candidate.replicas / stages), 1)
     return simulate_requests(

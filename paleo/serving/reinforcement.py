@@ -45,9 +45,9 @@ EXTRA_PASSES_AND_CRITIC = {
     "dpo": (1, False),
 }
 #: Share of a link's rate that a transfer of weights reaches, and of the memory that an engine gets beside a trainer.
-WEIGHT_TRANSFER_BANDWIDTH_SHARE, COLOCATED_ENGINE_MEMORY_SHARE = 0.5, 0.6
+_WEIGHT_TRANSFER_BANDWIDTH_SHARE, _COLOCATED_ENGINE_MEMORY_SHARE = 0.5, 0.6
 #: Coefficient of variation of answers where nothing is stated, and most rollouts that are simulated and drawn.
-DEFAULT_ANSWER_VARIATION, MAX_SIMULATED_ROLLOUTS, MAX_SAMPLED_ROLLOUTS = 0.7, 4000, 100_000
+_DEFAULT_ANSWER_VARIATION, _MAX_SIMULATED_ROLLOUTS, _MAX_SAMPLED_ROLLOUTS = 0.7, 4000, 100_000
 #: What no step of reinforcement learning has in it.
 UNMODELLED_EFFECTS = (
     "environments, tools and verifiers that answer during generation",
@@ -58,7 +58,7 @@ UNMODELLED_EFFECTS = (
 #: Factors within which eight of nine measured steps of NeMo RL lie.
 STEP_TIME_INTERVAL_FACTORS = (0.7, 1.5)
 #: Sequences of the trainer are padded to a multiple of so many tokens.
-SEQUENCE_PADDING_TOKENS = 128
+_SEQUENCE_PADDING_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +82,13 @@ class Rollouts:
     mean_prompt_tokens: float
     mean_answer_tokens: float
     max_answer_tokens: float
-    variation: float = DEFAULT_ANSWER_VARIATION
+    variation: float = _DEFAULT_ANSWER_VARIATION
 
     @property
     def sequence_tokens(self) -> int:
         """Mean tokens of prompt and answer together, padded to a multiple of 128 so that any layout divides them."""
         tokens = self.mean_prompt_tokens + self.mean_answer_tokens
-        return SEQUENCE_PADDING_TOKENS * max(math.ceil(tokens / SEQUENCE_PADDING_TOKENS), 1)
+        return _SEQUENCE_PADDING_TOKENS * max(math.ceil(tokens / _SEQUENCE_PADDING_TOKENS), 1)
 
     def sampled_answer_lengths(self, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """Draw answer lengths from a log-normal distribution that is cut at the largest length and keeps the mean.
@@ -213,8 +213,8 @@ def generation_time(layout: ReplicaLayout, rollouts: Rollouts, *, steady: bool) 
         places = min(layout.max_cached_sequences(lengths), 2.0 * share)
         rate = saturated_steady_state(layout.iteration_tables, batching, lengths, places).requests_per_s
         return share / float(rate)
-    count = min(share, MAX_SIMULATED_ROLLOUTS)
-    replicas = max(min(layout.replicas, MAX_SAMPLED_ROLLOUTS // count), 1)
+    count = min(share, _MAX_SIMULATED_ROLLOUTS)
+    replicas = max(min(layout.replicas, _MAX_SAMPLED_ROLLOUTS // count), 1)
     dealt = rollouts.sampled_answer_lengths(max(count * replicas, 2))[: count * replicas].reshape(replicas, count)
     answers = dealt[dealt.sum(axis=1).argmax()]
     requests = Requests(np.zeros(count), np.full(count, max(rollouts.mean_prompt_tokens, 1.0)), answers)
@@ -250,7 +250,7 @@ def weight_transfer_time(system: System, parameters: float, gpus: int) -> float:
     if not levels or gpus == 1:
         return total / system.device.memory.bandwidth
     level = levels[-1] if gpus > system.devices_per_node else levels[0]
-    return total / (WEIGHT_TRANSFER_BANDWIDTH_SHARE * level.link.bandwidth)
+    return total / (_WEIGHT_TRANSFER_BANDWIDTH_SHARE * level.link.bandwidth)
 
 
 def state_swap_time(system: System, trainer: MemoryFootprint, engine_weights: float) -> float:
@@ -327,7 +327,7 @@ def predict_generator(
         If no replica fits.
     """
     engine = load_engine("vllm")
-    engine = engine if staleness else engine.model_copy(update={"memory_share": COLOCATED_ENGINE_MEMORY_SHARE})
+    engine = engine if staleness else engine.model_copy(update={"memory_share": _COLOCATED_ENGINE_MEMORY_SHARE})
     longest = rollouts.mean_prompt_tokens + rollouts.max_answer_tokens
     layout = generation_engine_layout(model, system, sharding, gpus, engine, longest)
     return RolloutGenerator(layout, gpus, generation_time(layout, rollouts, steady=staleness > 1))

@@ -31,9 +31,9 @@ TRACE_COLUMN_ALIASES = {
     ),
 }  # fmt: skip
 #: Most lines of a trace that are kept.
-MAX_TRACE_REQUESTS = 5_000_000
+_MAX_TRACE_REQUESTS = 5_000_000
 #: Most bytes of a trace, tokens of a prompt or answer, and seconds of an arrival (dates count from 1970).
-MAX_TRACE_BYTES, MAX_REQUEST_TOKENS, MAX_ARRIVAL_SECONDS = 500_000_000, 2.0**40, 2.0**40
+_MAX_TRACE_BYTES, _MAX_REQUEST_TOKENS, _MAX_ARRIVAL_SECONDS = 500_000_000, 2.0**40, 2.0**40
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ def read_trace(path: str | Path) -> Requests:
         If a column is missing, a line has no numbers above zero, or there is no line.
     """
     place = Path(path)
-    raw = read_bytes(place, most=MAX_TRACE_BYTES, expected="a trace of requests, CSV or JSON lines")
+    raw = read_bytes(place, most=_MAX_TRACE_BYTES, expected="a trace of requests, CSV or JSON lines")
     try:
         rows = list(_rows(place, io.StringIO(raw.decode("utf-8-sig"), newline="")))
     except (UnicodeDecodeError, csv.Error) as error:
@@ -221,8 +221,8 @@ def _rows(path: Path, lines: IO[str]) -> Iterator[tuple[float, float, float]]:
         names[part] = name
     unit = MILLISECOND if names["input"].strip().lower() == "input_length" else 1.0
     for number, row in enumerate(rows, start=first):
-        if number - first >= MAX_TRACE_REQUESTS:
-            raise SpecError(f"trace {path}: more than {MAX_TRACE_REQUESTS:,} requests; cut it")
+        if number - first >= _MAX_TRACE_REQUESTS:
+            raise SpecError(f"trace {path}: more than {_MAX_TRACE_REQUESTS:,} requests; cut it")
         yield _row(path, number, row, names, unit)
 
 
@@ -245,7 +245,9 @@ def _row(
     except (KeyError, TypeError, ValueError, OverflowError):
         arrival = first = second = math.nan
     if not (
-        abs(arrival) <= MAX_ARRIVAL_SECONDS and 0 <= first <= MAX_REQUEST_TOKENS and 0 <= second <= MAX_REQUEST_TOKENS
+        abs(arrival) <= _MAX_ARRIVAL_SECONDS
+        and 0 <= first <= _MAX_REQUEST_TOKENS
+        and 0 <= second <= _MAX_REQUEST_TOKENS
     ):
         cells = {names[part]: row.get(names[part]) for part in TRACE_COLUMN_ALIASES}
         raise SpecError(f"trace {path}: line {number}: {cells}: expected an arrival and two counts of tokens")

@@ -130,7 +130,7 @@ def _decode_rate(layout: ReplicaLayout, load: ServingLoad, limits: LatencyLimits
     return float(state.requests_per_s[kept[-1]]), float(state.tpot[kept[-1]])
 
 
-def best_disaggregation(
+def _best_disaggregation(
     fitting: Sequence[ReplicaLayout], load: ServingLoad, limits: LatencyLimits, gpus: int, system: System
 ) -> Disaggregation | None:
     """Find the split of devices into prefill and decode replicas with the highest request rate within latency limits.
@@ -169,7 +169,7 @@ def best_disaggregation(
     return best
 
 
-def mean_device_power(plan: ServingPlan, device: Device) -> float | None:
+def _mean_device_power(plan: ServingPlan, device: Device) -> float | None:
     """Predict the mean power of one device that serves requests, from its FLOP and memory traffic per second.
 
     Parameters
@@ -217,7 +217,7 @@ def _work(plan: ServingPlan) -> tuple[float, float]:
 
 
 #: Percentiles that an answer has.
-PERCENTILES = (50, 90, 99)
+_PERCENTILES = (50, 90, 99)
 #: Factors within which 84 % of the measured throughputs of published runs lie (docs/howto/serve.md).
 THROUGHPUT_INTERVAL_FACTORS = (0.7, 1.35)
 #: What no answer about a service has in it.
@@ -226,7 +226,7 @@ UNMODELLED_EFFECTS = (
     "the network between clients and the service",
     "experts that are more or less busy than a power law of exponent 0.5 makes them",
 )
-LATENCY_PHRASES = {"ttft": "to the first token", "tpot": "a token", "latency": "for the answer"}
+_LATENCY_PHRASES = {"ttft": "to the first token", "tpot": "a token", "latency": "for the answer"}
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ class Service:
             return {}
         trimmed = 0.0 if self.load.arrival_kind in ("trace", "at once") else TRIMMED_REQUEST_SHARE
         known = trimmed_latencies(self.simulation, part, trimmed)
-        return {"mean": float(known.mean())} | {f"p{p}": float(np.percentile(known, p)) for p in PERCENTILES}
+        return {"mean": float(known.mean())} | {f"p{p}": float(np.percentile(known, p)) for p in _PERCENTILES}
 
     @property
     def limited_by(self) -> str | None:
@@ -324,7 +324,7 @@ class Service:
     def joules_per_token(self) -> float | None:
         """Energy of all devices per generated token [J]; None without a plan or design power in the device file."""
         plan = self.best
-        if plan is None or (watts := mean_device_power(plan, self.system.device)) is None:
+        if plan is None or (watts := _mean_device_power(plan, self.system.device)) is None:
             return None
         return watts * plan.gpus / plan.tokens_per_s
 
@@ -356,7 +356,7 @@ class Service:
     @property
     def verdict(self) -> str:
         """Sentences that say whether and how the load can be served within the latency limits."""
-        return explain_refusal(self) if self.best is None else _verdict(self, self.best)
+        return _explain_refusal(self) if self.best is None else _verdict(self, self.best)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -371,7 +371,7 @@ class Service:
                 f"{'fewer' if off < 0 else 'more'} than the fixed point: count on the lower number"
             )
         late = [part for part in self.limits.limits_by_name if _late(self, part)]
-        notes += [f"simulated time {LATENCY_PHRASES[part]} is above its limit: {_late(self, part)}" for part in late]
+        notes += [f"simulated time {_LATENCY_PHRASES[part]} is above its limit: {_late(self, part)}" for part in late]
         if self.best.layout.formats.has_untimed_kernels(self.system.device):
             notes.append(
                 "kernels of MXFP4 experts were never timed on devices without FP4 arithmetic: runs of SGLang and "
@@ -414,7 +414,7 @@ def _verdict(service: Service, plan: ServingPlan) -> str:
     price = service.usd_per_million
     cost = "" if price is None else f": {price['output']:.3g} USD a million output tokens"
     limits = " and ".join(
-        f"{format_duration(limit)} {LATENCY_PHRASES[part]}" for part, limit in service.limits.limits_by_name.items()
+        f"{format_duration(limit)} {_LATENCY_PHRASES[part]}" for part, limit in service.limits.limits_by_name.items()
     )
     at = f"p{service.limits.percentile}" if service.limits.percentile else "the mean"
     within = f" within {limits} at {at}" if limits else ""
@@ -479,7 +479,7 @@ def _figure(plan: ServingPlan | None, busy: bool) -> str:
     return f"{plan.requests_per_s:.3g} requests/s" if busy else f"{format_duration(seconds)} an answer"
 
 
-def explain_refusal(service: Service) -> str:
+def _explain_refusal(service: Service) -> str:
     """Explain why no serving plan meets memory, load and latency limits, and what would help.
 
     Parameters
@@ -519,7 +519,7 @@ def explain_refusal(service: Service) -> str:
             f"load that is stated; fewer requests or more GPUs would."
         )
     asked = {part: format_duration(limit) for part, limit in limits.limits_by_name.items()}
-    texts = [f"{format_duration(values[part])} {LATENCY_PHRASES[part]} (asked: {asked[part]})" for part in missed]
+    texts = [f"{format_duration(values[part])} {_LATENCY_PHRASES[part]} (asked: {asked[part]})" for part in missed]
     return (
         f"No: no plan of {gpus} answers within these limits. The nearest, {candidate.sharding.text} in "
         f"{candidate.formats.text} with one request at a time, takes {' and '.join(texts)} at {at}."
@@ -567,5 +567,5 @@ def evaluate_service(
     fitting, refusals = fitting_layouts(model, system, gpus, engine, formats, load, layouts, limit)
     plans = plan_service(fitting, load, limits)
     result = ServicePlans(plans.plans, tuple(refusals), plans.layouts_over_limits)
-    division = best_disaggregation(fitting, load, limits, gpus, system) if disaggregate else None
+    division = _best_disaggregation(fitting, load, limits, gpus, system) if disaggregate else None
     return Service(model, system, gpus, engine, load, limits, result, tuple(fitting), usd_per_s, division)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 #: Most iterations of decode that pass in one event, so that the growth of the cache in them is small.
-MAX_ITERATIONS_PER_EVENT = 64
+_MAX_ITERATIONS_PER_EVENT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +240,7 @@ class _State:
     queue: list[tuple[float, int]] = field(default_factory=list)
 
 
-class ReplicaSimulation:
+class _ReplicaSimulation:
     """Discrete-event simulation of one replica of an inference engine; `simulate_requests` runs a whole load."""
 
     def __init__(
@@ -413,7 +413,7 @@ class ReplicaSimulation:
         number = len(state.running)
         if not number:
             raise SpecError("a request does not fit into an empty cache")
-        turns = min(int(state.running.next_event_time) - state.turn, MAX_ITERATIONS_PER_EVENT)
+        turns = min(int(state.running.next_event_time) - state.turn, _MAX_ITERATIONS_PER_EVENT)
         turns = max(min(turns, int((self.capacity - state.cache + state.shared) // number)), 1)
         middle = state.cache / number + turns / 2.0
         seconds = self._with_host(self.prices.iteration(number, middle, 0.0, 0.0, 0), number)
@@ -483,7 +483,7 @@ def simulate_requests(
     largest = float((requests.prompt_tokens + requests.answer_tokens).max())
     if largest + 1.0 > capacity:
         raise SpecError(f"a request of {largest:,.0f} tokens is longer than the cache of {capacity:,.0f} tokens")
-    replica = ReplicaSimulation(
+    replica = _ReplicaSimulation(
         phases, batching, requests, capacity=capacity, reservation=reservation, users=users, think=think
     )
     replica.run()

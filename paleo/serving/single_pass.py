@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 #: Most tokens of a pass of an encoder.
-MAX_ENCODER_TOKENS = 2.0**14
+_MAX_ENCODER_TOKENS = 2.0**14
 #: Batches that are tried.
-BATCH_SIZES = tuple(2**power for power in range(12))
+_BATCH_SIZES = tuple(2**power for power in range(12))
 #: Bytes of the place of a maximum, which a pool in training writes beside each result (torch's int64).
-POOL_INDEX_BYTES = 8.0
+_POOL_INDEX_BYTES = 8.0
 #: Width of numbers between kernels in int8 over that in sixteen bits.
 _INT8_SHARE = 0.5
 
@@ -75,10 +75,10 @@ class ForwardPasses:
 #: Mean pairs of a user and an item in a sample of MLPerf Inference's recommendation, which has 100 to 700: the
 #: 89,137,319 of the second half of the data's last day make 330,067 samples (recommendation/dlrm_v2/pytorch of its
 #: reference code).
-USER_ITEM_PAIRS_PER_SAMPLE = 270
+_USER_ITEM_PAIRS_PER_SAMPLE = 270
 #: Passes of a request where these are not one pass of the network. 20 steps: MLPerf Inference's, text-to-image.
-FORWARD_PASSES_BY_MODEL = {
-    name: (ForwardPasses(name, samples=USER_ITEM_PAIRS_PER_SAMPLE),) for name in ("dlrm", "dlrm-sharded", "dlrm-dcnv2")
+_FORWARD_PASSES_BY_MODEL = {
+    name: (ForwardPasses(name, samples=_USER_ITEM_PAIRS_PER_SAMPLE),) for name in ("dlrm", "dlrm-sharded", "dlrm-dcnv2")
 } | {
     "stable-diffusion-xl": (
         ForwardPasses("stable-diffusion-xl", count=20, samples=2),
@@ -100,7 +100,7 @@ def forward_passes(model: ModelSpec) -> tuple[ForwardPasses, ...]:
     tuple of ForwardPasses
         Passes in the order in which they run.
     """
-    return FORWARD_PASSES_BY_MODEL.get(model.name, (ForwardPasses(model.name),))
+    return _FORWARD_PASSES_BY_MODEL.get(model.name, (ForwardPasses(model.name),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +159,11 @@ def fitting_batches(
         # Batches of an encoder, whose samples lie one behind the other without padding.
         kernels = EngineKernels(encoder_element_bytes=between)
         prices = iteration_tables(model, system, Sharding(), formats, kernels)
-        samples = np.maximum(MAX_ENCODER_TOKENS / length / 2.0 ** np.arange(5)[::-1], 1.0)
+        samples = np.maximum(_MAX_ENCODER_TOKENS / length / 2.0 ** np.arange(5)[::-1], 1.0)
         seconds = prices.non_attention_time(samples * length) + prices.prefill_attention_time(samples, length)
         return tuple(RequestBatch(*pair) for pair in zip(samples.tolist(), seconds.tolist(), strict=True))
     parts = forward_passes(model)
-    sizes = [batch for batch in BATCH_SIZES if batch <= largest_batch(parts, system, formats)]
+    sizes = [batch for batch in _BATCH_SIZES if batch <= largest_batch(parts, system, formats)]
     times = [request_batch_time(parts, system, formats, batch, fused, between) for batch in sizes]
     return tuple(RequestBatch(*pair) for pair in zip(sizes, times, strict=True))
 
@@ -222,7 +222,7 @@ def largest_batch(parts: tuple[ForwardPasses, ...], system: System, formats: For
         fits.append(left / widest if widest else np.inf)
     if min(fits) < 1.0:
         raise SpecError(f"{parts[0].model} does not fit into the memory of {system.device.name}")
-    return int(min(min(fits), BATCH_SIZES[-1]))
+    return int(min(min(fits), _BATCH_SIZES[-1]))
 
 
 def request_batch_time(
@@ -342,7 +342,7 @@ def _operands(kernel: Kernel, fused: str) -> float:
     registers of the kernel before.
     """
     if kernel.operation == "pool":
-        places = POOL_INDEX_BYTES if "max" in kernel.name else 0.0
+        places = _POOL_INDEX_BYTES if "max" in kernel.name else 0.0
         return kernel.bytes_read + kernel.bytes_written * BYTES_PER_NUMBER["bf16"] / (BYTES_PER_NUMBER["bf16"] + places)
     return 0.0 if fused and kernel.name.startswith(fused) else max(kernel.bytes_read - kernel.bytes_written, 0.0) / 2.0
 

@@ -36,13 +36,13 @@ Array = npt.NDArray[np.float64]
 Numbers = float | npt.NDArray[np.float64]
 SequenceCount = TypeVar("SequenceCount", float, Array)
 #: Halvings of the interval of iteration times; standard normal quantiles.
-BISECTION_STEPS = 32
+_BISECTION_STEPS = 32
 #: Share of the answers of one length that stay in the groups in which their prompts filled iterations, in a cache that
 #: overflows; read from simulations of 20 full caches.
-GROUPED_ANSWER_SHARE = 1.0 / 3.0
+_GROUPED_ANSWER_SHARE = 1.0 / 3.0
 #: The least number that anything is divided by.
 MIN_DIVISOR = 2.0**-30
-NORMAL_QUANTILES = {50: 0.0, 90: 1.2816, 95: 1.6449, 99: 2.3263}
+_NORMAL_QUANTILES = {50: 0.0, 90: 1.2816, 95: 1.6449, 99: 2.3263}
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ class SteadyState:
         ndarray, shape (...)
             Time [s].
         """
-        z = NORMAL_QUANTILES[percent]
+        z = _NORMAL_QUANTILES[percent]
         first, further = self.lengths.input_variation, self.lengths.output_variation
         added = self.arrivals_per_iteration * self.added_time_per_prompt
         busy = np.minimum(added / np.maximum(self.iteration_time, MIN_DIVISOR), 0.95)
@@ -250,7 +250,7 @@ def _excess(variation: float, z: float) -> float:
     return math.exp(z * sigma - sigma**2 / 2.0) - 1.0
 
 
-def mean_iteration_times(
+def _mean_iteration_times(
     phases: IterationTables,
     batching: BatchingLimits,
     lengths: RequestLengths,
@@ -328,7 +328,7 @@ def saturated_steady_state(
         lengths = replace(lengths, recomputed_tokens=np.where(capacity < most, again, 0.0))
     # answers of one length end together, and prompts follow them; alone in an iteration, these are not waited for
     together = batching.mixes_prefill * (1.0 - min(lengths.output_variation, 1.0))
-    seconds, busy, plain, share = mean_iteration_times(phases, batching, lengths, batch, batch / turns, together)
+    seconds, busy, plain, share = _mean_iteration_times(phases, batching, lengths, batch, batch / turns, together)
     rate = batching.pipeline_batches * batch / turns / seconds
     front = batching.time_per_request
     rate = np.minimum(rate, 1.0 / front) if front else rate
@@ -360,7 +360,7 @@ def _overflowed(lengths: RequestLengths, completed: Array, space: Array) -> Arra
     """
     apart = min(lengths.output_variation, 1.0)
     filled = np.minimum(completed * lengths.computed_prompt_tokens / np.maximum(space, 1.0), 1.0)
-    together = GROUPED_ANSWER_SHARE * filled - (1.0 - GROUPED_ANSWER_SHARE) * np.expm1(-completed)
+    together = _GROUPED_ANSWER_SHARE * filled - (1.0 - _GROUPED_ANSWER_SHARE) * np.expm1(-completed)
     events = apart * completed + (1.0 - apart) * together
     return np.asarray(lengths.output * np.exp(-events))
 
@@ -403,19 +403,19 @@ def steady_state_at_rate(
     stable = np.minimum(demand, full.requests_per_s)
     each = stable / batching.pipeline_batches
     low, high = np.zeros(np.broadcast(stable, full.iteration_time).shape), full.iteration_time * np.ones_like(stable)
-    for _ in range(BISECTION_STEPS):
+    for _ in range(_BISECTION_STEPS):
         middle = 0.5 * (low + high)
         seen = each * turns * middle + arrivals  # a request finds the others, and is one more itself
-        seconds, _, _, _ = mean_iteration_times(phases, batching, lengths, seen, each * middle)
+        seconds, _, _, _ = _mean_iteration_times(phases, batching, lengths, seen, each * middle)
         higher = seconds > middle
         low, high = np.where(higher, middle, low), np.where(higher, high, middle)
     batch = each * turns * high
-    _, busy, plain, share = mean_iteration_times(phases, batching, lengths, batch, each * high)
+    _, busy, plain, share = _mean_iteration_times(phases, batching, lengths, batch, each * high)
     load = demand / full.requests_per_s
     state = _state(batching, lengths, stable, batch, (high, busy, plain, share), np.zeros_like(high), load)
     wait = _waiting(batching, lengths, state, full, load, arrivals)
     crowded = 1.0 + np.sqrt(arrivals / np.maximum(batch, 1.0))
-    denser, _, _, _ = mean_iteration_times(phases, batching, lengths, batch * crowded, each * high * crowded)
+    denser, _, _, _ = _mean_iteration_times(phases, batching, lengths, batch * crowded, each * high * crowded)
     crowd = np.maximum(denser - high, 0.0)
     behind, deviation = _behind(batching, lengths, state, arrivals)
     # prompts that came in the long iteration of one's own prompt pass in the first of one's answer
@@ -526,7 +526,7 @@ def closed_loop_steady_state(
     number = np.asarray(users, dtype=np.float64)
     full = saturated_steady_state(phases, batching, lengths, np.minimum(places, number))
     low, high = np.zeros(np.broadcast(number, full.iteration_time).shape), full.requests_per_s * np.ones_like(number)
-    for _ in range(BISECTION_STEPS):
+    for _ in range(_BISECTION_STEPS):
         middle = 0.5 * (low + high)
         state = steady_state_at_rate(phases, batching, lengths, np.inf, np.maximum(middle, MIN_DIVISOR), arrivals=0.0)
         # no iteration of others runs where there is one user
@@ -551,7 +551,7 @@ def _state(
     """Combine iteration times into the steady state of a replica, with latencies that include no queueing.
 
     A request waits half an iteration until the next begins, then takes the iterations of its prompt, then one iteration
-    per further token. ``times`` is the result of `mean_iteration_times`.
+    per further token. ``times`` is the result of `_mean_iteration_times`.
     """
     seconds, busy, plain, share = times
     output = lengths.output * np.ones_like(seconds)

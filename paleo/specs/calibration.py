@@ -36,7 +36,7 @@ NonNegativeFraction = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Parameters = TypeVar("Parameters")
 #: Factor by which a fraction or an exponent that was inherited, scaled or written by hand may lie outside the fit's
 #: range.
-FIT_RANGE_SLACK = 2.0
+_FIT_RANGE_SLACK = 2.0
 #: Name of the file with the inheritance rules.
 INHERITANCE_FILE = "architectures"
 
@@ -357,7 +357,7 @@ def parameters_from_mapping(kind: type[Parameters], values: Mapping[str, float],
 def _check_range(name: str, value: float, metadata: Mapping[str, Any], where: str) -> None:
     if metadata["unit"] != "1":
         return
-    low, high = metadata["low"] / FIT_RANGE_SLACK, metadata["high"] * FIT_RANGE_SLACK
+    low, high = metadata["low"] / _FIT_RANGE_SLACK, metadata["high"] * _FIT_RANGE_SLACK
     if not low <= value <= high:
         raise SpecError(f"{where}: {name}: {value:g} is no {metadata['meaning']}; expected {low:g} to {high:g}")
 

@@ -35,7 +35,7 @@ CATALOG_FOLDERS = {
     "tasks": "models/tasks",
     "engines": "hardware_specs/engines",
 }
-MAX_EXTENDED_ENTRIES = 16
+_MAX_EXTENDED_ENTRIES = 16
 _SUFFIXES = (".yaml", ".yml")
 
 
@@ -147,7 +147,7 @@ def entry_path(kind: str, name_or_path: str | Path) -> Path:
     path = known.get(name) or known.get(name.strip().lower()) or _entry_by_other_name(kind, name)
     if path is None:
         noun = kind.removesuffix("s")
-        nearest = suggest_entry_names(name, [*known, *RESERVED_ENTRY_NAMES.get(kind, ())])
+        nearest = suggest_entry_names(name, [*known, *_RESERVED_ENTRY_NAMES.get(kind, ())])
         hint = f"{nearest} (or {_PATH.get(kind, 'a path to a YAML file')})"
         raise SpecError(f"unknown {noun} {_short(name)}; {hint}")
     return path
@@ -156,7 +156,7 @@ def entry_path(kind: str, name_or_path: str | Path) -> Path:
 #: What the user may write instead of a catalog name, for kinds that take more than a YAML file.
 _PATH = {"models": "a hub id, a config.json, a YAML or ONNX file, module:factory@2x3x224x224"}
 #: Words that are accepted in place of an entry.
-RESERVED_ENTRY_NAMES = {"calibrations": ("auto", "ideal", "ppp=0.6")}
+_RESERVED_ENTRY_NAMES = {"calibrations": ("auto", "ideal", "ppp=0.6")}
 
 
 def systems_with_device(device: str) -> list[str]:
@@ -278,7 +278,7 @@ def join_weight_formats(dense: str, experts: str | None) -> str:
 
 
 #: Kinds whose names may be spelt in several ways. The names of software profiles are compared as they are written.
-KINDS_WITH_SPELLING_VARIANTS = ("models", "systems")
+_KINDS_WITH_SPELLING_VARIANTS = ("models", "systems")
 
 
 def _spelling(name: str, ignored: str = "-_. ") -> str:
@@ -293,7 +293,7 @@ def _spelling(name: str, ignored: str = "-_. ") -> str:
 @cache
 def _by_spelling(kind: str) -> Mapping[str, Path]:
     """Return the files of a kind of entry by normalised spelling; ambiguous spellings are left out."""
-    files = entry_files(kind) if kind in KINDS_WITH_SPELLING_VARIANTS else {}
+    files = entry_files(kind) if kind in _KINDS_WITH_SPELLING_VARIANTS else {}
     several = Counter(map(_spelling, files))
     return {_spelling(name): path for name, path in files.items() if several[_spelling(name)] == 1}
 
@@ -383,7 +383,7 @@ def resolve_entry_name(kind: str, name: str) -> str | None:
     >>> [resolve_entry_name("models", name) for name in ("Llama-3-70B", "Llama-3.1-70B", "llama3-71b")]
     ['llama3-70b', 'llama3-70b', None]
     """
-    path = _entry_by_other_name(kind, name) if kind in KINDS_WITH_SPELLING_VARIANTS else None
+    path = _entry_by_other_name(kind, name) if kind in _KINDS_WITH_SPELLING_VARIANTS else None
     return None if path is None else path.stem
 
 
@@ -473,7 +473,7 @@ def kind_of_spec_file(path: str | Path) -> str:
         If no key belongs to a known kind; the message lists the kinds.
     """
     chain: list[str] = []
-    while len(chain) <= MAX_EXTENDED_ENTRIES:
+    while len(chain) <= _MAX_EXTENDED_ENTRIES:
         data = read_yaml(path)
         _check_extend(data, path)
         for kind, keys in _KEYS_OF_KIND:
@@ -528,7 +528,7 @@ def merge_inline_entry(kind: str, data: Mapping[str, Any], where: Path) -> dict[
     for layer in reversed(layers):
         merged = _merged(merged, _with_scaled_fields(kind, merged, layer))
     merged.pop("extend", None)
-    for figure, kept in BASE_VALUE_KEYS.get(kind, {}).items():
+    for figure, kept in _BASE_VALUE_KEYS.get(kind, {}).items():
         if kept in merged:
             raise SpecError(f"{where}: {kept}: unknown key")
         if figure in layers[-1]:
@@ -538,21 +538,23 @@ def merge_inline_entry(kind: str, data: Mapping[str, Any], where: Path) -> dict[
 
 #: Fields that are part of measured times, by kind. The value names the key that keeps what the base entry of a chain of
 #: ``extend:`` states.
-BASE_VALUE_KEYS: Mapping[str, Mapping[str, str]] = {"links": {"latency": "stated_latency"}}
+_BASE_VALUE_KEYS: Mapping[str, Mapping[str, str]] = {"links": {"latency": "stated_latency"}}
 
 
 #: Fields that scale with another field if an extending entry changes only that one, by kind: group, field, and the
 #: field that it follows.
-PROPORTIONAL_FIELDS: Mapping[str, tuple[tuple[str, str, str], ...]] = {"devices": (("memory", "reported", "capacity"),)}
+_PROPORTIONAL_FIELDS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
+    "devices": (("memory", "reported", "capacity"),)
+}
 
 
 def _with_scaled_fields(kind: str, below: Mapping[str, Any], above: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an extending entry with fields added that scale with the fields it changes (`PROPORTIONAL_FIELDS`).
+    """Return an extending entry with fields added that scale with the fields it changes (`_PROPORTIONAL_FIELDS`).
 
     For example a device with another memory capacity gets another reported memory. Text that is not a quantity stays as
     it is, so that the validation of the spec reports it.
     """
-    for group, figure, leader in PROPORTIONAL_FIELDS.get(kind, ()):
+    for group, figure, leader in _PROPORTIONAL_FIELDS.get(kind, ()):
         old, new = below.get(group), above.get(group)
         if not isinstance(old, Mapping) or not isinstance(new, Mapping):
             continue
@@ -583,8 +585,8 @@ def _layers(kind: str, data: Mapping[str, Any], path: Path) -> list[Mapping[str,
         if os.path.realpath(below) in [os.path.realpath(file) for file in chain]:
             stems = " -> ".join(file.name for file in [*chain, below])
             raise SpecError(f"{path}: extend: the files extend one another in a circle: {stems}")
-        if len(chain) > MAX_EXTENDED_ENTRIES:
-            raise SpecError(f"{path}: extend: more than {MAX_EXTENDED_ENTRIES} files extend one another")
+        if len(chain) > _MAX_EXTENDED_ENTRIES:
+            raise SpecError(f"{path}: extend: more than {_MAX_EXTENDED_ENTRIES} files extend one another")
         chain.append(below)
         layers.append({key: value for key, value in data.items() if key not in _OWN})
     return layers

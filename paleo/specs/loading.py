@@ -34,7 +34,7 @@ CachedValue = TypeVar("CachedValue")
 Arguments = ParamSpec("Arguments")
 ReturnValue = TypeVar("ReturnValue")
 #: Most entries of one cache: many more than the models and systems of a study.
-MAX_CACHE_ENTRIES = 512
+_MAX_CACHE_ENTRIES = 512
 
 _LEDGERS: ContextVar[tuple[dict[str, str], ...]] = ContextVar("ledgers", default=())
 
@@ -126,7 +126,7 @@ def cache_by_files(load: Callable[[str | Path], CachedValue]) -> Callable[[str |
     def loaded(key: tuple[str, str | Path]) -> tuple[CachedValue, dict[str, str]]:
         with record_read_files() as digests:
             value = load(key[1])
-        if len(entries) >= MAX_CACHE_ENTRIES:
+        if len(entries) >= _MAX_CACHE_ENTRIES:
             entries.clear()
         entries[key] = value, digests
         return value, digests
@@ -147,8 +147,8 @@ def cache_by_files(load: Callable[[str | Path], CachedValue]) -> Callable[[str |
 
 #: Limits on a spec file: far above what people write, and low enough that reading a file never takes long.
 MAX_FILE_BYTES = 4_000_000
-MAX_YAML_NODES = 250_000
-MAX_YAML_DEPTH = 32
+_MAX_YAML_NODES = 250_000
+_MAX_YAML_DEPTH = 32
 MAX_MESSAGE_LENGTH = 600
 
 #: Largest number below which all whole numbers are exact as floats.
@@ -370,8 +370,8 @@ def _yaml_problem(error: Any) -> str:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     place = f"line {mark.line + 1}: " if mark is not None else ""
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error).splitlines()[0]
-    if "nesting depth" in problem:  # newer releases of the parser stop before `MAX_YAML_DEPTH` is checked
-        return f"{place}nested deeper than {MAX_YAML_DEPTH} levels"
+    if "nesting depth" in problem:  # newer releases of the parser stop before `_MAX_YAML_DEPTH` is checked
+        return f"{place}nested deeper than {_MAX_YAML_DEPTH} levels"
     return f"{place}not valid YAML: {problem}"
 
 
@@ -416,8 +416,8 @@ class _Builder:
     def _next(self) -> Any:
         event = self._parser.get_event()
         self._nodes += 1
-        if self._nodes > MAX_YAML_NODES:
-            raise self._error(event, f"more than {MAX_YAML_NODES} values; a spec is a page or two of YAML")
+        if self._nodes > _MAX_YAML_NODES:
+            raise self._error(event, f"more than {_MAX_YAML_NODES} values; a spec is a page or two of YAML")
         if getattr(event, "anchor", None) is not None:
             raise self._error(event, f"anchors and aliases ({event.anchor!r}) are not allowed; write the value out")
         if getattr(event, "tag", None) not in (None, "!"):
@@ -425,8 +425,8 @@ class _Builder:
         return event
 
     def _value(self, event: Any, depth: int) -> Any:
-        if depth > MAX_YAML_DEPTH:
-            raise self._error(event, f"nested deeper than {MAX_YAML_DEPTH} levels")
+        if depth > _MAX_YAML_DEPTH:
+            raise self._error(event, f"nested deeper than {_MAX_YAML_DEPTH} levels")
         if isinstance(event, yaml.ScalarEvent):
             return event.value if event.style else self._plain(event)
         return self._mapping(depth) if isinstance(event, yaml.MappingStartEvent) else self._sequence(depth)

@@ -22,7 +22,7 @@ from paleo.units import DAY, HOUR, KILO, Dollars, PricePerSecond
 
 #: Terms for which a machine can be rented.
 RentalTerm = Literal["on-demand", "1-year", "3-year", "spot"]
-RENTAL_TERMS = get_args(RentalTerm)
+_RENTAL_TERMS = get_args(RentalTerm)
 
 
 class PriceOffer(Spec):
@@ -106,7 +106,7 @@ class DevicePriceQuote:
         return f"median of {count} providers of {device}, {low} to {high} {unit}, the nearest"
 
 
-def find_offers(system: System, term: str) -> tuple[list[tuple[str, PriceOffer]], bool]:
+def _find_offers(system: System, term: str) -> tuple[list[tuple[str, PriceOffer]], bool]:
     """Find the offers of all price lists for a system under a rental term.
 
     Parameters
@@ -150,10 +150,10 @@ def parse_rental_term(text: str) -> RentalTerm:
     SpecError
         If there is no such term; the message names the nearest.
     """
-    for term in RENTAL_TERMS:
+    for term in _RENTAL_TERMS:
         if term == text:
             return term  # type: ignore[no-any-return]
-    raise SpecError(f"term {text!r}: expected {', '.join(RENTAL_TERMS)}; {suggest_names(text, RENTAL_TERMS)}")
+    raise SpecError(f"term {text!r}: expected {', '.join(_RENTAL_TERMS)}; {suggest_names(text, _RENTAL_TERMS)}")
 
 
 def rent_quote(system: System, term: RentalTerm) -> DevicePriceQuote | None:
@@ -174,7 +174,7 @@ def rent_quote(system: System, term: RentalTerm) -> DevicePriceQuote | None:
     DevicePriceQuote, optional
         Rent in USD/s and where it comes from; None if no list has an offer.
     """
-    market, exact = find_offers(system, term)
+    market, exact = _find_offers(system, term)
     rates = [(offer.rate / offer.devices, name, offer) for name, offer in market if offer.rate is not None]
     return _quote(rates if exact else _lowest_of_each_provider(rates), exact)
 
@@ -298,7 +298,7 @@ def purchase_quote(system: System) -> DevicePriceQuote | None:
         Price in USD: the device's share of a whole machine if such machines were sold, else of a bare device. None if
         no list has a price.
     """
-    sold, exact = find_offers(system, "purchase")
+    sold, exact = _find_offers(system, "purchase")
     prices = [(offer.price / offer.devices, name, offer) for name, offer in sold if offer.price is not None]
     return _quote(prices, exact)
 

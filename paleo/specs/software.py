@@ -33,14 +33,14 @@ from paleo.units import (
 
 #: Device memory of an empty PyTorch process in nvidia-smi, with lazily loaded kernels (CUDA 11.7 and later): half a
 #: GiB.
-CUDA_CONTEXT_BYTES = 512.0 * MEBIBYTE
+_CUDA_CONTEXT_BYTES = 512.0 * MEBIBYTE
 #: Buffers of one NCCL ring, by documented sizes: 24 channels of 4 MiB (NCCL_BUFFSIZE), 4.7 MiB for the LL128 and 0.5
 #: MiB for the LL protocol. Trees and more channels would add to that.
-COMMUNICATOR_BYTES = 221.0 * MEBIBYTE
+_COMMUNICATOR_BYTES = 221.0 * MEBIBYTE
 #: Memory that PyTorch's caching allocator reserves but does not allocate, as a fraction of allocated memory: 5.8 % on
 #: average with a standard deviation of 2.2 % (2.8 to 7.9 %), in six layouts of Megatron-Core on B200 for which
 #: SimuMax's table prints both peaks.
-FRAGMENTATION_FRACTION = 0.058
+_FRAGMENTATION_FRACTION = 0.058
 #: Time of a parameter server for each tensor that is pushed and pulled [s]. It is TensorFlow's, fitted to four
 #: saturated rates of P100 workers (Li, Walls, Guo, CM-DARE, ICDCS 2020), with an error of 6.5 % on 93 rates that were
 #: not fitted.
@@ -532,9 +532,9 @@ class ProcessMemory(Spec):
         (torch.cuda.max_memory_reserved over max_memory_allocated, less 1)
     """
 
-    context: Bytes = CUDA_CONTEXT_BYTES
-    communicator: Bytes = COMMUNICATOR_BYTES
-    fragmentation: NonNegativeFactor = FRAGMENTATION_FRACTION
+    context: Bytes = _CUDA_CONTEXT_BYTES
+    communicator: Bytes = _COMMUNICATOR_BYTES
+    fragmentation: NonNegativeFactor = _FRAGMENTATION_FRACTION
 
 
 class SampleLoader(Spec):
@@ -861,12 +861,12 @@ def _rows_of(schema: type[BaseModel], prefix: str) -> Iterator[FieldRow]:
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from _rows_of(field.annotation, f"{key}.")
         elif field.description:
-            unit = field_unit(field)
+            unit = _field_unit(field)
             default = "required" if field.is_required() else format_value(field.default, unit)
             yield FieldRow(key, unit, default, field.description)
 
 
-def field_unit(field: FieldInfo) -> str:
+def _field_unit(field: FieldInfo) -> str:
     """Return the unit of a schema field, from its type.
 
     Parameters
@@ -895,7 +895,7 @@ def format_value(value: Any, unit: str = "") -> str:
     value : Any
         Value in SI units.
     unit : str, optional
-        Unit, as `field_unit` returns it.
+        Unit, as `_field_unit` returns it.
 
     Returns
     -------

@@ -47,9 +47,23 @@ NO_EVALUATION = QualityEvaluation(samples=1, every=1, beside=True, source="none:
 
 
 #: Rounds of MLPerf Training in order; there are two each year.
-MLPERF_ROUNDS = ("v0.5", "v0.6", "v0.7", "v1.0", "v1.1", "v2.0", "v2.1", "v3.0", "v3.1", "v4.0", "v4.1", "v5.0", "v5.1")
+_MLPERF_ROUNDS = (
+    "v0.5",
+    "v0.6",
+    "v0.7",
+    "v1.0",
+    "v1.1",
+    "v2.0",
+    "v2.1",
+    "v3.0",
+    "v3.1",
+    "v4.0",
+    "v4.1",
+    "v5.0",
+    "v5.1",
+)
 #: Number of rounds after the last fitted one for which the improvement of software is extrapolated.
-MAX_EXTRAPOLATED_ROUNDS = 2
+_MAX_EXTRAPOLATED_ROUNDS = 2
 
 
 class TrainingCode(Spec):
@@ -85,16 +99,16 @@ class TrainingCode(Spec):
         Parameters
         ----------
         round_name : str
-            Round of MLPerf Training; at most `MAX_EXTRAPOLATED_ROUNDS` later rounds count.
+            Round of MLPerf Training; at most `_MAX_EXTRAPOLATED_ROUNDS` later rounds count.
 
         Returns
         -------
         TrainingCode
             Copy whose ratios are scaled by the improvement per round.
         """
-        if self.round not in MLPERF_ROUNDS or round_name not in MLPERF_ROUNDS:
+        if self.round not in _MLPERF_ROUNDS or round_name not in _MLPERF_ROUNDS:
             return self
-        later = min(MLPERF_ROUNDS.index(round_name) - MLPERF_ROUNDS.index(self.round), MAX_EXTRAPOLATED_ROUNDS)
+        later = min(_MLPERF_ROUNDS.index(round_name) - _MLPERF_ROUNDS.index(self.round), _MAX_EXTRAPOLATED_ROUNDS)
         factor = math.exp(self.per_round * later)
         ratio = {name: value * factor for name, value in self.ratio.items()}
         return self.model_copy(update={"ratio": ratio, "round": round_name})

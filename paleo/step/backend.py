@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 #: Number of networks, each at one batch, that are cached between predictions: rows of a table, points of a curve and
 #: compared systems often use the same ones.
-MAX_CACHED_GRAPHS = 16
+_MAX_CACHED_GRAPHS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class LayerGraphCache:
     The least recently used graph is dropped first.
     """
 
-    def __init__(self, most: int = MAX_CACHED_GRAPHS) -> None:
+    def __init__(self, most: int = _MAX_CACHED_GRAPHS) -> None:
         self._graph = lru_cache(most)(_GraphKey.graph)
 
     def graph(self, model: ModelSpec, batch: int, choices: LayerImplementations, overrides: Mapping[str, Any]) -> Graph:
@@ -101,7 +101,7 @@ class LayerGraphCache:
         return self._graph(_GraphKey(id(model), batch, choices, repr(overrides), model, overrides))
 
 
-LAYER_GRAPH_CACHE = LayerGraphCache()
+_LAYER_GRAPH_CACHE = LayerGraphCache()
 
 
 def with_replicated_heads(model: ModelSpec, sizes: Mapping[str, Any], tp: int) -> Mapping[str, Any]:
@@ -466,7 +466,7 @@ class Backend:
             Network as a graph of layers.
         """
         sizes, choices = self._split_heads(model, tp)
-        return apply_graph_transforms(LAYER_GRAPH_CACHE.graph(model, batch, choices, sizes), self.run)
+        return apply_graph_transforms(_LAYER_GRAPH_CACHE.graph(model, batch, choices, sizes), self.run)
 
     def _split_heads(self, model: ModelSpec, tp: int) -> tuple[Mapping[str, Any], LayerImplementations]:
         """Return model parameters and layer implementations of a network whose heads are split over ``tp`` ranks.

@@ -199,7 +199,7 @@ def replica_groups(mesh: Mesh, axes: Axes, copies: int) -> list[tuple[IntArray, 
 
 
 #: Axis of tensor parallelism.
-TENSOR_AXIS = "tp"
+_TENSOR_AXIS = "tp"
 
 
 def gradient_exchange_collectives(
@@ -231,10 +231,10 @@ def gradient_exchange_collectives(
     ----------
     Zhao et al., PyTorch FSDP, VLDB 2023, section 3.2.2 (HSDP).
     """
-    replicas = tuple(axis for axis in axes if axis != TENSOR_AXIS)
+    replicas = tuple(axis for axis in axes if axis != _TENSOR_AXIS)
     if replicas == axes:
         return _over_replicas(zero, axes, size, mesh)
-    beside = (("all_reduce", (TENSOR_AXIS,), size),)
+    beside = (("all_reduce", (_TENSOR_AXIS,), size),)
     return _over_replicas(zero, replicas, size, mesh) + beside if replicas else beside
 
 
@@ -570,7 +570,7 @@ def compressed_collectives(
     """
     compressed: list[CollectivePayload[NumberOrArray]] = []
     for plain, axes, size in owed:
-        stays = (method.replaces_zero3_collectives and plain == "all_reduce") or axes == (TENSOR_AXIS,)
+        stays = (method.replaces_zero3_collectives and plain == "all_reduce") or axes == (_TENSOR_AXIS,)
         parts = [(plain, 1.0)] if stays else _ratios(method, gradient, scattered=plain == "reduce_scatter")
         compressed += [(operation, axes, size * ratio) for operation, ratio in parts]
     return tuple(compressed)

@@ -38,19 +38,19 @@ Array = npt.NDArray[np.float64]
 INTERVAL_CALIBRATION, INTERVAL_FAMILY = STEP_CALIBRATION_NAME, "interval"
 #: Kind of kernels of functions that an importer did not know, and the factor by which their times may be wrong in
 #: either direction.
-OPAQUE_KERNEL_KIND, OPAQUE_TIME_FACTOR = "opaque", 3.0
+OPAQUE_KERNEL_KIND, _OPAQUE_TIME_FACTOR = "opaque", 3.0
 #: First cuDNN release whose convolutions were timed for a calibration.
-FIRST_TIMED_CUDNN_RELEASE = 5.0
+_FIRST_TIMED_CUDNN_RELEASE = 5.0
 #: First cuDNN release with kernels for an architecture's tensor cores, by its release notes; 8 for other architectures.
-FIRST_TENSOR_CORE_CUDNN_RELEASES = {"Volta": 7.0, "Turing": 7.0}
-AMPERE_TENSOR_CORE_CUDNN_RELEASE = 8.0
+_FIRST_TENSOR_CORE_CUDNN_RELEASES = {"Volta": 7.0, "Turing": 7.0}
+_AMPERE_TENSOR_CORE_CUDNN_RELEASE = 8.0
 #: Kernels shorter than this reveal a host slower than its profile. Eager frameworks take 10 to 46 us to issue an
 #: operation (host times of profiles), and gaps between operations are added.
-SHORT_KERNEL_SECONDS = 100.0 * MICROSECOND
+_SHORT_KERNEL_SECONDS = 100.0 * MICROSECOND
 #: GPUs of a node. Beyond it stragglers, fabrics and node placement add errors that steps inside a node do not show.
 GPUS_PER_NODE = 8.0
 #: Largest share of short kernels in measured steps of untested software; the half-width does not grow beyond it.
-MAX_SHORT_KERNEL_SHARE = 0.5
+_MAX_SHORT_KERNEL_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,8 @@ class StepUncertainty:
     link_half_width : ndarray
         Half-width of the links times the share of exposed communication.
     short_kernel_share : float or ndarray
-        Share of kernels shorter than `SHORT_KERNEL_SECONDS` that a host of unknown speed issues one by one, up to
-        `MAX_SHORT_KERNEL_SHARE`.
+        Share of kernels shorter than `_SHORT_KERNEL_SECONDS` that a host of unknown speed issues one by one, up to
+        `_MAX_SHORT_KERNEL_SHARE`.
     untimed_convolution_share : float or ndarray
         Share of convolutions by a library that was not timed.
     update_share : float or ndarray
@@ -218,12 +218,12 @@ def step_uncertainty(
     families = np.array([each.kernel.family for each, _ in counted])
     opaque = np.array([each.kernel.operation == OPAQUE_KERNEL_KIND for each, _ in counted])
     unknown = np.isin(families, list(backend.predictor.unmeasured_families)) * half_widths
-    unknown = unknown + opaque * np.log(OPAQUE_TIME_FACTOR)
+    unknown = unknown + opaque * np.log(_OPAQUE_TIME_FACTOR)
     software, device, predictor = backend.software, backend.system.device, backend.predictor
     constants = predictor.constant_efficiencies is not None
     products = half_widths + unknown if constants else half_widths * (families == "gemm")
     issued = not (software.host.whole_iteration or software.has_fitted_host_times(device.architecture))
-    short = min(float(shares[kernels.device_time < SHORT_KERNEL_SECONDS].sum()), MAX_SHORT_KERNEL_SHARE)
+    short = min(float(shares[kernels.device_time < _SHORT_KERNEL_SECONDS].sum()), _MAX_SHORT_KERNEL_SHARE)
     untimed = lacks_timed_convolutions(software, device, layout.dtype)
     return StepUncertainty(
         gemm_half_width=(shares * products).sum(axis=1),
@@ -271,6 +271,6 @@ def lacks_timed_convolutions(software: SoftwareProfile, device: Device, dtype: s
         True if the convolutions are not covered.
     """
     release = software.convolutions.cudnn
-    least = FIRST_TENSOR_CORE_CUDNN_RELEASES.get(device.architecture, AMPERE_TENSOR_CORE_CUDNN_RELEASE)
+    least = _FIRST_TENSOR_CORE_CUDNN_RELEASES.get(device.architecture, _AMPERE_TENSOR_CORE_CUDNN_RELEASE)
     early = device_datasheet(device, dtype).tensor_cores and release < least
-    return software.convolutions.algorithms is not None or release < FIRST_TIMED_CUDNN_RELEASE or early
+    return software.convolutions.algorithms is not None or release < _FIRST_TIMED_CUDNN_RELEASE or early

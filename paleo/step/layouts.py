@@ -133,7 +133,7 @@ def cached(
 
 
 @dataclass(frozen=True, slots=True)
-class RequiredCollectives:
+class _RequiredCollectives:
     """Collectives of one operation (such as reduce-scatter) that several parallel layouts require.
 
     ``layout_indices`` is the index of the layout of each collective. ``groups`` holds (stride, ranks) of the rank
@@ -392,7 +392,7 @@ class Layouts:
         return seconds
 
     @cached(lambda layouts, copies, content, zero: (copies, content, zero > 0))
-    def _grouped_collectives(self, copies: int, content: ExchangedTensors, zero: int) -> list[RequiredCollectives]:
+    def _grouped_collectives(self, copies: int, content: ExchangedTensors, zero: int) -> list[_RequiredCollectives]:
         cells: dict[str, list[tuple[int, Axes, Array]]] = {}
         for layout, shares in enumerate(self._shares(copies, content)):
             for axes, elements in shares.items():
@@ -403,7 +403,7 @@ class Layouts:
         for operation, members in cells.items():
             layouts, over, parts = map(list, zip(*members, strict=True))
             groups = self.communication_groups(layouts, over, copies)
-            owed.append(RequiredCollectives(operation, layouts, groups, np.array(parts).T))
+            owed.append(_RequiredCollectives(operation, layouts, groups, np.array(parts).T))
         return owed
 
     def exchange_collectives(
@@ -589,7 +589,7 @@ class Layouts:
         """
         kinds, width = assignment.distinct_stages_and_chunks.stages, self.backend.formats.parameter_bytes
         ranks, holdings = self.zero_shard_ranks, kinds.layer_and_tied_copy_counts
-        pieces = self.stage_tensor_counts(kinds) * ranks * (ranks > 1) * self.backend.slice_gather_host_time
+        pieces = self._stage_tensor_counts(kinds) * ranks * (ranks > 1) * self.backend.slice_gather_host_time
 
         def gathers(rows: Index | slice) -> Array:
             seconds = self.exchange_times_and_bytes(holdings[rows, None], assignment.replicas, "trained", 1, width)
@@ -650,10 +650,10 @@ class Layouts:
             return np.zeros_like(counts)
         rule, clipping = self.backend.optimizer, self.clipping_times(kinds, sharded=sharded)
         if rule.matrix_update is None:
-            return self.backend.update_times(counts, self.stage_tensor_counts(kinds), rule) + clipping
+            return self.backend.update_times(counts, self._stage_tensor_counts(kinds), rule) + clipping
         ranks = self.mean_sharding_ranks(kinds) if sharded else np.ones_like(counts)
         multiplied = self._matrix_sums(kinds, lambda each: each.elements) / ranks
-        passes = self.backend.update_times(counts - multiplied, self.stage_tensor_counts(kinds), rule)
+        passes = self.backend.update_times(counts - multiplied, self._stage_tensor_counts(kinds), rule)
         passes = passes + self.backend.update_times(multiplied, 0.0, rule.matrix_update.elementwise_optimizer)
         products = self._matrix_sums(kinds, lambda each: each.matrix_count * self.backend.matrix_update_time(each))
         return passes + np.maximum(products / ranks, self._slowest_matrix_update(kinds)) + clipping
@@ -680,7 +680,7 @@ class Layouts:
         stages = kinds.layer_and_tied_copy_counts[:, : len(rows)] > 0
         return np.stack([rows[stage].max(axis=0, initial=0.0) for stage in stages])
 
-    def stage_tensor_counts(self, kinds: DistinctStages) -> Array:
+    def _stage_tensor_counts(self, kinds: DistinctStages) -> Array:
         """Count the parameter tensors of each distinct stage.
 
         Parameters

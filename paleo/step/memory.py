@@ -88,7 +88,7 @@ def tied_copy_mask(layers: Array, ties: Sequence[TiedParameter]) -> Array:
     return copies
 
 
-def layer_and_copy_counts(placed: Array, ties: Sequence[TiedParameter]) -> Array:
+def _layer_and_copy_counts(placed: Array, ties: Sequence[TiedParameter]) -> Array:
     """Count layers of each section, then copies of tied parameters, in each chunk of each stage.
 
     Copies belong to the last chunk.
@@ -173,7 +173,7 @@ class DistinctStages:
         Parameters
         ----------
         holdings : ndarray, shape (..., sections and ties)
-            Layers and copies, as `layer_and_copy_counts` returns them.
+            Layers and copies, as `_layer_and_copy_counts` returns them.
         copies : int
             Replicas of the network in one pipeline: 2 for bidirectional schedules, else 1.
 
@@ -274,8 +274,8 @@ class StageAssignment:
             for stage, sent in enumerate(schedule.sends_output(stages, chunks)):
                 for piece, leaves in zip(places[stage], sent, strict=True):
                     sends[stage, pieces[piece][-1][0]] += leaves / copies
-        stage_kind = kinds.stages.add_stages(layer_and_copy_counts(layers[:, None], ties)[:, 0], copies)
-        chunk_kind = kinds.chunks.add_stages(layer_and_copy_counts(placed, ties), copies)
+        stage_kind = kinds.stages.add_stages(_layer_and_copy_counts(layers[:, None], ties)[:, 0], copies)
+        chunk_kind = kinds.chunks.add_stages(_layer_and_copy_counts(placed, ties), copies)
         return cls(tuple(pieces), chunks, copies, placed, layers, sends, kinds, stage_kind, chunk_kind)
 
     @property
@@ -534,7 +534,7 @@ def gradient_norm_axes(zero: int) -> Axes:
 
 
 #: Parts of the memory of a device.
-MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "workspace")
+_MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "workspace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -566,7 +566,7 @@ class MemoryFootprint:
     @property
     def parts(self) -> dict[str, float]:
         """Memory of each part (parameters, gradients, …) [byte]; the parts sum to the total."""
-        return {name: getattr(self, name) for name in MEMORY_PARTS}
+        return {name: getattr(self, name) for name in _MEMORY_PARTS}
 
     @property
     def total(self) -> float:
@@ -643,7 +643,7 @@ def required_host_property(system: System, key: str, instead: str = "") -> float
 
 
 #: Parts that can be offloaded to host memory.
-OFFLOADABLE_PARTS = ("optimizer", "gradients", "parameters", "activations")
+_OFFLOADABLE_PARTS = ("optimizer", "gradients", "parameters", "activations")
 
 
 @dataclass(frozen=True, slots=True)
@@ -713,7 +713,7 @@ class Offload:
         return np.asarray(blocks * (self.activation_layers / layers))
 
 
-NO_OFFLOAD = Offload(frozenset(), np.inf, np.inf)
+_NO_OFFLOAD = Offload(frozenset(), np.inf, np.inf)
 #: Share of a host's memory bandwidth that an optimizer on the host reaches. DeepSpeed's CPU-Adam takes 2.57 s for 10e9
 #: parameters, 28 bytes each, on the two Xeon 8168 of a DGX-2, which have 256 GB/s (Ren et al., USENIX ATC 2021, its
 #: table of Adam's latency).
@@ -753,10 +753,10 @@ def parse_offload(
         problem = f"counts layers whose activations go to host memory, but offload is {text!r}"
         raise PlanError(f"offload.layers: {problem}; use activations")
     if names == ["none"]:
-        return NO_OFFLOAD
+        return _NO_OFFLOAD
     for name in names:
-        if name not in OFFLOADABLE_PARTS:
-            near = suggest_names(name, (*OFFLOADABLE_PARTS, "none"))
+        if name not in _OFFLOADABLE_PARTS:
+            near = suggest_names(name, (*_OFFLOADABLE_PARTS, "none"))
             raise SpecError(f"offload: unknown part {name!r} in {text!r}; {near}")
     parts = frozenset(names)
     lost = sorted(parts & {"gradients", "parameters"})

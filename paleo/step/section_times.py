@@ -5,7 +5,7 @@ block, or through a layer that occurs once. Arrays have the sections along their
 last, which may be missing for a single configuration. Units are seconds and bytes.
 
 The times of kernels and collectives are given. Here they are summed by section (`SectionSumMatrices`), overlapped where
-collectives run beside computation, and combined with the host time to issue them (`host_paced_time`).
+collectives run beside computation, and combined with the host time to issue them (`_host_paced_time`).
 """
 
 from __future__ import annotations
@@ -226,15 +226,15 @@ class LayerTimes:
 
 
 #: Fields of `SectionTimes` that a recompute policy leaves as they are in `LayerTimes`.
-UNCHANGED_FIELDS = (
+_UNCHANGED_FIELDS = (
     *("forward", "weight_gradients", "forward_transfers", "hidden_transfers", "forward_paired_transfers"),
     *("backward_paired_transfers", "output_bytes", "workspace_bytes"),
 )
-#: Exponent of `host_paced_time` where the host issues work ahead of the device.
+#: Exponent of `_host_paced_time` where the host issues work ahead of the device.
 HOST_PACED_EXPONENT = 4.0
 #: Share of the multiprocessors that the exchange of tokens leaves to computation: its kernels occupy 24 of 132
 #: (DeepSeek-V3 technical report, 2024, section 3.2.2: 20; DeepEP's default: 24 on Hopper).
-COMPUTE_SHARE_DURING_DISPATCH = 1.0 - 24.0 / 132.0
+_COMPUTE_SHARE_DURING_DISPATCH = 1.0 - 24.0 / 132.0
 
 
 class CollectiveSumMatrices(NamedTuple):
@@ -261,7 +261,7 @@ class CollectiveSumMatrices(NamedTuple):
 
 #: Computation that a collective overlaps with (`LayerCollective.overlapped_computation`), in the order of the fields of
 #: `CollectiveSumMatrices`.
-OVERLAPPED_COMPUTATIONS = ("nothing", "section", "core", "products", "shared experts", "microbatch")
+_OVERLAPPED_COMPUTATIONS = ("nothing", "section", "core", "products", "shared experts", "microbatch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,8 +352,8 @@ class SectionSumMatrices:
             backward_shared_experts=of_kernels(lambda k: k.in_shared_experts and _in_backward(k)),
             recomputed=of_kernels(lambda k: k.full_recompute_runs * (k.kernel.phase == "forward")),
             selectively_recomputed=of_kernels(lambda k: k.selective_recompute_runs * (k.kernel.phase == "forward")),
-            forward_collectives=CollectiveSumMatrices(*(hidden_in("forward", by) for by in OVERLAPPED_COMPUTATIONS)),
-            backward_collectives=CollectiveSumMatrices(*(hidden_in("backward", by) for by in OVERLAPPED_COMPUTATIONS)),
+            forward_collectives=CollectiveSumMatrices(*(hidden_in("forward", by) for by in _OVERLAPPED_COMPUTATIONS)),
+            backward_collectives=CollectiveSumMatrices(*(hidden_in("backward", by) for by in _OVERLAPPED_COMPUTATIONS)),
             not_recomputed_transfers=of_transfers(lambda t: t.phase == "forward" and not t.recomputed),
             selectively_recomputed_transfers=of_transfers(lambda t: t.selectively_recomputed),
             overlap_chunks=max((float(transfer.overlap_chunks) for _, transfer in transfers), default=1.0),
@@ -395,7 +395,7 @@ def section_times(
 ) -> SectionTimes:
     """Sum times of kernels and collectives to time and memory of one layer of each section (run of equal layers).
 
-    A pass of a section takes the `host_paced_time` of all its kernels and collectives together. Time spent waiting for
+    A pass of a section takes the `_host_paced_time` of all its kernels and collectives together. Time spent waiting for
     the host counts as kernel time.
 
     Parameters
@@ -413,7 +413,7 @@ def section_times(
     call : float, optional
         Host time of launching one collective [s].
     waiting_power : float, optional
-        Exponent of `host_paced_time` where the host waits for counts of dispatched tokens.
+        Exponent of `_host_paced_time` where the host waits for counts of dispatched tokens.
 
     Returns
     -------
@@ -432,7 +432,7 @@ def section_times(
 
     def issued(seconds: Array, waited: Array, host_seconds: Array) -> Array:
         """Compute the time of computation with its waits for the host [s]. The host launches collectives as well."""
-        return host_paced_time(seconds + waited, host_seconds, sums.dispatches_tokens, waiting_power) - waited
+        return _host_paced_time(seconds + waited, host_seconds, sums.dispatches_tokens, waiting_power) - waited
 
     gradients = backward + weights
     slower = issued(gradients, in_backward.exposed, (sums.backward + sums.weight_gradients) @ host + backward_calls)
@@ -448,7 +448,7 @@ def section_times(
         backward=backward * share,
         weight_gradients=weights * share,
         recomputed=issued(sums.recomputed @ device, repeated, sums.recomputed @ host + forward_calls),
-        selectively_recomputed=host_paced_time(core @ device, core @ host),
+        selectively_recomputed=_host_paced_time(core @ device, core @ host),
         forward_transfers=in_forward.exposed,
         recomputed_transfers=repeated,
         selectively_recomputed_transfers=sums.selectively_recomputed_transfers @ transfers,
@@ -500,14 +500,14 @@ def _divide_exposed(
     exposes its first piece. So 1 - 1/n of the shorter of the collective and its products is hidden.
     """
     travelling = [matrix @ transfers for matrix in collectives[1:]]
-    shares = (1.0, 1.0, 1.0 - 1.0 / pieces, COMPUTE_SHARE_DURING_DISPATCH, COMPUTE_SHARE_DURING_DISPATCH)
+    shares = (1.0, 1.0, 1.0 - 1.0 / pieces, _COMPUTE_SHARE_DURING_DISPATCH, _COMPUTE_SHARE_DURING_DISPATCH)
     pairs = zip(travelling, beside, shares, strict=True)
     hidden = [np.minimum(seconds, covering) * share for seconds, covering, share in pairs]
     uncovered = [seconds - covered for seconds, covered in zip(travelling, hidden, strict=True)]
     return _CollectiveTimes(sum(uncovered, collectives.exposed @ transfers), sum(hidden, np.zeros(())), hidden[-1])
 
 
-def host_paced_time(
+def _host_paced_time(
     device: Array, host: Array, waits: npt.NDArray[np.bool_] | None = None, waiting_power: float = HOST_PACED_EXPONENT
 ) -> Array:
     """Combine device time and host launch time of work that the host issues ahead: (device⁴ + host⁴)^¼.
@@ -591,7 +591,7 @@ def layer_times(costs: SectionTimes, policies: RecomputePolicies) -> LayerTimes:
     again_transfers = np.where(whole, costs.recomputed_transfers, core * costs.selectively_recomputed_transfers)
     once, whole_again, core_again = costs.times_by_limit.swapaxes(0, 1)
     return LayerTimes(
-        **{name: getattr(costs, name) for name in UNCHANGED_FIELDS},
+        **{name: getattr(costs, name) for name in _UNCHANGED_FIELDS},
         backward=costs.backward + again,
         backward_transfers=costs.backward_transfers + again_transfers,
         times_by_limit=np.asarray(once + np.where(whole, whole_again, core * core_again)),

@@ -4,7 +4,7 @@ Without a pipeline, gradient buckets are sent on a separate stream as soon as th
 may also exchange gradients after that pass. Sharded parameters are gathered before the section (run of equal layers)
 that needs them. All microbatches but the last are one task, as they are equal.
 
-Exposed collectives of layers are listed by name (`exposed_section_collectives`).
+Exposed collectives of layers are listed by name (`_exposed_section_collectives`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _NamedCollective:
     bytes: float
 
 
-def exposed_section_collectives(
+def _exposed_section_collectives(
     batch: ConfigurationBatch, program: Program
 ) -> list[dict[Direction, list[_NamedCollective]]]:
     """List the exposed collectives of one layer of each section (run of equal layers), by direction.
@@ -118,7 +118,7 @@ def _exposed_collectives(
 
 def _chunk_collectives(batch: ConfigurationBatch, program: Program) -> list[list[dict[str, list[_NamedCollective]]]]:
     """List the exposed collectives of each pass of each chunk of each stage, by kind of pass (F, B, W)."""
-    by_section, assignment = exposed_section_collectives(batch, program), batch.assignment
+    by_section, assignment = _exposed_section_collectives(batch, program), batch.assignment
     kinds: tuple[tuple[str, Direction], ...] = (("F", "forward"), ("B", "backward"))
     passes = [
         {kind: _of_piece(by_section, piece, direction) for kind, direction in kinds} | {"W": []}
@@ -140,7 +140,7 @@ def _of_piece(
 
 
 #: Names of the streams of a device.
-COMPUTE_STREAM, COMMUNICATION_STREAM = "compute", "communication"
+COMPUTE_STREAM, _COMMUNICATION_STREAM = "compute", "communication"
 _FIRST = np.zeros(1, dtype=np.intp)
 #: Kinds of tasks that overlap with computation.
 _OVERLAPPING = frozenset({"bucket", "gather"})
@@ -175,7 +175,7 @@ def step_timeline(steps: StepPredictions, program: Program, arriving: InputPipel
     waited = float(straggler_wait_time(batch)[0])
     if waited > 0:
         end = max(event.end for event in events)
-        wait = Task("waits for the slowest rank", COMMUNICATION_STREAM, waited, (), "wait")
+        wait = Task("waits for the slowest rank", _COMMUNICATION_STREAM, waited, (), "wait")
         events.append(TaskEvent(wait, end, end + waited))
     return Timeline(tuple(events))
 
@@ -214,7 +214,7 @@ def _streams(batch: ConfigurationBatch, program: Program) -> Timeline:
             gathers[direction] = section_gather_times_and_bytes(batch.layouts, content)[:, :, 0].T.tolist()
     tasks: list[Task] = []
     count, sent = int(batch.microbatches[0]), list[int]()
-    collectives = exposed_section_collectives(batch, program)
+    collectives = _exposed_section_collectives(batch, program)
     for last in (False, True):
         order = layer_iterations(program, buckets, last=last)
         seconds = gradient_bucket_times(batch, [(0, order)])[:, 0].tolist()
@@ -246,13 +246,13 @@ def _add_microbatch(tasks: list[Task], microbatch: _Iterations) -> list[int]:
         if iteration.waits_for_gather:
             latest, name = _last(tasks), f"weights of {section.name}"
             gathering, moved = microbatch.gathers[iteration.direction][iteration.section]
-            tasks.append(Task(name, COMMUNICATION_STREAM, gathering, issued, "gather", bytes=moved))
+            tasks.append(Task(name, _COMMUNICATION_STREAM, gathering, issued, "gather", bytes=moved))
             awaited, issued = (len(tasks) - 1,), latest
         _add_iteration(tasks, microbatch, section, iteration, awaited)
         if iteration.buckets:
             size = sum(size for _, size in iteration.buckets)
             name = f"gradients over {' and '.join('+'.join(axes) for axes, _ in iteration.buckets)}"
-            tasks.append(Task(name, COMMUNICATION_STREAM, seconds, _last(tasks), "bucket", bytes=size))
+            tasks.append(Task(name, _COMMUNICATION_STREAM, seconds, _last(tasks), "bucket", bytes=size))
             sent.append(len(tasks) - 1)
     return sent
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 Numeric = float | npt.NDArray[np.floating[Any]]
 #: Noise above which a lognormal distribution is used, as a normal one would give negative steps too often.
-LOGNORMAL_NOISE_THRESHOLD = 0.3
+_LOGNORMAL_NOISE_THRESHOLD = 0.3
 #: Coefficients of a rational approximation of the normal quantile (Wichura, Algorithm AS 241, Applied Statistics 37,
 #: 1988, routine PPND7, seven digits): numerator and denominator near the middle, further out, and in the tails.
 _MIDDLE = ((59.109374720, 159.29113202, 50.434271938, 3.3871327179), (67.187563600, 78.757757664, 17.895169469, 1.0))
@@ -105,7 +105,7 @@ def straggler_wait_share(ranks: Numeric, independent: Numeric, persistent: Numer
     """Compute how long a step waits for its slowest rank, as a share of a rank's mean step.
 
     For equal ranks the share is e_n √(persistent² + independent²), with e_n from `expected_normal_maximum`. For noise
-    above `LOGNORMAL_NOISE_THRESHOLD` a lognormal distribution of the same mean and deviation replaces the normal one:
+    above `_LOGNORMAL_NOISE_THRESHOLD` a lognormal distribution of the same mean and deviation replaces the normal one:
     exp(s e_n − s²/2) − 1 with s² = ln(1 + c²).
 
     Parameters
@@ -131,7 +131,7 @@ def straggler_wait_share(ranks: Numeric, independent: Numeric, persistent: Numer
     largest = expected_normal_maximum(ranks)
     spread = np.sqrt(np.log1p(noise**2))
     heavy = np.expm1(spread * largest - spread**2 / 2.0)
-    return np.where((noise > LOGNORMAL_NOISE_THRESHOLD) & (np.asarray(ranks) > 1.0), heavy, noise * largest)
+    return np.where((noise > _LOGNORMAL_NOISE_THRESHOLD) & (np.asarray(ranks) > 1.0), heavy, noise * largest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +329,7 @@ def input_pipeline(
 
 #: Stored bytes of a photograph (ImageNet-1k: 140 GB in 1.28 million JPEG files), and the least side in pixels of a
 #: three-channel image that counts as a photograph.
-PHOTOGRAPH_BYTES, MIN_PHOTOGRAPH_SIDE = 110_000.0, 128
+_PHOTOGRAPH_BYTES, _MIN_PHOTOGRAPH_SIDE = 110_000.0, 128
 
 
 def default_input_options(run: Run, graph: Graph, system: System, decode: float, gpus: int) -> InputOptions | None:
@@ -360,13 +360,13 @@ def default_input_options(run: Run, graph: Graph, system: System, decode: float,
     if not decode or host is None or host.cores is None or not any(map(_photograph, graph.inputs.values())):
         return None
     cores = host.cores / min(gpus, system.devices_per_node)
-    stored = PHOTOGRAPH_BYTES if host.storage_bandwidth else None
+    stored = _PHOTOGRAPH_BYTES if host.storage_bandwidth else None
     return run.photo_input_options(sample=stored, decode=decode, cores=cores)
 
 
 def _photograph(tensor: Tensor) -> bool:
     pixels = tensor.dims[1:] == ("channels", "height", "width") and tensor.sizes[1] == 3
-    return pixels and min(tensor.sizes[2:]) >= MIN_PHOTOGRAPH_SIDE
+    return pixels and min(tensor.sizes[2:]) >= _MIN_PHOTOGRAPH_SIDE
 
 
 #: Bytes of an input's numbers as loaders provide them: int64 for indices, fp32 otherwise.

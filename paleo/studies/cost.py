@@ -192,12 +192,12 @@ class Power:
     step_time: float
 
     @property
-    def busy_share(self) -> float:
+    def _busy_share(self) -> float:
         """Share (0 to 1) of the step time in which a kernel runs."""
         return min(1.0, float(self.kernel_seconds.sum()) / self.step_time)
 
     @property
-    def mean_running_power(self) -> float:
+    def _mean_running_power(self) -> float:
         """Mean power while kernels run, each capped at the power limit [W]."""
         total = float(self.kernel_seconds.sum())
         if not total:
@@ -207,7 +207,7 @@ class Power:
     @property
     def average(self) -> float:
         """Mean power over the step [W]."""
-        return self.idle + self.busy_share * (self.mean_running_power - self.idle)
+        return self.idle + self._busy_share * (self._mean_running_power - self.idle)
 
     def with_power_limit(self, limit: float, least_voltage_clock: float) -> Power:
         """Return the power of the same step under a lower power limit, which lowers the clock of each kernel.

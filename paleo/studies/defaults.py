@@ -32,7 +32,7 @@ AUTO = "auto"
 #: Devices from which language models are trained with Megatron-Core on NVIDIA's, and with torchtitan below.
 LARGE_RUN_GPUS = 16
 #: Fields and groups of a run that describe a plan; a run that states one of them is taken as it stands.
-PLAN_FIELDS = frozenset([
+_PLAN_FIELDS = frozenset([
     "batch", "microbatch", "pipeline", "recompute", "placement", "exchange", "forward_only", "offload", "calibration",
     "input", "kernels.attention", "kernels.cuda_graph", "variation.jitter", "variation.slow_ranks", "fabric",
 ])  # fmt: skip
@@ -124,7 +124,7 @@ def leaves_plan_open(run: Run) -> bool:
     if run.strategy == AUTO:
         return True
     stated = {*run.model_fields_set, *user_set_fields(run)}
-    return "strategy" not in stated and not stated & PLAN_FIELDS and run.gpus > 1
+    return "strategy" not in stated and not stated & _PLAN_FIELDS and run.gpus > 1
 
 
 def software_for(model: ModelSpec, system: System, run: Run) -> tuple[str, str]:

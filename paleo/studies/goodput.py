@@ -34,7 +34,7 @@ FloatOrArray = float | Array
 #: most failures are survived by the copy in memory.
 CheckpointMode = Literal["sync", "async", "memory"]
 #: Share of failures that leave the copy in host memory intact (DLRover: three of four restart a process).
-MEMORY_SURVIVAL_SHARE = 0.75
+_MEMORY_SURVIVAL_SHARE = 0.75
 
 
 def mean_time_between_failures(
@@ -157,7 +157,7 @@ _HOPELESS = 100.0
 def two_level_goodput(
     *, memory_interval: FloatOrArray, memory_save: FloatOrArray, storage_interval: FloatOrArray,
     storage_save: FloatOrArray, restart_memory: FloatOrArray, restart_storage: FloatOrArray, mtbf: FloatOrArray,
-    survived: float = MEMORY_SURVIVAL_SHARE, lag: FloatOrArray = 0.0,
+    survived: float = _MEMORY_SURVIVAL_SHARE, lag: FloatOrArray = 0.0,
 ) -> Array:  # fmt: skip
     """Return the goodput of a run with checkpoints at two levels, in host memory and in storage.
 
@@ -845,7 +845,7 @@ def interruption_of(prediction: Prediction, options: LongRunOptions) -> Interrup
         If the run never finishes or its checkpoint does not fit into the storage.
     """
     long, path = predict_long_run(prediction, SECONDS_PER_YEAR, options), RestartTimes()
-    restore = long.checkpoint_bytes / checkpoint_storage_bandwidth(options)
+    restore = long.checkpoint_bytes / _checkpoint_storage_bandwidth(options)
     lost = long.restart + min(long.checkpoint_interval, SECONDS_PER_YEAR) / 2.0
     return Interruption(long.save, path.launch + path.warm_up, restore, long.goodput, long.mtbf, lost)
 
@@ -926,7 +926,7 @@ def _checkpoints_of(
     """
     total, plan = _checkpoint_bytes(prediction), prediction.plan
     nodes = occupied_machines(prediction.system, plan.gpus)
-    rate = checkpoint_storage_bandwidth(options)
+    rate = _checkpoint_storage_bandwidth(options)
     copy = total / plan.gpus / _COPY_RATE
     _check_room("storage", total, _quantity("storage-size", options.storage_size, "bytes", None, positive=True))
     mode, writer = cast("CheckpointMode", options.checkpointing or "sync"), _WRITERS["megatron"].rate
@@ -956,10 +956,10 @@ def _checkpoints_of(
     if host is not None and host.memory is not None:
         _check_room("host memory of a node", (total / nodes), host.memory)
     memory_restart = min(path.total_time(copy, 0.0), restart)
-    return CheckpointTimes(pause, restart, write, MEMORY_SURVIVAL_SHARE, memory_restart)
+    return CheckpointTimes(pause, restart, write, _MEMORY_SURVIVAL_SHARE, memory_restart)
 
 
-def checkpoint_storage_bandwidth(options: LongRunOptions) -> float:
+def _checkpoint_storage_bandwidth(options: LongRunOptions) -> float:
     """Return the bandwidth of the checkpoint storage: that of the option, or 100 GB/s by default.
 
     Parameters

@@ -595,7 +595,7 @@ class PlanWithCost:
     best_training: TrainingEstimate | None
 
     @property
-    def step_time_ratio(self) -> float:
+    def _step_time_ratio(self) -> float:
         """Step time of the plan, relative to the best plan of its system and GPU count."""
         return self.row.step_time / self.best_prediction.step_time
 
@@ -603,20 +603,20 @@ class PlanWithCost:
     def interval(self) -> tuple[float, float]:
         """Ends of the 90 % interval of the plan's step time [s]."""
         low, high = self.best_prediction.interval
-        return low * self.step_time_ratio, high * self.step_time_ratio
+        return low * self._step_time_ratio, high * self._step_time_ratio
 
     @property
     def mfu(self) -> float:
-        return self.best_prediction.mfu / self.step_time_ratio
+        return self.best_prediction.mfu / self._step_time_ratio
 
     @property
     def samples_per_s(self) -> float:
-        return self.best_prediction.samples_per_s / self.step_time_ratio
+        return self.best_prediction.samples_per_s / self._step_time_ratio
 
     @property
     def tokens_per_s(self) -> float | None:
         tokens = self.best_prediction.tokens_per_s
-        return None if tokens is None else tokens / self.step_time_ratio
+        return None if tokens is None else tokens / self._step_time_ratio
 
     @property
     def training_time(self) -> float | None:
@@ -634,7 +634,7 @@ class PlanWithCost:
     def _of_training(self, figure: str) -> float | None:
         """Return the time, cost or energy of the training with this plan; all are proportional to its step time."""
         value = getattr(self.best_training, figure, None)
-        return None if value is None else value * self.step_time_ratio
+        return None if value is None else value * self._step_time_ratio
 
     @property
     def goodput(self) -> float | None:

@@ -622,7 +622,7 @@ class NodePlacementStudy:
         return self.slowdown > 1.0 + _NOTABLE
 
     @property
-    def network_unit(self) -> str:
+    def _network_unit(self) -> str:
         """Network unit that neighbouring nodes share: a leaf switch, a unit of rail switches or a dragonfly group."""
         return _UNITS[self.network_units]
 
@@ -640,7 +640,7 @@ class NodePlacementStudy:
         """Advice on whether node placement matters to this run, in a sentence or two."""
         share, direct = self.port_share, _direct_rails_words(self.port_share)
         if share.leaves <= 1:
-            return f"All nodes lie on one {self.network_unit}: what lies above it does not matter.{direct}"
+            return f"All nodes lie on one {self._network_unit}: what lies above it does not matter.{direct}"
         rings = f"rings sorted by leaf keep {format_percent(share.ring_share)} of the nodes' ports"
         exchanges = f"all-to-alls {format_percent(share.exchange_share)}"
         unsorted = f"rings in the order of the ranks would keep {format_percent(share.unsorted_ring_share)}"
@@ -654,7 +654,7 @@ class NodePlacementStudy:
             return f"Spread nodes are faster here: {shorter}; {rings}, {exchanges} {links}.{direct}"
         if share.exchange_share < 1.0 - _NOTABLE or share.unsorted_ring_share < 1.0 - _NOTABLE:
             return f"Placement does not matter to this run: {rings}. It would to others: {exchanges}, and {unsorted}."
-        above = f"the links above a {self.network_unit} carry what its nodes can send"
+        above = f"the links above a {self._network_unit} carry what its nodes can send"
         return f"Placement does not matter: {above}; {rings}."
 
 

@@ -92,7 +92,7 @@ NUMBER_RANGE_OF_TYPE = {
     }.items()
 }  # fmt: skip
 #: Words for yes and no.
-BOOLEAN_WORDS = ("0", "1", "true", "false", "on", "off", "yes", "no", "0.0", "1.0")
+_BOOLEAN_WORDS = ("0", "1", "true", "false", "on", "off", "yes", "no", "0.0", "1.0")
 
 
 @dataclass(frozen=True)
@@ -178,15 +178,15 @@ class Column:
             return np.array([any(ord(mark) < 32 for mark in str(word)) for word in words], dtype=bool)[codes]
         if self.type in NUMBER_RANGE_OF_TYPE:
             inside = NUMBER_RANGE_OF_TYPE[self.type].contains(_numbers(cells))
-            return np.asarray(~inside & ~blank_cells(cells))
-        known = {*BOOLEAN_WORDS} if self.type == "flag" else {*self.allowed_words}
+            return np.asarray(~inside & ~_blank_cells(cells))
+        known = {*_BOOLEAN_WORDS} if self.type == "flag" else {*self.allowed_words}
         codes, words = pd.factorize(cells.astype(str).str.strip().str.lower(), use_na_sentinel=False)
         parts = (str(word).split("+") if self.type == "words" else [str(word)] for word in words)
         unknown = np.array([not known.issuperset(part) for part in parts], dtype=bool)
-        return unknown[codes] & ~blank_cells(cells)
+        return unknown[codes] & ~_blank_cells(cells)
 
 
-def blank_cells(cells: pd.Series[Any]) -> npt.NDArray[np.bool_]:
+def _blank_cells(cells: pd.Series[Any]) -> npt.NDArray[np.bool_]:
     """Return a mask of the empty cells of a table column.
 
     Parameters
@@ -250,7 +250,7 @@ def with_numeric_columns(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFr
         A copy with float columns; ``frame`` itself if nothing had to be converted.
     """
     numeric = [name for name in names if name in frame and COLUMNS[name].type in NUMBER_RANGE_OF_TYPE]
-    texts = [name for name in numeric if frame[name].dtype == object and not blank_cells(frame[name]).all()]
+    texts = [name for name in numeric if frame[name].dtype == object and not _blank_cells(frame[name]).all()]
     numbers = {name: pd.to_numeric(frame[name], errors="coerce") for name in texts}
     return frame.assign(**numbers) if numbers else frame
 

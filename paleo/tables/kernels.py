@@ -42,9 +42,9 @@ from paleo.units import MICROSECOND
 Datasheet = TypeVar("Datasheet")
 Parameters = TypeVar("Parameters")
 #: Bounds of what is measured, in whatever unit a column has: attoseconds are none, nor is the age of the universe.
-MIN_MEASURED_VALUE, MAX_MEASURED_VALUE = 2.0**-60, 2.0**90
+_MIN_MEASURED_VALUE, _MAX_MEASURED_VALUE = 2.0**-60, 2.0**90
 #: Sizes above this one are slips.
-MAX_TENSOR_SIZE = 2.0**53
+_MAX_TENSOR_SIZE = 2.0**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
                 f"column {self.measured_column!r} is missing; {suggest_names(self.measured_column, frame.columns)}"
             )
         times = pd.to_numeric(frame[self.measured_column], errors="coerce").to_numpy(dtype=np.float64)
-        plausible = (times > MIN_MEASURED_VALUE) & (times < MAX_MEASURED_VALUE)
+        plausible = (times > _MIN_MEASURED_VALUE) & (times < _MAX_MEASURED_VALUE)
         return np.where(plausible, times, np.nan) * self.measured_unit_in_si
 
     @abstractmethod
@@ -369,7 +369,7 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
             values = pd.to_numeric(frame[column], errors="coerce").to_numpy(dtype=np.float64)
             reasons[~(np.isfinite(values) & (values > 0))] = f"{column} is missing or not a number above zero"
             reasons[np.isfinite(values) & (values != np.floor(values))] = f"{column} is not a whole number"
-            reasons[values > MAX_TENSOR_SIZE] = f"{column} is larger than any tensor"
+            reasons[values > _MAX_TENSOR_SIZE] = f"{column} is larger than any tensor"
         fine = reasons == ""
         sound = self._supported(frame if fine.all() else frame[fine], out)
         for group in group_rows_for_prediction(self, sound, checked=reasons[sound.index] == ""):

@@ -41,25 +41,25 @@ CELL_ERRORS = (KeyError, ValueError, OverflowError, ZeroDivisionError)
 Row = Mapping[str, Any]
 Result = TypeVar("Result")
 #: What a report says of a run that ran out of memory.
-OUT_OF_MEMORY_REASON = "ran out of memory; predicted: {}"
+_OUT_OF_MEMORY_REASON = "ran out of memory; predicted: {}"
 #: Names in measured tables and the entries of the catalog that they mean.
 TABLE_NAME_ALIASES = parse_yaml((Path(__file__).parent / "names.yaml").read_text(encoding="utf-8"), where="names.yaml")
 #: Profiles for rows whose own is not in the catalog, by a word of the framework that they name; the first that fits.
 SUBSTITUTE_PROFILES: Mapping[str, str] = TABLE_NAME_ALIASES["profiles"]
 #: Words of frameworks without a profile of their own, whose rows take the default one.
-FRAMEWORKS_WITHOUT_PROFILE = (
+_FRAMEWORKS_WITHOUT_PROFILE = (
     "torch", "ddp", "horovod", "hugging", "transformers", "jax", "paddle", "colossal", "byteps", "dt-fm",
 )  # fmt: skip
 
 #: Finer profiles than the one that a row names, by a word of its framework.
-PROFILES_BY_FRAMEWORK_WORD = {
+_PROFILES_BY_FRAMEWORK_WORD = {
     (profile, word): finer
     for profile, words in TABLE_NAME_ALIASES["finer_profiles"].items()
     for word, finer in words.items()
 }
 
 #: The same by a word of a row's notes.
-PROFILES_BY_NOTE = {("torchtitan", "fsdp (eager)"): "torchtitan-eager"}
+_PROFILES_BY_NOTE = {("torchtitan", "fsdp (eager)"): "torchtitan-eager"}
 
 
 #: What the sources begin with that run NVIDIA's example scripts in its containers.
@@ -88,14 +88,14 @@ def software_profile_name(row: Row, default: str = "pytorch-eager") -> str:
         return TPU_PROFILE_NAME
     stated = str(row.get("software") or "").strip()
     if stated in entry_names("software"):
-        for column, profiles in (("framework", PROFILES_BY_FRAMEWORK_WORD), ("notes", PROFILES_BY_NOTE)):
+        for column, profiles in (("framework", _PROFILES_BY_FRAMEWORK_WORD), ("notes", _PROFILES_BY_NOTE)):
             for (coarse, word), finer in profiles.items():
                 if coarse == stated and word in str(row.get(column, "")).lower():
                     return finer
         return stated
     words = f"{stated} {row.get('framework', '')}".lower()
     alike = next((profile for word, profile in SUBSTITUTE_PROFILES.items() if word in words), None)
-    if alike is None and has_value(row, "software") and not any(word in words for word in FRAMEWORKS_WITHOUT_PROFILE):
+    if alike is None and has_value(row, "software") and not any(word in words for word in _FRAMEWORKS_WITHOUT_PROFILE):
         raise SpecError(
             f"software {stated[:40]!r} is no profile and no framework; {suggest_names(stated, entry_names('software'))}"
         )
@@ -192,7 +192,7 @@ _DATED = re.compile(rf"\b(?:({'|'.join(_MONTHS)})[a-z]*[- ])?(20[12][0-9])\b|\b(
 
 
 #: Days of a diary by its last line of each (as far as rows of steps, which state both, cite it).
-LOGBOOK_LINE_DATES = {
+_LOGBOOK_LINE_DATES = {
     "chronicles-prequel.md": (
         (478, "2022-02-20"), (660, "2022-02-21"), (810, "2022-02-25"), (869, "2022-02-26"), (892, "2022-02-27"),
         (950, "2022-02-28"),
@@ -207,7 +207,7 @@ def _versions(row: Row) -> Iterator[str]:
     """
     texts = [str(row[key]).lower() for key in ("release", "framework", "source") if has_value(row, key)]
     line = re.search(r"([^/]+)#L(\d+)$", str(row.get("url_or_path", "")))
-    days = LOGBOOK_LINE_DATES.get(line[1], ()) if line else ()
+    days = _LOGBOOK_LINE_DATES.get(line[1], ()) if line else ()
     yield from [day for last, day in days if line and int(line[2]) <= last][:1]
     if has_value(row, "release"):
         yield texts[0].strip()
@@ -535,9 +535,11 @@ class RunTable(MeasuredTable):
         wrong = [column for column in columns if has_value(row, column) and not _above_zero(row[column])]
         if ran_out_of_memory(row):
             try:
-                return OUT_OF_MEMORY_REASON.format("fits, WRONGLY" if self.predict_memory(row).fits else "does not fit")
+                return _OUT_OF_MEMORY_REASON.format(
+                    "fits, WRONGLY" if self.predict_memory(row).fits else "does not fit"
+                )
             except PaleoError as error:
-                return OUT_OF_MEMORY_REASON.format(f"is not modelled ({error})")
+                return _OUT_OF_MEMORY_REASON.format(f"is not modelled ({error})")
         if wrong:
             return f"{wrong[0]} {str(row[wrong[0]])[:40]!r} is not a number above zero"
         if len(columns) > 1:
@@ -700,7 +702,7 @@ def row_prediction(prediction: Prediction, seconds: float | None = None) -> RowP
 USUAL_SYSTEM_OF_DEVICE: Mapping[str, str] = TABLE_NAME_ALIASES["systems"]
 
 #: Ethernet links, with their Gb/s, that stand for those of the same kind at other speeds.
-TCP_REFERENCE_LINK, ROCE_REFERENCE_LINK = ("ethernet-10g-tcp", 10.0), ("ethernet-100g-roce", 100.0)
+_TCP_REFERENCE_LINK, _ROCE_REFERENCE_LINK = ("ethernet-10g-tcp", 10.0), ("ethernet-100g-roce", 100.0)
 
 
 @cache
@@ -773,7 +775,7 @@ def system_of_run(row: Row) -> System:
     usual = USUAL_SYSTEM_OF_DEVICE.get(device, "pcie3-8gpu") if gpus > 1 else device
     system = with_measured_device_variant(load_system(str(row["system"]) if has_value(row, "system") else usual), row)
     nodes = integer_cell(row, "nodes", 1)
-    return with_ethernet_of_run(with_devices_per_node(system, -(-gpus // nodes)), row) if nodes > 1 else system
+    return _with_ethernet_of_run(with_devices_per_node(system, -(-gpus // nodes)), row) if nodes > 1 else system
 
 
 def with_devices_per_node(system: System, devices: int) -> System:
@@ -801,7 +803,7 @@ def with_devices_per_node(system: System, devices: int) -> System:
     return system.model_copy(update={"levels": levels, "devices_per_node": devices})
 
 
-def with_ethernet_of_run(system: System, row: Row) -> System:
+def _with_ethernet_of_run(system: System, row: Row) -> System:
     """Replace the network between a system's nodes by the Ethernet of a measured run, with one port per node.
 
     Parameters
@@ -820,7 +822,7 @@ def with_ethernet_of_run(system: System, row: Row) -> System:
     speed = re.search(r"(\d+) ?Gb(?:/s|ps|it/s|E)", interconnect)
     if not speed or "infiniband" in interconnect.lower() or not system.levels:
         return system
-    name, usual = ROCE_REFERENCE_LINK if re.search(r"(?i)roce|rdma", interconnect) else TCP_REFERENCE_LINK
+    name, usual = _ROCE_REFERENCE_LINK if re.search(r"(?i)roce|rdma", interconnect) else _TCP_REFERENCE_LINK
     link = load_link(name)
     stated = link.model_copy(update={"bandwidth": link.bandwidth * float(speed.group(1)) / usual})
     outer = system.levels[-1].model_copy(update={"link": stated, "ports": 1})
@@ -828,7 +830,7 @@ def with_ethernet_of_run(system: System, row: Row) -> System:
 
 
 #: Columns of tables that describe the rows of another: the networks of placements.
-SIDE_TABLE_HEADERS = {frozenset({"network", "group_a", "group_b", "pair_bytes_per_s"}): "placement"}
+_SIDE_TABLE_HEADERS = {frozenset({"network", "group_a", "group_b", "pair_bytes_per_s"}): "placement"}
 
 
 #: Tables of whole steps; a module of ``paleo/tables/kinds`` registers an instance under its kind's name.
@@ -874,7 +876,7 @@ def find_table_kind(columns: Iterable[str], calibration: Calibration | None = No
         missing.
     """
     present = {str(column).strip() for column in columns}
-    for header, kind in SIDE_TABLE_HEADERS.items():
+    for header, kind in _SIDE_TABLE_HEADERS.items():
         if header <= present:
             raise SpecError(f"describes the rows of a table of kind {kind!r} that lies beside it; nothing measured")
     known = table_kinds(calibration)

@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
 Flags = npt.NDArray[np.bool_]
 #: Measured this many times faster than the datasheet's peaks allow, a row is suspect.
-MAX_SPEEDUP_OVER_ROOFLINE = 1.02
+_MAX_SPEEDUP_OVER_ROOFLINE = 1.02
 #: Share by which repeated measurements of one configuration must differ to explain a miss.
-MIN_REPEAT_SPREAD = 0.2
+_MIN_REPEAT_SPREAD = 0.2
 #: Kinds of tables whose rooflines are no times.
-TABLES_WITHOUT_TIMES = frozenset(
+_TABLES_WITHOUT_TIMES = frozenset(
     {"power", "goodput", "staleness_accuracy", "learning", "convergence", "storage", "compression", "memory"}
     | {"rails"}
 )
 #: Rows that take this many rooflines are launches, waits and steps rather than arithmetic or traffic.
-FIXED_COST_ROOFLINE_RATIO = 20.0
+_FIXED_COST_ROOFLINE_RATIO = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class FileReport:
         spread = self._scatter()
         misses: dict[str, _Worst] = {}
         for row in order[: min(int(self.predicted_row_mask.sum()), most * 20)]:
-            configuration = describe_row(self.frame, int(row), self.table)
+            configuration = _describe_row(self.frame, int(row), self.table)
             misses.setdefault(configuration, self._explained(int(row), configuration, float(spread[row])))
             if len(misses) == most:
                 break
@@ -205,12 +205,12 @@ class FileReport:
     @property
     def _sound(self) -> pd.DataFrame:
         """Rows of the validated table whose cells can all be used."""
-        return select_rows(self.frame, self.readable_rows, self.table)
+        return _select_rows(self.frame, self.readable_rows, self.table)
 
     def _explained(self, row: int, configuration: str, spread: float) -> _Worst:
         predictions, measured = self.predictions, float(self.measured[row])
         ideal, predicted = float(predictions.baseline[row]), float(predictions.values[row])
-        if self.table.name in TABLES_WITHOUT_TIMES:
+        if self.table.name in _TABLES_WITHOUT_TIMES:
             reason = f"{predicted / measured:.2f} times what was measured"
         else:
             origin = str(predictions.parameter_origins[row])
@@ -223,7 +223,7 @@ class FileReport:
         It is the largest over the smallest value, minus 1. Repeats are rows that agree in all columns except the
         measured ones.
         """
-        columns = [name for name in self.frame.columns if name not in MEASURED_COLUMNS]
+        columns = [name for name in self.frame.columns if name not in _MEASURED_COLUMNS]
         grouped = pd.Series(self.measured).groupby([self.frame[name].to_numpy() for name in columns], dropna=False)
         ratio: Array = (grouped.transform("max") / grouped.transform("min")).to_numpy(dtype=np.float64)
         return ratio - 1.0
@@ -258,21 +258,21 @@ def explain_prediction_error(measured: float, predicted: float, ideal: float, sp
     if not ideal > 0:
         return "no roofline to compare with"
     times = f"{measured / ideal:.1f} times the roofline measured, {predicted / ideal:.1f} predicted"
-    if measured * MAX_SPEEDUP_OVER_ROOFLINE < ideal:
+    if measured * _MAX_SPEEDUP_OVER_ROOFLINE < ideal:
         return "measured faster than the datasheet's peaks allow: data in cache, or another algorithm"
-    if spread > MIN_REPEAT_SPREAD:
+    if spread > _MIN_REPEAT_SPREAD:
         return f"repeated measurements of this configuration differ by {spread:.0%}"
     if origin.startswith(("inherited", "default")):
         return f"parameters are {origin}; {times}"
     if not origin.startswith("measured"):
         return f"a choice that the model of the software ({origin}) does not make; {times}"
-    if min(measured, predicted) > FIXED_COST_ROOFLINE_RATIO * ideal:
+    if min(measured, predicted) > _FIXED_COST_ROOFLINE_RATIO * ideal:
         return f"fixed costs, not work, decide; {times}"
     return f"a choice of kernel that the formula does not make; {times}"
 
 
 #: Columns that say what came out, not what was asked.
-MEASURED_COLUMNS = frozenset(
+_MEASURED_COLUMNS = frozenset(
     {"time_us", "std_us", "bw_gbps", "notes", "forward_ms", "backward_ms", "bwd_data_ms", "bwd_weight_ms"}
     | {"iteration_ms", "memory_gb_per_gpu"}
 )
@@ -393,7 +393,7 @@ def validate_frame(name: str, frame: pd.DataFrame, table: MeasuredTable) -> File
     measured, predictions = np.full(len(frame), np.nan), Predictions.all_missing(len(frame))
     predictions.failure_reasons[:], predictions.device_names[:] = reasons, text_column(frame, "device").to_numpy()
     if len(rows):
-        measured[rows], of_part = measured_and_predicted_values(table, select_rows(frame, rows, table))
+        measured[rows], of_part = measured_and_predicted_values(table, _select_rows(frame, rows, table))
         for field in dataclasses.fields(Predictions):
             getattr(predictions, field.name)[rows] = getattr(of_part, field.name)
     _complete(predictions, measured, table)
@@ -433,10 +433,10 @@ def usable_rows_of_table(path: str | Path) -> pd.DataFrame:
     reasons = unusable_cell_reasons(frame, table.columns)
     if (reasons != "").all():
         raise SpecError(f"{path}: no row can be used; the first: {reasons[0]}")
-    return select_rows(frame, np.flatnonzero(reasons == ""), table)
+    return _select_rows(frame, np.flatnonzero(reasons == ""), table)
 
 
-def select_rows(frame: pd.DataFrame, rows: npt.NDArray[np.intp], table: MeasuredTable) -> pd.DataFrame:
+def _select_rows(frame: pd.DataFrame, rows: npt.NDArray[np.intp], table: MeasuredTable) -> pd.DataFrame:
     """Select some rows of a measured table, with a new index from 0 and numeric columns converted to numbers.
 
     Parameters
@@ -497,7 +497,7 @@ def measured_and_predicted_values(table: MeasuredTable, frame: pd.DataFrame) -> 
             known = isinstance(error, PaleoError)
             predictions.failure_reasons[0] = words if known else f"the row cannot be computed ({words})"
             return np.full(1, np.nan), predictions
-        halves = [select_rows(frame, rows, table) for rows in np.array_split(np.arange(len(frame)), 2)]
+        halves = [_select_rows(frame, rows, table) for rows in np.array_split(np.arange(len(frame)), 2)]
         (measured, first), (others, second) = (measured_and_predicted_values(table, half) for half in halves)
         pairs = ((getattr(first, field.name), getattr(second, field.name)) for field in dataclasses.fields(first))
         predictions = Predictions(*(np.concatenate(arrays) for arrays in pairs))
@@ -506,7 +506,7 @@ def measured_and_predicted_values(table: MeasuredTable, frame: pd.DataFrame) -> 
         return np.concatenate([measured, others]), predictions
 
 
-def describe_row(frame: pd.DataFrame, row: int, table: MeasuredTable) -> str:
+def _describe_row(frame: pd.DataFrame, row: int, table: MeasuredTable) -> str:
     """Describe the configuration of one table row as text for reports.
 
     Parameters

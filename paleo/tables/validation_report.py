@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 #: Colours that people with any colour vision tell apart (Okabe and Ito, 2008).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
 #: How what is predicted is written, with its unit, by the kind of table; others hold seconds.
-VALUE_FORMATS: dict[str, Callable[[float], str]] = {
+_VALUE_FORMATS: dict[str, Callable[[float], str]] = {
     "memory": format_gibibytes,
     "power": lambda value: format_quantity(value, "W"),
     "goodput": lambda value: f"{value:.1%}",
@@ -44,7 +44,7 @@ VALUE_FORMATS: dict[str, Callable[[float], str]] = {
     "compression": lambda value: f"{value:.4g}",  # seconds, FLOP/s or a ratio
 }
 #: Most points of a plot for each device: more only cost time and ink.
-MAX_PLOT_POINTS = 4000
+_MAX_PLOT_POINTS = 4000
 
 
 def json_document(reports: Sequence[FileReport]) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def validation_renderables(report: FileReport, *, worst: int = 5) -> list[Render
 
 
 #: Predictions this many times too large or too small in the median speak for another unit.
-SUSPECT_UNIT_RATIO = 100.0
+_SUSPECT_UNIT_RATIO = 100.0
 
 
 def _suspect_unit(report: FileReport) -> str:
@@ -176,7 +176,7 @@ def _suspect_unit(report: FileReport) -> str:
     """
     ratios = report.predictions.values[report.predicted_row_mask] / report.measured[report.predicted_row_mask]
     ratio = float(np.median(ratios)) if len(ratios) else 1.0
-    if 1.0 / SUSPECT_UNIT_RATIO < ratio < SUSPECT_UNIT_RATIO:
+    if 1.0 / _SUSPECT_UNIT_RATIO < ratio < _SUSPECT_UNIT_RATIO:
         return ""
     return f"predicted are {ratio:,.3g} times what was measured: is {report.table.measured_column} in its unit?"
 
@@ -229,7 +229,7 @@ def _percent(value: float | None) -> str:
 
 
 def _amount(report: FileReport, value: float) -> str:
-    return VALUE_FORMATS.get(report.table.name, format_duration)(value)
+    return _VALUE_FORMATS.get(report.table.name, format_duration)(value)
 
 
 def prediction_plot(reports: Sequence[FileReport]) -> Figure:
@@ -264,7 +264,7 @@ def _panel(axes: Axes, report: FileReport) -> None:
     names = sorted({str(errors) for errors in report.predictions.device_names[report.predicted_row_mask]})
     for index, name in enumerate(names):
         rows = np.flatnonzero(report.predicted_row_mask & (report.predictions.device_names == name))
-        rows = rows[np.sort(generator.permutation(len(rows))[:MAX_PLOT_POINTS])]
+        rows = rows[np.sort(generator.permutation(len(rows))[:_MAX_PLOT_POINTS])]
         colour, size = COLOURS[index % len(COLOURS)], 3 if len(rows) > 1000 else 5
         axes.plot(
             report.measured[rows], report.predictions.values[rows], ".", color=colour, markersize=size, alpha=0.4,
@@ -315,11 +315,11 @@ def write_predictions(path: Path, reports: Sequence[FileReport]) -> None:
         Validated files.
     """
     zipped = {"method": "gzip", "mtime": 0} if path.suffix == ".gz" else None
-    table = escape_formulas(with_predictions(reports))
+    table = _escape_formulas(with_predictions(reports))
     write_atomically(path, lambda file: table.to_csv(file, index=False, compression=zipped))
 
 
-def escape_formulas(rows: pd.DataFrame) -> pd.DataFrame:
+def _escape_formulas(rows: pd.DataFrame) -> pd.DataFrame:
     """Escape text cells and headers that a spreadsheet would run as formulas (CSV injection).
 
     Parameters

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from paleo.specs.system import System
 
 #: Most trials, and most sizes of the network, of one search.
-MAX_TRIALS, MAX_NETWORK_SIZES = 100_000, 64
+_MAX_TRIALS, _MAX_NETWORK_SIZES = 100_000, 64
 #: Default ratio of the training of a whole trial to that of the first rung, and most jobs of a search.
 DEFAULT_RUNG_SPAN, _MOST_JOBS = 64.0, 2_000_000
 #: A doubling of a trial's GPUs that saves less than this fraction of its time is the last that is tried.
@@ -171,7 +171,7 @@ class TrialEstimate:
         return float(np.mean(known)) if len(known) == len(parts) else None
 
 
-def estimate_trial(
+def _estimate_trial(
     model: ModelSpec, system: System, run: Run, tuning: TuningSettings, long_run: LongRunOptions
 ) -> TrialEstimate:
     """Predict the times of a trial of a hyperparameter search, for every network size.
@@ -249,7 +249,7 @@ class TuningSearch:
     def _new_method(self) -> TuningMethod:
         return self.tuning.method_class(self.tuning.tuning_problem())
 
-    def wall_time_at_step_factor(self, factor: float = 1.0) -> float:
+    def _wall_time_at_step_factor(self, factor: float = 1.0) -> float:
         """Return the wall time of the search with all step times multiplied by a factor.
 
         Parameters
@@ -272,13 +272,13 @@ class TuningSearch:
     @cached_property
     def seconds(self) -> float:
         """Wall time of the search [s]."""
-        return self.wall_time_at_step_factor()
+        return self._wall_time_at_step_factor()
 
     @property
     def interval(self) -> tuple[float, float]:
         """Wall time of the search at the ends of the 90 % interval of the step time [s]."""
         low, high = self.trial_estimate.step_time_interval_factors
-        return self.wall_time_at_step_factor(low), self.wall_time_at_step_factor(high)
+        return self._wall_time_at_step_factor(low), self._wall_time_at_step_factor(high)
 
     @property
     def gpu_hours(self) -> float:
@@ -470,7 +470,7 @@ def tuning_study(
     least = np.inf
     for width in [per_trial] if per_trial else [2**power for power in range(gpus.bit_length())]:
         try:
-            price = estimate_trial(model, system, fixed.model_copy(update={"gpus": width}), tuning, options)
+            price = _estimate_trial(model, system, fixed.model_copy(update={"gpus": width}), tuning, options)
         except (PlanError, CapacityError) as error:
             refusals.append(f"{with_noun(width, 'GPU')}: {error}")
             continue
@@ -501,7 +501,7 @@ def _margin(best: TuningSearch, system: System, deadline: float) -> DeadlineMarg
 
     node = max(system.devices_per_host or system.devices_per_node, 1)
     nodes, trials = occupied_machines(system, best.gpus), best.tuning.trials
-    most = _last(lambda count: in_time(count, best.gpus), min(4 * trials, MAX_TRIALS))
+    most = _last(lambda count: in_time(count, best.gpus), min(4 * trials, _MAX_TRIALS))
     fewest = _last(lambda missing: in_time(trials, (4 * nodes - missing) * node), 4 * nodes - 1, first=0)
     holds = best.seconds <= deadline
     return DeadlineMargin(deadline, holds, most, None if fewest is None else 4 * nodes - fewest)
@@ -572,8 +572,8 @@ def parse_network_sizes(settings: Sequence[str]) -> tuple[Mapping[str, Any], ...
             )
         axes[name.strip().removeprefix("model.")] = numbers
     product = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-    if len(product) > MAX_NETWORK_SIZES:
-        raise SpecError(f"--vary: {len(product)} sizes; expected {MAX_NETWORK_SIZES} or fewer")
+    if len(product) > _MAX_NETWORK_SIZES:
+        raise SpecError(f"--vary: {len(product)} sizes; expected {_MAX_NETWORK_SIZES} or fewer")
     return tuple(product)
 
 
@@ -589,7 +589,7 @@ def _numbers(text: str) -> Iterator[int]:
         if not all(word.strip().isdecimal() and len(word) < 10 for word in words) or (step and not dots):
             return
         low, high, stride = (int(word) for word in words)
-        yield from itertools.islice(range(low, high + 1, max(stride, 1)), MAX_NETWORK_SIZES + 1)
+        yield from itertools.islice(range(low, high + 1, max(stride, 1)), _MAX_NETWORK_SIZES + 1)
 
 
 def parse_trial_samples(model: ModelSpec, run: Run, name: str, **amounts: Any) -> float:
@@ -646,9 +646,9 @@ def validate_tuning_settings(tuning: TuningSettings) -> TuningSettings:
     if tuning.method not in TUNING_METHODS:
         raise SpecError(f"--method {tuning.method!r:.40}: {suggest_names(tuning.method, TUNING_METHODS)}")
     bounds = {
-        "--trials": (tuning.trials, 1, MAX_TRIALS),
-        "--eta": (tuning.eta, 2, MAX_TRIALS),
-        "--population": (tuning.population, 1, MAX_TRIALS),
+        "--trials": (tuning.trials, 1, _MAX_TRIALS),
+        "--eta": (tuning.eta, 2, _MAX_TRIALS),
+        "--population": (tuning.population, 1, _MAX_TRIALS),
         "--seed": (tuning.seed, 0, 2**31),
     }
     for option, (value, least, most) in bounds.items():
@@ -656,8 +656,8 @@ def validate_tuning_settings(tuning: TuningSettings) -> TuningSettings:
             raise SpecError(f"{option} {value!r:.40}: expected a whole number from {least} to {most:,}")
     if tuning.first_rung_samples > tuning.last_rung_samples:
         raise SpecError("--min-tokens (or samples, epochs) exceeds the training of a whole trial, --max-tokens")
-    if tuning.last_rung_samples / tuning.first_rung_samples > MAX_TRIALS:
-        raise SpecError(f"--min-tokens: expected at least a {MAX_TRIALS:,}th of --max-tokens")
+    if tuning.last_rung_samples / tuning.first_rung_samples > _MAX_TRIALS:
+        raise SpecError(f"--min-tokens: expected at least a {_MAX_TRIALS:,}th of --max-tokens")
     if tuning.correlation is not None and not 0.0 <= tuning.correlation <= 1.0:
         raise SpecError(f"--rank-correlation {tuning.correlation!r:.40}: expected a number from 0 to 1")
     if tuning.trials * len(tuning.rungs) > _MOST_JOBS:

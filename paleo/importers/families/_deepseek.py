@@ -20,7 +20,7 @@ from paleo.importers._decoder import (
 from paleo.importers.transformers_configuration import FAMILY_READERS, Config, ModelFileEntry, ModelMapping
 
 #: Default score functions of routers.
-ROUTER_SCORE_FUNCTIONS = {"deepseek_v3": "sigmoid", "kimi_k2": "sigmoid"}
+_ROUTER_SCORE_FUNCTIONS = {"deepseek_v3": "sigmoid", "kimi_k2": "sigmoid"}
 
 
 def latent_attention_options(config: Config) -> dict[str, Any]:
@@ -37,10 +37,10 @@ def deepseek_v2(config: Config) -> ModelMapping:
 
     Latent attention; dense layers first, then mixtures of shared and routed experts.
     """
-    return latent_attention_model(config)
+    return _latent_attention_model(config)
 
 
-def latent_attention_model(
+def _latent_attention_model(
     config: Config, kind: str = "latent_attention", more: Sequence[Mapping[str, Any]] | None = None
 ) -> ModelMapping:
     """Return a DeepSeek-like network with latent attention, shared and routed experts.
@@ -51,7 +51,7 @@ def latent_attention_model(
     mixture: dict[str, Any] = config.integers(shared="n_shared_experts") if config.get("n_shared_experts") else {}
     if config.get("n_group") is not None:
         mixture["groups"] = config.integer("n_group")
-    if config.get("scoring_func", ROUTER_SCORE_FUNCTIONS.get(str(config.get("model_type")))) == "sigmoid":
+    if config.get("scoring_func", _ROUTER_SCORE_FUNCTIONS.get(str(config.get("model_type")))) == "sigmoid":
         mixture["scores"] = "sigmoid"
     feeds = feed_forward_layers(config, params, **mixture)
     notes = "Modules for multi-token prediction and the load-balancing bias of the router (not trained) are left out."
@@ -74,7 +74,7 @@ def deepseek_v32(config: Config) -> ModelMapping:
     layers = config.integer("num_hidden_layers")
     kinds = config.layer_kinds("indexer_types", layers) or ["full"] * layers
     more: list[dict[str, Any]] = [index | ({} if kind == "full" else {"shares_index": True}) for kind in kinds]
-    return latent_attention_model(config, kind="sparse_latent_attention", more=more)
+    return _latent_attention_model(config, kind="sparse_latent_attention", more=more)
 
 
 FAMILY_READERS.register("glm_moe_dsa")(deepseek_v32)

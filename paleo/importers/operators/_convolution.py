@@ -69,16 +69,16 @@ def _conv_options(call: TracedCall, weight: TracedTensor, x: Tensor) -> dict[str
     groups = stated.get("groups") or 1
     transposed = call.kind == "transposed_conv"
     channels = weight.shape[1] * groups if transposed else weight.shape[0]
-    stride, dilation = (values_per_spatial_dim(stated.get(key), rank, 1) for key in ("stride", "dilation"))
-    extra = values_per_spatial_dim(stated.get("output_padding"), rank, 0)
+    stride, dilation = (_values_per_spatial_dim(stated.get(key), rank, 1) for key in ("stride", "dilation"))
+    extra = _values_per_spatial_dim(stated.get("output_padding"), rank, 0)
     options: dict[str, Any] = {
         "channels": channels,
-        "kernel": collapse_equal_values(list(weight.shape[2:])),
-        "stride": None if set(stride) == {1} else collapse_equal_values(stride),
+        "kernel": _collapse_equal_values(list(weight.shape[2:])),
+        "stride": None if set(stride) == {1} else _collapse_equal_values(stride),
         "padding": _padding(stated.get("padding") or 0, rank),
-        "dilation": None if set(dilation) == {1} else collapse_equal_values(dilation),
+        "dilation": None if set(dilation) == {1} else _collapse_equal_values(dilation),
         "groups": None if groups == 1 else groups,
-        "output_padding": collapse_equal_values(extra) if transposed and any(extra) else None,
+        "output_padding": _collapse_equal_values(extra) if transposed and any(extra) else None,
     }
     return {key: value for key, value in options.items() if value is not None} | {"bias": is_parameter_input(call, 2)}
 
@@ -95,11 +95,11 @@ def _padding(padding: Any, rank: int) -> Any:
         if list(padding[:rank]) != list(padding[rank:]):
             raise UntranslatableError("padding that differs from side to side")
         padding = padding[:rank]
-    numbers = values_per_spatial_dim(padding, rank, 0)
-    return collapse_equal_values(numbers) if any(numbers) else None
+    numbers = _values_per_spatial_dim(padding, rank, 0)
+    return _collapse_equal_values(numbers) if any(numbers) else None
 
 
-def values_per_spatial_dim(value: Any, rank: int, default: int) -> list[int]:
+def _values_per_spatial_dim(value: Any, rank: int, default: int) -> list[int]:
     """Expand an operator's argument to a list of one number per spatial dim (``rank`` of them); None gives ``default``.
 
     >>> values_per_spatial_dim(3, 2, 1), values_per_spatial_dim(None, 2, 1), values_per_spatial_dim([1, 2], 2, 1)
@@ -111,7 +111,7 @@ def values_per_spatial_dim(value: Any, rank: int, default: int) -> list[int]:
     return [int(number) for number in (numbers * rank if len(numbers) == 1 else numbers)]
 
 
-def collapse_equal_values(values: list[int]) -> int | list[int]:
+def _collapse_equal_values(values: list[int]) -> int | list[int]:
     """Return one number if all entries of a list are equal, otherwise the list.
 
     Model files state it in this short form.
@@ -148,19 +148,19 @@ def add_pool_layer(b: NetworkBuilder, call: TracedCall) -> None:
     """
     x, options = b.place_of(call.inputs[0]), call.options
     rank = len(x.tensor.dims) - 2
-    if rank not in SPATIAL_DIMS or set(values_per_spatial_dim(options.get("dilation"), rank, 1)) != {1}:
+    if rank not in SPATIAL_DIMS or set(_values_per_spatial_dim(options.get("dilation"), rank, 1)) != {1}:
         add_memory_pass(b, call, "pool")
         return
     if set(call.out.shape[2:]) == {1}:
         settings = {"operation": call.kind.removesuffix("_pool"), "keep_space": True}
         b.record_output(call.out, b.add_layer("global_pool", settings, [x], call.path))
         return
-    kernel = values_per_spatial_dim(options["kernel_size"], rank, 1)
-    stride = values_per_spatial_dim(options.get("stride"), rank, 0) if options.get("stride") else kernel
-    padding = values_per_spatial_dim(options.get("padding"), rank, 0)
-    window: dict[str, Any] = {"kernel": collapse_equal_values(kernel)}
-    window["stride"] = None if stride == kernel else collapse_equal_values(stride)
-    window["padding"] = collapse_equal_values(padding) if any(padding) else None
+    kernel = _values_per_spatial_dim(options["kernel_size"], rank, 1)
+    stride = _values_per_spatial_dim(options.get("stride"), rank, 0) if options.get("stride") else kernel
+    padding = _values_per_spatial_dim(options.get("padding"), rank, 0)
+    window: dict[str, Any] = {"kernel": _collapse_equal_values(kernel)}
+    window["stride"] = None if stride == kernel else _collapse_equal_values(stride)
+    window["padding"] = _collapse_equal_values(padding) if any(padding) else None
     window["ceil"] = True if options.get("ceil_mode") else None
     window["keeps_input"] = True if call.kind == "max_pool" and call.inputs[0] in (call.saved_tensors or ()) else None
     try:

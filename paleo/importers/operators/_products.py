@@ -98,7 +98,7 @@ def add_linear_layer(b: NetworkBuilder, call: TracedCall) -> None:
     if len(weight.shape) != 2:
         raise UntranslatableError("a weight that is no matrix")
     features = call.out.shape[-1]
-    dim = output_dim_name(b, x.tensor, features)
+    dim = _output_dim_name(b, x.tensor, features)
     options: dict[str, Any] = {"features": features, "dim": dim, "bias": is_parameter_input(call, 2)}
     same = owner is not None and owner.kind == "linear" and _is_same_product(owner, options)
     if same and not b.new_parameter_count([call.input(2)]):
@@ -114,7 +114,7 @@ def _is_same_product(owner: LayerEntry, options: dict[str, Any]) -> bool:
     return stated == (options["features"], options["bias"])
 
 
-def output_dim_name(b: NetworkBuilder, x: Tensor, features: int) -> str:
+def _output_dim_name(b: NetworkBuilder, x: Tensor, features: int) -> str:
     """Return a name for the output dim of a linear layer with ``features`` outputs on the input ``x``.
 
     The name is hidden for the model's own width, vocab for the rows of a table, and ffn for a width that is projected
@@ -144,9 +144,9 @@ def add_tensor_product(b: NetworkBuilder, call: TracedCall) -> None:
     if left is None or right is None:
         raise UntranslatableError("a product of other than two tensors")
     if call.kind == "einsum":
-        sides, letters = einsum_equation_letters(str(call.options["equation"]), left, right)
+        sides, letters = _einsum_equation_letters(str(call.options["equation"]), left, right)
     else:
-        sides, letters = matmul_einsum_letters(left.shape, right.shape)
+        sides, letters = _matmul_einsum_letters(left.shape, right.shape)
     if left.is_static:
         left, right, sides = right, left, sides[::-1]
     x = b.place_of(left)
@@ -173,7 +173,7 @@ def add_grouped_product(b: NetworkBuilder, call: TracedCall) -> None:
     if len(weight.shape) != 3 or len(x.tensor.dims) != 2:
         raise UntranslatableError("groups of another shape")
     groups, features = weight.shape[0], call.out.shape[-1]
-    options = {"groups": groups, "features": features, "dim": output_dim_name(b, x.tensor, features)}
+    options = {"groups": groups, "features": features, "dim": _output_dim_name(b, x.tensor, features)}
     b.record_output(call.out, b.share_weights(b.add_layer("grouped_linear", options, [x], call.path), call.inputs[1:2]))
 
 
@@ -209,7 +209,7 @@ def _chain(b: NetworkBuilder, call: TracedCall) -> None:
         left, letters = step.out, out
 
 
-def matmul_einsum_letters(left: Shape, right: Shape) -> tuple[list[list[str]], list[str]]:
+def _matmul_einsum_letters(left: Shape, right: Shape) -> tuple[list[list[str]], list[str]]:
     """Return one letter per dim for a matrix product of two shapes, with batch dims broadcast as in torch and ONNX.
 
     Returns (letters of both factors, letters of the result). A factor that is a vector has no row or column letter.
@@ -221,7 +221,7 @@ def matmul_einsum_letters(left: Shape, right: Shape) -> tuple[list[list[str]], l
     return [[*leads[0], *rows, "k"], [*leads[1], "k", *columns]], [*batch, *rows, *columns]
 
 
-def einsum_equation_letters(text: str, left: TracedTensor, right: TracedTensor) -> tuple[list[list[str]], list[str]]:
+def _einsum_equation_letters(text: str, left: TracedTensor, right: TracedTensor) -> tuple[list[list[str]], list[str]]:
     """Split an einsum equation of two factors into letters.
 
     Returns (letters of both factors, letters of the result). An ellipsis is replaced by one letter for each dim it

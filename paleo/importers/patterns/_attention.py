@@ -73,13 +73,13 @@ def _up_to_product(softmax: TracedCall) -> tuple[TracedCall, list[TracedCall], b
             return None
         if len(moving) != 1 or moving[0].elements != softmax.out.elements:
             return None
-        causal = causal or is_causal_mask(call)
+        causal = causal or _is_causal_mask(call)
         chain.append(call)
         value = moving[0]
     return None
 
 
-def is_causal_mask(call: TracedCall, depth: int = 12) -> bool:
+def _is_causal_mask(call: TracedCall, depth: int = 12) -> bool:
     """Return True if ``tril`` or ``triu`` made a static input of a call, which is then a causal mask.
 
     At most ``depth`` calls are followed backwards.
@@ -230,7 +230,7 @@ def _attention_around(core: TracedCall, readers: TensorReaders) -> MatchedSubgra
 def _masked(core: TracedCall) -> bool:
     mask = core.input(3)
     maker = mask.producing_call if mask is not None else None
-    return maker is not None and (maker.source_name.strip("_") in ("tril", "triu") or is_causal_mask(maker))
+    return maker is not None and (maker.source_name.strip("_") in ("tril", "triu") or _is_causal_mask(maker))
 
 
 def _output_projection(core: TracedCall, readers: TensorReaders) -> tuple[list[TracedCall], TracedCall] | None:

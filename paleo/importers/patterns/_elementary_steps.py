@@ -100,7 +100,7 @@ def _trained_alike(calls: Iterable[TracedCall], trace: Trace) -> bool:
     return len({call.trains_weights and name not in trace.frozen_parameters for call, name in weights}) < 2
 
 
-def calls_between(start: TracedTensor, end: TracedTensor, calls: Sequence[TracedCall]) -> list[TracedCall]:
+def _calls_between(start: TracedTensor, end: TracedTensor, calls: Sequence[TracedCall]) -> list[TracedCall]:
     """Return the subset of ``calls`` on the path that computes the tensor ``end`` from the tensor ``start``."""
     allowed, reached, stack = set(calls), dict[TracedCall, None](), [end]
     while stack:
@@ -151,7 +151,7 @@ def _elementwise_group(kind: str, x: TracedTensor, seed: TracedCall, readers: Te
 
     Returns them with a substitute, one call of ``kind``; None if they are no closed group.
     """
-    members = {seed: None} | dict.fromkeys(calls_between(x, seed.out, _light_makers(seed)))
+    members = {seed: None} | dict.fromkeys(_calls_between(x, seed.out, _light_makers(seed)))
     reach = {x, *(call.out for call in members)}
     frontier, ends = list(reach), list[TracedCall]()
     while frontier and len(members) < 24:
@@ -168,7 +168,7 @@ def _elementwise_group(kind: str, x: TracedTensor, seed: TracedCall, readers: Te
         if call.out.shape == x.shape and (kind != "norm" or weights):
             ends.append(call)
     for end in reversed(ends):
-        group = calls_between(x, end.out, list(members))
+        group = _calls_between(x, end.out, list(members))
         if seed in group and readers.is_self_contained(group, end.out):
             return _spelled_group(kind, x, end.out, group)
     return None
@@ -273,7 +273,7 @@ def collapse_modules(trace: Trace) -> None:
             continue
         if taken is None or result is None or taken.shape != result.shape:
             continue
-        calls = calls_between(taken, result, calls_of.get(scope.path, []))
+        calls = _calls_between(taken, result, calls_of.get(scope.path, []))
         if calls and readers.is_self_contained(calls, result) and not any(call.flops for call in calls):
             group = _module_group(kind, scope, taken, result, calls)
             groups += [group] if group is not None else []

@@ -57,10 +57,10 @@ _SOCKETS = FabricParameters(
 )  # fmt: skip
 #: One-way latency of the links that is included in the default hops: of InfiniBand NDR and of TCP
 #: (hardware_specs/links).
-INFINIBAND_LATENCY, TCP_LATENCY = 1.2 * MICROSECOND, 14 * MICROSECOND
+_INFINIBAND_LATENCY, _TCP_LATENCY = 1.2 * MICROSECOND, 14 * MICROSECOND
 #: Number of ranks from which rings no longer use LL and exchanges share channels, and the factors on the time of a hop
 #: in lockstep and of one more peer (Polaris, 512 to 2,160 ranks compared with 8 and 32).
-MIN_CROWDED_RANKS, CROWDED_HOP_FACTOR, CROWDED_PEER_FACTOR = 129, 2.0, 3.0
+_MIN_CROWDED_RANKS, _CROWDED_HOP_FACTOR, _CROWDED_PEER_FACTOR = 129, 2.0, 3.0
 #: Size of pieces of an exchange over Slingshot below which a peer takes as long as in a crowd [byte]. Polaris' rows of
 #: 128 bytes a piece take three times as long as those of 256, which are no longer sent inside the NIC's commands
 #: (fi_cxi(7), inject size: by name only, not read). ThetaGPU's rows over InfiniBand take equal times from 4 to 512
@@ -71,7 +71,7 @@ _BOTH_WAYS = 0.6
 
 
 #: Kind of link -> system whose measured fabric is used for other systems with that kind of link.
-MEASURED_FABRICS = {"slingshot": "polaris"}
+_MEASURED_FABRICS = {"slingshot": "polaris"}
 
 
 #: The same for exchanges only. Libraries use EFA as they use Slingshot, by libfabric's messages (aws-ofi-nccl): between
@@ -95,7 +95,7 @@ def measured_fabric_system(system: System) -> str | None:
     str, optional
         Name of the system; None if there is none.
     """
-    return _measured(system, MEASURED_FABRICS)
+    return _measured(system, _MEASURED_FABRICS)
 
 
 def measured_exchange_system(system: System) -> str | None:
@@ -179,7 +179,7 @@ def links_with_default_latency(links: GroupLinks, system: System) -> GroupLinks:
     GroupLinks
         Links with a limited ``latency_in_calibrated_hops`` between nodes.
     """
-    least, levels = TCP_LATENCY if _by_sockets(system) else INFINIBAND_LATENCY, list(links.levels)
+    least, levels = _TCP_LATENCY if _by_sockets(system) else _INFINIBAND_LATENCY, list(links.levels)
     for index in range(links.intra_node_level_count, len(levels)):
         stated = levels[index].latency_in_calibrated_hops
         included = least if stated is None else min(stated, least)
@@ -227,7 +227,7 @@ def inter_node_collective_time(
     short = p.intra_node_hop_time * hops_in + p.ll_fabric_hop_time * hops_out
     sent = np.asarray(traffic.levels[-1].wire_bytes)
     if lockstep:
-        short = np.where(links.ranks >= MIN_CROWDED_RANKS, CROWDED_HOP_FACTOR * p.ll_fabric_hop_time * hops, short)
+        short = np.where(links.ranks >= _MIN_CROWDED_RANKS, _CROWDED_HOP_FACTOR * p.ll_fabric_hop_time * hops, short)
         long, share = p.simple_hop_time * hops, _share_of_simple(sent / hops, p.ll_threshold, 2.0)
     else:
         long = p.intra_node_hop_time * hops_in + p.simple_hop_time * hops_out
@@ -272,8 +272,8 @@ def inter_node_exchange_time(
         return np.asarray(p.launch_time + partly_overlapped_time(hop, wire))
     share = np.where(links.ranks > 2, p.exchange_fraction * links.nodes**-p.exchange_share_exponent, p.send_fraction)
     piece = np.maximum(traffic.levels[0].wire_bytes / np.maximum(links.ranks - 1.0, 1.0), 1.0)
-    crowded = (links.ranks >= MIN_CROWDED_RANKS) | (piece < p.crowded_piece_bytes)
-    peer = p.time_per_peer * np.where(crowded, CROWDED_PEER_FACTOR, 1.0)
+    crowded = (links.ranks >= _MIN_CROWDED_RANKS) | (piece < p.crowded_piece_bytes)
+    peer = p.time_per_peer * np.where(crowded, _CROWDED_PEER_FACTOR, 1.0)
     joined = partly_overlapped_time(peer * peers, _wire_time(traffic, links, p, share))
     return with_launch_skew(links.hop_time(p.launch_time, outside=True) + joined, p.launch_skew_time)
 

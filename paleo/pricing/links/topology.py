@@ -42,9 +42,9 @@ _ADAPTIVE_SHARE = 0.96
 #: Flows between each pair of nodes: channels of NCCL times their queue pairs.
 _FLOWS_PER_PORT = 16
 #: Standard deviations above the mean up to which the number of flows on one link is summed.
-MAX_FLOW_DEVIATIONS = 12.0
+_MAX_FLOW_DEVIATIONS = 12.0
 #: Smallest divisor of a share, which avoids a division by zero.
-MIN_SHARE_DIVISOR = 1e-30
+_MIN_SHARE_DIVISOR = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ def _fullest_of_sources(flows: Numeric, sources: Numeric, links: Numeric) -> Arr
     below = _fullest_below(flows, sources, links)
     exactly = np.diff(below, axis=-1)
     counts = np.arange(1.0, exactly.shape[-1] + 1.0)
-    return np.asarray(1.0 / np.maximum((exactly / counts).sum(axis=-1) + below[..., 0], MIN_SHARE_DIVISOR))
+    return np.asarray(1.0 / np.maximum((exactly / counts).sum(axis=-1) + below[..., 0], _MIN_SHARE_DIVISOR))
 
 
 def _fullest_below(flows: Numeric, sources: Numeric, links: Numeric) -> Array:
@@ -242,8 +242,8 @@ def _fullest_below(flows: Numeric, sources: Numeric, links: Numeric) -> Array:
     """
     count, ways = np.asarray(flows, dtype=np.float64)[..., None], np.asarray(links, dtype=np.float64)[..., None]
     chance, mean = 1.0 / np.maximum(ways, 1.0 + np.finfo(np.float64).eps), float(np.max(count / ways))
-    steps = np.arange(math.ceil(mean + MAX_FLOW_DEVIATIONS * math.sqrt(mean) + MAX_FLOW_DEVIATIONS))
-    odds = np.clip(count - steps, MIN_SHARE_DIVISOR, None) / (steps + 1.0) * chance / (1.0 - chance)
+    steps = np.arange(math.ceil(mean + _MAX_FLOW_DEVIATIONS * math.sqrt(mean) + _MAX_FLOW_DEVIATIONS))
+    odds = np.clip(count - steps, _MIN_SHARE_DIVISOR, None) / (steps + 1.0) * chance / (1.0 - chance)
     log_empty = count * np.log1p(-chance)
     law = np.exp(np.concatenate([log_empty, log_empty + np.cumsum(np.log(odds), axis=-1)], axis=-1))
     below = np.clip(np.cumsum(law, axis=-1), 0.0, 1.0)
@@ -298,7 +298,7 @@ def all_to_all_nic_share(nodes: Numeric, members: Numeric, leaf: int, oversubscr
     """
     n, m = np.asarray(nodes, dtype=np.float64), np.asarray(members, dtype=np.float64)
     demand = m * (n - m) / np.maximum(n - 1.0, 1.0)
-    return np.asarray(np.minimum(1.0, leaf / oversubscription / np.maximum(demand, MIN_SHARE_DIVISOR)))
+    return np.asarray(np.minimum(1.0, leaf / oversubscription / np.maximum(demand, _MIN_SHARE_DIVISOR)))
 
 
 def rail_all_to_all_nic_share(
@@ -335,7 +335,7 @@ def rail_all_to_all_nic_share(
     """
     n, m = np.asarray(nodes, dtype=np.float64), np.asarray(members, dtype=np.float64)
     kept = (m - 1.0) / (np.maximum(n - 1.0, 1.0) * np.asarray(rails))
-    return np.asarray(np.minimum(1.0, leaf / oversubscription / np.maximum(m * (1.0 - kept), MIN_SHARE_DIVISOR)))
+    return np.asarray(np.minimum(1.0, leaf / oversubscription / np.maximum(m * (1.0 - kept), _MIN_SHARE_DIVISOR)))
 
 
 def _unsorted_ring_share(
@@ -370,7 +370,7 @@ def _unsorted_ring_share(
     0.52
     """
     leaving = np.asarray(members) * mean_leaf_crossings(nodes, machine, leaf) / np.asarray(nodes)
-    return np.asarray(np.minimum(1.0, leaf / oversubscription / np.maximum(leaving, MIN_SHARE_DIVISOR)))
+    return np.asarray(np.minimum(1.0, leaf / oversubscription / np.maximum(leaving, _MIN_SHARE_DIVISOR)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,10 +468,10 @@ class Dragonfly:
         ``of_pair`` are the node rates needed on the links of one pair of groups, ``leaving`` those that leave a group.
         ``hops`` is how often this traffic passes the busiest links of a group if routed over a third group.
         """
-        minimal = np.asarray(self.group_pair_bandwidth) / np.maximum(of_pair, MIN_SHARE_DIVISOR)
+        minimal = np.asarray(self.group_pair_bandwidth) / np.maximum(of_pair, _MIN_SHARE_DIVISOR)
         thirds = np.asarray(self.groups, dtype=np.float64) - 2.0
         spread = np.where(thirds > 0, leaving * np.maximum(hops, 1.0) / np.maximum(thirds, 1.0), np.inf)
-        valiant = np.asarray(self.group_pair_bandwidth) / np.maximum(spread, MIN_SHARE_DIVISOR)
+        valiant = np.asarray(self.group_pair_bandwidth) / np.maximum(spread, _MIN_SHARE_DIVISOR)
         best = {"minimal": minimal, "valiant": valiant}.get(self.routing, np.maximum(minimal, valiant))
         return np.asarray(np.where(np.asarray(used) > 1, np.minimum(1.0, best), 1.0))
 
@@ -512,10 +512,12 @@ def nic_share_with_neighbour(
     (0.5, 0.75)
     """
     job_ports, neighbour_ports, links = np.asarray(ports), np.asarray(other_ports), np.asarray(capacity)
-    alone = np.minimum(demand, links / np.maximum(job_ports, MIN_SHARE_DIVISOR))
-    left_over = (links - neighbour_ports * other_demand) / np.maximum(job_ports, MIN_SHARE_DIVISOR)
-    rate = np.minimum(demand, np.maximum(links / np.maximum(job_ports + neighbour_ports, MIN_SHARE_DIVISOR), left_over))
-    kept = rate / np.maximum(alone, MIN_SHARE_DIVISOR)
+    alone = np.minimum(demand, links / np.maximum(job_ports, _MIN_SHARE_DIVISOR))
+    left_over = (links - neighbour_ports * other_demand) / np.maximum(job_ports, _MIN_SHARE_DIVISOR)
+    rate = np.minimum(
+        demand, np.maximum(links / np.maximum(job_ports + neighbour_ports, _MIN_SHARE_DIVISOR), left_over)
+    )
+    kept = rate / np.maximum(alone, _MIN_SHARE_DIVISOR)
     return np.asarray(np.where(np.asarray(demand) > 0, 1.0 - sending + sending * np.minimum(kept, 1.0), 1.0))
 
 

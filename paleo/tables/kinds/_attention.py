@@ -53,7 +53,7 @@ from paleo.tables.kernels import (
 # Attention over selected keys as engines run it: whole layers of a rank, and their parts
 
 
-class SparseAttentionSizes(NamedTuple):
+class _SparseAttentionSizes(NamedTuple):
     """Sizes of a network's sparse attention (each query attends to selected keys), as in its config.json.
 
     ``hidden`` is the model width and ``q_rank`` the rank of the compressed queries. ``query_dim`` and ``value_dim`` are
@@ -73,25 +73,25 @@ class SparseAttentionSizes(NamedTuple):
 
 
 #: Networks by a part of their name.
-SPARSE_SIZES_OF_NETWORK = {
-    "V3.2": SparseAttentionSizes(7168, 1536, 192, 128, 64, 2048, 128),
-    "GLM-5": SparseAttentionSizes(6144, 2048, 256, 256, 32, 2048, 64),
-    "V4-Flash": SparseAttentionSizes(4096, 2**10, 512, 512, 64, 512, 64, 8),
-    "V4-Pro": SparseAttentionSizes(7168, 1536, 512, 512, 64, 2**10, 128, 16),
-    "M3": SparseAttentionSizes(6144, 0, 128, 128, 4, 2048, 64),
+_SPARSE_SIZES_OF_NETWORK = {
+    "V3.2": _SparseAttentionSizes(7168, 1536, 192, 128, 64, 2048, 128),
+    "GLM-5": _SparseAttentionSizes(6144, 2048, 256, 256, 32, 2048, 64),
+    "V4-Flash": _SparseAttentionSizes(4096, 2**10, 512, 512, 64, 512, 64, 8),
+    "V4-Pro": _SparseAttentionSizes(7168, 1536, 512, 512, 64, 2**10, 128, 16),
+    "M3": _SparseAttentionSizes(6144, 0, 128, 128, 4, 2048, 64),
 }
 #: Entries of a latent with its rotated part, of one without, of an indexer's key; rank of the output groups; key heads
 #: of MiniMax M3; positions of the window of DeepSeek-V4, and those that an entry of each kind stands for.
-LATENT_WITH_ROPE_DIM, LATENT_DIM, INDEXER_KEY_DIM = 576.0, 512.0, 128.0
-OUTPUT_GROUP_RANK, MINIMAX_KEY_HEADS, SLIDING_WINDOW_TOKENS = 2.0**10, 4.0, 128.0
-POSITIONS_PER_ENTRY = {"csa": 4.0, "hca": 128.0}
+_LATENT_WITH_ROPE_DIM, LATENT_DIM, _INDEXER_KEY_DIM = 576.0, 512.0, 128.0
+_OUTPUT_GROUP_RANK, _MINIMAX_KEY_HEADS, _SLIDING_WINDOW_TOKENS = 2.0**10, 4.0, 128.0
+_POSITIONS_PER_ENTRY = {"csa": 4.0, "hca": 128.0}
 #: Bytes of a weight.
-BYTES_PER_WEIGHT = {"fp8_block": 1.0, "bfloat16": 2.0, "nvfp4": 0.5625}
+_BYTES_PER_WEIGHT = {"fp8_block": 1.0, "bfloat16": 2.0, "nvfp4": 0.5625}
 #: Weight of a prediction above a measured time where most rows hold a compilation, so that the fast rows tell.
-OVERESTIMATE_WEIGHT_WITH_COMPILATION = 3.0
+_OVERESTIMATE_WEIGHT_WITH_COMPILATION = 3.0
 #: Parameters that a part of a layer does not have.
 _LAUNCHES_BY_WEIGHTS = ("fp8_launch_time", "fp4_launch_time", "indexer_launch_time", "dense_launch_time")
-UNDETERMINED_SPARSE_PARAMETERS = {
+_UNDETERMINED_SPARSE_PARAMETERS = {
     "module": (),
     "attention": (
         "projection_peak_share", "indexer_peak_share", "selection_bandwidth_share", "search_picoseconds_per_key",
@@ -108,7 +108,7 @@ UNDETERMINED_SPARSE_PARAMETERS = {
         "fp8_cache_launch_time", *_LAUNCHES_BY_WEIGHTS,
     ),
 }  # fmt: skip
-INFERENCE_LIBRARIES = ("trtllm", "sglang", "vllm")
+_INFERENCE_LIBRARIES = ("trtllm", "sglang", "vllm")
 
 
 class SparseAttentionTable(KernelTable[DeviceDatasheet]):
@@ -126,9 +126,9 @@ class SparseAttentionTable(KernelTable[DeviceDatasheet]):
     parameters_by_family: ClassVar[Mapping[str, type[Any]]] = {
         f"sparse.{kind}.{part}.{phase}.{library}": SparseAttentionParameters
         for kind in ("dsa", "csa", "hca", "msa")
-        for part in UNDETERMINED_SPARSE_PARAMETERS
+        for part in _UNDETERMINED_SPARSE_PARAMETERS
         for phase in ("context", "generation")
-        for library in INFERENCE_LIBRARIES
+        for library in _INFERENCE_LIBRARIES
     }
     host_parameters = ("launch_time",)
 
@@ -168,8 +168,8 @@ class SparseAttentionTable(KernelTable[DeviceDatasheet]):
         compiled = target.family == "sparse.msa.module.context.trtllm"
         return FitSettings(
             start, alternative_starts=(*fallback, host), random_starts=0, prior_precision=0.2, max_training_rows=500,
-            fixed_parameters=UNDETERMINED_SPARSE_PARAMETERS[target.family.split(".")[2]],
-            overestimate_weight=OVERESTIMATE_WEIGHT_WITH_COMPILATION if compiled else 1.0,
+            fixed_parameters=_UNDETERMINED_SPARSE_PARAMETERS[target.family.split(".")[2]],
+            overestimate_weight=_OVERESTIMATE_WEIGHT_WITH_COMPILATION if compiled else 1.0,
         )  # fmt: skip
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
@@ -192,14 +192,14 @@ class SparseAttentionTable(KernelTable[DeviceDatasheet]):
 
 
 @cache
-def _sizes_of(model: str) -> SparseAttentionSizes | None:
-    return next((sizes for part, sizes in SPARSE_SIZES_OF_NETWORK.items() if part in model), None)
+def _sizes_of(model: str) -> _SparseAttentionSizes | None:
+    return next((sizes for part, sizes in _SPARSE_SIZES_OF_NETWORK.items() if part in model), None)
 
 
 Flags = npt.NDArray[np.bool_]
 
 
-class GatheringKernelTraits(NamedTuple):
+class _GatheringKernelTraits(NamedTuple):
     """Properties of the sparse-attention kernel that gathers the selected keys in each row; arrays of shape (rows,).
 
     ``computed_heads``: heads that the kernel computes, at least those of the rank. ``computes_empty_slots``: True if
@@ -214,7 +214,7 @@ class GatheringKernelTraits(NamedTuple):
 
 def _gathering(
     frame: pd.DataFrame, heads: Array, latent: Flags, context: Flags, dense: Flags, stored: Flags
-) -> GatheringKernelTraits:
+) -> _GatheringKernelTraits:
     """Determine which gathering kernel ran each row of sparse attention, by engine, release and device.
 
     ``stored`` is True for a cache in 8 bits. FlashMLA computes 64 heads at once on Hopper, 128 on Blackwell. vLLM runs
@@ -224,7 +224,7 @@ def _gathering(
 
     References: vLLM, v1/attention/backends/mla/flashmla_sparse.py (padding, MIN_HEADS_FOR_BF16_PREFILL).
     """
-    hopper = text_column(frame, "device").str.startswith(HOPPER_DEVICE_PREFIXES).to_numpy(dtype=bool)
+    hopper = text_column(frame, "device").str.startswith(_HOPPER_DEVICE_PREFIXES).to_numpy(dtype=bool)
     vllm, tensorrt = word_mask(frame, "library", "vllm"), word_mask(frame, "library", "trtllm")
     flashmla = _has(frame, "flashmla")
     unnamed = vllm & _has(frame, "default") & (stored | (heads > 16.0))
@@ -232,7 +232,7 @@ def _gathering(
     tile = np.where(hopper, 64.0, 128.0)
     narrow = gathers & latent & stored & (_has(frame, "flashmla_kv") | vllm & ((heads < 32.0) | ~hopper))
     early = vllm & map_text_columns(frame, ("version",), lambda version: parse_release(version) < (0, 24), bool)
-    return GatheringKernelTraits(
+    return _GatheringKernelTraits(
         computed_heads=np.where(gathers, np.ceil(heads / tile) * tile, np.maximum(heads, MIN_COMPUTED_HEADS)),
         computes_empty_slots=gathers & latent & (narrow | tensorrt | early),
         reads_8_bit_cache=narrow,
@@ -252,16 +252,16 @@ def _layer_weights(sizes: Array, kind: npt.NDArray[Any], heads: Array, key_heads
     hidden, q_rank, query, value, index_heads, _, all_heads, groups = sizes
     up, grouped = q_rank * heads * query, kind == "msa"
     latent = (
-        hidden * (q_rank + LATENT_WITH_ROPE_DIM) + up + heads * (LATENT_DIM * (query - 64.0 + value) + value * hidden)
+        hidden * (q_rank + _LATENT_WITH_ROPE_DIM) + up + heads * (LATENT_DIM * (query - 64.0 + value) + value * hidden)
     )
     compressed = (
-        hidden * (q_rank + LATENT_DIM) + up + heads * LATENT_DIM * OUTPUT_GROUP_RANK
-        + groups * heads / all_heads * OUTPUT_GROUP_RANK * hidden + 4.0 * hidden * LATENT_DIM
+        hidden * (q_rank + LATENT_DIM) + up + heads * LATENT_DIM * _OUTPUT_GROUP_RANK
+        + groups * heads / all_heads * _OUTPUT_GROUP_RANK * hidden + 4.0 * hidden * LATENT_DIM
     )  # fmt: skip
-    selected = hidden * INDEXER_KEY_DIM * 2.0 * (heads + key_heads)
+    selected = hidden * _INDEXER_KEY_DIM * 2.0 * (heads + key_heads)
     attended = np.select([kind == "dsa", grouped], [latent, selected], compressed)
-    latents = (q_rank * index_heads + hidden) * INDEXER_KEY_DIM + hidden * index_heads
-    return attended, np.where(grouped, hidden * INDEXER_KEY_DIM * 2.0 * key_heads, latents)
+    latents = (q_rank * index_heads + hidden) * _INDEXER_KEY_DIM + hidden * index_heads
+    return attended, np.where(grouped, hidden * _INDEXER_KEY_DIM * 2.0 * key_heads, latents)
 
 
 def _work(frame: pd.DataFrame) -> SparseWork:
@@ -269,15 +269,15 @@ def _work(frame: pd.DataFrame) -> SparseWork:
 
     A row that times one part of a layer has only the FLOP and bytes of that part.
     """
-    named = [_sizes_of(model) or SPARSE_SIZES_OF_NETWORK["V3.2"] for model in text_column(frame, "model")]
+    named = [_sizes_of(model) or _SPARSE_SIZES_OF_NETWORK["V3.2"] for model in text_column(frame, "model")]
     sizes = np.array(named, dtype=np.float64).T
     hidden, q_rank, query, value, index_heads, top_k, all_heads, _ = sizes
     kind, part = (text_column(frame, column).to_numpy(dtype=object) for column in ("kind", "part"))
     heads, batch, queries, past = number_columns(frame, ("num_heads", "batch_size", "q_len", "past_len"))
     tokens, keys = batch * queries, past + (queries + 1.0) / 2.0
-    ratio = mapped_column(frame, "kind", POSITIONS_PER_ENTRY, 1.0)
+    ratio = mapped_column(frame, "kind", _POSITIONS_PER_ENTRY, 1.0)
     latent, grouped = kind == "dsa", kind == "msa"
-    entries, near = keys / ratio, np.minimum(SLIDING_WINDOW_TOKENS, keys)
+    entries, near = keys / ratio, np.minimum(_SLIDING_WINDOW_TOKENS, keys)
     chosen = np.minimum(entries, top_k)
     context = word_mask(frame, "phase", "context")
     skips, dense = _has(frame, "skip_indexer") | (kind == "hca"), _has(frame, "dense_mha")
@@ -288,18 +288,18 @@ def _work(frame: pd.DataFrame) -> SparseWork:
         [entries + near, chosen + near, top_k, keys],
         chosen,
     )
-    key_heads = np.where(grouped, np.maximum(MINIMAX_KEY_HEADS * heads / all_heads, 1.0), 1.0)
+    key_heads = np.where(grouped, np.maximum(_MINIMAX_KEY_HEADS * heads / all_heads, 1.0), 1.0)
     scorers = np.where(grouped, key_heads, index_heads)
     attended, scored = _layer_weights(sizes, kind, heads, key_heads)
     weights = attended + np.where(skips | dense, 0.0, scored)
     module = part == "module"
     scoring, selecting = ((module | (part == each)) & ~skips for each in ("indexer_logits", "topk"))
     attending = module | (part == "attention")
-    width = np.select([grouped, latent], [2.0 * INDEXER_KEY_DIM * key_heads, LATENT_WITH_ROPE_DIM], LATENT_DIM)
-    pair_products = [2.0 * INDEXER_KEY_DIM, query + value, LATENT_WITH_ROPE_DIM + LATENT_DIM]
+    width = np.select([grouped, latent], [2.0 * _INDEXER_KEY_DIM * key_heads, _LATENT_WITH_ROPE_DIM], LATENT_DIM)
+    pair_products = [2.0 * _INDEXER_KEY_DIM, query + value, _LATENT_WITH_ROPE_DIM + LATENT_DIM]
     products = np.select([grouped, dense, latent], pair_products, 2.0 * LATENT_DIM)
     expanded = dense * batch * past * heads * LATENT_DIM * (query - 64.0 + value)
-    stored = mapped_column(frame, "weight_dtype", BYTES_PER_WEIGHT, 2.0)
+    stored = mapped_column(frame, "weight_dtype", _BYTES_PER_WEIGHT, 2.0)
     scores = tokens * entries * np.where(grouped, key_heads, 1.0) * 4.0
     return SparseWork(
         projection_flops=module * 2.0 * (tokens * weights + expanded),
@@ -309,8 +309,8 @@ def _work(frame: pd.DataFrame) -> SparseWork:
         has_indexer=module & ~skips & ~dense,
         is_dense=module & dense,
         query_key_pairs=scoring * ~dense * tokens * np.where(context, batch * (past + queries) / ratio, tokens),
-        score_flops=scoring * 2.0 * tokens * entries * scorers * INDEXER_KEY_DIM,
-        index_bytes=scoring * batch * (past + queries) / ratio * INDEXER_KEY_DIM,
+        score_flops=scoring * 2.0 * tokens * entries * scorers * _INDEXER_KEY_DIM,
+        index_bytes=scoring * batch * (past + queries) / ratio * _INDEXER_KEY_DIM,
         score_bytes=((part == "indexer_logits") | (selecting & ~dense)) * scores,
         entries_per_search=entries,
         searching_queries=(selecting & ~dense) * tokens * np.clip((past + queries - top_k * ratio) / queries, 0.0, 1.0),
@@ -328,19 +328,19 @@ KERNEL_TABLES.register(SparseAttentionTable.name)(SparseAttentionTable())
 
 # Tables of fused attention: context (causal prefill), encoder (not causal) and generation (one token to a cache)
 
-ATTENTION_PHASES = ("context", "encoder", "generation")
+_ATTENTION_PHASES = ("context", "encoder", "generation")
 DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
 #: Beginnings of device names by the architecture that decides which kernel a library picks.
-HOPPER_DEVICE_PREFIXES = ("h100", "h200", "h800", "h20", "gh200")
-BLACKWELL_DEVICE_PREFIXES = ("b100", "b200", "b300", "gb200", "gb300")
+_HOPPER_DEVICE_PREFIXES = ("h100", "h200", "h800", "h20", "gh200")
+_BLACKWELL_DEVICE_PREFIXES = ("b100", "b200", "b300", "gb200", "gb300")
 #: How libraries name their kernels; without a name a library picks by architecture.
-KERNEL_OF_LIBRARY_NAME = {
+_KERNEL_OF_LIBRARY_NAME = {
     "fa4": "fa4", "fa3": "fa3", "fa2": "fa2", "trtllm": "trtllm", "tensorrt": "trtllm", "flashinfer": "fa2",
 }  # fmt: skip
 
 
 #: Parameters of decode that a kernel does not have, or that its rows do not tell apart.
-UNDETERMINED_DECODE_PARAMETERS: Mapping[str, tuple[str, ...]] = {
+_UNDETERMINED_DECODE_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "fa2": ("block_search_cycles", "time_per_sequence"),
     "fa3": ("extra_kernel_time", "block_search_cycles"),
     "fa4": ("extra_kernel_time", "time_per_sequence"),
@@ -348,14 +348,14 @@ UNDETERMINED_DECODE_PARAMETERS: Mapping[str, tuple[str, ...]] = {
 }
 #: Cycles of an exponential per score where it is not the special-function unit's 1/16: FlashAttention-4 computes half
 #: of them as polynomials (its authors' talk at Hot Chips 2025).
-CYCLES_PER_EXPONENTIAL = {"fa4": 1 / 32}
+_CYCLES_PER_EXPONENTIAL = {"fa4": 1 / 32}
 #: Rate of backward against forward, long causal sequences at head dimension 128: FlashAttention-2 on A100 (Dao, 2023,
 #: figures 5 and 6), FlashAttention-3 (Shah et al., 2024, figures 5 and 6, less its exponentials), the same for others.
-BACKWARD_RATE_RATIO = {"fa2": 0.85, "fa3": 0.72, "fa4": 0.67, "trtllm": 0.67}
+_BACKWARD_RATE_RATIO = {"fa2": 0.85, "fa3": 0.72, "fa4": 0.67, "trtllm": 0.67}
 #: Energy of a FLOP of attention against that of a product: scores and sums stay in registers between the two products.
-ATTENTION_FLOP_ENERGY_RATIO = 0.75
+_ATTENTION_FLOP_ENERGY_RATIO = 0.75
 #: L2 bytes per clock and multiprocessor of parts with a split L2 and with a whole one, where no decode rows tell.
-L2_BYTES_PER_CLOCK = (40.0, 8.0)
+_L2_BYTES_PER_CLOCK = (40.0, 8.0)
 
 
 class AttentionTable(KernelTable[DeviceDatasheet]):
@@ -386,16 +386,16 @@ class AttentionTable(KernelTable[DeviceDatasheet]):
         share = l2_surviving_share(target.figures)
         decode = target.fitted.get((target.subject, f"attention.{kernel}.decode", target.stack))
         if phase == "decode":
-            start, fixed = DecodeParameters(l2_survival_share=share), UNDETERMINED_DECODE_PARAMETERS[kernel]
+            start, fixed = DecodeParameters(l2_survival_share=share), _UNDETERMINED_DECODE_PARAMETERS[kernel]
             return FitSettings(start, fixed_parameters=fixed, max_training_rows=900, prior_precision=0.3)
         prefill = PrefillParameters(
             l2_survival_share=decode.l2_survival_share if decode else share,
             l2_bytes_per_cycle=decode.l2_bytes_per_cycle
             if decode
-            else L2_BYTES_PER_CLOCK[share == WHOLE_L2_SURVIVAL_SHARE],
-            exp_cycles=CYCLES_PER_EXPONENTIAL.get(kernel, 1 / 16),
-            energy_per_flop=ATTENTION_FLOP_ENERGY_RATIO * energy_per_flop(target.figures).tensor,
-            backward_efficiency=BACKWARD_RATE_RATIO[kernel],
+            else _L2_BYTES_PER_CLOCK[share == WHOLE_L2_SURVIVAL_SHARE],
+            exp_cycles=_CYCLES_PER_EXPONENTIAL.get(kernel, 1 / 16),
+            energy_per_flop=_ATTENTION_FLOP_ENERGY_RATIO * energy_per_flop(target.figures).tensor,
+            backward_efficiency=_BACKWARD_RATE_RATIO[kernel],
         )
         silent = ("cache_write_time",) if phase == "encoder" else ("padding_time", "padded_tile_cycles")
         whole = ("combine_time",) if ATTENTION_KERNELS[kernel].max_kv_splits == 1 else ()
@@ -408,7 +408,7 @@ class AttentionTable(KernelTable[DeviceDatasheet]):
             frame.index,
             (np.any([~(size > 0) for size in sizes], axis=0), "size is missing or not above zero"),
             (~text_column(frame, "dtype").isin(DTYPE_BYTES), "unknown dtype"),
-            (~text_column(frame, "phase").isin(ATTENTION_PHASES), "unknown phase"),
+            (~text_column(frame, "phase").isin(_ATTENTION_PHASES), "unknown phase"),
         )
 
     def timing_method(self, frame: pd.DataFrame) -> pd.Series[str]:
@@ -443,10 +443,10 @@ class AttentionTable(KernelTable[DeviceDatasheet]):
 def _kernel(frame: pd.DataFrame) -> pd.Series[str]:
     device, library = text_column(frame, "device"), text_column(frame, "library").str.lower()
     kernel = pd.Series(default_attention_kernel("Ampere"), index=frame.index, dtype=object)
-    kernel[device.str.startswith(HOPPER_DEVICE_PREFIXES)] = default_attention_kernel("Hopper")
-    kernel[device.str.startswith(BLACKWELL_DEVICE_PREFIXES)] = default_attention_kernel("Blackwell")
+    kernel[device.str.startswith(_HOPPER_DEVICE_PREFIXES)] = default_attention_kernel("Hopper")
+    kernel[device.str.startswith(_BLACKWELL_DEVICE_PREFIXES)] = default_attention_kernel("Blackwell")
     named = pd.Series(False, index=frame.index)
-    for word, name in KERNEL_OF_LIBRARY_NAME.items():
+    for word, name in _KERNEL_OF_LIBRARY_NAME.items():
         matches = library.str.contains(word, regex=False) & ~named
         kernel[matches], named = name, named | matches
     return kernel

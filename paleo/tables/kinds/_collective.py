@@ -51,22 +51,22 @@ from paleo.tables.kernels import KERNEL_TABLES, FitSettings, FitTarget, KernelTa
 from paleo.units import MICROSECOND
 
 #: Libraries that have neither a low-latency protocol nor trees between nodes.
-LIBRARIES_WITHOUT_TREES = ("NCCL 1.", "NCCL 2.0", "Baidu", "OSU")
+_LIBRARIES_WITHOUT_TREES = ("NCCL 1.", "NCCL 2.0", "Baidu", "OSU")
 #: All-reduce of DeepBench that is not NCCL with a process per GPU: own rings through host memory, MPI.
-NON_NCCL_STACKS = {"single process": "single-process", "Baidu": "host-ring", "OSU": "mpi"}
+_NON_NCCL_STACKS = {"single process": "single-process", "Baidu": "host-ring", "OSU": "mpi"}
 #: The one parameter that a stack of a handful of rows can tell.
-SINGLE_FITTED_PARAMETER = {
+_SINGLE_FITTED_PARAMETER = {
     "single-process": "simple_fraction", "host-ring": "fabric_fraction", "mpi": "ll_fabric_hop_time"
 }  # fmt: skip
 #: Rows whose times another server than the one they name must have given: (system, library) -> the system. SGLang
 #: 0.5.12's four and eight L40S reach 21 GB/s, where four other libraries get 3.7 to 4.7 and 1.4 to 2.0 GB/s from the
 #: server without peer-to-peer: its copies do not pass the host's memory.
-CORRECTED_SYSTEMS = {("l40s-pcie-8gpu", "SGLang 0.5.12"): "l40s-8-p2p"}
+_CORRECTED_SYSTEMS = {("l40s-pcie-8gpu", "SGLang 0.5.12"): "l40s-8-p2p"}
 #: Most ranks over PCIe that engines' own kernels join; beyond, they leave it to NCCL (vLLM and SGLang,
 #: custom_all_reduce.py: not supported on more than two PCIe-only GPUs).
-MAX_PCIE_RANKS = 2
+_MAX_PCIE_RANKS = 2
 #: Largest payload of the engines' own kernels [byte]; vLLM's must be below 8 MiB, so 4 MiB is its last power of two.
-MAX_CUSTOM_PAYLOAD = {"vllm": 2.0**22, "sglang": 2.0**23, "sglang-0.5.14": 2.0**24, "trtllm": 2.0**22}
+_MAX_CUSTOM_PAYLOAD = {"vllm": 2.0**22, "sglang": 2.0**23, "sglang-0.5.14": 2.0**24, "trtllm": 2.0**22}
 
 
 class CollectiveTable(KernelTable[System]):
@@ -90,7 +90,7 @@ class CollectiveTable(KernelTable[System]):
     host_parameters = ("launch_time", "launch_skew_time", "host_time")
     hardware_column = "system"
 
-    def start_and_fixed_parameters(self, target: FitTarget) -> tuple[Any, tuple[str, ...]]:
+    def _start_and_fixed_parameters(self, target: FitTarget) -> tuple[Any, tuple[str, ...]]:
         """Choose (start values, names of fixed parameters) to fit a collective's timing formula to measured times.
 
         Parameters that the measured times do not determine stay fixed.
@@ -124,16 +124,16 @@ class CollectiveTable(KernelTable[System]):
     def fit_settings(self, target: FitTarget) -> FitSettings:
         """Choose how parameters of collectives are fitted to measured times: start values and fixed parameters.
 
-        Stacks (timing methods) with few rows fit one parameter (`SINGLE_FITTED_PARAMETER`); all others keep the values
+        Stacks (timing methods) with few rows fit one parameter (`_SINGLE_FITTED_PARAMETER`); all others keep the values
         fitted to back-to-back rows.
         """
-        if target.stack in SINGLE_FITTED_PARAMETER:
+        if target.stack in _SINGLE_FITTED_PARAMETER:
             usual = target._replace(stack="back-to-back")
-            plain = target.fitted.get(usual[:3], self.start_and_fixed_parameters(usual)[0])
-            single = SINGLE_FITTED_PARAMETER[target.stack]
+            plain = target.fitted.get(usual[:3], self._start_and_fixed_parameters(usual)[0])
+            single = _SINGLE_FITTED_PARAMETER[target.stack]
             fixed = tuple(field.name for field in fields(plain) if field.name != single)
             return FitSettings(plain, fixed_parameters=fixed, random_starts=0, prior_precision=0.0)
-        start, fixed = self.start_and_fixed_parameters(target)
+        start, fixed = self._start_and_fixed_parameters(target)
         if not isinstance(start, NcclParameters) or intra_node_link_kind(target.figures) != "pcie-staged":
             return FitSettings(start, fixed_parameters=fixed)
         return FitSettings(
@@ -155,7 +155,7 @@ class CollectiveTable(KernelTable[System]):
     def prepare_rows(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Correct the system of measured collectives whose times show that another system ran them."""
         systems = text_column(frame, "system")
-        for (system, library), other in CORRECTED_SYSTEMS.items():
+        for (system, library), other in _CORRECTED_SYSTEMS.items():
             systems = systems.mask((systems == system) & word_mask(frame, "library", library), other)
         return frame.assign(system=systems)
 
@@ -180,7 +180,7 @@ class CollectiveTable(KernelTable[System]):
         mode, crosses = eager.map({True: "eager", False: "graph"}), self.kernel_family(frame) == "collective.fabric"
         plain = (text_column(frame, "source") == "vidur").map({True: "kernel", False: "back-to-back"})
         plain = plain.mask((plain == "kernel") & crosses, "kernel-unknown-fabric").mask(eager, "back-to-back/eager")
-        for words, name in NON_NCCL_STACKS.items():
+        for words, name in _NON_NCCL_STACKS.items():
             plain = plain.mask(library.str.contains(words, regex=False), name)
         return plain.where(~self._custom(frame), library.map(_engine) + "-" + mode)
 
@@ -223,7 +223,7 @@ class CollectiveTable(KernelTable[System]):
         """
         operations, payload = text_column(frame, "op").to_numpy(), number_column(frame, "bytes")
         adds = ~word_mask(frame, "dtype", *SWITCH_UNSUPPORTED_DTYPES)
-        recent = ~text_column(frame, "library").str.startswith(LIBRARIES_WITHOUT_TREES).to_numpy()
+        recent = ~text_column(frame, "library").str.startswith(_LIBRARIES_WITHOUT_TREES).to_numpy()
         seconds = np.zeros(len(frame))
         for operation in np.unique(operations):
             operation_rows = operations == operation
@@ -271,7 +271,7 @@ def _largest(engine: str, system: System) -> float:
     """
     if engine == "trtllm" and system.device.architecture == "Ampere":
         return 2.0**20
-    return MAX_CUSTOM_PAYLOAD.get(engine, 2.0**23)
+    return _MAX_CUSTOM_PAYLOAD.get(engine, 2.0**23)
 
 
 @cache
@@ -281,7 +281,7 @@ def _most_ranks(system: str) -> float:
         joined = intra_node_link_kind(load_system(system))
     except PaleoError:
         return np.inf
-    return {"pcie-staged": 0.0, "pcie": MAX_PCIE_RANKS, "pcie-switch": MAX_PCIE_RANKS}.get(joined, np.inf)
+    return {"pcie-staged": 0.0, "pcie": _MAX_PCIE_RANKS, "pcie-switch": _MAX_PCIE_RANKS}.get(joined, np.inf)
 
 
 @cache
@@ -332,10 +332,10 @@ KERNEL_TABLES.register(CollectiveTable.name)(CollectiveTable())
 # Exchange of tokens between the ranks of a mixture's experts, each direction by itself
 
 #: Servers whose devices the rows name, and devices of a node of theirs.
-SYSTEM_OF_DEVICE, DEVICES_PER_NODE = {"h100-sxm5-80gb": "dgx-h100", "b200": "dgx-b200", "gb200": "gb200-nvl72"}, 8.0
+_SYSTEM_OF_DEVICE, _DEVICES_PER_NODE = {"h100-sxm5-80gb": "dgx-h100", "b200": "dgx-b200", "gb200": "gb200-nvl72"}, 8.0
 #: Bytes of an element on the wire; DeepEP's rows dispatch fp8 and combine bf16, as its own tests do.
-WIRE_BYTES_BY_DTYPE = {"bfloat16": 2.0, "fp8": 1.0, "nvfp4": 0.5625}
-EXCHANGE_STEPS_OF_MODE = {
+_WIRE_BYTES_BY_DTYPE = {"bfloat16": 2.0, "fp8": 1.0, "nvfp4": 0.5625}
+_EXCHANGE_STEPS_OF_MODE = {
     **dict.fromkeys(("deepep-normal", "deepep-low-latency", "nvlink-onesided"), ("dispatch", "combine")),
     "nvlink-twosided": ("prepare", "dispatch", "combine", "combine_low_precision"),
 }  # fmt: skip
@@ -351,7 +351,7 @@ class ExpertExchangeTable(KernelTable[DeviceDatasheet]):
     size_columns = ("num_tokens", "hidden_size", "topk", "num_experts")
     parameters_by_family: ClassVar[Mapping[str, type[Any]]] = {
         f"exchange.{mode}.{step}": TokenExchangeParameters
-        for mode, steps in EXCHANGE_STEPS_OF_MODE.items()
+        for mode, steps in _EXCHANGE_STEPS_OF_MODE.items()
         for step in steps
     }
     host_parameters = ("launch_time",)
@@ -363,9 +363,9 @@ class ExpertExchangeTable(KernelTable[DeviceDatasheet]):
     @apply_per_row
     def unsupported_reasons(self, device: str, mode: str, step: str) -> str:
         """Explain why a measured MoE token exchange cannot be modelled (unknown server, mode or step); '' if it can."""
-        if device not in SYSTEM_OF_DEVICE:
-            return f"device {device!r}: its server is not known; expected {', '.join(SYSTEM_OF_DEVICE)}"
-        return "" if step in EXCHANGE_STEPS_OF_MODE.get(mode, ()) else f"mode {mode!r}, step {step!r}: not modelled"
+        if device not in _SYSTEM_OF_DEVICE:
+            return f"device {device!r}: its server is not known; expected {', '.join(_SYSTEM_OF_DEVICE)}"
+        return "" if step in _EXCHANGE_STEPS_OF_MODE.get(mode, ()) else f"mode {mode!r}, step {step!r}: not modelled"
 
     @apply_per_row
     def timing_method(self, version: str) -> str:
@@ -422,7 +422,7 @@ class ExpertExchangeTable(KernelTable[DeviceDatasheet]):
 
 @cache
 def _links(device: str) -> TokenExchangeLinks:
-    return token_exchange_links(load_system(SYSTEM_OF_DEVICE[device]))
+    return token_exchange_links(load_system(_SYSTEM_OF_DEVICE[device]))
 
 
 def _sent(frame: pd.DataFrame) -> dict[str, Array]:
@@ -432,14 +432,14 @@ def _sent(frame: pd.DataFrame) -> dict[str, Array]:
     other nodes. Steps that exchange token counts alone send no bytes.
     """
     stated = mapped_column(
-        frame, "wire" if "wire" in frame.columns else "dtype", WIRE_BYTES_BY_DTYPE, WIRE_BYTES_BY_DTYPE["fp8"]
+        frame, "wire" if "wire" in frame.columns else "dtype", _WIRE_BYTES_BY_DTYPE, _WIRE_BYTES_BY_DTYPE["fp8"]
     )
     steps = [word_mask(frame, "step", word) for word in ("prepare", "combine")]
-    element = np.select(steps, [0.0, WIRE_BYTES_BY_DTYPE["bfloat16"]], stated)
+    element = np.select(steps, [0.0, _WIRE_BYTES_BY_DTYPE["bfloat16"]], stated)
     tokens = number_column(frame, "num_tokens") * number_column(frame, "hidden_size") * element
     top_k, experts = number_columns(frame, ("topk", "num_experts"))
     nodes, group = number_column(frame, "nodes", 1.0), number_column(frame, "moe_ep_size", 0.0)
-    ranks = np.where(group > 0, group, DEVICES_PER_NODE * nodes)
+    ranks = np.where(group > 0, group, _DEVICES_PER_NODE * nodes)
     each_expert = word_mask(frame, "mode", "deepep-low-latency")
     inside = tokens * np.where(each_expert, top_k / nodes, mean_visited_groups(ranks, experts, top_k))
     across = tokens * (1.0 - 1.0 / nodes) * np.where(each_expert, top_k, mean_visited_groups(nodes, experts, top_k))

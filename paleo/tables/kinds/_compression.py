@@ -42,43 +42,43 @@ if TYPE_CHECKING:
     from paleo.tables.base import Predictions
 
 #: Columns that may hold what was measured, the first filled one counts, and their units.
-MEASURED_COLUMN_UNITS = {"step_s": 1.0, "tflops_per_gpu": TERA, "speedup_over_1": 1.0, "time_over_dense": 1.0}
+_MEASURED_COLUMN_UNITS = {"step_s": 1.0, "tflops_per_gpu": TERA, "speedup_over_1": 1.0, "time_over_dense": 1.0}
 #: Width of a language model of which only the parameters are stated: 128 for each layer, as GPT-3's (Brown et al.,
 #: Language models are few-shot learners, 2020, table 2.1: 12,288 by 96), with heads of 128.
-GPT_WIDTH_PER_LAYER, GPT_HEAD_DIM = 128, 128
+_GPT_WIDTH_PER_LAYER, _GPT_HEAD_DIM = 128, 128
 #: Software of a step without an exchange: the sources are of 2018 to 2023, before PyTorch updated lists of tensors.
-DEFAULT_PROFILE = "pytorch-eager@1.13"
+_DEFAULT_PROFILE = "pytorch-eager@1.13"
 #: Entries of GPT-2's vocabulary.
-GPT2_VOCABULARY_SIZE = 50257
+_GPT2_VOCABULARY_SIZE = 50257
 #: Networks that rows name without a name of the catalog, with their sizes: those of CIFAR-100 in the catalog's form.
 CATALOG_NETWORK_OF_NAME: dict[str, tuple[str, dict[str, int]]] = {
     "ResNet18_v2": ("resnet18-v2", {"classes": 100, "resolution": 32}),
     "ResNet50_v2": ("resnet50-v2", {}),
 }
 #: Systems of the catalog by GPUs of a node, for rows that name none.
-SYSTEM_BY_NODE_GPUS = {16: "deepspeed-v100-edr", 8: "dgx-1-v100"}
+_SYSTEM_BY_NODE_GPUS = {16: "deepspeed-v100-edr", 8: "dgx-1-v100"}
 #: Samples of a GPU where a row states none.
-DEFAULT_BATCH_PER_GPU = 32
+_DEFAULT_BATCH_PER_GPU = 32
 #: FLOP for a parameter and token: Megatron-DeepSpeed counts the forward pass that is computed again (its
 #: throughput_calculator: 24 x 4 batch seq layers hidden², with the scores and the output layer). By 6 the dense steps
 #: of 18B on one NIC would end before their gathers had crossed it.
-FLOPS_PER_PARAMETER_TOKEN = 8.0
+_FLOPS_PER_PARAMETER_TOKEN = 8.0
 #: Share of memory bandwidth that passes of coding reach.
-CODING_BANDWIDTH_FRACTION = 0.8
+_CODING_BANDWIDTH_FRACTION = 0.8
 #: BytePS sends gradients beside the backward pass; Horovod's and DeepSpeed's runs of these pages sum them behind it: on
 #: 16 GPUs their dense steps are longer by the whole ring.
-OVERLAPPING_SOFTWARE = "BytePS"
+_OVERLAPPING_SOFTWARE = "BytePS"
 #: What rings inside nodes of eight V100 and more reach by NVLink [byte/s]; nodes of four go through host memory, and so
 #: does Open MPI (Horovod copies gradients there and back).
-NVLINK_RING_RATE = 65.0e9
+_NVLINK_RING_RATE = 65.0e9
 #: Share of a nominal TCP rate that a process reaches where the row's rate is not one that was measured. NCCL's sockets
 #: reach no more than `TCP_PROCESS_BANDWIDTH_LIMIT` on any link.
-TCP_RATE_FRACTION = {"OpenMPI": 0.5, "NCCL": 0.95}
+_TCP_RATE_FRACTION = {"OpenMPI": 0.5, "NCCL": 0.95}
 #: Seconds of each step of a ring over TCP beside its bytes: a chunk goes through host memory and a socket at both ends.
 #: Fitted to three dense runs of VGG-16 by NCCL; the other 15 rows on several nodes by TCP come from 15.5 to 9.6 %.
-TCP_RING_STEP_TIME = 0.1e-3
+_TCP_RING_STEP_TIME = 0.1e-3
 #: Bytes that Horovod sums at once (HOROVOD_FUSION_THRESHOLD); each buffer goes round by itself.
-FUSION_BUFFER = 64.0 * MEBIBYTE
+_FUSION_BUFFER = 64.0 * MEBIBYTE
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +100,13 @@ class _Cluster:
     def from_row(cls, row: Row) -> _Cluster:
         gpus, per_node = float(integer_cell(row, "gpus")), float(integer_cell(row, "gpus_per_node"))
         transport = str(row.get("transport"))
-        link = float(row["link_bytes_per_s"]) * TCP_RATE_FRACTION.get(transport, 1.0)
+        link = float(row["link_bytes_per_s"]) * _TCP_RATE_FRACTION.get(transport, 1.0)
         link = min(link, TCP_PROCESS_BANDWIDTH_LIMIT) if transport == "NCCL" else link
         device = load_device(str(row["device"]))
         through_host = transport == "OpenMPI" or "4 GPUs a node" in str(row.get("system_text"))
-        inside = HOST_MEMORY_RING_RATE if through_host else NVLINK_RING_RATE
-        step = TCP_RING_STEP_TIME if transport in TCP_RATE_FRACTION else 0.0
-        return cls(gpus, per_node, link, inside, device.memory.bandwidth * CODING_BANDWIDTH_FRACTION, step)
+        inside = HOST_MEMORY_RING_RATE if through_host else _NVLINK_RING_RATE
+        step = _TCP_RING_STEP_TIME if transport in _TCP_RATE_FRACTION else 0.0
+        return cls(gpus, per_node, link, inside, device.memory.bandwidth * _CODING_BANDWIDTH_FRACTION, step)
 
     @property
     def nodes(self) -> float:
@@ -125,7 +125,7 @@ class _Cluster:
         if self.nodes == 1:
             return inner
         leaving = self.gpus_per_node * (1.0 - 1.0 / self.nodes) if message.operation == "all_to_all" else share
-        steps = share * self.gpus * math.ceil(payload / FUSION_BUFFER)
+        steps = share * self.gpus * math.ceil(payload / _FUSION_BUFFER)
         return max(inner, leaving * payload / self.link_bandwidth) + steps * self.ring_step_seconds
 
     def coding_time(self, coding: CodingWork) -> float:
@@ -140,7 +140,7 @@ class _Cluster:
 class CompressionTable(NonStepTimeTable):
     """Table of training runs with compressed gradients, one per row; the first filled column is the measured value.
 
-    Columns are those of `MEASURED_COLUMN_UNITS`: step time, FLOP/s of a GPU, speed-up over one GPU, or ratio to the
+    Columns are those of `_MEASURED_COLUMN_UNITS`: step time, FLOP/s of a GPU, speed-up over one GPU, or ratio to the
     dense run.
     """
 
@@ -154,15 +154,15 @@ class CompressionTable(NonStepTimeTable):
         "model parameters tokens_per_gpu batch_per_gpu device transport sharding"
     )
     measured_column = "value"
-    measured_columns = tuple(MEASURED_COLUMN_UNITS)
+    measured_columns = tuple(_MEASURED_COLUMN_UNITS)
 
     def measured_values(self, frame: pd.DataFrame) -> Array:
         """Return what each run with compressed gradients measured, in SI units.
 
-        It is the first filled column of `MEASURED_COLUMN_UNITS`; nan if all are empty.
+        It is the first filled column of `_MEASURED_COLUMN_UNITS`; nan if all are empty.
         """
-        stated = [(text_column(frame, name) != "").to_numpy() for name in MEASURED_COLUMN_UNITS]
-        values = [number_or_nan(frame, name) * unit for name, unit in MEASURED_COLUMN_UNITS.items()]
+        stated = [(text_column(frame, name) != "").to_numpy() for name in _MEASURED_COLUMN_UNITS]
+        values = [number_or_nan(frame, name) * unit for name, unit in _MEASURED_COLUMN_UNITS.items()]
         return np.asarray(np.select(stated, values, np.nan), dtype=np.float64)
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
@@ -206,10 +206,10 @@ class CompressionTable(NonStepTimeTable):
             if str(row["model"]) not in CATALOG_NETWORK_OF_NAME:
                 raise SpecError(f"model {row['model']!r} is not in the catalog")
             name, sizes = CATALOG_NETWORK_OF_NAME[str(row["model"])]
-        batch = integer_cell(row, "batch_per_gpu", DEFAULT_BATCH_PER_GPU)
+        batch = integer_cell(row, "batch_per_gpu", _DEFAULT_BATCH_PER_GPU)
         if name.startswith("bert"):
             sizes = {"seq": 384 if batch == 3 else 128}
-        run = Run(gpus=1, batch=batch, dtype=_dtype(row), software=DEFAULT_PROFILE, model=sizes)
+        run = Run(gpus=1, batch=batch, dtype=_dtype(row), software=_DEFAULT_PROFILE, model=sizes)
         return predict(load_model(name), load_system(str(row["device"])), run).step_time
 
 
@@ -227,7 +227,7 @@ def _computed(row: Row) -> dict[tuple[str, ...], float]:
     if has_value(row, "step_s") and row["gpus"] == row["gpus_per_node"]:
         return {_run_key(row): float(row["step_s"]) - _seconds(row, _Cluster.from_row(row), 0.0)}
     if has_value(row, "samples_per_s") and not has_value(row, "step_s"):
-        batch = integer_cell(row, "gpus") * integer_cell(row, "batch_per_gpu", DEFAULT_BATCH_PER_GPU)
+        batch = integer_cell(row, "gpus") * integer_cell(row, "batch_per_gpu", _DEFAULT_BATCH_PER_GPU)
         step = batch / positive_cell(row, "samples_per_s")
         exposed = _seconds(row, _Cluster.from_row(row), step) - step
         return {_run_key(row): max(step - exposed, 0.0) or step}
@@ -275,7 +275,7 @@ def _seconds(row: Row, cluster: _Cluster, compute: float) -> float:
         matrices=_matrices(row) if str(row["compressor"]).startswith("dgc") else 1.0,
         ranks=cluster.gpus, element_bytes=2.0 if _dtype(row) == "fp16" else 4.0, ranks_per_node=cluster.gpus_per_node,
     )  # fmt: skip
-    hidden = BACKWARD_STEP_FRACTION * compute if str(row.get("software", "")).startswith(OVERLAPPING_SOFTWARE) else 0.0
+    hidden = BACKWARD_STEP_FRACTION * compute if str(row.get("software", "")).startswith(_OVERLAPPING_SOFTWARE) else 0.0
     name = str(row["compressor"])
     if name == "none":
         exchange = cluster.message_time(CompressedCollective("all_reduce", gradient.bytes))
@@ -306,11 +306,10 @@ def _sharded(row: Row) -> RowPrediction:
     )  # fmt: skip
     # The catalog's node of so many GPUs, with the links that the row states between nodes.
     node_size = integer_cell(row, "gpus_per_node")
-    if node_size not in SYSTEM_BY_NODE_GPUS:
-        raise SpecError(
-            f"gpus_per_node {node_size}: no system of the catalog; known are {', '.join(map(str, SYSTEM_BY_NODE_GPUS))}"
-        )
-    system = with_measured_device_variant(load_system(SYSTEM_BY_NODE_GPUS[node_size]), row)
+    if node_size not in _SYSTEM_BY_NODE_GPUS:
+        known = ", ".join(map(str, _SYSTEM_BY_NODE_GPUS))
+        raise SpecError(f"gpus_per_node {node_size}: no system of the catalog; known are {known}")
+    system = with_measured_device_variant(load_system(_SYSTEM_BY_NODE_GPUS[node_size]), row)
     fabric, stated = system.levels[-1], positive_cell(row, "link_bytes_per_s")
     ports = max(1, round(stated / fabric.link.bandwidth))
     link = fabric.link.model_copy(update={"bandwidth": stated / ports})
@@ -330,15 +329,18 @@ def megatron_deepspeed_flops(parameters: float, tokens: int) -> float:
     153.6
     """
     stack = _gpt_sizes(parameters, tokens)
-    scores, output = tokens / (6.0 * stack["hidden"]), GPT2_VOCABULARY_SIZE / (16.0 * stack["layers"] * stack["hidden"])
-    return FLOPS_PER_PARAMETER_TOKEN * parameters * tokens * (1.0 + scores + output)
+    scores, output = (
+        tokens / (6.0 * stack["hidden"]),
+        _GPT2_VOCABULARY_SIZE / (16.0 * stack["layers"] * stack["hidden"]),
+    )
+    return _FLOPS_PER_PARAMETER_TOKEN * parameters * tokens * (1.0 + scores + output)
 
 
 def _gpt_sizes(parameters: float, tokens: int) -> dict[str, int]:
     """Choose hidden size, layers and heads of a GPT with about ``parameters`` parameters (12 width² per layer)."""
-    width = GPT_HEAD_DIM * max(1, round((GPT_WIDTH_PER_LAYER * parameters / 12.0) ** (1.0 / 3.0) / GPT_HEAD_DIM))
+    width = _GPT_HEAD_DIM * max(1, round((_GPT_WIDTH_PER_LAYER * parameters / 12.0) ** (1.0 / 3.0) / _GPT_HEAD_DIM))
     layers = max(1, round(parameters / (12.0 * width**2)))
-    return {"hidden": width, "layers": layers, "heads": width // GPT_HEAD_DIM, "seq": tokens, "positions": tokens}
+    return {"hidden": width, "layers": layers, "heads": width // _GPT_HEAD_DIM, "seq": tokens, "positions": tokens}
 
 
 RUN_TABLES.register("compression")(CompressionTable())

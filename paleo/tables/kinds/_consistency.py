@@ -38,28 +38,28 @@ if TYPE_CHECKING:
 
 #: TensorFlow's parameter server on a cloud machine of four virtual cores: 0.102 ms a tensor and 0.68 GB/s of push,
 #: update and pull, fitted to four saturated rates of P100 workers; 6.5 % on 93 other rates (other cards, other years).
-CLOUD_PARAMETER_SERVER = ParameterServers(seconds_per_tensor=PARAMETER_SERVER_CALL_TIME, bandwidth=0.68e9)
+_CLOUD_PARAMETER_SERVER = ParameterServers(seconds_per_tensor=PARAMETER_SERVER_CALL_TIME, bandwidth=0.68e9)
 #: Links whose latency stands for a hop of a collective, by the transport that a row names.
-LINK_OF_TRANSPORT = {"tcp": "ethernet-10g-tcp", "rdma": "infiniband-edr"}
+_LINK_OF_TRANSPORT = {"tcp": "ethernet-10g-tcp", "rdma": "infiniband-edr"}
 #: Share of a link's rate that one process reaches. TCP at 100 Gb/s is bound by a core: 2.2 to 2.7 GB/s were measured
 #: there (Shi et al., arXiv:2005.13247); 10 Gb/s by protocol, RDMA as NCCL's topology file has it.
-TCP_PROCESS_BANDWIDTH_LIMIT, TCP_SHARE, RDMA_SHARE = 2.5e9, 0.95, 0.96
+TCP_PROCESS_BANDWIDTH_LIMIT, _TCP_SHARE, _RDMA_SHARE = 2.5e9, 0.95, 0.96
 #: What four cards without peer-to-peer reach in a ring over PCIe 3, through host memory [byte/s]: 4.2 to 6.3 GB/s were
 #: measured on four RTX 2080 Ti (three networks, no overlap).
 HOST_MEMORY_RING_RATE = 4.4e9
 #: Share of a backward pass beside which collectives make headway: all of it on the wire, 0.4 where cards copy through
 #: host memory and so take turns with the pass (fitted to the rows of one node).
-BACKWARD_STEP_FRACTION, HOST_COPY_OVERLAP_FRACTION = 2.0 / 3.0, 0.4
+BACKWARD_STEP_FRACTION, _HOST_COPY_OVERLAP_FRACTION = 2.0 / 3.0, 0.4
 #: Bytes of a bucket where gradients are merged (Horovod, PyTorch).
-BUCKET_BYTES = 25.0 * 2**20
+_BUCKET_BYTES = 25.0 * 2**20
 #: Payload of a ring over a link that tc shapes: 1,448 bytes of a frame of 1,514 (its headers count), and beside each
 #: the half acknowledgement of 66 bytes that what comes in is owed. What iperf measured is payload.
-SHAPED_PAYLOAD_FRACTION = 1448.0 / (1514.0 + 66.0 / 2.0)
+_SHAPED_PAYLOAD_FRACTION = 1448.0 / (1514.0 + 66.0 / 2.0)
 #: Messages one after another in a step with a distant server, and seconds there and back between regions of a cloud in
 #: North America (from the east).
-ROUND_TRIPS_PER_STEP, REGION_ROUND_TRIP_TIMES = 4.5, {"east": 0.0, "central": 0.033, "west": 0.066}
+_ROUND_TRIPS_PER_STEP, _REGION_ROUND_TRIP_TIMES = 4.5, {"east": 0.0, "central": 0.033, "west": 0.066}
 #: Noise of a worker's step; none of the tables states it.
-STEP_NOISE = 0.02
+_STEP_NOISE = 0.02
 
 
 class ConsistencyTable(NonStepTimeTable):
@@ -109,7 +109,7 @@ class ConsistencyTable(NonStepTimeTable):
             # Predict the seconds between updates of workers of several kinds around one server.
             kinds = re.findall(r"(\d+) x ([\w-]+)", str(row["worker_devices"]))
             payload, tensors = 4.0 * positive_cell(row, "parameters"), positive_cell(row, "tensors")
-            service = float(server_service_time(payload, tensors, CLOUD_PARAMETER_SERVER))
+            service = float(server_service_time(payload, tensors, _CLOUD_PARAMETER_SERVER))
             missing = [device for _, device in kinds if (str(row["model"]), device) not in self._alone]
             if missing or not kinds:
                 raise SpecError(f"the table has no step of one worker on {', '.join(missing) or 'any of the workers'}")
@@ -126,14 +126,14 @@ class ConsistencyTable(NonStepTimeTable):
 
     def _workload(self, row: Row) -> DataParallelWorkload:
         workers, payload = float(integer_cell(row, "workers")), 4.0 * positive_cell(row, "parameters")
-        tensors = positive_cell(row, "tensors") if has_value(row, "tensors") else payload / BUCKET_BYTES
+        tensors = positive_cell(row, "tensors") if has_value(row, "tensors") else payload / _BUCKET_BYTES
         alone = self._compute(row)
         work = DataParallelWorkload(
             workers, alone, all_reduce_time=0.0, overlapped_exchange_time=0.0, neighbour_exchange_time=0.0,
-            payload=payload, parameters=payload / 4.0, tensors=tensors, jitter=STEP_NOISE if workers > 1 else 0.0,
+            payload=payload, parameters=payload / 4.0, tensors=tensors, jitter=_STEP_NOISE if workers > 1 else 0.0,
         )  # fmt: skip
         if _asynchronous(row):
-            server = replace(CLOUD_PARAMETER_SERVER, count=max(1, integer_cell(row, "servers", 1)))
+            server = replace(_CLOUD_PARAMETER_SERVER, count=max(1, integer_cell(row, "servers", 1)))
             compute = max(alone - float(server_service_time(payload, tensors, server)), 0.0)
             return replace(work, compute_time=compute, server=server, round_trip=_round_trip_seconds(row))
         exchange, hidden = _exchange(row, workers, payload, tensors, alone)
@@ -194,18 +194,18 @@ def _transport(row: Row) -> str:
 
 
 def _hop_seconds(row: Row) -> float:
-    return float(load_link(LINK_OF_TRANSPORT[_transport(row)]).latency or 0.0)
+    return float(load_link(_LINK_OF_TRANSPORT[_transport(row)]).latency or 0.0)
 
 
 def _node_rate(row: Row) -> float:
     """Return the bandwidth that one node achieves over its link [byte/s]."""
     stated = positive_cell(row, "link_bytes_per_s")
     if _transport(row) == "rdma":
-        return RDMA_SHARE * stated
+        return _RDMA_SHARE * stated
     described = str(row.get("system_text", ""))
     if "iperf" in described:
-        return stated * (SHAPED_PAYLOAD_FRACTION if "shaped" in described else 1.0)
-    return min(TCP_SHARE * stated, TCP_PROCESS_BANDWIDTH_LIMIT)
+        return stated * (_SHAPED_PAYLOAD_FRACTION if "shaped" in described else 1.0)
+    return min(_TCP_SHARE * stated, TCP_PROCESS_BANDWIDTH_LIMIT)
 
 
 def _exchange(row: Row, workers: float, payload: float, tensors: float, alone: float) -> tuple[float, float]:
@@ -236,7 +236,7 @@ def _exchange(row: Row, workers: float, payload: float, tensors: float, alone: f
     inside = ring / HOST_MEMORY_RING_RATE if "PCIe" in str(row.get("system_text", "")) else 0.0
     across = 0.0
     merged = str(row.get("overlap")) == "merged" or "Horovod" in str(row.get("notes", ""))
-    calls = max(1.0, payload / BUCKET_BYTES) if merged else tensors
+    calls = max(1.0, payload / _BUCKET_BYTES) if merged else tensors
     if workers > per_node:
         hops = 2.0 * (workers - 1.0) * _hop_seconds(row) * calls
         server = str(row["exchange"]) == "server"
@@ -245,7 +245,7 @@ def _exchange(row: Row, workers: float, payload: float, tensors: float, alone: f
     seconds = max(inside, across)
     if str(row.get("overlap")) in ("none", "nan", "None"):
         return seconds, 0.0
-    share = 1.0 if across > inside else HOST_COPY_OVERLAP_FRACTION
+    share = 1.0 if across > inside else _HOST_COPY_OVERLAP_FRACTION
     last = 0.0 if str(row.get("overlap")) == "merged" else seconds / calls  # the last call follows the backward pass
     return seconds, share * min(seconds - last, BACKWARD_STEP_FRACTION * alone)
 
@@ -253,9 +253,9 @@ def _exchange(row: Row, workers: float, payload: float, tensors: float, alone: f
 def _round_trip_seconds(row: Row) -> float:
     """Compute the mean time [s] of a step's messages between workers and a parameter server in another cloud region."""
     places = re.findall(r"(\d+) (\w+)", str(row.get("worker_regions") or ""))
-    counts = [(int(count), REGION_ROUND_TRIP_TIMES.get(place, 0.0)) for count, place in places]
+    counts = [(int(count), _REGION_ROUND_TRIP_TIMES.get(place, 0.0)) for count, place in places]
     total = sum(count for count, _ in counts)
-    return ROUND_TRIPS_PER_STEP * sum(count * seconds for count, seconds in counts) / total if total else 0.0
+    return _ROUND_TRIPS_PER_STEP * sum(count * seconds for count, seconds in counts) / total if total else 0.0
 
 
 def _neighbour_seconds(row: Row, workers: float, payload: float) -> float:

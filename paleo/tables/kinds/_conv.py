@@ -40,18 +40,18 @@ from paleo.units import MILLISECOND
 
 ELEMENT_BYTES: Mapping[str, float] = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0}
 #: The algorithms that libraries have for integers: transforms would leave their range.
-INTEGER_ALGORITHMS = ("implicit",)
-CONVOLUTION_DIRECTION_OF_WORD: Mapping[str, ConvolutionDirection] = {
+_INTEGER_ALGORITHMS = ("implicit",)
+_CONVOLUTION_DIRECTION_OF_WORD: Mapping[str, ConvolutionDirection] = {
     "fwd": ConvolutionDirection.FORWARD,
     "bwd_data": ConvolutionDirection.DATA,
     "bwd_filter": ConvolutionDirection.FILTER,
 }
 #: How a source times its rows; others are taken to launch back to back.
 TIMING_METHOD_OF_SOURCE: Mapping[str, str] = {"neusight": "eager", "deepbench": "back-to-back"}
-SHAPE_FIELDS = ("batch", "channels", "height", "width", "filters", "kernel_h", "kernel_w")
-SIZE_COLUMNS = ("n", "c", "h", "w", "k", "r", "s", "stride_h", "stride_w")
+_SHAPE_FIELDS = ("batch", "channels", "height", "width", "filters", "kernel_h", "kernel_w")
+_SIZE_COLUMNS = ("n", "c", "h", "w", "k", "r", "s", "stride_h", "stride_w")
 #: Energy per FLOP [pJ], by which power throttles: about TDP over the fp32 peak of cards that keep their clock.
-PICOJOULES_PER_FLOP: Mapping[str, float] = {
+_PICOJOULES_PER_FLOP: Mapping[str, float] = {
     "Kepler": 60.0, "Maxwell": 37.0, "Pascal": 15.0, "Volta": 17.0, "Turing": 17.0, "Ampere": 13.0,
     "Ada Lovelace": 5.0, "Hopper": 9.0, "Blackwell": 7.0, "Blackwell Ultra": 7.0,
 }  # fmt: skip
@@ -86,7 +86,7 @@ class ConvolutionTable(KernelTable[DeviceDatasheet]):
         direction = text_column(frame, "direction")
         strided = number_column(frame, "stride_h", 1.0) * number_column(frame, "stride_w", 1.0) > 1
         half = self.kernel_family(frame) == "conv.half"
-        small = [~(number_column(frame, name, 1.0) >= 1) for name in SIZE_COLUMNS] + [
+        small = [~(number_column(frame, name, 1.0) >= 1) for name in _SIZE_COLUMNS] + [
             number_column(frame, size) + 2 * number_column(frame, pad, 0.0) < number_column(frame, taps)
             for size, taps, pad in (("h", "r", "pad_h"), ("w", "s", "pad_w"))
         ]
@@ -94,8 +94,8 @@ class ConvolutionTable(KernelTable[DeviceDatasheet]):
             frame.index,
             (unsupported != "", unsupported),
             (
-                ~direction.isin(list(CONVOLUTION_DIRECTION_OF_WORD)),
-                f"direction is none of {', '.join(CONVOLUTION_DIRECTION_OF_WORD)}",
+                ~direction.isin(list(_CONVOLUTION_DIRECTION_OF_WORD)),
+                f"direction is none of {', '.join(_CONVOLUTION_DIRECTION_OF_WORD)}",
             ),
             (half & strided & (direction == "bwd_data"), STRIDED_GRADIENT_UNSUPPORTED_REASON),
             (np.any(small, axis=0), "an extent is below 1, or the filter exceeds the padded image"),
@@ -116,13 +116,13 @@ class ConvolutionTable(KernelTable[DeviceDatasheet]):
     def start_values(self, family: str, figures: DeviceDatasheet) -> Sequence[ConvolutionParameters]:
         """Return start values for a fit of convolution parameters: defaults, with the device's energy per FLOP."""
         default = ConvolutionParameters()
-        energy = PICOJOULES_PER_FLOP.get(figures.architecture, default.energy_per_flop)
+        energy = _PICOJOULES_PER_FLOP.get(figures.architecture, default.energy_per_flop)
         lanes = INT8_PRODUCTS_PER_FP32 if family == "conv.int8" else 1.0
         return (dataclasses.replace(default, energy_per_flop=energy / lanes),)
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count (FLOP, bytes) of timed convolutions: FLOP of direct convolution, and each tensor moved once."""
-        shape = convolution_shapes_of_rows(frame)
+        shape = _convolution_shapes_of_rows(frame)
         return shape.flops, shape.moved_elements * element_bytes(frame)
 
     def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: ConvolutionParameters) -> Array:
@@ -132,21 +132,21 @@ class ConvolutionTable(KernelTable[DeviceDatasheet]):
         """
         integers = word_mask(frame, "dtype", "int8").all()
         costs = convolution_costs(
-            convolution_shapes_of_rows(frame), device=figures, parameters=parameters,
+            _convolution_shapes_of_rows(frame), device=figures, parameters=parameters,
             element_bytes=element_bytes(frame), library=cudnn_versions(text_column(frame, "library")),
-            algorithms=INTEGER_ALGORITHMS if integers else tuple(FIRST_CHOSEN_RELEASE),
+            algorithms=_INTEGER_ALGORITHMS if integers else tuple(FIRST_CHOSEN_RELEASE),
         )  # fmt: skip
         return fastest_convolution_time(costs)
 
 
-def convolution_shapes_of_rows(frame: pd.DataFrame) -> ConvolutionShape:
+def _convolution_shapes_of_rows(frame: pd.DataFrame) -> ConvolutionShape:
     """Read the convolution shapes of all table rows; strides, dilation and groups default to 1, pads to 0."""
-    sizes = dict(zip(SHAPE_FIELDS, number_columns(frame, ("n", "c", "h", "w", "k", "r", "s")), strict=True))
+    sizes = dict(zip(_SHAPE_FIELDS, number_columns(frame, ("n", "c", "h", "w", "k", "r", "s")), strict=True))
     steps = {
         name: number_column(frame, name, 0.0 if name.startswith("pad") else 1.0)
         for name in ("pad_h", "pad_w", "stride_h", "stride_w", "dilation_h", "dilation_w", "groups")
     }
-    direction = text_column(frame, "direction").map(CONVOLUTION_DIRECTION_OF_WORD).fillna(ConvolutionDirection.FORWARD)
+    direction = text_column(frame, "direction").map(_CONVOLUTION_DIRECTION_OF_WORD).fillna(ConvolutionDirection.FORWARD)
     return convolution_shape(**sizes, **steps, direction=np.asarray(direction, np.int64))
 
 
@@ -180,11 +180,11 @@ KERNEL_TABLES.register("conv")(ConvolutionTable())
 
 # Networks timed layer by layer: forward plus backward of one layer a row, in several frameworks of 2015 and 2016
 
-PRODUCT_LAYER_TYPES = ("Convolution", "conv2d", "InnerProduct")
+_PRODUCT_LAYER_TYPES = ("Convolution", "conv2d", "InnerProduct")
 #: Layers without products: one kernel each way that moves bytes.
-MEMORY_BOUND_LAYER_TYPES = ("ReLU", "Pooling", "Concat")
+_MEMORY_BOUND_LAYER_TYPES = ("ReLU", "Pooling", "Concat")
 #: Share of memory bandwidth of a kernel that streams, by memory kind: what long elementwise kernels reach.
-STREAM_BANDWIDTH_FRACTION: Mapping[str, float] = {"GDDR": 0.76, "HBM": 0.88}
+_STREAM_BANDWIDTH_FRACTION: Mapping[str, float] = {"GDDR": 0.76, "HBM": 0.88}
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ class ConvolutionLibrary:
 
 
 _IM2COL = ConvolutionLibrary(("explicit",), image_by_image=True)
-LIBRARY_OF_FRAMEWORK: Mapping[str, ConvolutionLibrary] = {
+_LIBRARY_OF_FRAMEWORK: Mapping[str, ConvolutionLibrary] = {
     "im2col": _IM2COL,
     "cudnn2": ConvolutionLibrary(("implicit", "explicit"), 2.0),
     "cudnn4": ConvolutionLibrary(("implicit", "explicit", "fft"), 4.0),
@@ -241,11 +241,11 @@ class CnnLayersTable(KernelTable[DeviceDatasheet]):
         """
         kind, framework = text_column(frame, "layer_type"), text_column(frame, "framework")
         unshaped = np.isnan(_extents(frame, "input_shape")[:, 0] + _extents(frame, "output_shape")[:, 0])
-        unknown = kind.isin(PRODUCT_LAYER_TYPES) & (convolution_library_names(frame) == "")
+        unknown = kind.isin(_PRODUCT_LAYER_TYPES) & (convolution_library_names(frame) == "")
         return first_reasons(
             frame.index,
             (
-                ~kind.isin([*PRODUCT_LAYER_TYPES, *MEMORY_BOUND_LAYER_TYPES]),
+                ~kind.isin([*_PRODUCT_LAYER_TYPES, *_MEMORY_BOUND_LAYER_TYPES]),
                 "layer type " + kind.where(kind != "", "(empty)") + " is not modelled",
             ),
             (unshaped, "a shape is not N x C [x H x W]"),
@@ -267,7 +267,7 @@ class CnnLayersTable(KernelTable[DeviceDatasheet]):
 
         FLOP are those of direct convolution; each pass moves each of its tensors once.
         """
-        products = word_mask(frame, "layer_type", *PRODUCT_LAYER_TYPES)
+        products = word_mask(frame, "layer_type", *_PRODUCT_LAYER_TYPES)
         shape = layer_convolution_shapes(frame, ConvolutionDirection.FORWARD)
         forward, backward = _moved(frame)
         moved = np.where(products, 3.0 * shape.moved_elements, forward + backward)
@@ -276,19 +276,19 @@ class CnnLayersTable(KernelTable[DeviceDatasheet]):
     def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: ConvolutionParameters) -> Array:
         """Predict the forward plus backward time [s] of network layers on one device."""
         forward, backward = _moved(frame)
-        share = STREAM_BANDWIDTH_FRACTION["GDDR" if figures.memory_kind.startswith("GDDR") else "HBM"]
+        share = _STREAM_BANDWIDTH_FRACTION["GDDR" if figures.memory_kind.startswith("GDDR") else "HBM"]
         seconds = (forward + backward) * element_bytes(frame) / (share * figures.memory_bandwidth)
-        products = word_mask(frame, "layer_type", *PRODUCT_LAYER_TYPES)
+        products = word_mask(frame, "layer_type", *_PRODUCT_LAYER_TYPES)
         library = convolution_library_names(frame).to_numpy()
-        for name, framework in LIBRARY_OF_FRAMEWORK.items():
+        for name, framework in _LIBRARY_OF_FRAMEWORK.items():
             chosen = products & (library == name)
             if chosen.any():
-                seconds[chosen] = convolution_layer_time(frame[chosen], framework, figures, parameters)
+                seconds[chosen] = _convolution_layer_time(frame[chosen], framework, figures, parameters)
         return seconds
 
 
 def convolution_library_names(frame: pd.DataFrame) -> pd.Series[str]:
-    """Identify the convolution library of each timed layer, a key of `LIBRARY_OF_FRAMEWORK`; '' if none matches.
+    """Identify the convolution library of each timed layer, a key of `_LIBRARY_OF_FRAMEWORK`; '' if none matches.
 
     The columns ``framework`` and ``cudnn`` decide.
     """
@@ -300,7 +300,7 @@ def convolution_library_names(frame: pd.DataFrame) -> pd.Series[str]:
     return out.mask(cudnn.str.startswith("none"), "im2col")
 
 
-def convolution_layer_time(
+def _convolution_layer_time(
     frame: pd.DataFrame, framework: ConvolutionLibrary, figures: DeviceDatasheet, parameters: ConvolutionParameters
 ) -> Array:
     """Predict the time [s] of forward, data gradient and filter gradient of convolutional layers in one framework.
@@ -375,7 +375,7 @@ def _moved(frame: pd.DataFrame) -> tuple[Array, Array]:
     kernel = text_column(frame, "kernel", "1x1").str.extract(r"(\d+)\s*x")[0].fillna("1").to_numpy(dtype=np.float64)
     overlap = kernel / number_column(frame, "stride", 1.0)
     kind = text_column(frame, "layer_type").to_numpy()
-    kinds = [kind == name for name in MEMORY_BOUND_LAYER_TYPES]
+    kinds = [kind == name for name in _MEMORY_BOUND_LAYER_TYPES]
     forward = np.select(kinds, [inputs + outputs, overlap * inputs + 2.0 * outputs, 2.0 * outputs], 0.0)
     backward = np.select(kinds, [inputs + 2.0 * outputs, (1.0 + 2.0 * overlap**2) * inputs, 2.0 * outputs], 0.0)
     return forward, backward

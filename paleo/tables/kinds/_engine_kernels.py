@@ -63,13 +63,13 @@ from paleo.tables.kernels import (
 from paleo.units import MICROSECOND
 
 #: Bytes of an element of the experts' weights and activations, scales included.
-EXPERT_BYTES = {"bf16": 2.0, "fp16": 2.0, **SCALED_ELEMENT_BYTES}
+_EXPERT_BYTES = {"bf16": 2.0, "fp16": 2.0, **SCALED_ELEMENT_BYTES}
 
 #: Tile width at which Triton's kernels load operands as long as they multiply: what makes SGLang's tile of 64 x 64 0.6
 #: times as efficient as vLLM's of 128 x 256, on H100 and B200 alike. On A100 one tile was measured.
-TRITON_BALANCED_TILE_WIDTH = 57.0
+_TRITON_BALANCED_TILE_WIDTH = 57.0
 #: Visits of a mean expert below which the most popular one's round to none.
-MIN_TOKENS_PER_EXPERT = 0.1
+_MIN_TOKENS_PER_EXPERT = 0.1
 #: Releases beside TensorRT-LLM's whose benchmark gives all visits to one rank then.
 _SINGLE_RANK_RELEASES = {"vllm": ("0.14.0",), "sglang": ("0.5.6.post2", "0.5.9")}
 #: Releases of SGLang whose benchmark keeps only tokens that visit the rank; the one that multiplies all their visits
@@ -151,7 +151,7 @@ class QuantisedGemmTable(EngineKernelTable):
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count (FLOP, bytes) of low-precision GEMMs: 2 m n k FLOP, and each operand moved once."""
         m, n, k = number_columns(frame, self.configuration_columns)
-        element = mapped_column(frame, "dtype", EXPERT_BYTES, 2.0)
+        element = mapped_column(frame, "dtype", _EXPERT_BYTES, 2.0)
         return 2.0 * m * n * k, (m + n) * k * element + 2.0 * m * n
 
     def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: EngineGemmParameters) -> Array:
@@ -173,7 +173,7 @@ class ExpertKernelTable(EngineKernelTable):
         "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size",
     )  # fmt: skip
     size_columns = configuration_columns
-    element_bytes = EXPERT_BYTES
+    element_bytes = _EXPERT_BYTES
     undetermined_parameters = ("balanced_tile_width", "unaligned_time_ratio", "time_per_element")
     parameters_by_family: ClassVar[Mapping[str, type[Any]]] = {
         f"experts.{kernel}.{scaling}": EngineGemmParameters
@@ -191,7 +191,7 @@ class ExpertKernelTable(EngineKernelTable):
             return plan
         start = replace(plan.start_values, unaligned_time_ratio=16.0 if target.family.endswith("8") else 8.0)
         if target.figures.architecture != "Ampere":
-            start = replace(start, balanced_tile_width=TRITON_BALANCED_TILE_WIDTH)
+            start = replace(start, balanced_tile_width=_TRITON_BALANCED_TILE_WIDTH)
         told = ("unaligned_time_ratio", "time_per_element")
         fixed = (name for name in plan.fixed_parameters if name not in told)
         return replace(plan, start_values=start, fixed_parameters=(*fixed, "index_bytes_per_element"))
@@ -218,7 +218,7 @@ class ExpertKernelTable(EngineKernelTable):
         tokens, hidden, inner, top_k, experts, tp, ep = number_columns(frame, self.configuration_columns)
         weights = (2.0 + number_column(frame, "gated", 1.0)) * hidden * inner / tp
         rows = tokens * top_k / ep
-        weights_read = np.minimum(experts / ep, rows) * weights * mapped_column(frame, "dtype", EXPERT_BYTES, 2.0)
+        weights_read = np.minimum(experts / ep, rows) * weights * mapped_column(frame, "dtype", _EXPERT_BYTES, 2.0)
         return 2.0 * rows * weights, weights_read + 4.0 * rows * hidden
 
     def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: EngineGemmParameters) -> Array:
@@ -226,11 +226,11 @@ class ExpertKernelTable(EngineKernelTable):
         tokens, hidden, inner, top_k, experts, tp, ep = number_columns(frame, self.configuration_columns)
         law = text_column(frame, "distribution").str.extract(r"power_law_([\d.]+)")[0].fillna("0")
         exponent = law.to_numpy(dtype=np.float64)
-        few = (exponent > 0) & (tokens * top_k < MIN_TOKENS_PER_EXPERT * experts)
+        few = (exponent > 0) & (tokens * top_k < _MIN_TOKENS_PER_EXPERT * experts)
         together = few & map_text_columns(frame, ("library", "version"), _visits_single_rank, bool)
         local, logits = experts / ep, experts
         experts, ep = np.where(together, local, experts), np.where(together, 1.0, ep)
-        element = EXPERT_BYTES[str(frame["dtype"].iloc[0])] if len(frame) else 2.0
+        element = _EXPERT_BYTES[str(frame["dtype"].iloc[0])] if len(frame) else 2.0
         family = str(self.kernel_family(frame.head(1)).iloc[0]) if len(frame) else ""
         visitors, unfiltered, calls, routed = (
             map_text_columns(frame, ("library", "version", "device"), fact, np.float64) for fact in _RELEASE_FACTS
@@ -254,7 +254,7 @@ class LatentAttentionTable(EngineKernelTable):
     optional_columns = "device library version kernel_source dtype"
     configuration_columns = ("num_heads", "batch_size", "q_len", "kv_len")
     size_columns = configuration_columns
-    element_bytes = EXPERT_BYTES
+    element_bytes = _EXPERT_BYTES
     parameters_by_family: ClassVar[Mapping[str, type[Any]]] = {
         f"latent.{kernel}.{phase}{cache}": LatentAttentionParameters
         for kernel in ("trtllm", "sglang", "vllm")
@@ -349,15 +349,15 @@ for kind in (QuantisedGemmTable(), ExpertKernelTable(), LatentAttentionTable()):
 #: Operation of a row -> its family; that of attention is followed by the kernel.
 FAMILY_OF_OPERATION = {"matmul": "products", "group_matmul": "experts", "sdp_fwd": "attention", "sdp_bwd": "attention"}
 #: Parameters that the rows of a family do not tell.
-UNDETERMINED_TRAINING_PARAMETERS = {
+_UNDETERMINED_TRAINING_PARAMETERS = {
     "products": ("forward_rate_ratio", "backward_rate_ratio"),
     "experts": ("half_throttle_time", "forward_rate_ratio", "backward_rate_ratio"),
     "attention": ("half_throttle_time",),
 }
 #: Bytes of an element of operands and results, and of the sums of gradients by their format.
-OPERAND_ELEMENT_BYTES, GRADIENT_BYTES_BY_DTYPE = 2.0, {"fp32": 4.0, "bf16": 2.0}
+_OPERAND_ELEMENT_BYTES, _GRADIENT_BYTES_BY_DTYPE = 2.0, {"fp32": 4.0, "bf16": 2.0}
 #: Tokens of the rows of attention that state none: those of the others.
-DEFAULT_ATTENTION_TOKENS = 4096.0
+_DEFAULT_ATTENTION_TOKENS = 4096.0
 
 
 class TrainingKernelTable(KernelTable[DeviceDatasheet]):
@@ -416,17 +416,20 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
 
         Parameters that the rows of a family do not determine stay fixed.
         """
-        unseen = UNDETERMINED_TRAINING_PARAMETERS[target.family.split(".")[1]]
+        unseen = _UNDETERMINED_TRAINING_PARAMETERS[target.family.split(".")[1]]
         return FitSettings(TrainingKernelParameters(), fixed_parameters=unseen, prior_precision=0.2)
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count (FLOP, bytes) of training kernels: GEMMs and attention scores, operands and results moved once."""
         rows, columns, length, count = _product(frame)
-        heads, tokens = number_column(frame, "head_num", 0.0), number_column(frame, "seq_len", DEFAULT_ATTENTION_TOKENS)
+        heads, tokens = (
+            number_column(frame, "head_num", 0.0),
+            number_column(frame, "seq_len", _DEFAULT_ATTENTION_TOKENS),
+        )
         widths = number_column(frame, "qk_head_dim", 0.0) + number_column(frame, "v_head_dim", 0.0)
         backward = np.where(text_column(frame, "op") == "sdp_bwd", 2.5, 1.0)
         attention = backward * heads * tokens**2 * widths
-        moved = count * ((rows + columns) * length * OPERAND_ELEMENT_BYTES + rows * columns * _written(frame))
+        moved = count * ((rows + columns) * length * _OPERAND_ELEMENT_BYTES + rows * columns * _written(frame))
         return 2.0 * count * rows * columns * length + attention, moved + 4.0 * heads * tokens * widths
 
     def predict_times(
@@ -441,7 +444,7 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
         rows, columns, length, count = _product(frame)
         launch = parameters.launch_time
         shared: dict[str, Any] = {
-            "m": rows, "n": columns, "k": length, "element_bytes": OPERAND_ELEMENT_BYTES,
+            "m": rows, "n": columns, "k": length, "element_bytes": _OPERAND_ELEMENT_BYTES,
             "result_bytes": _written(frame), "weight_copies": np.inf, "activity": products.training_energy_ratio,
             "device": figures, "parameters": replace(products, launch_time=launch if op == "matmul" else 0.0),
         }  # fmt: skip
@@ -454,7 +457,7 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
 def _attention(frame: pd.DataFrame, figures: DeviceDatasheet, p: TrainingKernelParameters, activity: float) -> Array:
     kernel = default_attention_kernel(figures.architecture, figures.memory_kind)
     engine = shipped_parameters(PrefillParameters, f"attention.{kernel}.prefill", figures)
-    tokens = number_column(frame, "seq_len", DEFAULT_ATTENTION_TOKENS)
+    tokens = number_column(frame, "seq_len", _DEFAULT_ATTENTION_TOKENS)
     shape: dict[str, Any] = {
         "batch": number_column(frame, "batch", 1.0), "query_heads": number_column(frame, "head_num"),
         "kv_heads": number_column(frame, "kv_head_num"), "query_length": tokens, "kv_length": tokens,
@@ -489,8 +492,8 @@ def _written(frame: pd.DataFrame) -> Array:
     stated = text_column(frame, "main_grad_dtype").where(
         number_column(frame, "groups", 0.0) > 0, text_column(frame, "out_dtype")
     )
-    sums = stated.map(GRADIENT_BYTES_BY_DTYPE).fillna(OPERAND_ELEMENT_BYTES).to_numpy(dtype=np.float64)
-    return np.where(true_cells(frame, "accumulate"), 2.0 * sums, OPERAND_ELEMENT_BYTES)
+    sums = stated.map(_GRADIENT_BYTES_BY_DTYPE).fillna(_OPERAND_ELEMENT_BYTES).to_numpy(dtype=np.float64)
+    return np.where(true_cells(frame, "accumulate"), 2.0 * sums, _OPERAND_ELEMENT_BYTES)
 
 
 KERNEL_TABLES.register(TrainingKernelTable.name)(TrainingKernelTable())

@@ -44,10 +44,10 @@ from paleo.tables.kinds._conv import ELEMENT_BYTES, cudnn_versions, element_byte
 from paleo.units import MICROSECOND
 
 #: Bytes per element of the operands and of the result.
-OPERAND_BYTES: Mapping[str, float] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "fp4": 0.5, "int8": 1}
-RESULT_BYTES: Mapping[str, float] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 2, "fp4": 2, "int8": 4}
+_OPERAND_BYTES: Mapping[str, float] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "fp4": 0.5, "int8": 1}
+_RESULT_BYTES: Mapping[str, float] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 2, "fp4": 2, "int8": 4}
 #: Formats to which activations are quantised before each product.
-QUANTISED_FORMATS = ("fp8", "fp4")
+_QUANTISED_FORMATS = ("fp8", "fp4")
 #: How a source times its rows; a source that is not listed is taken to launch back to back.
 TIMING_METHOD_OF_SOURCE: Mapping[str, str] = {
     "aiconfigurator": "graph",
@@ -59,42 +59,42 @@ TIMING_METHOD_OF_SOURCE: Mapping[str, str] = {
 WEIGHT_COPIES: Mapping[str, float] = {"kernel": math.inf, "eager": 1.0, "eager/linear": 1.0, "back-to-back": 1.0}
 #: Most B matrices in turn under replayed graphs: as many as overflow the L2, so that on L40S 25, 32, 48 and 96 MiB, of
 #: which 4, 3, 2 and 1 make its 96 MiB, run out of cache, and 30, 35 and 56 MiB do not.
-MAX_WEIGHT_COPIES = 5.0
+_MAX_WEIGHT_COPIES = 5.0
 #: Switching activity of a stack's data against random numbers: tiny values; nearly zeros (16-bit DeepBench).
-SWITCHING_ACTIVITY: Mapping[tuple[str, str], float] = {("kernel", "fp16"): 0.7, ("back-to-back", "fp16"): 0.4}
+_SWITCHING_ACTIVITY: Mapping[tuple[str, str], float] = {("kernel", "fp16"): 0.7, ("back-to-back", "fp16"): 0.4}
 #: Sources whose layout letters are those of column-major BLAS.
-COLUMN_MAJOR_SOURCES = frozenset({"deepbench"})
+_COLUMN_MAJOR_SOURCES = frozenset({"deepbench"})
 
 
 #: Areas of the smallest sgemm tiles of the cuBLAS generations: Volta's 64 x 64, Maxwell's 128 x 64, Ampere's 128 x 128.
-SGEMM_TILE_AREAS = (64 * 64.0, 64 * 128.0, 128 * 128.0)
+_SGEMM_TILE_AREAS = (64 * 64.0, 64 * 128.0, 128 * 128.0)
 #: Rows that never come near the limit of power, or (P100 in fp32) whose throttling is thermal: energy stays as known.
-UNTHROTTLED_FAMILIES = {("Pascal", "gemm.simt"), ("Ampere", "gemm.tensor")}
+_UNTHROTTLED_FAMILIES = {("Pascal", "gemm.simt"), ("Ampere", "gemm.tensor")}
 #: What rows cannot tell apart: under replayed graphs, blocks under way from their first reads; beside the launches of
 #: eager code, either from how blocks spread and parts of sums meet.
-UNDETERMINED_TENSOR_CORE_PARAMETERS = ("dram_latency_cycles",)
-UNDETERMINED_VECTOR_UNIT_PARAMETERS = ("block_start_cycles", "time_per_split", "cycles_per_summed_element")
+_UNDETERMINED_TENSOR_CORE_PARAMETERS = ("dram_latency_cycles",)
+_UNDETERMINED_VECTOR_UNIT_PARAMETERS = ("block_start_cycles", "time_per_split", "cycles_per_summed_element")
 #: Cycles for two bytes of a sum from which a fit sets out as well: L40S takes 12.7 us longer for 3,072 elements more of
 #: a single tile's, 10.4 cycles each at 2.52 GHz. From below, where a block computes for longer, no slope leads there.
-SPLIT_K_START_CYCLES = 10.4
+_SPLIT_K_START_CYCLES = 10.4
 #: Architecture -> its smallest sgemm tile, where it is not the last.
-SMALLEST_SGEMM_TILE_AREA = dict.fromkeys(("Kepler", "Maxwell", "Pascal"), SGEMM_TILE_AREAS[1]) | dict.fromkeys(
-    ("Volta", "Turing"), SGEMM_TILE_AREAS[0]
+_SMALLEST_SGEMM_TILE_AREA = dict.fromkeys(("Kepler", "Maxwell", "Pascal"), _SGEMM_TILE_AREAS[1]) | dict.fromkeys(
+    ("Volta", "Turing"), _SGEMM_TILE_AREAS[0]
 )
 
 
 #: Share of the bandwidth of graphics memory that reads of one sector a page reach: large transposed products of
 #: DeepBench on Titan X of Pascal and of Maxwell.
-SCATTERED_READ_BANDWIDTH_SHARE: Mapping[str, float] = {"GDDR5X": 0.105, "GDDR5": 0.13}
+_SCATTERED_READ_BANDWIDTH_SHARE: Mapping[str, float] = {"GDDR5X": 0.105, "GDDR5": 0.13}
 
 
 #: Rows from which a library of DeepBench's day has narrow tiles, by architecture and kind of memory. With 16 rows P100
 #: reaches 1.2 to 1.5 of its 9.3 TFLOP/s where both operands lie along k, an eighth, twice that at most where one does,
 #: and takes up to three times as long as with 32; its sisters with GDDR5X and V100 take no longer.
-NARROW_TILE_MIN_ROWS: Mapping[tuple[str, str], float] = {("Pascal", "HBM2"): 32.0}
+_NARROW_TILE_MIN_ROWS: Mapping[tuple[str, str], float] = {("Pascal", "HBM2"): 32.0}
 
 
-class ReferenceFit(NamedTuple):
+class _ReferenceFit(NamedTuple):
     """Earlier fit whose parameters start the fit of a device with few rows, such as DeepBench's.
 
     ``device`` and ``timing_method`` (timing method) name the earlier fit; ``launch_time`` [s] replaces its launch cost.
@@ -111,11 +111,11 @@ class ReferenceFit(NamedTuple):
 #: What rows of short loops cannot tell: bandwidth of small operands and the cost of a result tile.
 _SHORT = {"epilogue_cycles": 3000.0, "bandwidth_efficiency": 0.75}
 #: Architecture and family -> where a fit of DeepBench rows sets out.
-REFERENCE_FITS: Mapping[tuple[str, str], ReferenceFit] = {
-    ("Volta", "gemm.tensor"): ReferenceFit("a100-sxm4-80gb", "graph", 4 * MICROSECOND, 2.0, {}),
-    ("Volta", "gemm.simt"): ReferenceFit("v100-pcie-32gb", "eager", 6 * MICROSECOND, 2.0, {}),
-    ("Pascal", "gemm.simt"): ReferenceFit("p100-pcie-16gb", "eager", 5 * MICROSECOND, 1.0, _SHORT),
-    ("Maxwell", "gemm.simt"): ReferenceFit("p100-pcie-16gb", "eager", 30 * MICROSECOND, 1.0, _SHORT),
+_REFERENCE_FITS: Mapping[tuple[str, str], _ReferenceFit] = {
+    ("Volta", "gemm.tensor"): _ReferenceFit("a100-sxm4-80gb", "graph", 4 * MICROSECOND, 2.0, {}),
+    ("Volta", "gemm.simt"): _ReferenceFit("v100-pcie-32gb", "eager", 6 * MICROSECOND, 2.0, {}),
+    ("Pascal", "gemm.simt"): _ReferenceFit("p100-pcie-16gb", "eager", 5 * MICROSECOND, 1.0, _SHORT),
+    ("Maxwell", "gemm.simt"): _ReferenceFit("p100-pcie-16gb", "eager", 30 * MICROSECOND, 1.0, _SHORT),
 }
 
 
@@ -138,7 +138,7 @@ class GemmTable(KernelTable[DeviceDatasheet]):
 
         Reasons are a dtype without a formula, or without a peak on the device.
         """
-        return unsupported_reason(device, dtype, _unit(dtype, compute, source), frozenset(OPERAND_BYTES))
+        return unsupported_reason(device, dtype, _unit(dtype, compute, source), frozenset(_OPERAND_BYTES))
 
     def timing_method(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return how each GEMM was timed: graph, kernel, eager, eager/linear (higher host cost) or back-to-back."""
@@ -165,7 +165,7 @@ class GemmTable(KernelTable[DeviceDatasheet]):
             first = GemmParameters(
                 energy_per_flop=energies.tensor, training_energy_per_flop=energies.training, l2_survival_share=share
             )
-            return (first, dataclasses.replace(first, cycles_per_summed_element=SPLIT_K_START_CYCLES))
+            return (first, dataclasses.replace(first, cycles_per_summed_element=_SPLIT_K_START_CYCLES))
         if family != "gemm.simt":
             lanes = family == "gemm.int8" and not figures.tensor_cores
             energy = energies.vector / INT8_PRODUCTS_PER_FP32 if lanes else energies.fp8
@@ -174,15 +174,15 @@ class GemmTable(KernelTable[DeviceDatasheet]):
                 l2_survival_share=share,
             )  # fmt: skip
             return (dataclasses.replace(start, launch_time=5 * MICROSECOND) if lanes else start,)
-        tile = SMALLEST_SGEMM_TILE_AREA.get(figures.architecture, SGEMM_TILE_AREAS[2])
+        tile = _SMALLEST_SGEMM_TILE_AREA.get(figures.architecture, _SGEMM_TILE_AREAS[2])
         stall = 1.0 if figures.architecture in ("Kepler", "Maxwell", "Pascal") else 0.05
         first = GemmParameters(
             launch_time=20 * MICROSECOND, efficiency=0.9, l2_rate=0.02, split_time=3 * MICROSECOND,
             page_stall_ratio=stall, energy_per_flop=energies.vector, training_energy_per_flop=energies.vector,
             min_tile_area=tile,
-            scattered_read_efficiency=SCATTERED_READ_BANDWIDTH_SHARE.get(figures.memory_kind, 1.0),
+            scattered_read_efficiency=_SCATTERED_READ_BANDWIDTH_SHARE.get(figures.memory_kind, 1.0),
         )  # fmt: skip
-        others = (dataclasses.replace(first, min_tile_area=other) for other in SGEMM_TILE_AREAS if other != tile)
+        others = (dataclasses.replace(first, min_tile_area=other) for other in _SGEMM_TILE_AREAS if other != tile)
         return (first, *others)
 
     def fit_settings(self, target: FitTarget) -> FitSettings:
@@ -192,14 +192,14 @@ class GemmTable(KernelTable[DeviceDatasheet]):
         """
         family, figures = target.family, target.figures
         first, *other_starts = self.start_values(family, figures)
-        alike = UNDETERMINED_TENSOR_CORE_PARAMETERS if figures.tensor_cores else UNDETERMINED_VECTOR_UNIT_PARAMETERS
-        teacher = REFERENCE_FITS.get((figures.architecture, family))
+        alike = _UNDETERMINED_TENSOR_CORE_PARAMETERS if figures.tensor_cores else _UNDETERMINED_VECTOR_UNIT_PARAMETERS
+        teacher = _REFERENCE_FITS.get((figures.architecture, family))
         if teacher is None or target.stack != "back-to-back":
             known = None
         else:
             known = target.fitted.get((teacher.device, family, teacher.timing_method))
         if teacher is None or known is None:
-            fixed = (*alike, "energy_per_flop") if (figures.architecture, family) in UNTHROTTLED_FAMILIES else alike
+            fixed = (*alike, "energy_per_flop") if (figures.architecture, family) in _UNTHROTTLED_FAMILIES else alike
             return FitSettings(
                 first, tuple(other_starts), ("launch_time",), fixed, random_starts=0 if other_starts else 1
             )
@@ -207,9 +207,9 @@ class GemmTable(KernelTable[DeviceDatasheet]):
             known, launch_time=teacher.launch_time, energy_per_flop=first.energy_per_flop,
             training_energy_per_flop=first.training_energy_per_flop,
             scattered_read_efficiency=first.scattered_read_efficiency, **teacher.fixed_parameters,
-            min_narrow_tile_rows=NARROW_TILE_MIN_ROWS.get((figures.architecture, figures.memory_kind), 1.0),
+            min_narrow_tile_rows=_NARROW_TILE_MIN_ROWS.get((figures.architecture, figures.memory_kind), 1.0),
         )  # fmt: skip
-        tiles = SGEMM_TILE_AREAS if family == "gemm.simt" else ()
+        tiles = _SGEMM_TILE_AREAS if family == "gemm.simt" else ()
         alternatives = tuple(dataclasses.replace(start, min_tile_area=1.01 * tile) for tile in tiles)
         fixed = ("energy_per_flop", *alike, *teacher.fixed_parameters)
         return FitSettings(
@@ -219,7 +219,7 @@ class GemmTable(KernelTable[DeviceDatasheet]):
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count (FLOP, bytes) of timed GEMMs: 2 m n k batch FLOP, and each operand moved once."""
         m, n, k, batch = number_columns(frame, self.configuration_columns)
-        element, result = (mapped_column(frame, "dtype", each) for each in (OPERAND_BYTES, RESULT_BYTES))
+        element, result = (mapped_column(frame, "dtype", each) for each in (_OPERAND_BYTES, _RESULT_BYTES))
         return 2.0 * m * n * k * batch, batch * ((m * k + k * n) * element + m * n * result)
 
     def predict_times(self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: GemmParameters) -> Array:
@@ -231,7 +231,7 @@ class GemmTable(KernelTable[DeviceDatasheet]):
             return np.zeros(0)
         stack, dtype = str(self.timing_method(frame.iloc[:1]).iloc[0]), str(frame["dtype"].iloc[0]).strip()
         m, n, k, batch = number_columns(frame, self.configuration_columns)
-        column_major = word_mask(frame, "source", *COLUMN_MAJOR_SOURCES)
+        column_major = word_mask(frame, "source", *_COLUMN_MAJOR_SOURCES)
         # Whether operands lie contiguous along k, by layout letters; a column-major BLAS computes C transposed.
         left = word_mask(frame, "trans_a", "T") == column_major
         right = word_mask(frame, "trans_b", "T") != column_major
@@ -240,19 +240,19 @@ class GemmTable(KernelTable[DeviceDatasheet]):
             left, right = np.where(column_major, right, left), np.where(column_major, left, right)
         seconds = gemm_time(
             m=m, n=n, k=k, batch=batch,
-            element_bytes=OPERAND_BYTES[dtype], result_bytes=RESULT_BYTES[dtype],
-            weight_copies=_weight_copies(stack, batch * n * k * OPERAND_BYTES[dtype], figures.l2_bytes),
-            activity=SWITCHING_ACTIVITY.get((stack, dtype), 1.0),
+            element_bytes=_OPERAND_BYTES[dtype], result_bytes=_RESULT_BYTES[dtype],
+            weight_copies=_weight_copies(stack, batch * n * k * _OPERAND_BYTES[dtype], figures.l2_bytes),
+            activity=_SWITCHING_ACTIVITY.get((stack, dtype), 1.0),
             k_contiguous=np.mean((left, right), axis=0),
             device=figures, parameters=parameters,
         )  # fmt: skip
-        if OPERAND_BYTES[dtype] == 2.0 and figures.tensor_cores:
+        if _OPERAND_BYTES[dtype] == 2.0 and figures.tensor_cores:
             odd = unaligned_gemm_time(m, n, k, (left, right), figures)
             seconds = np.maximum(seconds, np.where(batch == 1.0, odd, 0.0))
-        if dtype not in QUANTISED_FORMATS:
+        if dtype not in _QUANTISED_FORMATS:
             return seconds
         extra = quantisation_time(
-            elements=m * k * batch, source_bytes=2.0, target_bytes=OPERAND_BYTES[dtype], device=figures,
+            elements=m * k * batch, source_bytes=2.0, target_bytes=_OPERAND_BYTES[dtype], device=figures,
             bandwidth_efficiency=parameters.bandwidth_efficiency,
             capacity=parameters.l2_survival_share * figures.l2_bytes,
         )  # fmt: skip
@@ -270,7 +270,7 @@ def _stack(source: str, timing: str, library: str, *, batched: bool) -> str:
 
 @cache
 def _family(device: str, dtype: str, compute: str) -> str:
-    if dtype in QUANTISED_FORMATS or dtype == "int8":
+    if dtype in _QUANTISED_FORMATS or dtype == "int8":
         return f"gemm.{dtype}"
     try:
         return "gemm.tensor" if arithmetic_unit(find_device(device), dtype, compute) == "tensor" else "gemm.simt"
@@ -284,7 +284,7 @@ def _weight_copies(stack: str, weight_bytes: Array, l2_bytes: float) -> Array:
     ``weight_bytes`` is the size of one matrix [byte].
     """
     if stack == "graph":
-        return np.clip(np.ceil(l2_bytes / weight_bytes), 1.0, MAX_WEIGHT_COPIES)
+        return np.clip(np.ceil(l2_bytes / weight_bytes), 1.0, _MAX_WEIGHT_COPIES)
     return np.full(weight_bytes.shape, WEIGHT_COPIES.get(stack, 1.0))
 
 
@@ -293,7 +293,7 @@ KERNEL_TABLES.register(GemmTable.name)(GemmTable())
 
 # Measured recurrent layers: cell, hidden units, batch and steps, without the input products
 
-RNN_DIRECTION_OF_WORD: Mapping[str, RnnDirection] = {
+_RNN_DIRECTION_OF_WORD: Mapping[str, RnnDirection] = {
     "fwd": RnnDirection.FORWARD,
     "bwd_data": RnnDirection.DATA,
     "bwd_filter": RnnDirection.FILTER,
@@ -324,7 +324,7 @@ class RnnTable(KernelTable[DeviceDatasheet]):
             frame, self.arithmetic_unit(frame), lambda *columns: unsupported_reason(*columns, dtypes)
         )
         small = np.any([~(sizes >= 1) for sizes in number_columns(frame, self.size_columns)], axis=0)
-        known: dict[str, Collection[str]] = {"cell": GATES_BY_CELL, "direction": RNN_DIRECTION_OF_WORD}
+        known: dict[str, Collection[str]] = {"cell": GATES_BY_CELL, "direction": _RNN_DIRECTION_OF_WORD}
         return first_reasons(
             frame.index,
             (unsupported != "", unsupported),
@@ -379,7 +379,7 @@ class RnnTable(KernelTable[DeviceDatasheet]):
 
 
 def _ways(frame: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.int64]]:
-    return np.asarray(text_column(frame, "direction").map(RNN_DIRECTION_OF_WORD).fillna(0), np.int64)
+    return np.asarray(text_column(frame, "direction").map(_RNN_DIRECTION_OF_WORD).fillna(0), np.int64)
 
 
 KERNEL_TABLES.register("rnn")(RnnTable())

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from paleo.tables.base import Predictions
 
 
-def predicted_final_loss(row: Row) -> tuple[float, float, str]:
+def _predicted_final_loss(row: Row) -> tuple[float, float, str]:
     """Predict the final loss of a measured training run by a scaling law.
 
     Returns (loss [nat per token], relative residual of the law [-], name of the law). Runs with batch and learning rate
@@ -58,7 +58,7 @@ class LossTable(NonStepTimeTable):
 
         The baseline is one constant per law.
         """
-        loss, residual, law = predicted_final_loss(row)
+        loss, residual, law = _predicted_final_loss(row)
         spread = 2.0 * residual * loss
         return RowPrediction(loss, loss - spread, loss + spread, 1.0, law, law)
 
@@ -67,7 +67,7 @@ RUN_TABLES.register("learning")(LossTable())
 
 
 #: Accuracy above guessing, as a share of that of fresh gradients, below which a run never learned.
-LEAST_LEARNED_SHARE = 0.1
+_LEAST_LEARNED_SHARE = 0.1
 
 
 class StalenessTable(NonStepTimeTable):
@@ -97,7 +97,7 @@ class StalenessTable(NonStepTimeTable):
                 f"staleness {staleness:g} lies outside of the range of its law (0 to {law.max_staleness:g})"
             )
         learnable = law.accuracy_without_staleness - law.chance_accuracy
-        if float(row["final_accuracy"]) < law.chance_accuracy + LEAST_LEARNED_SHARE * learnable:
+        if float(row["final_accuracy"]) < law.chance_accuracy + _LEAST_LEARNED_SHARE * learnable:
             raise SpecError(f"the run never learned: its accuracy is that of guessing ({law.chance_accuracy:.0%})")
         accuracy, spread = float(law.accuracy(staleness)), INTERVAL_STANDARD_DEVIATIONS * law.residual
         names = (str(row["device"]), "linear in staleness")
@@ -108,7 +108,7 @@ RUN_TABLES.register("staleness_accuracy")(StalenessTable())
 
 
 #: What makes two rows the same point; rounds repeat those of earlier ones.
-CONVERGENCE_POINT_COLUMNS = ["benchmark", "global_batch_size", "samples_mean"]
+_CONVERGENCE_POINT_COLUMNS = ["benchmark", "global_batch_size", "samples_mean"]
 
 
 class ConvergenceTable(NonStepTimeTable):
@@ -126,7 +126,7 @@ class ConvergenceTable(NonStepTimeTable):
         A point that several rounds repeat is predicted once.
         """
         predictions = super().predict(frame)
-        repeats = frame.duplicated(CONVERGENCE_POINT_COLUMNS).to_numpy()
+        repeats = frame.duplicated(_CONVERGENCE_POINT_COLUMNS).to_numpy()
         predictions.values[repeats] = math.nan
         predictions.failure_reasons[repeats] = "the point of another round once more"
         return predictions

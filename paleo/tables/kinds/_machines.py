@@ -54,17 +54,17 @@ if TYPE_CHECKING:
 # Rows of long runs: the share of time that trained
 
 #: Accelerators in a node where a row counts those alone: 8 GPUs, 16 chips of Trainium (trn1.32xlarge).
-GPUS_PER_NODE, TRAINIUM_PER_NODE = 8.0, 16.0
+GPUS_PER_NODE, _TRAINIUM_PER_NODE = 8.0, 16.0
 #: What a row says that tells a run of another row once more.
-REPEATED_RUN_NOTE = "by another count"
+_REPEATED_RUN_NOTE = "by another count"
 #: Words of rows whose machines people replaced and restarted, and the hours that took: OPT-175B's chronicle (41 % of 56
 #: days over 90 restarts).
-MANUAL_RESTART_WORDS, MANUAL_RESTART_HOURS = ("manual", "by hand", "without dlrover"), 6.6
+_MANUAL_RESTART_WORDS, _MANUAL_RESTART_HOURS = ("manual", "by hand", "without dlrover"), 6.6
 #: Pause of a checkpoint where a row does not say how long it takes: copied to host memory, written beside training.
-CHECKPOINT_PAUSE = 10.0
+_CHECKPOINT_PAUSE = 10.0
 
 
-def mtbf_of(row: Row) -> float:
+def _mtbf_of(row: Row) -> float:
     """Return the mean time between failures of a measured training run [s].
 
     It is the row's cell, else its period over its number of failures, else that of its nodes at the usual failure rate.
@@ -77,23 +77,23 @@ def mtbf_of(row: Row) -> float:
         nodes = float(row["nodes"])
     elif has_value(row, "gpus"):
         trainium = "trainium" in str(row.get("model", "")).lower()
-        nodes = float(row["gpus"]) / (TRAINIUM_PER_NODE if trainium else GPUS_PER_NODE)
+        nodes = float(row["gpus"]) / (_TRAINIUM_PER_NODE if trainium else GPUS_PER_NODE)
     else:
         raise SpecError("neither failures nor nodes are stated")
     return float(mean_time_between_failures(nodes=nodes, node_rate=DEFAULT_RELIABILITY.failures))
 
 
-def restart_time_of(row: Row) -> float:
+def _restart_time_of(row: Row) -> float:
     """Return the time from a failure of a measured run to the first new training step [s].
 
-    It is the row's cell, else `MANUAL_RESTART_HOURS` if its notes tell of a manual restart, else the usual restart plus
-    load time.
+    It is the row's cell, else `_MANUAL_RESTART_HOURS` if its notes tell of a manual restart, else the usual restart
+    plus load time.
     """
     words = f"{row.get('run', '')} {row.get('notes', '')}".lower()
     if has_value(row, "restart_s"):
         return float(row["restart_s"])
-    if any(word in words for word in MANUAL_RESTART_WORDS):
-        return MANUAL_RESTART_HOURS * HOUR
+    if any(word in words for word in _MANUAL_RESTART_WORDS):
+        return _MANUAL_RESTART_HOURS * HOUR
     return RestartTimes().total_time(number_cell(row, "load_s", 60.0))
 
 
@@ -108,9 +108,9 @@ class GoodputTable(NonStepTimeTable):
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the goodput of a measured training run [-]; the interval spans the usual range of failure rates."""
-        if REPEATED_RUN_NOTE in str(row.get("notes", "")):
+        if _REPEATED_RUN_NOTE in str(row.get("notes", "")):
             raise SpecError("the run of another row by another count")
-        mtbf, restart, save = mtbf_of(row), restart_time_of(row), number_cell(row, "checkpoint_s", CHECKPOINT_PAUSE)
+        mtbf, restart, save = _mtbf_of(row), _restart_time_of(row), number_cell(row, "checkpoint_s", _CHECKPOINT_PAUSE)
         stated = has_value(row, "interval_s")
         interval = float(row["interval_s"] if stated else best_checkpoint_interval(save=save, mtbf=mtbf))
         usual = DEFAULT_RELIABILITY
@@ -187,10 +187,10 @@ class MeasuredNetwork(NamedTuple):
 
 
 #: Software of runs that name none: Zeus measured its traces in 2022, before PyTorch updated lists of tensors.
-ZEUS_PROFILE = "pytorch-eager@1.12"
+_ZEUS_PROFILE = "pytorch-eager@1.12"
 #: Networks by the model and data set of a row, with the sizes that the usual scripts give them: SQuAD in 384 tokens
 #: (huggingface/transformers, run_qa.py), tweets padded to the longest of a batch, utterances of 7 s.
-POWER_RUN_NETWORKS = {
+_POWER_RUN_NETWORKS = {
     ("resnet50", "imagenet"): MeasuredNetwork("resnet50"),
     ("bert_base_uncased", "squad"): MeasuredNetwork("bert_base", {"seq": 384}),
     ("bert_base_uncased", "sentiment140"): MeasuredNetwork("bert_base", {"seq": 48}, 1_600_000),
@@ -200,23 +200,23 @@ POWER_RUN_NETWORKS = {
 }
 
 
-def network_of_power_run(row: Row) -> MeasuredNetwork:
+def _network_of_power_run(row: Row) -> MeasuredNetwork:
     """Return the network of a measured power run: the catalog's for columns ``model`` and ``dataset``.
 
     Raise SpecError if the catalog has none.
     """
     key = (str(row["model"]).strip().lower(), str(row.get("dataset", "")).strip().lower())
-    if key not in POWER_RUN_NETWORKS:
-        known = [" on ".join(pair) for pair in POWER_RUN_NETWORKS]
+    if key not in _POWER_RUN_NETWORKS:
+        known = [" on ".join(pair) for pair in _POWER_RUN_NETWORKS]
         raise SpecError(f"no network is known for {' on '.join(key)}; {suggest_names(' on '.join(key), known)}")
-    return POWER_RUN_NETWORKS[key]
+    return _POWER_RUN_NETWORKS[key]
 
 
 def measured_step_time(row: Row) -> float | None:
     """Return the measured step time of a power run [s], as stated or from its time per epoch, or else None."""
     if has_value(row, "iteration_ms"):
         return positive_cell(row, "iteration_ms") * MILLISECOND
-    samples = network_of_power_run(row).samples
+    samples = _network_of_power_run(row).samples
     if samples is None or not has_value(row, "time_per_epoch_s"):
         return None
     return positive_cell(row, "time_per_epoch_s") * integer_cell(row, "batch_size") / samples
@@ -276,7 +276,7 @@ class PowerTable(NonStepTimeTable):
 
     def predict_without_power_limit(self, row: Row, software: SoftwareProfile | None) -> Prediction:
         """Predict the training step of a measured power run without a power limit, at the device's design power."""
-        network = network_of_power_run(row)
+        network = _network_of_power_run(row)
         system, stated = load_system(str(row["device"])), str(row.get("optimizer", "")).strip().lower()
         fp32 = re.search(r"\bfp32\b", str(row.get("notes", "")))
         run = Run(
@@ -284,7 +284,7 @@ class PowerTable(NonStepTimeTable):
             batch=integer_cell(row, "batch_size"),
             dtype=str(row["dtype"]) if has_value(row, "dtype") else "fp32" if fp32 else None,
             optimizer=stated if stated in OPTIMIZERS else "adam",
-            software=software_profile_name(row, ZEUS_PROFILE),
+            software=software_profile_name(row, _ZEUS_PROFILE),
             model=dict(network.sizes),
         )
         if software is None and self.calibration is None:
@@ -307,21 +307,21 @@ RUN_TABLES.register("power")(PowerTable())
 # Rows of MLPerf Storage: samples per second that emulated accelerators are fed with
 
 #: Samples of a batch and seconds that an emulated accelerator computes on it (mlcommons/storage v1.0, workload files).
-EMULATED_COMPUTE_TIMES = {
+_EMULATED_COMPUTE_TIMES = {
     ("unet3d", "h100"): (7.0, 0.323), ("unet3d", "a100"): (7.0, 0.636),
     ("resnet50", "h100"): (400.0, 0.224), ("resnet50", "a100"): (400.0, 0.435),
     ("cosmoflow", "h100"): (1.0, 0.0035), ("cosmoflow", "a100"): (1.0, 0.00551),
 }  # fmt: skip
 #: Stored bytes of a sample (same files, mean), and the share of time that accelerators must be busy.
-SAMPLE_BYTES = {"unet3d": 146600.628 * KILO, "resnet50": 114.66 * KILO, "cosmoflow": 2828.486 * KILO}
-MIN_ACCELERATOR_UTILISATION = {"unet3d": 0.90, "resnet50": 0.90, "cosmoflow": 0.70}
+_SAMPLE_BYTES = {"unet3d": 146600.628 * KILO, "resnet50": 114.66 * KILO, "cosmoflow": 2828.486 * KILO}
+_MIN_ACCELERATOR_UTILISATION = {"unet3d": 0.90, "resnet50": 0.90, "cosmoflow": 0.70}
 
 
 #: Samples of a whole run over those of its busy share, which leaves out the first batch of an epoch: 0.965 to 1.
-STEADY_SAMPLE_RATIO = 0.98
+_STEADY_SAMPLE_RATIO = 0.98
 
 
-def workload_of(row: Row) -> tuple[str, str]:
+def _workload_of(row: Row) -> tuple[str, str]:
     """Return (workload, emulated accelerator) of an MLPerf Storage run; raise SpecError if either is unknown."""
     words = " ".join(str(row.get(key, "")) for key in ("workload", "emulated_device", "url_or_path")).lower()
     network = re.search("unet3d|resnet50|cosmoflow", words)
@@ -331,7 +331,7 @@ def workload_of(row: Row) -> tuple[str, str]:
     return network.group(), device.group()
 
 
-def accelerator_sample_rate(
+def _accelerator_sample_rate(
     *, workload: str, device: str, accelerators: float, read_rate: float | None = None
 ) -> float:
     """Estimate the samples per second that emulated accelerators of MLPerf Storage consume, limited by the read rate.
@@ -344,11 +344,11 @@ def accelerator_sample_rate(
     >>> [round(rate / (count * 7 / 0.323), 3) for rate, count in zip(fed, (2, 10, 100))]
     [0.95, 0.945, 0.904]
     """
-    batch, seconds = EMULATED_COMPUTE_TIMES[workload, device]
-    least = MIN_ACCELERATOR_UTILISATION[workload]
+    batch, seconds = _EMULATED_COMPUTE_TIMES[workload, device]
+    least = _MIN_ACCELERATOR_UTILISATION[workload]
     busy = min(least * (1.0 + 0.5 / max(accelerators, 1.0)), (1.0 + least) / 2.0)
     value = accelerators * batch / seconds * busy
-    return value if read_rate is None else min(value, read_rate / SAMPLE_BYTES[workload])
+    return value if read_rate is None else min(value, read_rate / _SAMPLE_BYTES[workload])
 
 
 class StorageTable(NonStepTimeTable):
@@ -362,14 +362,14 @@ class StorageTable(NonStepTimeTable):
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the samples per second of an MLPerf Storage run; the baseline is a constant per accelerator."""
-        workload, device = workload_of(row)
+        workload, device = _workload_of(row)
         if not has_value(row, "accelerators"):
             raise SpecError("accelerators is blank")
         count = float(row["accelerators"])
-        value = accelerator_sample_rate(workload=workload, device=device, accelerators=count)
-        batch, seconds = EMULATED_COMPUTE_TIMES[workload, device]
+        value = _accelerator_sample_rate(workload=workload, device=device, accelerators=count)
+        batch, seconds = _EMULATED_COMPUTE_TIMES[workload, device]
         most = count * batch / seconds
-        least = most * MIN_ACCELERATOR_UTILISATION[workload] * STEADY_SAMPLE_RATIO
+        least = most * _MIN_ACCELERATOR_UTILISATION[workload] * _STEADY_SAMPLE_RATIO
         return RowPrediction(value, least, most, count, f"{workload} {device}", "emulated")
 
 
@@ -377,13 +377,13 @@ RUN_TABLES.register("storage")(StorageTable())
 
 
 #: Relative half-width of the 90 % interval: storage is shared, and rates of one kind differ by half.
-INTERVAL_FACTOR = 1.6
+_INTERVAL_FACTOR = 1.6
 #: Where a row does not say: a node of eight, and tensors of a residual network of some sixty layers.
-DEFAULT_CHECKPOINT_PROCESSES, DEFAULT_CHECKPOINT_TENSORS = 8.0, 200.0
-CHECKPOINT_MODES: dict[str, CheckpointMode] = {"sync": "sync", "async": "async", "memory": "memory"}
+_DEFAULT_CHECKPOINT_PROCESSES, _DEFAULT_CHECKPOINT_TENSORS = 8.0, 200.0
+_CHECKPOINT_MODES: dict[str, CheckpointMode] = {"sync": "sync", "async": "async", "memory": "memory"}
 
 
-def checkpoint_bytes_of(row: Row) -> float:
+def _checkpoint_bytes_of(row: Row) -> float:
     """Return the size of a measured checkpoint [byte]: as stated, else that of all parameters and Adam states."""
     if has_value(row, "bytes"):
         return float(row["bytes"])
@@ -403,20 +403,21 @@ class CheckpointTable(NonStepTimeTable):
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict how long saving a checkpoint stops training [s]; the baseline is its bytes at one constant rate."""
-        total, mode = checkpoint_bytes_of(row), str(row["mode"])
-        if mode not in CHECKPOINT_MODES:
-            raise SpecError(f"mode {mode!r} is none of {', '.join(CHECKPOINT_MODES)}")
+        total, mode = _checkpoint_bytes_of(row), str(row["mode"])
+        if mode not in _CHECKPOINT_MODES:
+            raise SpecError(f"mode {mode!r} is none of {', '.join(_CHECKPOINT_MODES)}")
         if not has_value(row, "storage") and mode == "sync":
             raise SpecError("storage is not stated")
         rate = float(row["storage_bytes_per_s"]) if has_value(row, "storage_bytes_per_s") else None
         software_name, storage = str(row["software"]), str(row["storage"])
         seconds = checkpoint_pause(
-            total_bytes=total, software=software_name, mode=CHECKPOINT_MODES[mode],
-            processes=number_cell(row, "processes", DEFAULT_CHECKPOINT_PROCESSES), nodes=number_cell(row, "nodes", 1.0),
+            total_bytes=total, software=software_name, mode=_CHECKPOINT_MODES[mode],
+            processes=number_cell(row, "processes", _DEFAULT_CHECKPOINT_PROCESSES),
+            nodes=number_cell(row, "nodes", 1.0),
             storage=storage_by_name(storage, rate if mode == "sync" else rate or 1.0),
-            tensors=number_cell(row, "tensors", DEFAULT_CHECKPOINT_TENSORS),
+            tensors=number_cell(row, "tensors", _DEFAULT_CHECKPOINT_TENSORS),
         )  # fmt: skip
-        return RowPrediction.within_factor(seconds, INTERVAL_FACTOR, total, software_name, storage)
+        return RowPrediction.within_factor(seconds, _INTERVAL_FACTOR, total, software_name, storage)
 
 
 RUN_TABLES.register("checkpoint")(CheckpointTable())

@@ -49,13 +49,13 @@ FAMILY_OF_OPERATION = {
 }
 #: Host work of a framework call against that of a two-operand one, where it is another: scalars are wrapped first, and
 #: activations go through a module.
-HOST_CALL_FACTORS = {
+_HOST_CALL_FACTORS = {
     "add_scalar": 1.18, "mul_scalar": 1.18, "div_scalar": 1.18, "pow_scalar": 1.13, "relu": 1.22, "gelu": 1.15,
 }  # fmt: skip
 #: Bytes of a (first input) element; "a->b" is a conversion.
 DTYPE_BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0}
 #: Operations whose input the step before has left in L2, and the stack where that was seen to hold.
-WARM_INPUT_OPERATIONS = ("add", "rmsnorm")
+_WARM_INPUT_OPERATIONS = ("add", "rmsnorm")
 
 
 class ElementwiseTable(KernelTable[DeviceDatasheet]):
@@ -133,7 +133,7 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
         rows, length = _shape(frame)
         passes = _passes(frame, rows, length, figures)
         stack, operation = self.timing_method(frame), text_column(frame, "op")
-        warm = (stack == "graph") | ((stack == "kernel") & operation.isin(WARM_INPUT_OPERATIONS))
+        warm = (stack == "graph") | ((stack == "kernel") & operation.isin(_WARM_INPUT_OPERATIONS))
         stated = text_column(frame, "cache")
         warm = warm.where(stated == "", stated == "warm")
         by_row = ~operation.map(FAMILY_OF_OPERATION).isin(["elementwise", "quantize"]).to_numpy(dtype=bool)
@@ -142,7 +142,7 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
             parameters=parameters, reread_bytes=passes.reread_bytes, reread_footprint=passes.reread_footprint,
             rows=np.where(by_row, rows, 0.0), threads_per_row=passes.threads_per_row,
             steps_per_row=passes.steps_per_row, warm=warm.to_numpy(),
-            host_calls=mapped_column(frame, "op", HOST_CALL_FACTORS, 1.0),
+            host_calls=mapped_column(frame, "op", _HOST_CALL_FACTORS, 1.0),
         )  # fmt: skip
 
 
@@ -180,18 +180,18 @@ KERNEL_TABLES.register("elementwise")(ElementwiseTable())
 
 #: Kernels of single tokens, and of convolutions: by blocks of channels (CUDA), by tiles (Triton), of single tokens, of
 #: tokens that are verified.
-SINGLE_TOKEN_SCAN_KERNELS = (
+_SINGLE_TOKEN_SCAN_KERNELS = (
     "fused_recurrent_gated_delta_rule", "fused_recurrent_gated_delta_rule_packed_decode", "fused_recurrent_kda",
     "fused_recurrent_kda_packed_decode", "fused_kda_decode", "kda_fused_decode", "fused_kda_decode_mtp_dspark",
     "fused_sigmoid_gating_delta_rule_update",
 )  # fmt: skip
-SCAN_KERNELS = (*scans.CHUNK_LENGTHS, *SINGLE_TOKEN_SCAN_KERNELS)
-SHORT_CONVOLUTION_KERNELS = ("cuda", "triton", "update", "verify")
+_SCAN_KERNELS = (*scans.CHUNK_LENGTHS, *_SINGLE_TOKEN_SCAN_KERNELS)
+_SHORT_CONVOLUTION_KERNELS = ("cuda", "triton", "update", "verify")
 #: Releases from which a library has convolutions in Triton, and its rows hold the channels of queries, keys and values;
 #: rates of the rows before say that they hold those of the keys.
-FIRST_TRITON_CONVOLUTION_RELEASE = {"sglang": (0, 5, 14), "vllm": (0, 23)}
+_FIRST_TRITON_CONVOLUTION_RELEASE = {"sglang": (0, 5, 14), "vllm": (0, 23)}
 #: Parameters that each formula lacks.
-UNDETERMINED_SCAN_PARAMETERS = {
+_UNDETERMINED_SCAN_PARAMETERS = {
     "chunks": ("host_time", "block_start_cycles", "state_passes_per_sequence"),
     "tokens": ("host_time", "flops_per_cycle", "block_start_cycles"),
     "conv": ("flops_per_cycle", "chunk_step_cycles", "state_passes_per_sequence"),
@@ -210,7 +210,7 @@ class ScanTable(KernelTable[DeviceDatasheet]):
     size_columns = ("batch_size", "seq_len")
     parameters_by_family: ClassVar[Mapping[str, type[Any]]] = {
         f"scan.{name}": scans.ScanParameters
-        for name in (*SCAN_KERNELS, *(f"conv.{each}" for each in SHORT_CONVOLUTION_KERNELS))
+        for name in (*_SCAN_KERNELS, *(f"conv.{each}" for each in _SHORT_CONVOLUTION_KERNELS))
     }
     host_parameters = ("launch_time", "host_time")
 
@@ -221,7 +221,7 @@ class ScanTable(KernelTable[DeviceDatasheet]):
     @apply_per_row
     def unsupported_reasons(self, device: str, kernel_source: str) -> str:
         """Explain why a timed scan kernel cannot be modelled (unknown kernel or device); '' if it can."""
-        if kernel_source in SCAN_KERNELS or kernel_source.startswith("causal_conv1d"):
+        if kernel_source in _SCAN_KERNELS or kernel_source.startswith("causal_conv1d"):
             return unsupported_reason(device, "bf16", "", frozenset({"bf16"}))
         return f"kernel {kernel_source!r} is not modelled"
 
@@ -261,7 +261,7 @@ class ScanTable(KernelTable[DeviceDatasheet]):
         formula = "conv" if kernel == "conv" else "chunks" if kernel in scans.CHUNK_LENGTHS else "tokens"
         return FitSettings(
             scans.ScanParameters(), parameters_per_stack=("launch_time", "block_start_cycles"), prior_precision=0.2,
-            fixed_parameters=UNDETERMINED_SCAN_PARAMETERS[formula], random_starts=2,
+            fixed_parameters=_UNDETERMINED_SCAN_PARAMETERS[formula], random_starts=2,
         )  # fmt: skip
 
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
@@ -335,7 +335,7 @@ def _channels(frame: pd.DataFrame) -> Array:
 
 @cache
 def _tiled(library: str, version: str) -> bool:
-    first = FIRST_TRITON_CONVOLUTION_RELEASE.get(library)
+    first = _FIRST_TRITON_CONVOLUTION_RELEASE.get(library)
     return first is not None and parse_release(version) >= first
 
 

@@ -74,38 +74,38 @@ BENCHMARKS = {
     "gptj": LanguageBenchmark("gpt-j-6b", 980.0, 69.0, 0.5, "fp8", beams=4),
 }
 #: NVIDIA's submissions run the first stage of ResNet-50 in int8 as one kernel (plugin RnRes2FullFusion_TRT).
-SINGLE_PASS_BENCHMARKS = {
+_SINGLE_PASS_BENCHMARKS = {
     "resnet50": SinglePassBenchmark("resnet50", "int8", "stage1"),
     "retinanet": SinglePassBenchmark("retinanet", "int8"),
     "stable-diffusion": SinglePassBenchmark("stable-diffusion-xl", "fp8"),
     "dlrm": SinglePassBenchmark("dlrm-dcnv2", "int8"),
 }
 #: Why the others are not priced.
-UNMODELLED_BENCHMARKS = {
+_UNMODELLED_BENCHMARKS = {
     "3d-unet": "the sizes of KiTS19's 42 scans, which give their windows of 128 x 128 x 128, are not stated"
 }
 #: Tokens of the longest question that BERT reads (SQuAD with its paragraph, MLPerf Inference), and share of the peak in
 #: sixteen bits at which Hopper's fused attention computes the padding to these: what the server scenario adds to the
 #: offline time of a sample is 28 us on H100 and 30 on H200 in either accuracy, 44 on H100 PCIe (0.38, 0.36, 0.32).
-PADDED_TOKENS, PADDED_ATTENTION_PEAK_FRACTION = 384.0, 0.36
+_PADDED_TOKENS, _PADDED_ATTENTION_PEAK_FRACTION = 384.0, 0.36
 #: Factors of the 90 % interval; degrees of a replica that submitters take.
-INTERVAL_FACTORS, TENSOR_PARALLEL_DEGREES = (0.7, 1.4), (1, 2, 4, 8)
+INTERVAL_FACTORS, _TENSOR_PARALLEL_DEGREES = (0.7, 1.4), (1, 2, 4, 8)
 
 
-def benchmark_of(row: Row) -> LanguageBenchmark | SinglePassBenchmark:
+def _benchmark_of(row: Row) -> LanguageBenchmark | SinglePassBenchmark:
     """Return the benchmark of an MLPerf Inference submission; raise SpecError if it cannot be modelled."""
     name = str(row["model"])
     if "MaxQ" in str(row.get("system_reported") or ""):
         raise SpecError("MaxQ: its power limit, below the one that is sold, is unknown")
-    benchmarks: dict[str, LanguageBenchmark | SinglePassBenchmark] = {**BENCHMARKS, **SINGLE_PASS_BENCHMARKS}
+    benchmarks: dict[str, LanguageBenchmark | SinglePassBenchmark] = {**BENCHMARKS, **_SINGLE_PASS_BENCHMARKS}
     for known, benchmark in benchmarks.items():
         if name.startswith(known):
             return benchmark
-    reasons = (reason for word, reason in UNMODELLED_BENCHMARKS.items() if name.startswith(word))
+    reasons = (reason for word, reason in _UNMODELLED_BENCHMARKS.items() if name.startswith(word))
     raise SpecError(f"{name}: {next(reasons, 'the network is not known')}")
 
 
-def engine_and_formats(row: Row, weights: str) -> tuple[ServingEngine, Formats]:
+def _engine_and_formats(row: Row, weights: str) -> tuple[ServingEngine, Formats]:
     """Return (serving engine, number formats of weights and KV cache) of an MLPerf Inference submission.
 
     vLLM serves the published checkpoint in bf16. Other submissions run TensorRT-LLM with weights in format ``weights``
@@ -121,7 +121,7 @@ def engine_and_formats(row: Row, weights: str) -> tuple[ServingEngine, Formats]:
 
 
 @cache
-def replica_layouts(
+def _replica_layouts(
     model: str, device: str, engine: ServingEngine, formats: Formats, gpus: int, length: float
 ) -> tuple[ReplicaLayout, ...]:
     """Build the serving replicas of a machine whose memory holds the network, one per degree of tensor parallelism.
@@ -130,7 +130,7 @@ def replica_layouts(
     """
     system = system_of_device(device)
     fitting = []
-    for degree in TENSOR_PARALLEL_DEGREES:
+    for degree in _TENSOR_PARALLEL_DEGREES:
         if degree > min(gpus, max(system.devices_per_node, 1)):
             continue
         sharding = Sharding(degree)
@@ -145,9 +145,9 @@ def replica_layouts(
     return tuple(fitting)
 
 
-def predict_samples_per_s(row: Row) -> float:
+def _predict_samples_per_s(row: Row) -> float:
     """Predict the samples per second of an MLPerf Inference submission, with the best tensor-parallel degree."""
-    benchmark, gpus = benchmark_of(row), int(float(row["n_gpus"]))
+    benchmark, gpus = _benchmark_of(row), int(float(row["n_gpus"]))
     scenario = str(row["scenario"])
     if scenario not in ("offline", "server", "interactive"):
         raise SpecError(f"scenario {scenario!r} is one request at a time: not modelled")
@@ -157,7 +157,7 @@ def predict_samples_per_s(row: Row) -> float:
     limits = LatencyLimits()
     if scenario != "offline":
         limits = LatencyLimits(_limit(row, "ttft_limit_s"), _limit(row, "tpot_limit_s"), _limit(row, "latency_limit_s"))
-    engine, formats = engine_and_formats(row, benchmark.weight_dtype)
+    engine, formats = _engine_and_formats(row, benchmark.weight_dtype)
     return _best(benchmark, str(row["device"]), engine, formats, gpus, answer, limits)
 
 
@@ -171,7 +171,7 @@ def _best(
     answer: int,
     limits: LatencyLimits,
 ) -> float:
-    layouts = replica_layouts(benchmark.model, device, engine, formats, gpus, 4.0 * benchmark.prompt_tokens)
+    layouts = _replica_layouts(benchmark.model, device, engine, formats, gpus, 4.0 * benchmark.prompt_tokens)
     if not layouts:
         raise SpecError(f"{benchmark.model} in {formats.weight_format} does not fit on {gpus} of {device}")
     deviations = (benchmark.length_deviation, benchmark.length_deviation)
@@ -254,9 +254,9 @@ def padding_time(model: ModelSpec, system: System, benchmark: LanguageBenchmark)
     device = system.device
     if device.architecture != "Hopper":
         return 0.0
-    squares = PADDED_TOKENS**2 - benchmark.prompt_tokens**2 * (1.0 + benchmark.length_deviation**2)
+    squares = _PADDED_TOKENS**2 - benchmark.prompt_tokens**2 * (1.0 + benchmark.length_deviation**2)
     flops = 4.0 * float(model.params["layers"]) * float(model.params["hidden"]) * squares
-    return flops / (PADDED_ATTENTION_PEAK_FRACTION * device.peak_flops_per_s("fp16"))
+    return flops / (_PADDED_ATTENTION_PEAK_FRACTION * device.peak_flops_per_s("fp16"))
 
 
 class MlperfInferenceTable(RunTable):
@@ -283,7 +283,7 @@ class MlperfInferenceTable(RunTable):
         """
         if not has_value(row, "device") or not has_value(row, "n_gpus"):
             raise SpecError("device or n_gpus is blank")
-        value, device = predict_samples_per_s(row), system_of_device(str(row["device"])).device
+        value, device = _predict_samples_per_s(row), system_of_device(str(row["device"])).device
         dtype = "bf16" if "bf16" in device.peak else device.training_dtype
         peak = float(row["n_gpus"]) * device.peak_flops_per_s(dtype)
         return RowPrediction.with_factors(value, INTERVAL_FACTORS, peak, str(row["device"]), str(row["model"]))
@@ -297,13 +297,13 @@ CATALOG_NETWORK_OF_NAME = {
     "DeepSeek V3": "deepseek_v3", "Qwen3-235B": "qwen3-235b-a22b", "Qwen3-30B3A": "qwen3-30b-a3b",
     "Nemotron-3-Nano-30B-A3B": "nemotron-3-nano-30b-a3b",
 }  # fmt: skip
-CATALOG_SYSTEM_OF_NAME = {
+_CATALOG_SYSTEM_OF_NAME = {
     "H100": "dgx-h100", "H200": "dgx-h200", "B200": "dgx-b200", "GB200": "gb200-nvl72", "A100": "dgx-a100-80gb",
 }  # fmt: skip
 #: Tokens of a prompt where a row states prompts and answers together, and at most so large a share of both.
-DEFAULT_PROMPT_TOKENS, MAX_PROMPT_SHARE = 150.0, 1.0 / 3.0
+DEFAULT_PROMPT_TOKENS, _MAX_PROMPT_SHARE = 150.0, 1.0 / 3.0
 #: Factors of the 90 % interval of a step.
-STEP_INTERVAL = (0.7, 1.5)
+_STEP_INTERVAL = (0.7, 1.5)
 
 
 def parse_degrees(cell: object, names: tuple[str, ...]) -> dict[str, int]:
@@ -343,11 +343,11 @@ class ReinforcementStepTable(RunTable):
         if missing:
             raise SpecError(f"{missing[0]} is blank")
         name = str(row["system"])
-        if name not in CATALOG_SYSTEM_OF_NAME:
-            raise SpecError(f"system {name!r} is not known; {', '.join(CATALOG_SYSTEM_OF_NAME)} are")
+        if name not in _CATALOG_SYSTEM_OF_NAME:
+            raise SpecError(f"system {name!r} is not known; {', '.join(_CATALOG_SYSTEM_OF_NAME)} are")
         network = str(row["model"])
         model = load_model(CATALOG_NETWORK_OF_NAME.get(network, network))
-        system = load_system(CATALOG_SYSTEM_OF_NAME[name])
+        system = load_system(_CATALOG_SYSTEM_OF_NAME[name])
         trainer = parse_degrees(row["training_layout"], ("tp", "cp", "ep", "pp", "vpp"))
         engine = parse_degrees(row["generation_layout"], ("tp", "pp"))
         staleness = 0 if str(row["policy"]).lower() == "on policy" else int(str(row["policy"]).partition("-")[0])
@@ -362,14 +362,14 @@ class ReinforcementStepTable(RunTable):
             raise SpecError(refusals[0] if refusals else "no layout of engine and trainer")
         work = float(row["generation_batch"]) * float(row["mean_sequence"]) / float(row["n_gpus"])
         names = (system.device.name, "step of reinforcement learning")
-        return RowPrediction.with_factors(steps[0].step_time, STEP_INTERVAL, work, *names)
+        return RowPrediction.with_factors(steps[0].step_time, _STEP_INTERVAL, work, *names)
 
 
 def _rollouts(row: Row) -> Rollouts:
     from paleo.serving.reinforcement import Rollouts
 
     mean, longest = float(row["mean_sequence"]), float(row["max_sequence"])
-    prompt = min(DEFAULT_PROMPT_TOKENS, MAX_PROMPT_SHARE * mean)
+    prompt = min(DEFAULT_PROMPT_TOKENS, _MAX_PROMPT_SHARE * mean)
     count, batch = int(float(row["generation_batch"])), int(float(row["training_batch"]))
     return Rollouts(count, batch, prompt, mean - prompt, max(longest - prompt, 1.0))
 

@@ -55,16 +55,16 @@ if TYPE_CHECKING:
 
 
 #: Systems of the catalog that were measured with copies through the host, which submissions on that card do not show.
-SUBSTITUTE_SYSTEMS = {"l40s-pcie-8gpu": "pcie4-8gpu"}
+_SUBSTITUTE_SYSTEMS = {"l40s-pcie-8gpu": "pcie4-8gpu"}
 #: What joins nodes of catalog systems that are sold as single ones.
-DEFAULT_FABRIC_LINK = "infiniband-hdr"
+_DEFAULT_FABRIC_LINK = "infiniband-hdr"
 #: Formats of numbers of submissions: those of tensor cores, whatever the row says of accumulation.
-TPU_DTYPE = "bf16"
+_TPU_DTYPE = "bf16"
 #: Format of DeepSpeed's engine, which has none of eight bits, whatever others of the round use.
-DEEPSPEED_DTYPE = "bf16"
+_DEEPSPEED_DTYPE = "bf16"
 
 
-def task_of_row(row: Row) -> TrainingTask:
+def _task_of_row(row: Row) -> TrainingTask:
     """Return the training task (a network trained to a quality target) of an MLPerf submission, by benchmark and round.
 
     Raise SpecError if the catalog has none.
@@ -80,7 +80,7 @@ def submission_system(row: Row) -> System:
     """Build the system of an MLPerf submission, with its device and devices per node, and a network between nodes."""
     device, gpus, nodes = str(row["device"]), integer_cell(row, "n_gpus"), integer_cell(row, "nodes", 1)
     name = str(row["system"]) if has_value(row, "system") else USUAL_SYSTEM_OF_DEVICE.get(device, "pcie4-8gpu")
-    name = SUBSTITUTE_SYSTEMS.get(name, name)
+    name = _SUBSTITUTE_SYSTEMS.get(name, name)
     system = with_measured_device_variant(load_system(name), row)
     node_size = -(-gpus // max(nodes, 1))
     if not system.levels:
@@ -91,7 +91,7 @@ def submission_system(row: Row) -> System:
     if levels and levels[-1].ranks is not None and levels[-1].ranks < node_size:
         levels[-1] = levels[-1].model_copy(update={"ranks": node_size})
     if nodes > 1 and (not levels or levels[-1].ranks is not None):
-        link, ports = load_link(DEFAULT_FABRIC_LINK), max(1, node_size // 4)
+        link, ports = load_link(_DEFAULT_FABRIC_LINK), max(1, node_size // 4)
         levels.append(InterconnectLevel(name="fabric", ranks=None, link=link, topology="fabric", ports=ports))
     devices = max(1 if nodes > 1 else system.devices_per_node, node_size)
     return system.model_copy(update={"levels": tuple(levels), "devices_per_node": devices})
@@ -108,9 +108,9 @@ def training_gpus_and_options(row: Row, rows: float, task: TrainingTask) -> tupl
     if rows >= gpus or any(has_value(row, axis) for axis in ("tp", "pp", "cp")):
         return gpus, {}
     ranks = max(count for count in range(1, int(rows) + 1) if rows % count == 0)
-    split_on_tpu = on_tpu(row) and task.model in SPATIALLY_SPLIT_NETWORKS
+    split_on_tpu = on_tpu(row) and task.model in _SPATIALLY_SPLIT_NETWORKS
     most_neighbours = 16 if split_on_tpu else 4 if task.model == "unet3d" else 1
-    axis, limit = SAMPLE_SPLIT_AXES.get(task.code.software, ("spatial", most_neighbours))
+    axis, limit = _SAMPLE_SPLIT_AXES.get(task.code.software, ("spatial", most_neighbours))
     degree = max(degree for degree in (1, 2, 4, 8, 16) if ranks * degree <= gpus and degree <= limit)
     more = ",zero=1,sp" if axis == "tp" else ""
     return ranks * degree, {} if degree == 1 else {"strategy": f"{axis}={degree},dp={ranks}{more}"}
@@ -122,13 +122,13 @@ def on_tpu(row: Row) -> bool:
 
 
 #: Networks over whose images a compiler divides the space.
-SPATIALLY_SPLIT_NETWORKS = ("unet3d", "maskrcnn", "ssd-resnet34")
+_SPATIALLY_SPLIT_NETWORKS = ("unet3d", "maskrcnn", "ssd-resnet34")
 #: The axis that takes GPUs beyond the samples of a batch, and the most ranks of it, by software.
-SAMPLE_SPLIT_AXES = {"megatron-core": ("tp", 8)}
+_SAMPLE_SPLIT_AXES = {"megatron-core": ("tp", 8)}
 
 
 #: Batches of the Transformer above this one count tokens, of which a pair of sentences has so many.
-MAX_SENTENCES_PER_BATCH, TOKENS_PER_SENTENCE_PAIR = 4096.0, 28.0
+_MAX_SENTENCES_PER_BATCH, _TOKENS_PER_SENTENCE_PAIR = 4096.0, 28.0
 #: Pairs of sentences in a row of the Transformer's packed rows, in which TPUs count batches and, from v0.7 on, samples:
 #: 4,590,101 pairs in the 566,340 rows of an epoch.
 SENTENCE_PAIRS_PER_ROW = 4590101.0 / 566340.0
@@ -142,7 +142,7 @@ def samples_in_task_unit(row: Row, column: str) -> float:
     place of epochs.
     """
     value = number_cell(row, column, math.nan)
-    task = task_of_row(row)
+    task = _task_of_row(row)
     if task.model.startswith("dlrm") and on_tpu(row) and value > 2.0 * task.dataset_samples:
         return value / task.dataset_samples * task.evaluation.every
     if task.model != "transformer_big":
@@ -150,8 +150,8 @@ def samples_in_task_unit(row: Row, column: str) -> float:
     counts_rows = on_tpu(row) if column == "global_batch" else value < task.dataset_samples
     if counts_rows:
         return value * SENTENCE_PAIRS_PER_ROW
-    counts_tokens = column == "global_batch" and value > MAX_SENTENCES_PER_BATCH
-    return value * (1.0 / TOKENS_PER_SENTENCE_PAIR) if counts_tokens else value
+    counts_tokens = column == "global_batch" and value > _MAX_SENTENCES_PER_BATCH
+    return value * (1.0 / _TOKENS_PER_SENTENCE_PAIR) if counts_tokens else value
 
 
 def boolean_cell(row: Row, key: str, default: bool) -> bool:
@@ -178,11 +178,11 @@ def strategy_of_row(row: Row, gpus: int, software: SoftwareProfile) -> str:
     return strategy_of_run({**row, **stated, "dp": gpus // product, "vp": integer_cell(row, "vp", 1)}, software)
 
 
-def run_options_of_row(row: Row, task: TrainingTask, gpus: int) -> dict[str, Any]:
+def _run_options_of_row(row: Row, task: TrainingTask, gpus: int) -> dict[str, Any]:
     """Return the `Run` options that an MLPerf submission states: dtype, strategy and microbatch, by field name."""
     options: dict[str, Any] = {}
     if on_tpu(row) or has_value(row, "dtype"):
-        options["dtype"] = TPU_DTYPE if on_tpu(row) else str(row["dtype"])
+        options["dtype"] = _TPU_DTYPE if on_tpu(row) else str(row["dtype"])
     if any(has_value(row, axis) for axis in ("tp", "pp", "cp")):
         options["strategy"] = strategy_of_row(row, gpus, load_software(task.code.software))
     if has_value(row, "micro_batch") and any(has_value(row, axis) for axis in ("tp", "pp")):
@@ -191,7 +191,7 @@ def run_options_of_row(row: Row, task: TrainingTask, gpus: int) -> dict[str, Any
 
 
 #: Cells that decide a prediction: rows that agree in them are predicted once.
-PREDICTION_COLUMNS = (
+_PREDICTION_COLUMNS = (
     "benchmark", "round", "system", "device", "n_gpus", "nodes", "dtype", "global_batch", "tp", "pp", "cp", "vp",
     "micro_batch", "sequence_parallel", "distributed_optimizer", "runs",
 )  # fmt: skip
@@ -202,9 +202,9 @@ def submission_time_to_target(row: Row, calibration: Calibration | None = None) 
 
     ``calibration`` is a user's calibration; None: the catalog's calibrations.
     """
-    cells = tuple((name, row[name]) for name in PREDICTION_COLUMNS if has_value(row, name))
+    cells = tuple((name, row[name]) for name in _PREDICTION_COLUMNS if has_value(row, name))
     if not has_value(row, "dtype") and "deepspeed" in str(row.get("framework", "")).lower():
-        cells = (*cells, ("dtype", DEEPSPEED_DTYPE))
+        cells = (*cells, ("dtype", _DEEPSPEED_DTYPE))
     return _known_target(cells) if calibration is None else _target(cells, calibration)
 
 
@@ -216,19 +216,19 @@ def _known_target(cells: tuple[tuple[str, Any], ...]) -> TargetTime:
 def _target(cells: tuple[tuple[str, Any], ...], calibration: Calibration | None) -> TargetTime:
     row = dict(cells)
     system = submission_system(row)
-    task = task_of_row(row).for_device_kind(system.device.kind)
+    task = _task_of_row(row).for_device_kind(system.device.kind)
     batch = samples_in_task_unit(row, "global_batch")
     if not batch >= 1:
         raise SpecError("global_batch is not stated")
     gpus, spread = training_gpus_and_options(row, max(1, round(batch / task.packed)), task)
     runs = float(row.get("runs", 1.0))
-    run = task_run(task, gpus, batch, **{**run_options_of_row(row, task, gpus), **spread})
+    run = task_run(task, gpus, batch, **{**_run_options_of_row(row, task, gpus), **spread})
     priced = partial(time_to_target, task, system, global_batch=batch, runs=runs, calibration=calibration)
     point = priced(run)
     if point.prediction.memory.fits or "strategy" in run.model_fields_set:
         return point
     # code of submissions that splits no tensors makes room by smaller passes, which take about as long together
-    splits_tensors = task.code.software in SAMPLE_SPLIT_AXES
+    splits_tensors = task.code.software in _SAMPLE_SPLIT_AXES
     plans = [degrees for degrees in MODEL_PARALLEL_STRATEGIES if splits_tensors or "tp=" not in degrees]
     fitting = time_to_target_of_first_feasible_strategy(plans, lambda **stated: priced(run.model_copy(update=stated)))
     return fitting or point
@@ -237,10 +237,10 @@ def _target(cells: tuple[tuple[str, Any], ...], calibration: Calibration | None)
 # rows of tables of steps
 
 #: How a table of steps names the source of a submission, and what its notes say of the batch that was logged.
-MLPERF_TRAINING_SOURCE_PATTERN = re.compile(r"MLPerf Training (v\d+\.\d+)")
-LOGGED_BATCH = re.compile(r"logged batch (\d+)")
+_MLPERF_TRAINING_SOURCE_PATTERN = re.compile(r"MLPerf Training (v\d+\.\d+)")
+_LOGGED_BATCH = re.compile(r"logged batch (\d+)")
 #: Benchmarks that such tables name otherwise than MLPerf does.
-MLPERF_BENCHMARK_NAMES = {"resnet50-v1.5": "resnet", "ssd-resnet34": "ssd"}
+_MLPERF_BENCHMARK_NAMES = {"resnet50-v1.5": "resnet", "ssd-resnet34": "ssd"}
 
 
 def mlperf_submission_row(row: Row) -> Row | None:
@@ -252,13 +252,13 @@ def mlperf_submission_row(row: Row) -> Row | None:
     >>> mlperf_submission_row({**row, "global_batch": 48})["global_batch"]  # two sequences are packed into a row
     96.0
     """
-    edition = MLPERF_TRAINING_SOURCE_PATTERN.match(str(row.get("source", "")))
+    edition = _MLPERF_TRAINING_SOURCE_PATTERN.match(str(row.get("source", "")))
     slug = str(row.get("model_slug") or row.get("model", "")).strip().lower()
-    benchmark = MLPERF_BENCHMARK_NAMES.get(slug, slug)
+    benchmark = _MLPERF_BENCHMARK_NAMES.get(slug, slug)
     task = mlperf_task(benchmark, edition.group(1)) if edition else None
     if edition is None or task is None:
         return None
-    logged = LOGGED_BATCH.search(str(row.get("notes", "")))
+    logged = _LOGGED_BATCH.search(str(row.get("notes", "")))
     counted = row["global_batch"] if "global_batch" in row else row["batch_per_gpu"] * integer_cell(row, "n_gpus")
     batch = float(logged.group(1)) if logged else float(counted) * task.packed
     same = {name: row[name] for name in ("system", "device", "n_gpus", "nodes", "dtype") if has_value(row, name)}
@@ -374,14 +374,14 @@ RUN_TABLES.register("training_runs")(MlperfTrainingTable())
 
 
 #: Formats whose peak scales a score from one device to another; the first that a device has.
-BASELINE_PEAK_DTYPES = ("fp16", "bf16")
+_BASELINE_PEAK_DTYPES = ("fp16", "bf16")
 
 
 def peak_flops_of_devices(devices: pd.Series[str]) -> Array:
     """Look up the peak FLOP/s (fp16, else bf16) of devices by name; nan for devices that the catalog lacks."""
 
     def peak(name: str) -> float:
-        for dtype in BASELINE_PEAK_DTYPES:
+        for dtype in _BASELINE_PEAK_DTYPES:
             with suppress(PaleoError):
                 return find_device(name).peak_flops_per_s(dtype)
         return math.nan
@@ -391,7 +391,7 @@ def peak_flops_of_devices(devices: pd.Series[str]) -> Array:
 
 
 #: How many powers of e in count another device is worth.
-OTHER_DEVICE_PENALTY = 10.0
+_OTHER_DEVICE_PENALTY = 10.0
 
 
 def _work(frame: pd.DataFrame) -> Array:
@@ -424,7 +424,7 @@ def _nearest_work(frame: pd.DataFrame, other_rounds: pd.DataFrame) -> Array:
         return np.full(len(frame), np.nan)
     gpus, counts = (np.log(rows["n_gpus"].to_numpy(dtype=np.float64)) for rows in (frame, other_rounds))
     same = other_rounds["device"].to_numpy()[None, :] == frame["device"].to_numpy()[:, None]
-    distance = np.abs(gpus[:, None] - counts[None, :]) + np.where(same, 0.0, OTHER_DEVICE_PENALTY)
+    distance = np.abs(gpus[:, None] - counts[None, :]) + np.where(same, 0.0, _OTHER_DEVICE_PENALTY)
     return np.asarray(work[np.argmin(np.where(usable[None, :], distance, np.inf), axis=1)])
 
 

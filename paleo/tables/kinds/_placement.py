@@ -46,23 +46,23 @@ if TYPE_CHECKING:
 
 
 #: The table of networks, beside that of the steps.
-NETWORKS_FILE = "placement_networks.csv"
+_NETWORKS_FILE = "placement_networks.csv"
 #: What TCP leaves of a rate: 1,460 bytes of a frame of 1,538.
-TCP_PAYLOAD_FRACTION = 1460.0 / 1538.0
+_TCP_PAYLOAD_FRACTION = 1460.0 / 1538.0
 #: One flow between two machines of Amazon's cloud, unless they are placed together: 5 Gb/s (EC2 user guide, instance
 #: network bandwidth).
-CLOUD_FLOW_RATE = 0.625e9
+_CLOUD_FLOW_RATE = 0.625e9
 #: Transfers that a stage waits for, of the four of a microbatch: all where sends block (Megatron of 2021), half of them
 #: where sends have a stream of their own (DT-FM).
-BLOCKING_SEND_WAIT_FRACTION, STREAMED_SEND_WAIT_FRACTION = 1.0, 0.5
+_BLOCKING_SEND_WAIT_FRACTION, _STREAMED_SEND_WAIT_FRACTION = 1.0, 0.5
 #: Draws of random placements, and exchanges of two ranks that a schedule tries.
-RANDOM_PLACEMENT_COUNT, PLACEMENT_SWAP_COUNT = 12, 600
+_RANDOM_PLACEMENT_COUNT, _PLACEMENT_SWAP_COUNT = 12, 600
 #: What a stage's computation follows from, beside its degrees.
-STAGE_TIME_COLUMNS = ("layers", "hidden", "seq_len", "micro_batch", "dtype", "software")
+_STAGE_TIME_COLUMNS = ("layers", "hidden", "seq_len", "micro_batch", "dtype", "software")
 #: The machine of the rows; heads and words of their GPT-3 family, which the table leaves out.
-NODE_SYSTEM_NAME, GPT3_HEAD_COUNT, GPT3_VOCABULARY_SIZE = "aws-p3.16xlarge", 16, 50257
+_NODE_SYSTEM_NAME, _GPT3_HEAD_COUNT, _GPT3_VOCABULARY_SIZE = "aws-p3.16xlarge", 16, 50257
 #: Bytes of an activation, and of a gradient.
-HALF_PRECISION_BYTES = 2.0
+_HALF_PRECISION_BYTES = 2.0
 RankGrid = npt.NDArray[np.intp]
 
 
@@ -112,8 +112,8 @@ class PairNetwork:
         ranks = len(self.group_of_rank)
         leaving, entering = (np.bincount(end[shared], minlength=ranks) for end in (out, into))
         flows = np.maximum(np.maximum(leaving[out], entering[into]), 1)
-        flow_rates = np.where(shared, np.minimum(rates / flows, CLOUD_FLOW_RATE), rates)
-        payload_rates = flow_rates * np.where(out != into, TCP_PAYLOAD_FRACTION, 1.0)
+        flow_rates = np.where(shared, np.minimum(rates / flows, _CLOUD_FLOW_RATE), rates)
+        payload_rates = flow_rates * np.where(out != into, _TCP_PAYLOAD_FRACTION, 1.0)
         return np.asarray(np.where(source == target, 0.0, size / payload_rates))
 
 
@@ -146,9 +146,9 @@ class _Pipelines:
             waited[:-1] += seconds
             waited[1:] += seconds
         passes = float((self.compute_time + self.waited_transfer_fraction * waited).max())
-        return (self.microbatches + self.stages - 1) * passes + self.gradient_exchange_time(network, grid)
+        return (self.microbatches + self.stages - 1) * passes + self._gradient_exchange_time(network, grid)
 
-    def gradient_exchange_time(self, network: PairNetwork, grid: RankGrid) -> float:
+    def _gradient_exchange_time(self, network: PairNetwork, grid: RankGrid) -> float:
         """Compute the time of the gradient all-reduces [s]; all stages run at once, each by a ring in rank order."""
         pipelines = grid.shape[1] // self.tensor_parallel_ranks
         if pipelines == 1:
@@ -174,7 +174,7 @@ def _scheduled_step_seconds(network: PairNetwork, work: _Pipelines, shape: tuple
     starts = (_packed(ranks, shape), _packed(ranks, shape[::-1]).T.copy())
     best = min(starts, key=lambda grid: work.step_time(network, grid)).ravel().copy()
     least = work.step_time(network, best.reshape(shape))
-    for first, second in random.integers(0, ranks, (PLACEMENT_SWAP_COUNT, 2)):
+    for first, second in random.integers(0, ranks, (_PLACEMENT_SWAP_COUNT, 2)):
         best[[first, second]] = best[[second, first]]
         seconds = work.step_time(network, best.reshape(shape))
         if seconds >= least:
@@ -186,11 +186,11 @@ def _scheduled_step_seconds(network: PairNetwork, work: _Pipelines, shape: tuple
 def _random_step_seconds(network: PairNetwork, work: _Pipelines, shape: tuple[int, int]) -> float:
     """Compute the mean step time [s] of a pipeline-parallel run over random placements of its ranks."""
     random, ranks = np.random.default_rng(0), shape[0] * shape[1]
-    draws = [random.permutation(ranks).reshape(shape) for _ in range(RANDOM_PLACEMENT_COUNT)]
+    draws = [random.permutation(ranks).reshape(shape) for _ in range(_RANDOM_PLACEMENT_COUNT)]
     return float(np.mean([work.step_time(network, grid) for grid in draws]))
 
 
-STEP_TIME_BY_ORDER: Mapping[str, Callable[[PairNetwork, _Pipelines, tuple[int, int]], float]] = {
+_STEP_TIME_BY_ORDER: Mapping[str, Callable[[PairNetwork, _Pipelines, tuple[int, int]], float]] = {
     "packed": lambda network, work, shape: work.step_time(network, _packed(shape[0] * shape[1], shape)),
     "scheduled": _scheduled_step_seconds,
     "random": _random_step_seconds,
@@ -211,7 +211,7 @@ class PlacementTable(NonStepTimeTable):
 
         The file ``placement_networks.csv`` in the folder of the table describes the networks.
         """
-        path = Path(str(frame.attrs.get("path", ""))).parent / NETWORKS_FILE
+        path = Path(str(frame.attrs.get("path", ""))).parent / _NETWORKS_FILE
         described = read_table(path) if is_file(path) else pd.DataFrame({"network": []})
         self._networks = {str(name): PairNetwork.from_rows(rows) for name, rows in described.groupby("network")}
         self._stages: dict[tuple[object, ...], tuple[float, float]] = {}
@@ -221,18 +221,18 @@ class PlacementTable(NonStepTimeTable):
         """Predict the step time of a pipeline-parallel run under its rank placement (column ``order``) [s]."""
         network, order = self._networks.get(str(row["network"])), str(row["order"])
         if network is None:
-            raise SpecError(f"network {row['network']!r} is not described in a {NETWORKS_FILE} beside the table")
-        if order not in STEP_TIME_BY_ORDER:
-            raise SpecError(f"order {order!r}: expected {', '.join(STEP_TIME_BY_ORDER)}")
+            raise SpecError(f"network {row['network']!r} is not described in a {_NETWORKS_FILE} beside the table")
+        if order not in _STEP_TIME_BY_ORDER:
+            raise SpecError(f"order {order!r}: expected {', '.join(_STEP_TIME_BY_ORDER)}")
         stages, tensor, pipelines = (integer_cell(row, name) for name in ("pp", "tp", "dp"))
         if stages * tensor * pipelines != len(network.group_of_rank):
             raise SpecError(f"{stages} x {tensor} x {pipelines} ranks on a network of {len(network.group_of_rank)}")
-        key = *(str(row[name]) for name in STAGE_TIME_COLUMNS), stages, tensor, software
+        key = *(str(row[name]) for name in _STAGE_TIME_COLUMNS), stages, tensor, software
         if key not in self._stages:
             self._stages[key] = _stage_seconds(row, software)
         compute, ideal = self._stages[key]
         work = _pipelines(row, compute)
-        seconds = STEP_TIME_BY_ORDER[order](network, work, (stages, tensor * pipelines))
+        seconds = _STEP_TIME_BY_ORDER[order](network, work, (stages, tensor * pipelines))
         names = (str(row["device"]), "a predicted stage and stated links")
         return RowPrediction.within_factor(seconds, 1.3, ideal * work.microbatches, *names)
 
@@ -245,15 +245,15 @@ def _pipelines(row: Row, compute: float) -> _Pipelines:
     """
     stages, tensor, pipelines, micro = (integer_cell(row, name) for name in ("pp", "tp", "dp", "micro_batch"))
     hidden = integer_cell(row, "hidden")
-    elements = 12.0 * hidden**2 * integer_cell(row, "layers") / stages + GPT3_VOCABULARY_SIZE * hidden
+    elements = 12.0 * hidden**2 * integer_cell(row, "layers") / stages + _GPT3_VOCABULARY_SIZE * hidden
     return _Pipelines(
         compute,
-        boundary_bytes=HALF_PRECISION_BYTES * micro * integer_cell(row, "seq_len") * hidden / tensor,
-        gradient_bytes=HALF_PRECISION_BYTES * elements / tensor,
+        boundary_bytes=_HALF_PRECISION_BYTES * micro * integer_cell(row, "seq_len") * hidden / tensor,
+        gradient_bytes=_HALF_PRECISION_BYTES * elements / tensor,
         microbatches=integer_cell(row, "global_batch") // pipelines // micro,
         stages=stages,
         tensor_parallel_ranks=tensor,
-        waited_transfer_fraction=BLOCKING_SEND_WAIT_FRACTION if _is_megatron(row) else STREAMED_SEND_WAIT_FRACTION,
+        waited_transfer_fraction=_BLOCKING_SEND_WAIT_FRACTION if _is_megatron(row) else _STREAMED_SEND_WAIT_FRACTION,
     )
 
 
@@ -280,18 +280,18 @@ def _of_layers(row: Row, layers: int, software: SoftwareProfile | None) -> Predi
         optimizer="adam", recompute="full", software="megatron-2021" if megatron else "pytorch-eager",
         kernels={"attention": None if megatron else "stepwise"},
         model={
-            "layers": layers, "hidden": integer_cell(row, "hidden"), "heads": GPT3_HEAD_COUNT, "seq": length,
+            "layers": layers, "hidden": integer_cell(row, "hidden"), "heads": _GPT3_HEAD_COUNT, "seq": length,
             "positions": length,
         },
     )  # fmt: skip
-    return predict(load_model("gpt2"), load_system(NODE_SYSTEM_NAME), run, software)
+    return predict(load_model("gpt2"), load_system(_NODE_SYSTEM_NAME), run, software)
 
 
 RUN_TABLES.register("placement")(PlacementTable())
 
 
 #: Whom a GPU talks to: the one of its rail in the other node, or all there.
-PEER_PATTERNS = ("rail-aligned", "cross-rail")
+_PEER_PATTERNS = ("rail-aligned", "cross-rail")
 
 
 class RailTable(NonStepTimeTable):
@@ -306,8 +306,8 @@ class RailTable(NonStepTimeTable):
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the rate at which one GPU sends messages to another node of a rail network [byte/s]."""
         system, peers = load_system(str(row["system"])), str(row["peers"])
-        if peers not in PEER_PATTERNS:
-            raise SpecError(f"peers: {peers!r} is none of these; {suggest_names(peers, PEER_PATTERNS)}")
+        if peers not in _PEER_PATTERNS:
+            raise SpecError(f"peers: {peers!r} is none of these; {suggest_names(peers, _PEER_PATTERNS)}")
         if integer_cell(row, "ranks_per_node") != system.devices_per_node:
             raise SpecError(f"ranks_per_node: only whole nodes of {system.devices_per_node} are modelled")
         outer = [level for level in system.levels if system.is_inter_node_level(level)]

@@ -45,25 +45,25 @@ if TYPE_CHECKING:
     from paleo.tables.base import Predictions
 
 #: Networks of the catalog by other names in tables.
-CATALOG_MODEL_OF_NAME = {"deepseek-r1": "deepseek_v3", "deepseek-v3": "deepseek_v3", "minimax-m2.5": "minimax_m2"}
+_CATALOG_MODEL_OF_NAME = {"deepseek-r1": "deepseek_v3", "deepseek-v3": "deepseek_v3", "minimax-m2.5": "minimax_m2"}
 #: Factors of the 90 % interval.
 INTERVAL_FACTORS = (0.7, 1.35)
 #: Coefficients of variation of ShareGPT's prompts and answers, whose medians are 25 and 130 tokens at means of 215 and
 #: 195; longest prompt and conversation that the engines' benchmarks take (vllm/benchmarks/datasets, is_valid_sequence).
-SHAREGPT_LENGTH_VARIATION, LONGEST_PROMPT, MAX_CONVERSATION_TOKENS = (2.0, 1.0), 2.0**10, 2.0**11
+_SHAREGPT_LENGTH_VARIATION, _LONGEST_PROMPT, _MAX_CONVERSATION_TOKENS = (2.0, 1.0), 2.0**10, 2.0**11
 #: Least length of a drawn request over the stated one in closed loops of random tokens (InferenceX's benchmark:
 #: ``--random-range-ratio 0.8``, https://github.com/SemiAnalysisAI/InferenceX).
 MIN_RANDOM_LENGTH_RATIO = 0.8
 #: Mean tokens of answers below which requests are generated, not of conversations.
-MIN_MEAN_CHAT_TOKENS = 16.0
+_MIN_MEAN_CHAT_TOKENS = 16.0
 #: Requests that are simulated at a stated rate, and for each user of a closed loop, where a row states none; at most.
-DEFAULT_REQUESTS_AT_RATE, DEFAULT_REQUESTS_PER_USER = 3000, 12
-MAX_REQUESTS_AT_RATE, MAX_CLOSED_LOOP_REQUESTS = 12000, 2000
+_DEFAULT_REQUESTS_AT_RATE, _DEFAULT_REQUESTS_PER_USER = 3000, 12
+_MAX_REQUESTS_AT_RATE, _MAX_CLOSED_LOOP_REQUESTS = 12000, 2000
 #: Words of a command that name what is not modelled.
-UNMODELLED_OPTIONS = {"--enforce-eager": "eager mode is not modelled"}
+_UNMODELLED_OPTIONS = {"--enforce-eager": "eager mode is not modelled"}
 #: Engines whose weight-only kernels of MXFP4 experts come near to those of sixteen bits that stand in for them.
-MXFP4_ENGINES = frozenset({"vllm"})
-LATENCY_COLUMNS = {
+_MXFP4_ENGINES = frozenset({"vllm"})
+_LATENCY_COLUMNS = {
     "ttft_mean_s": ("ttft", 0),
     "ttft_p99_s": ("ttft", 99),
     "tpot_mean_s": ("tpot", 0),
@@ -94,7 +94,7 @@ def system_of_device(device: str) -> System:
 
 
 @cache
-def replica_iteration_tables(
+def _replica_iteration_tables(
     model: str, system: str, sharding: Sharding, formats: Formats, engine: ServingEngine
 ) -> IterationTables:
     """Compute the tables of iteration times of a serving replica; cached, as many rows have the same layout."""
@@ -114,7 +114,7 @@ def serving_formats_of_run(row: Row) -> Formats:
 
 
 def _catalog_name(row: Row) -> str:
-    return CATALOG_MODEL_OF_NAME.get(str(row["model"]), str(row["model"]))
+    return _CATALOG_MODEL_OF_NAME.get(str(row["model"]), str(row["model"]))
 
 
 def _command(row: Row) -> str:
@@ -134,7 +134,7 @@ def replica_sharding_of_run(row: Row) -> Sharding:
     return Sharding(tp, pp, 1, expert_parallel=stated.expert_parallel or number_cell(row, "ep", 1.0) > 1)
 
 
-def engine_and_batch_limit(row: Row, offline: bool) -> tuple[ServingEngine, BatchLimit | None]:
+def _engine_and_batch_limit(row: Row, offline: bool) -> tuple[ServingEngine, BatchLimit | None]:
     """Return (engine profile, batch limits that the run sets or None) of a measured serving run.
 
     The profile is that of the engine's release, changed by the options of the launch command. ``offline`` is True if
@@ -156,13 +156,13 @@ def engine_and_batch_limit(row: Row, offline: bool) -> tuple[ServingEngine, Batc
     )
 
 
-def replica_layout_of_run(row: Row, offline: bool) -> ReplicaLayout:
+def _replica_layout_of_run(row: Row, offline: bool) -> ReplicaLayout:
     """Build the replica layout of a measured serving run: sharding, formats, engine, iteration times and memory.
 
     Raise SpecError if the run cannot be modelled. ``offline`` is True if requests come without an HTTP server.
     """
     command = str(row.get("command") or "")
-    reasons = [reason for word, reason in UNMODELLED_OPTIONS.items() if word in command]
+    reasons = [reason for word, reason in _UNMODELLED_OPTIONS.items() if word in command]
     if reasons:
         raise SpecError(reasons[0])
     if not has_value(row, "model") or not has_value(row, "device") or not has_value(row, "engine"):
@@ -170,13 +170,13 @@ def replica_layout_of_run(row: Row, offline: bool) -> ReplicaLayout:
     name = _catalog_name(row)
     network, system = load_model(name), system_of_device(str(row["device"]))
     sharding, formats = replica_sharding_of_run(row), serving_formats_of_run(row)
-    if formats.has_untimed_kernels(system.device) and str(row["engine"]) not in MXFP4_ENGINES:
+    if formats.has_untimed_kernels(system.device) and str(row["engine"]) not in _MXFP4_ENGINES:
         raise SpecError(f"kernels of MXFP4 experts under {row['engine']} on devices without FP4 were never timed")
-    engine, limit = engine_and_batch_limit(row, offline)
+    engine, limit = _engine_and_batch_limit(row, offline)
     # TensorRT-LLM's fp8 is made by ModelOpt, the others' published by the network's makers
     plain = network.released == DEFAULT_WEIGHT_FORMAT and formats.weight_format == "fp8"
     variant = plain and not engine.name.startswith("tensorrt")
-    prices = replica_iteration_tables(f"{name}-FP8" if variant else name, system.name, sharding, formats, engine)
+    prices = _replica_iteration_tables(f"{name}-FP8" if variant else name, system.name, sharding, formats, engine)
     bound = limit or engine.batch_limit(system.device)
     if offline and bound.offline_tokens:
         bound = bound.model_copy(update={"tokens": bound.offline_tokens})
@@ -205,26 +205,26 @@ def predict_serving(row: Row, trace: Requests | None = None) -> ServingPredictio
     """
     load = str(row["load"])
     offline = load == "all at once" and not has_value(row, "command")
-    layout = replica_layout_of_run(row, offline or load == "trace")
+    layout = _replica_layout_of_run(row, offline or load == "trace")
     if trace is not None:
         return _latency(layout, _simulated(layout, trace))
     # The lengths of a row's requests: those of ShareGPT where they may be, else exact.
     first, second = float(row["input_tokens"]), float(row["output_tokens"])
-    generated = first.is_integer() or first > LONGEST_PROMPT or second < MIN_MEAN_CHAT_TOKENS
+    generated = first.is_integer() or first > _LONGEST_PROMPT or second < _MIN_MEAN_CHAT_TOKENS
     exact = generated or has_value(row, "distinct_prompts")
-    spread = (0.0, 0.0) if exact else SHAREGPT_LENGTH_VARIATION
+    spread = (0.0, 0.0) if exact else _SHAREGPT_LENGTH_VARIATION
     # whole prompts lie in the cache but for their last page
     hit = max(0.0, 1.0 - 16.0 / first) if has_value(row, "distinct_prompts") else 0.0
     lengths = RequestLengths(first, second, *spread, hit)
     if load == "closed loop":
         users = int(float(row["concurrency"]))
-        count = int(number_cell(row, "requests", DEFAULT_REQUESTS_PER_USER * users))
-        requests = _requests(lengths, min(count, MAX_CLOSED_LOOP_REQUESTS), math.inf)
+        count = int(number_cell(row, "requests", _DEFAULT_REQUESTS_PER_USER * users))
+        requests = _requests(lengths, min(count, _MAX_CLOSED_LOOP_REQUESTS), math.inf)
         result = _simulated(layout, _shortened(requests) if exact else requests, users)
     elif load == "constant rate":
         # Tools pause between requests for exponential times at a "constant" rate (inference-perf): the 90th percentile
         # of latency lies 7 to 13 % above the mean (Llama 2 7B, five rates), as with Poisson arrivals within 1 %.
-        count = min(int(number_cell(row, "requests", DEFAULT_REQUESTS_AT_RATE)), MAX_REQUESTS_AT_RATE)
+        count = min(int(number_cell(row, "requests", _DEFAULT_REQUESTS_AT_RATE)), _MAX_REQUESTS_AT_RATE)
         return _latency(layout, _simulated(layout, _requests(lengths, count, float(row["request_rate"]))))
     elif load == "overload":
         raise SpecError(
@@ -256,8 +256,8 @@ def _requests(lengths: RequestLengths, count: int, rate: float) -> Requests:
 def _conversations(requests: Requests) -> Requests:
     """Give requests the lengths of ShareGPT conversations: exponential answers, cut as in benchmarks, same means."""
     mean, random = float(requests.answer_tokens.mean()), np.random.default_rng(2)
-    prompts = _cut(requests.prompt_tokens, LONGEST_PROMPT)
-    answers = _cut(random.exponential(mean, len(prompts)), MAX_CONVERSATION_TOKENS - prompts)
+    prompts = _cut(requests.prompt_tokens, _LONGEST_PROMPT)
+    answers = _cut(random.exponential(mean, len(prompts)), _MAX_CONVERSATION_TOKENS - prompts)
     return replace(requests, prompt_tokens=prompts, answer_tokens=answers)
 
 
@@ -309,7 +309,7 @@ def _latency(layout: ReplicaLayout, result: SimulationResult) -> ServingPredicti
 def _parts(result: SimulationResult) -> dict[str, float]:
     return {
         column: result.percentile(part, percent) if percent else result.mean(part)
-        for column, (part, percent) in LATENCY_COLUMNS.items()
+        for column, (part, percent) in _LATENCY_COLUMNS.items()
     }
 
 
@@ -381,10 +381,10 @@ class ServingTable(RunTable):
     def secondary_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
         """Compute (predicted, measured) latencies of serving runs beside the throughput, shape (rows,) each [s].
 
-        Keys follow `LATENCY_COLUMNS`: time to first token, time per output token and request latency, as means and
+        Keys follow `_LATENCY_COLUMNS`: time to first token, time per output token and request latency, as means and
         percentiles.
         """
-        columns = {column: np.full(len(frame), np.nan) for column in LATENCY_COLUMNS}
+        columns = {column: np.full(len(frame), np.nan) for column in _LATENCY_COLUMNS}
         for index, row in enumerate(row_dicts(frame.assign(folder=_folder(frame)))):
             try:
                 parts = _outcome(row).further_times

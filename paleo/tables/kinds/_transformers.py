@@ -62,7 +62,7 @@ PARAMETERS_OF_SIZE_COLUMN = {
     "n_experts": ("experts",), "top_k": ("top_k",), "ffn_hidden": ("expert_ffn", "ffn"), "seq_len": ("seq",),
 }  # fmt: skip
 #: What the notes of a row say of its architecture, and the parameter that it is.
-SIZES_IN_NOTES = (
+_SIZES_IN_NOTES = (
     (r"first (\d+) layers? dense|(\d+) dense layers?|dense_layers?[ =](\d+)", "dense_layers"),
     (r"dense ffn (\d+)", "ffn"),
     (r"(\d+) shared expert", "shared"),
@@ -79,7 +79,7 @@ def network_and_sizes(row: Row) -> tuple[ModelSpec, NetworkSizes]:
     name = _plain(row.get("model", ""))
     named = (family for pattern, family in NETWORK_NAME_PATTERNS.items() if re.search(pattern, name))
     family = next(named, None) or _by_columns(row)
-    model = llama_like_network(str(row.get("model", ""))) or load_model(family)
+    model = _llama_like_network(str(row.get("model", ""))) or load_model(family)
     known = name.startswith(tuple(_plain(known_as) for known_as in (model.title, model.name, *model.aliases)))
     sizes: NetworkSizes = {}
     for column, parameters in PARAMETERS_OF_SIZE_COLUMN.items():
@@ -90,15 +90,15 @@ def network_and_sizes(row: Row) -> tuple[ModelSpec, NetworkSizes]:
 
 
 #: Llama-like networks that tables name by their size alone: layers, hidden, heads, ffn, tied embeddings.
-LLAMA_LIKE = TABLE_NAME_ALIASES["llama_like"]
+_LLAMA_LIKE = TABLE_NAME_ALIASES["llama_like"]
 
 
-def llama_like_network(name: str) -> ModelSpec | None:
-    """Build the Llama-like network that `LLAMA_LIKE` lists under a name; None for other names.
+def _llama_like_network(name: str) -> ModelSpec | None:
+    """Build the Llama-like network that `_LLAMA_LIKE` lists under a name; None for other names.
 
     Papers call such networks by their size alone, such as "7B".
     """
-    sizes = LLAMA_LIKE.get(name.strip().lower())
+    sizes = _LLAMA_LIKE.get(name.strip().lower())
     if sizes is None:
         return None
     layers, hidden, heads, ffn, tied = sizes
@@ -157,7 +157,7 @@ def _size(row: Row, column: str, parameter: str, model: ModelSpec) -> NetworkSiz
 
 def _noted(row: Row, model: ModelSpec) -> NetworkSizes:
     notes = str(row.get("notes", ""))
-    matches = ((name, re.search(pattern, notes)) for pattern, name in SIZES_IN_NOTES if name in model.params)
+    matches = ((name, re.search(pattern, notes)) for pattern, name in _SIZES_IN_NOTES if name in model.params)
     return {name: int(next(filter(None, match.groups()))) for name, match in matches if match is not None}
 
 
@@ -186,9 +186,9 @@ def _checked(sizes: NetworkSizes, model: ModelSpec, row: Row) -> NetworkSizes:
     return sizes
 
 
-ZERO_STAGE_OF_WORD = {"": 0, "none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "zero3-offload": 3}
+_ZERO_STAGE_OF_WORD = {"": 0, "none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "zero3-offload": 3}
 #: What goes to host memory: FSDP with offloaded parameters keeps gradients and states there, too, as DeepSpeed may.
-OFFLOADED_STATES = {"zero3-offload": "optimizer,gradients,parameters"}
+_OFFLOADED_STATES = {"zero3-offload": "optimizer,gradients,parameters"}
 
 
 def system_of_transformer_run(row: Row) -> System:
@@ -199,12 +199,12 @@ def system_of_transformer_run(row: Row) -> System:
     """
     if has_value(row, "system"):
         return with_measured_device_variant(load_system(str(row["system"])), row)
-    device, needs_host = str(row["device"]), offloaded_parts(row) != "none"
+    device, needs_host = str(row["device"]), _offloaded_parts(row) != "none"
     whole_system = integer_cell(row, "n_gpus", 1) > 1 or needs_host
     return load_system(usual_system_of_device(device) if whole_system else device)
 
 
-def offloaded_parts(row: Row) -> str:
+def _offloaded_parts(row: Row) -> str:
     """List the states of a measured run that live in host memory, such as ``optimizer,gradients``; "none" if none do.
 
     Rows that name the optimizer alone also offload gradients, as DeepSpeed's offload_optimizer does. Activations are
@@ -215,9 +215,9 @@ def offloaded_parts(row: Row) -> str:
     """
     words = word_cell(row, "zero_stage_or_fsdp")
     states_alone = ("adam" in words or "optimizer" in words) and "param" not in words
-    states = OFFLOADED_STATES.get(word_cell(row, "sharding"), "")
+    states = _OFFLOADED_STATES.get(word_cell(row, "sharding"), "")
     states = states.removesuffix(",parameters") if states_alone else states
-    activations = "" if offloaded_layers(row) is None else "activations"
+    activations = "" if _offloaded_layers(row) is None else "activations"
     return ",".join(filter(None, [states, activations])) or "none"
 
 
@@ -231,9 +231,9 @@ def strategy_of_run(row: Row, software: SoftwareProfile) -> str:
     degrees = {axis: integer_cell(row, axis, 1) for axis in ("tp", "pp", "dp", "cp", "ep")}
     parts = [f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1] + _folded(row, software)
     sharding = word_cell(row, "sharding")
-    if sharding not in ZERO_STAGE_OF_WORD:
+    if sharding not in _ZERO_STAGE_OF_WORD:
         raise SpecError(f"sharding {sharding!r} is not modelled")
-    zero = ZERO_STAGE_OF_WORD[sharding] if has_value(row, "sharding") else software.parallelism.zero
+    zero = _ZERO_STAGE_OF_WORD[sharding] if has_value(row, "sharding") else software.parallelism.zero
     zero = zero if degrees["dp"] * degrees["cp"] > 1 else 0
     if zero == 3 and degrees["pp"] > 1 and software.parallelism.parameter_gathers_in_pipelines == "step":
         zero = 1
@@ -248,13 +248,13 @@ def strategy_of_run(row: Row, software: SoftwareProfile) -> str:
 
 
 #: The most chunks of a stage that are assumed where a row does not say how many there are.
-MOST_CHUNKS = 12
+_MOST_CHUNKS = 12
 
 
 def pipeline_chunks_per_stage(row: Row, software: SoftwareProfile) -> int:
     """Return the number of chunks (virtual pipeline stages) per stage of a measured training run.
 
-    If the row does not say and the software usually interleaves, it is the largest number up to `MOST_CHUNKS` that
+    If the row does not say and the software usually interleaves, it is the largest number up to `_MOST_CHUNKS` that
     divides a stage's layers. Microbatches must then be a multiple of the stages; otherwise it is 1.
 
     Recipes that state their chunks cut nearly as fine. The published MFU of Megatron-Core's strong scaling falls from
@@ -267,7 +267,7 @@ def pipeline_chunks_per_stage(row: Row, software: SoftwareProfile) -> int:
     microbatches = integer_cell(row, "global_batch", 0) // samples_of_a_round
     if not layers or not microbatches or layers % stages or microbatches % stages:
         return 1
-    return max(count for count in range(1, MOST_CHUNKS + 1) if (layers // stages) % count == 0)
+    return max(count for count in range(1, _MOST_CHUNKS + 1) if (layers // stages) % count == 0)
 
 
 def _folded(row: Row, software: SoftwareProfile) -> list[str]:
@@ -296,16 +296,16 @@ def excludes_optimizer_update(row: Row) -> bool:
 
 #: Rank of adapters, and what they stand beside, where a row says no more than that it was fine-tuning with LoRA: 8 to
 #: 32 are usual, of attention's products as in its paper; recipes of AutoModel state rank 8 and all products.
-LORA_OF_SOFTWARE = {"nemo-automodel": "8:all"}
+_LORA_OF_SOFTWARE = {"nemo-automodel": "8:all"}
 USUAL_LORA = "16:attention"
 
 
 #: Software by words of a row whose fused cross-entropy is of head and loss together, so that logits are never whole:
 #: Liger's or DeepSpeed's own, beside Hugging Face's networks. Megatron's fuses passes over logits.
-TILED_LOSS_SOFTWARE = ("deepspeed", "huggingface", "transformers")
+_TILED_LOSS_SOFTWARE = ("deepspeed", "huggingface", "transformers")
 
 
-def cross_entropy_implementation(row: Row) -> CrossEntropyImplementation | None:
+def _cross_entropy_implementation(row: Row) -> CrossEntropyImplementation | None:
     """Return the cross-entropy kernel of a measured run: "fused", "tiled" (fused with the output layer), or None.
 
     >>> (cross_entropy_implementation({"cross_entropy": "fused", "software": "deepspeed"}),
@@ -316,7 +316,7 @@ def cross_entropy_implementation(row: Row) -> CrossEntropyImplementation | None:
     words = f"{row.get('software', '')} {row.get('framework', '')}".lower()
     if word_cell(row, "cross_entropy") != "fused":
         return None
-    return "tiled" if any(word in words for word in TILED_LOSS_SOFTWARE) and "megatron" not in words else "fused"
+    return "tiled" if any(word in words for word in _TILED_LOSS_SOFTWARE) and "megatron" not in words else "fused"
 
 
 def run_of_transformer_row(
@@ -326,11 +326,11 @@ def run_of_transformer_row(
 
     ``profile`` is the software profile and ``sizes`` the network's parameters; by default both come from the row.
     Recomputation that is not stated takes the software's default. Models marked ``[LoRA]`` train adapters only
-    (`LORA_OF_SOFTWARE`).
+    (`_LORA_OF_SOFTWARE`).
     """
     profile = profile or software_profile_name(row)
     software = profile_at_release(row, profile)
-    recipe, known = moe_recipe_of(row), published_recipe_of_run(row)
+    recipe, known = moe_recipe_of(row), _published_recipe_of_run(row)
     lora = "[lora]" in str(row.get("model", "")).lower()
     return Run(
         gpus=integer_cell(row, "n_gpus"),
@@ -341,19 +341,19 @@ def run_of_transformer_row(
         recompute={
             "policy": recompute_policy_of_run(row, load_software(software)),
             "modules": _modules(row),
-            "layers": recomputed_layers(row),
+            "layers": _recomputed_layers(row),
         },
         kernels={
             "attention": "fused" if word_cell(row, "attention") in ("flash", "fused") else None,
             "cuda_graph": recipe.cuda_graph,
             "scaling": operand_scaling_of_run(row),
             "main_gradients": None if known is None else known.main_gradients,
-            "cross_entropy": cross_entropy_implementation(row),
+            "cross_entropy": _cross_entropy_implementation(row),
         },
         experts={"dispatch": recipe.dispatch, "overlap": recipe.overlaps_dispatch, "drop_tokens": recipe.drops_tokens},
         software=software,
-        offload={"states": offloaded_parts(row), "layers": offloaded_layers(row)},
-        fine_tuning={"lora": LORA_OF_SOFTWARE.get(profile, USUAL_LORA) if lora else None},
+        offload={"states": _offloaded_parts(row), "layers": _offloaded_layers(row)},
+        fine_tuning={"lora": _LORA_OF_SOFTWARE.get(profile, USUAL_LORA) if lora else None},
         model=dict(network_and_sizes(row)[1] if sizes is None else sizes),
     )
 
@@ -365,7 +365,7 @@ def _modules(row: Row) -> tuple[str, ...]:
     recipe.
     """
     if word_cell(row, "recompute") != "selective":
-        usual = None if has_value(row, "recompute") else published_recipe_of_run(row)
+        usual = None if has_value(row, "recompute") else _published_recipe_of_run(row)
         return usual.recomputed_modules if usual else ()
     stated = tuple(filter(None, word_cell(row, "recompute_modules").split("+")))
     noted = re.findall(r"\b(\w+) recomputed", str(row.get("notes", "")))
@@ -377,7 +377,7 @@ def recompute_policy_of_run(row: Row, software: SoftwareProfile) -> str:
 
     It is the row's cell, else that of its known recipe, else the software's default.
     """
-    usual = published_recipe_of_run(row)
+    usual = _published_recipe_of_run(row)
     recompute = word_cell(row, "recompute") or (usual.recompute if usual else software.recomputation.policy)
     if recompute not in RECOMPUTE_POLICIES:
         raise SpecError(f"recompute {recompute!r} is none of {', '.join(RECOMPUTE_POLICIES)}")
@@ -390,7 +390,7 @@ def predict_transformer_run(
     """Predict the measured training run that a table row describes, with its network, system and software profile."""
     run = run_of_transformer_row(row)
     profile = profile_adjusted_to_run(row, software or load_software(run.software))
-    return predict_run_in_memory(row, network_and_sizes(row)[0], run, profile, calibration)
+    return _predict_run_in_memory(row, network_and_sizes(row)[0], run, profile, calibration)
 
 
 def profile_adjusted_to_run(row: Row, software: SoftwareProfile) -> SoftwareProfile:
@@ -412,10 +412,10 @@ MEMORY_OVERESTIMATE_LIMIT = 4.0 / 3.0
 #: The part of a device that a run may fill while inputs gathered over tp stay whole, where its software does that by
 #: habit. Of fifteen runs of nanotron the twelve with up to 80 % of the device by that habit hold what it says, the
 #: three with 92 % and more hold what gathering again leaves (within 4 %); 90 % is a device less what footprints err.
-WHOLE_INPUTS_MEMORY_LIMIT = 0.9
+_WHOLE_INPUTS_MEMORY_LIMIT = 0.9
 
 
-def predict_run_in_memory(
+def _predict_run_in_memory(
     row: Row,
     model: ModelSpec,
     run: Run,
@@ -426,17 +426,17 @@ def predict_run_in_memory(
 
     If the row does not state recomputation and the predicted memory exceeds the device by `MEMORY_OVERESTIMATE_LIMIT`,
     more recomputation is assumed. Selective is tried before full. Full recomputation covers as few layers as fit if the
-    software can limit them, and all layers if nothing fits. If memory is above `WHOLE_INPUTS_MEMORY_LIMIT` of the
+    software can limit them, and all layers if nothing fits. If memory is above `_WHOLE_INPUTS_MEMORY_LIMIT` of the
     device, inputs gathered over tp are gathered again in the backward pass.
     """
     system = system_of_transformer_run(row)
     prediction = predict(model, system, run, software, calibration)
     profile = software or load_software(run.software)
-    filled_up = prediction.memory.total > WHOLE_INPUTS_MEMORY_LIMIT * prediction.memory.capacity
+    filled_up = prediction.memory.total > _WHOLE_INPUTS_MEMORY_LIMIT * prediction.memory.capacity
     if filled_up and not profile.parallelism.regather and not ran_out_of_memory(row):
         software = profile.with_fields({"parallelism.regather": True})
         prediction = predict(model, system, run, software, calibration)
-    known = has_value(row, "recompute") or published_recipe_of_run(row) is not None or ran_out_of_memory(row)
+    known = has_value(row, "recompute") or _published_recipe_of_run(row) is not None or ran_out_of_memory(row)
     if known or prediction.memory.total <= MEMORY_OVERESTIMATE_LIMIT * prediction.memory.capacity:
         return prediction
     for more in RECOMPUTE_POLICIES[RECOMPUTE_POLICIES.index(run.recompute.policy) + 1 :]:
@@ -488,16 +488,16 @@ RUN_TABLES.register("llm_iterations")(TransformerStepTable())
 
 
 #: Dispatchers by the words of the tables.
-DISPATCHER_OF_WORD: dict[str, TokenDispatcher] = {
+_DISPATCHER_OF_WORD: dict[str, TokenDispatcher] = {
     "nccl": "nccl", "deepep": "deepep", "deepep-uccl": "deepep", "deepep-nvshmem": "deepep", "hybridep": "hybridep",
 }  # fmt: skip
 #: Words for whether something is so.
-BOOLEAN_OF_WORD = {"on": True, "off": False, "true": True, "false": False}
+_BOOLEAN_OF_WORD = {"on": True, "off": False, "true": True, "false": False}
 #: Recipes of NeMo's container from this release on dispatch by HybridEP where one NVLink domain of more than a server
 #: holds all experts of a group. In 8 bits they capture whole iterations and let tokens travel beside computation: those
 #: that state it all do. Those in bf16, and those of hybrids, capture parts of layers (deepseek/common.py:60,
 #: deepseek/gb300/deepseek_v3.py:46, nemotronh/gb200/nemotronh.py:91 in perf_recipes of Megatron-Bridge main, 2026-08).
-FIRST_FULL_GRAPH_RELEASE, DEVICES_PER_SERVER, HYBRID_MODEL_WORDS = "26.06", 8, ("nemotron", "mamba")
+_FIRST_FULL_GRAPH_RELEASE, _DEVICES_PER_SERVER, _HYBRID_MODEL_WORDS = "26.06", 8, ("nemotron", "mamba")
 
 
 @dataclass(frozen=True, slots=True)
@@ -521,14 +521,14 @@ def moe_recipe_of(row: Row) -> MoeRecipe:
     Settings that the row does not state take the defaults of recent recipes.
     """
     dispatcher = _stated_recipe(row, "expert_dispatch", "moe_flex_dispatcher_backend")
-    if dispatcher and dispatcher not in DISPATCHER_OF_WORD:
-        raise SpecError(f"expert_dispatch {dispatcher!r} is none of {', '.join(DISPATCHER_OF_WORD)}")
+    if dispatcher and dispatcher not in _DISPATCHER_OF_WORD:
+        raise SpecError(f"expert_dispatch {dispatcher!r} is none of {', '.join(_DISPATCHER_OF_WORD)}")
     overlap = _stated_recipe(row, "expert_overlap", "moe_a2a_overlap")
     graph = _stated_recipe(row, "cuda_graph", "cuda_graph_impl")
     usual = _usual_recipe(row)
     return MoeRecipe(
-        DISPATCHER_OF_WORD.get(dispatcher, usual.dispatch),
-        BOOLEAN_OF_WORD.get(overlap, usual.overlaps_dispatch),
+        _DISPATCHER_OF_WORD.get(dispatcher, usual.dispatch),
+        _BOOLEAN_OF_WORD.get(overlap, usual.overlaps_dispatch),
         usual.cuda_graph if not graph else "full_iteration" if graph == "full_iteration" else "none",
         "tokendrop" in str(row.get("notes", "")),
     )
@@ -555,14 +555,14 @@ class PublishedTrainingRecipe(NamedTuple):
 #: of its 0.3.1: recompute_granularity full, method uniform, grad_reduce_in_fp32 False). Rows of later releases quote
 #: the others: that of Llama 3 70B with neither tensors nor layers divided recomputes nothing, as activations go to host
 #: memory (cpu_offloading_num_layers=40); that of GPT-OSS on H100 runs two modules again.
-PUBLISHED_TRAINING_RECIPES = (
+_PUBLISHED_TRAINING_RECIPES = (
     PublishedTrainingRecipe("megatron-bridge", "deepseek-v3", {"pp": 8, "ep": 32}, "full", main_gradients="narrow"),
     PublishedTrainingRecipe("megatron-bridge", "llama3_70b", {"tp": 1, "pp": 1}, "none", offload_layers=40),
     PublishedTrainingRecipe("megatron-bridge", "gpt oss", {"pp": 4}, "selective", ("layernorm", "moe_act")),
 )
 
 
-def published_recipe_of_run(row: Row) -> PublishedTrainingRecipe | None:
+def _published_recipe_of_run(row: Row) -> PublishedTrainingRecipe | None:
     """Find the framework's published recipe of a measured run, by network and parallel degrees; None if there is none.
 
     >>> row = {"framework": "Megatron-Bridge 0.4.2", "model": "DeepSeek-V3", "pp": 8, "ep": 32}
@@ -570,14 +570,14 @@ def published_recipe_of_run(row: Row) -> PublishedTrainingRecipe | None:
     ('full', None)
     """
     framework, model = (str(row.get(name, "")).lower() for name in ("framework", "model"))
-    for recipe in PUBLISHED_TRAINING_RECIPES:
+    for recipe in _PUBLISHED_TRAINING_RECIPES:
         degrees = {axis: integer_cell(row, axis, 1) for axis in recipe.parallel_degrees}
         if recipe.software in framework and recipe.network in model and degrees == recipe.parallel_degrees:
             return recipe
     return None
 
 
-def recomputed_layers(row: Row) -> int | None:
+def _recomputed_layers(row: Row) -> int | None:
     """Return the number of layers that a measured run recomputes in full, from the row's notes; None for all layers.
 
     >>> recomputed_layers({"recompute": "full", "notes": "recompute_num_layers=5"})
@@ -587,7 +587,7 @@ def recomputed_layers(row: Row) -> int | None:
     return int(quoted) if quoted and word_cell(row, "recompute") == "full" else None
 
 
-def offloaded_layers(row: Row) -> int | None:
+def _offloaded_layers(row: Row) -> int | None:
     """Return the number of layers whose activations a measured run keeps in host memory; None for no layer.
 
     The number comes from the row's notes, else from its known recipe.
@@ -595,7 +595,7 @@ def offloaded_layers(row: Row) -> int | None:
     >>> offloaded_layers({"notes": "cpu_offloading_num_layers=40"}), offloaded_layers({"notes": "recipe"})
     (40, None)
     """
-    quoted, usual = _quoted_in_notes(row, "cpu_offloading_num_layers"), published_recipe_of_run(row)
+    quoted, usual = _quoted_in_notes(row, "cpu_offloading_num_layers"), _published_recipe_of_run(row)
     layers = int(quoted) if quoted else usual.offload_layers if usual else None
     return layers or None
 
@@ -607,7 +607,7 @@ def _quoted_in_notes(row: Row, setting: str, value: str = r"\d+") -> str:
 
 
 #: How operands are scaled, by words of a row's own name of its format.
-SCALING_OF_WORD: dict[str, QuantisationScaling] = {
+_SCALING_OF_WORD: dict[str, QuantisationScaling] = {
     "current scaling": "current", "mxfp8": "mxfp8", "nvfp4": "nvfp4", "delayed": "delayed",
 }  # fmt: skip
 
@@ -618,7 +618,7 @@ def operand_scaling_of_run(row: Row) -> QuantisationScaling | None:
     The row's column ``dtype_reported`` decides.
     """
     reported = str(row.get("dtype_reported", "")).lower()
-    return next((scaling for words, scaling in SCALING_OF_WORD.items() if words in reported), None)
+    return next((scaling for words, scaling in _SCALING_OF_WORD.items() if words in reported), None)
 
 
 def _stated_recipe(row: Row, column: str, setting: str) -> str:
@@ -629,21 +629,21 @@ def _stated_recipe(row: Row, column: str, setting: str) -> str:
 def _usual_recipe(row: Row) -> MoeRecipe:
     """Return the usual mixture-of-experts settings of a recent run whose experts all lie in one NVLink domain.
 
-    Recipes of NeMo's container from release `FIRST_FULL_GRAPH_RELEASE` on use them; earlier runs get no settings.
+    Recipes of NeMo's container from release `_FIRST_FULL_GRAPH_RELEASE` on use them; earlier runs get no settings.
     """
     released = re.match(r"2\d\.\d\d", str(row.get("release", "")))
-    if released is None or released.group() < FIRST_FULL_GRAPH_RELEASE or not has_value(row, "system"):
+    if released is None or released.group() < _FIRST_FULL_GRAPH_RELEASE or not has_value(row, "system"):
         return MoeRecipe()
     levels = load_system(str(row["system"])).levels
     domain = (levels[0].ranks or 0) if levels else 1
-    if domain <= DEVICES_PER_SERVER or not 1 < integer_cell(row, "ep", 1) <= domain:
+    if domain <= _DEVICES_PER_SERVER or not 1 < integer_cell(row, "ep", 1) <= domain:
         return MoeRecipe()
-    hybrid = any(word in str(row.get("model", "")).lower() for word in HYBRID_MODEL_WORDS)
+    hybrid = any(word in str(row.get("model", "")).lower() for word in _HYBRID_MODEL_WORDS)
     captured = str(row.get("dtype", "")) != "bf16" and not hybrid
     return MoeRecipe("hybridep", True, "full_iteration") if captured else MoeRecipe("hybridep")
 
 
-def memory_bytes_for_reporting_tool(row: Row, memory: MemoryFootprint) -> float:
+def _memory_bytes_for_reporting_tool(row: Row, memory: MemoryFootprint) -> float:
     """Select the memory [byte] that a measured number counts, by the row's column ``what``.
 
     It is used memory for nvidia-smi, reserved memory for torch's max_memory_reserved, else allocated memory.
@@ -654,15 +654,15 @@ def memory_bytes_for_reporting_tool(row: Row, memory: MemoryFootprint) -> float:
 
 #: Software whose own report of a run is that of its first process, so of the first stage of a pipeline: nanotron's
 #: table of benchmarks (helpers.py of 0.4: log_throughput writes on rank 0, whose stage is the first).
-SOFTWARE_REPORTING_RANK_0 = ("nanotron",)
+_SOFTWARE_REPORTING_RANK_0 = ("nanotron",)
 
 
-def reported_footprint(row: Row, prediction: Prediction) -> MemoryFootprint:
+def _reported_footprint(row: Row, prediction: Prediction) -> MemoryFootprint:
     """Select the memory footprint of the GPU that a measured number is from.
 
     It is the fullest GPU, or rank 0 for software that logs the memory of its first process.
     """
-    own_report = prediction.run.software in SOFTWARE_REPORTING_RANK_0 and "max" not in str(row.get("what", "")).lower()
+    own_report = prediction.run.software in _SOFTWARE_REPORTING_RANK_0 and "max" not in str(row.get("what", "")).lower()
     return prediction.stage_footprint(0) if own_report else prediction.memory
 
 
@@ -691,9 +691,9 @@ class MemoryTable(RunTable):
         The baseline is parameters, gradients and optimizer states alone.
         """
         prediction = self._prediction(row, software)
-        memory, device = reported_footprint(row, prediction), prediction.system.device.name
+        memory, device = _reported_footprint(row, prediction), prediction.system.device.name
         size, states = (
-            memory_bytes_for_reporting_tool(row, memory),
+            _memory_bytes_for_reporting_tool(row, memory),
             memory.parameters + memory.gradients + memory.optimizer,
         )
         return RowPrediction.with_factors(size, (0.8, 1.25), states, device, prediction.run.software)
@@ -718,7 +718,7 @@ class MemoryTable(RunTable):
     def _prediction(self, row: Row, software: SoftwareProfile | None) -> Prediction:
         model, sizes = _network(row)
         profile = software.name if software else self.software_profile(row)
-        return predict_run_in_memory(row, model, run_of_transformer_row(row, profile, sizes), software)
+        return _predict_run_in_memory(row, model, run_of_transformer_row(row, profile, sizes), software)
 
 
 def _network(row: Row) -> tuple[ModelSpec, dict[str, int | float | str]]:
@@ -726,7 +726,7 @@ def _network(row: Row) -> tuple[ModelSpec, dict[str, int | float | str]]:
     if has_value(row, "layers") and has_value(row, "hidden"):
         return network_and_sizes(row)
     name = str(row["model"])
-    model = llama_like_network(name) or catalog_network(name)
+    model = _llama_like_network(name) or catalog_network(name)
     lengths = (parameter for parameter in ("seq", "positions") if parameter in model.params)
     return model, dict.fromkeys(lengths, integer_cell(row, "seq_len"))
 

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from paleo.specs.software import SoftwareProfile
 
 #: Names of the tables -> models of the catalog; BERT without more is BERT-large in these sources.
-MODEL_OF_TABLE_NAME: Mapping[str, str] = TABLE_NAME_ALIASES["language"]
+_MODEL_OF_TABLE_NAME: Mapping[str, str] = TABLE_NAME_ALIASES["language"]
 #: Length of sequences where fine-tuning rows do not state it: the default of the scripts that their pages name,
 #: 384 for SQuAD (BERT), 128 for named entities (BioBERT). The latter can be checked: 64 sequences of n words through
 #: BERT-base are 64 · n · 6 · 85e6 FLOP, measured in 433 ms on a V100 of 15.7 TFLOP/s: n is at most 208.
-FINE_TUNING_LENGTHS = {"bert": 384, "biobert": 128}
+_FINE_TUNING_LENGTHS = {"bert": 384, "biobert": 128}
 #: PyTorch code of these networks is built on apex where a row names no profile, and in NVIDIA's examples that name no
 #: container.
-APEX_PROFILE = "nvidia-apex"
+_APEX_PROFILE = "nvidia-apex"
 
 
 class LanguageStepTable(NetworkStepTable):
@@ -64,7 +64,7 @@ class LanguageStepTable(NetworkStepTable):
         """Predict the step time of a measured language-model run [s]; raise SpecError for unknown models."""
         name = _catalog_name(row)
         if name is None:
-            known = {*MODEL_OF_TABLE_NAME, *entry_names("models")}
+            known = {*_MODEL_OF_TABLE_NAME, *entry_names("models")}
             raise SpecError(f"model {row['model']!r} is not in the catalog; {suggest_names(str(row['model']), known)}")
         unit = str(row["batch_unit"])
         if not unit.startswith(("seq", "sentence", "tok")):
@@ -102,7 +102,7 @@ class LanguageStepTable(NetworkStepTable):
         if str(row["batch_unit"]).startswith("tok"):
             batch = max(gpus, round(batch / int(model.params["seq"])))
         accumulated = max(1, integer_cell(row, "grad_accum", 1))
-        software = software_profile_name(row, APEX_PROFILE)
+        software = software_profile_name(row, _APEX_PROFILE)
         example = str(row.get("source", "")).startswith(NVIDIA_EXAMPLE_SOURCES)
         return Run(
             gpus=gpus,
@@ -110,7 +110,7 @@ class LanguageStepTable(NetworkStepTable):
             microbatch=max(1, -(-batch // gpus) // accumulated),
             dtype=str(row["dtype"]),
             optimizer=_optimizer(row),
-            software=APEX_PROFILE if example and software == "pytorch-eager" else software,
+            software=_APEX_PROFILE if example and software == "pytorch-eager" else software,
             model=_sizes(row),
         )
 
@@ -134,7 +134,7 @@ def _tokens(row: Row, length: float) -> float:
 def _catalog_name(row: Mapping[Any, Any]) -> str | None:
     """Return the catalog name of a measured language model; None if the catalog lacks the model."""
     stated = str(row["model"]).strip().lower()
-    return MODEL_OF_TABLE_NAME.get(stated) or (stated if stated in entry_names("models") else None)
+    return _MODEL_OF_TABLE_NAME.get(stated) or (stated if stated in entry_names("models") else None)
 
 
 def _optimizer(row: Row) -> str:
@@ -164,7 +164,7 @@ def _sizes(row: Row) -> dict[str, int | float | str]:
     """
     stated: dict[str, int | float | str] = {"seq": integer_cell(row, "seq_len")} if has_value(row, "seq_len") else {}
     if _is_bert(row) and _is_tuning(row):
-        usual = FINE_TUNING_LENGTHS.get(str(row["model"]).strip().lower(), FINE_TUNING_LENGTHS["bert"])
+        usual = _FINE_TUNING_LENGTHS.get(str(row["model"]).strip().lower(), _FINE_TUNING_LENGTHS["bert"])
         return {"seq": usual, **stated, "predictions": 0}
     return stated
 
@@ -173,48 +173,48 @@ RUN_TABLES.register("other_iterations")(LanguageStepTable())
 
 
 #: What the measured harnesses did without: only forward and backward were timed.
-WITHOUT_UPDATE_NOTE = "no weight update"
+_WITHOUT_UPDATE_NOTE = "no weight update"
 #: What notes say of steps that waited for images to be read and decoded; others ran on synthetic ones.
-WITH_LOADING_NOTE = "incl. data loading"
+_WITH_LOADING_NOTE = "incl. data loading"
 
 
 #: Profiles of kernels that a row names beside its framework, by a word of the latter; the first that fits.
-PROFILES_OF_NATIVE_KERNELS = (
+_PROFILES_OF_NATIVE_KERNELS = (
     ("convnet2", "cuda-convnet2"), ("fbfft", "fbfft"), ("torch-7", "torch7-native"), ("neon", "neon"),
 )  # fmt: skip
 #: The same of frameworks without a profile: Paddle in NVIDIA's containers has MXNet's fused normalisations.
 SUBSTITUTE_PROFILES = (("paddle", "mxnet-nvidia"),)
 #: Profiles that rows of NVIDIA's examples mean by a plain one: their PyTorch scripts lay images out channels-last in
 #: sixteen bits (--memory-format nhwc of their configurations).
-CONTAINER_PROFILES = (("pytorch", "pytorch-ngc-channels-last"), ("tensorflow2", "tensorflow2-ngc"))
+_CONTAINER_PROFILES = (("pytorch", "pytorch-ngc-channels-last"), ("tensorflow2", "tensorflow2-ngc"))
 #: Release of those containers that rows which name none are taken to be of: the one that other rows of the pages name.
-CONTAINER_RELEASE = "21.03"
+_CONTAINER_RELEASE = "21.03"
 #: Frameworks by a word of their name whose convolutions are OpenCL programs.
-OPENCL_FRAMEWORKS = ("cl-nn", "greentea", "deepcl")
+_OPENCL_FRAMEWORKS = ("cl-nn", "greentea", "deepcl")
 #: Columns in which the rows of one scaling curve agree.
-SCALING_CURVE_COLUMNS = ("source", "device", "framework", "cudnn", "model", "dtype", "batch_per_gpu")
+_SCALING_CURVE_COLUMNS = ("source", "device", "framework", "cudnn", "model", "dtype", "batch_per_gpu")
 #: Networks that are trained by RMSprop (Tan and Le, ICML 2019, section 5.2); others are by stochastic gradients.
-RMSPROP_NETWORKS = "efficientnet"
+_RMSPROP_NETWORKS = "efficientnet"
 #: What notes say of recipes that add up gradients until so many images were seen, and how many, by a word of the
 #: network, in the 256 of the first ResNets: one to four thousand by the table; which is which by the configurations of
 #: NVIDIA's recipes, by name.
 ACCUMULATION_NOTE = "accumulates gradients to a fixed optimizer batch"
-OPTIMIZER_BATCH_MULTIPLES, BASE_OPTIMIZER_BATCH = (("efficientnet", 16), ("resnext", 4), ("resnet", 8)), 256
+_OPTIMIZER_BATCH_MULTIPLES, _BASE_OPTIMIZER_BATCH = (("efficientnet", 16), ("resnext", 4), ("resnet", 8)), 256
 #: What tf_cnn_benchmarks calls ResNet is the paper's own, with the stride in the first 1 x 1 of a block.
-ORIGINAL_RESNETS = {f"resnet{depth}": f"resnet{depth}-v1" for depth in (50, 101, 152)}
+_ORIGINAL_RESNETS = {f"resnet{depth}": f"resnet{depth}-v1" for depth in (50, 101, 152)}
 #: Its AlexNet has 384 channels in the fourth convolution where torchvision's has 256, by name; rows say so (fp32 on
 #: A100: 15 % too fast with 256, 2 to 7 with 384) but those of its page of 2017 (6 and 20 % off), which keep 256.
-TF_ALEXNET_NAME, ORIGINAL_ALEXNET_SOURCE_YEAR = {"alexnet": "alexnet-tf"}, "2017"
+_TF_ALEXNET_NAME, _ORIGINAL_ALEXNET_SOURCE_YEAR = {"alexnet": "alexnet-tf"}, "2017"
 #: cuDNN of the sources that name none, by what they begin with: their pages are older than the next release.
-CUDNN_OF_SOURCE = (("convnet-benchmarks Dec-2014", 1.0), ("convnet-benchmarks", 4.0))
+_CUDNN_OF_SOURCE = (("convnet-benchmarks Dec-2014", 1.0), ("convnet-benchmarks", 4.0))
 
 
 def catalog_model_name(row: Row) -> str:
     """Return the catalog name of a measured CNN, in the variant of its benchmark script or notes."""
     slug = str(row["model_slug"])
     if "tf_cnn_benchmarks" in f"{row.get('framework', '')} {row.get('notes', '')}":
-        keeps_alexnet = ORIGINAL_ALEXNET_SOURCE_YEAR in str(row.get("source", ""))
-        return (ORIGINAL_RESNETS | ({} if keeps_alexnet else TF_ALEXNET_NAME)).get(slug, slug)
+        keeps_alexnet = _ORIGINAL_ALEXNET_SOURCE_YEAR in str(row.get("source", ""))
+        return (_ORIGINAL_RESNETS | ({} if keeps_alexnet else _TF_ALEXNET_NAME)).get(slug, slug)
     return f"se-{slug}" if str(row.get("model", "")).lower().startswith("se-") else slug
 
 
@@ -234,7 +234,7 @@ def cudnn_release(row: Row) -> float | None:
     if named:
         return float(named.group(1))
     source = str(row.get("source", ""))
-    return next((release for word, release in CUDNN_OF_SOURCE if source.startswith(word)), None)
+    return next((release for word, release in _CUDNN_OF_SOURCE if source.startswith(word)), None)
 
 
 def software_profile_of(row: Row) -> str:
@@ -243,14 +243,14 @@ def software_profile_of(row: Row) -> str:
     Caffe without a cuDNN version ran its native kernels. Raises SpecError for OpenCL kernels.
     """
     framework, cudnn = str(row.get("framework", "")).lower(), str(row.get("cudnn", "")).lower()
-    if any(word in framework for word in OPENCL_FRAMEWORKS):
+    if any(word in framework for word in _OPENCL_FRAMEWORKS):
         raise SpecError(f"OpenCL kernels of {row['framework']} are not modelled")
-    for word, profile in (*PROFILES_OF_NATIVE_KERNELS, *SUBSTITUTE_PROFILES):
+    for word, profile in (*_PROFILES_OF_NATIVE_KERNELS, *SUBSTITUTE_PROFILES):
         if word in framework:
             return profile
     software = software_profile_name(row, "cudnn-library")
     if str(row.get("source", "")).startswith(NVIDIA_EXAMPLE_SOURCES):
-        software = next((profile for plain, profile in CONTAINER_PROFILES if software.startswith(plain)), software)
+        software = next((profile for plain, profile in _CONTAINER_PROFILES if software.startswith(plain)), software)
     native = software == "caffe" and parse_cudnn_version(cudnn) in (None, 1.0)
     return "caffe-native" if native else software
 
@@ -258,7 +258,7 @@ def software_profile_of(row: Row) -> str:
 def software_profile_at_date(row: Row) -> str:
     """Choose the software profile of a measured CNN run, in the release that was current when it was timed."""
     source = str(row.get("source", ""))
-    release = f" {CONTAINER_RELEASE}" if source.startswith(NVIDIA_EXAMPLE_SOURCES) else ""
+    release = f" {_CONTAINER_RELEASE}" if source.startswith(NVIDIA_EXAMPLE_SOURCES) else ""
     return profile_at_release({**row, "source": source + release}, software_profile_of(row))
 
 
@@ -287,13 +287,13 @@ def parse_cudnn_version(text: str) -> float | None:
 
 def excludes_optimizer_update(row: Row) -> bool:
     """Return True if a measured time covers forward and backward only, without the optimizer's update."""
-    return WITHOUT_UPDATE_NOTE in str(row.get("notes", ""))
+    return _WITHOUT_UPDATE_NOTE in str(row.get("notes", ""))
 
 
 def accumulated_microbatches(row: Row) -> int:
     """Return the accumulated microbatches (forward and backward passes) per parameter update of a measured CNN run."""
     slug = str(row["model_slug"])
-    images = BASE_OPTIMIZER_BATCH * next((batches for word, batches in OPTIMIZER_BATCH_MULTIPLES if word in slug), 1)
+    images = _BASE_OPTIMIZER_BATCH * next((batches for word, batches in _OPTIMIZER_BATCH_MULTIPLES if word in slug), 1)
     if ACCUMULATION_NOTE not in str(row.get("notes", "")):
         return 1
     return max(1, round(images / (float(row["batch_per_gpu"]) * integer_cell(row, "n_gpus", 1))))
@@ -308,11 +308,11 @@ def run_of_cnn_row(row: Row) -> Run:
         gpus=integer_cell(row, "n_gpus", 1),
         batch=int(batch),
         dtype=str(row["dtype"]),
-        optimizer="rmsprop" if str(row["model_slug"]).startswith(RMSPROP_NETWORKS) else "momentum",
+        optimizer="rmsprop" if str(row["model_slug"]).startswith(_RMSPROP_NETWORKS) else "momentum",
         software=software_profile_at_date(row),
         kernels={"cudnn": cudnn_release(row)},
         forward_only=not has_value(row, "iteration_ms"),
-        input=None if WITH_LOADING_NOTE in str(row.get("notes", "")) else "none",
+        input=None if _WITH_LOADING_NOTE in str(row.get("notes", "")) else "none",
         model=size_overrides(row),
     )
 
@@ -365,7 +365,7 @@ class VisionStepTable(NetworkStepTable):
         patterns = {"data": r"^(synthetic|real)", "exchange": r"variable_update[:=] ?([^;,]*)"}
         notes = text_column(frame, "notes")
         words = {name: notes.str.extract(pattern)[0].fillna("") for name, pattern in patterns.items()}
-        same = {name: text_column(frame, name) for name in SCALING_CURVE_COLUMNS}
+        same = {name: text_column(frame, name) for name in _SCALING_CURVE_COLUMNS}
         return pd.DataFrame({"gpus": np.where(alone, np.nan, gpus), **same, **words})
 
     def predict_network_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
