@@ -118,9 +118,7 @@ def step_errors_by_source(files: Sequence[str], report: ProgressCallback = str) 
     DataFrame
         Columns `SOURCE_ERROR_COLUMNS`, one line per source of at least `MIN_SOURCE_ROWS` rows.
     """
-    known = sustained_energy.dense_steps(
-        [file for file in files if table_kind_name(file) == _TRANSFORMER_TABLE], report
-    )
+    known = sustained_energy.dense_steps([f for f in files if table_kind_name(f) == _TRANSFORMER_TABLE], report)
     calibrations = {
         name: sustained_energy.energy_factor_calibration(sustained_energy.fit_energy_factors(others))
         for name, _, others in known.leave_one_out()

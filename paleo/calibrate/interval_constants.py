@@ -115,9 +115,7 @@ def step_errors(files: Sequence[str], report: ProgressCallback = str) -> StepErr
     if not rows:
         raise SpecError("no row of these tables is a step that can be predicted")
     sources, errors, known = zip(*rows, strict=True)
-    figures: dict[str, Any] = {
-        name: np.stack([getattr(each, name) for each in known], axis=-1) for name in _UNCERTAINTY_FIELDS
-    }
+    figures: dict[str, Any] = {n: np.stack([getattr(each, n) for each in known], axis=-1) for n in _UNCERTAINTY_FIELDS}
     return StepErrors(np.array(sources), np.array(errors), StepUncertainty(**figures, uses_constant_rates=False))
 
 

@@ -599,9 +599,7 @@ def fitted_parameter_rows(result: LinkFit) -> Iterator[tuple[str, ...]]:
         (name, value before, value after, standard deviation, meaning or the reason why it was not fitted).
     """
     for name, number in LINK_PARAMETERS.items():
-        before, after = (
-            _value_text(name, getattr(at, name)) for at in (result.job.start_parameters, result.parameters)
-        )
+        before, after = (_value_text(name, getattr(a, name)) for a in (result.job.start_parameters, result.parameters))
         if name in result.log_standard_deviations:
             yield name, before, after, f"{math.expm1(result.log_standard_deviations[name]):.1%}", number.meaning
         elif name in result.unfitted_reasons:

@@ -612,9 +612,7 @@ def simulate_cluster(
     """
     order = sorted(range(len(jobs)), key=lambda number: (jobs[number].arrival, jobs[number].name))
     place = {number: rank for rank, number in enumerate(order)}
-    ranked = [
-        replace(job, predecessors=tuple(place[n] for n in job.predecessors)) for job in map(jobs.__getitem__, order)
-    ]
+    ranked = [replace(j, predecessors=tuple(place[n] for n in j.predecessors)) for j in map(jobs.__getitem__, order)]
     chosen = None if factors is None else [factors[number] for number in order]
     cluster = _ClusterSimulation(ranked, pools, policy, factors=chosen, quantum=quantum, growth=growth)
     cluster.run()

@@ -488,9 +488,7 @@ _MOST_SCANNED = 128
 
 def _on_one_kind(fleet: JobsOnCluster, kind: int) -> JobsOnCluster:
     """Return the fleet with one kind of nodes only; jobs that cannot run there make every order too small."""
-    jobs = [
-        replace(job, run_times=(job.run_times[kind],), preferred_gpus=(job.preferred_gpus[kind],)) for job in fleet.jobs
-    ]
+    jobs = [replace(j, run_times=(j.run_times[kind],), preferred_gpus=(j.preferred_gpus[kind],)) for j in fleet.jobs]
     return replace(fleet, jobs=tuple(jobs), systems=(fleet.systems[kind],))
 
 

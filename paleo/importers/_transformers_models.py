@@ -188,10 +188,8 @@ def _image(config: Any) -> str:
 
 
 def _video(config: Any) -> str:
-    size, frames = (
-        _number(config, "image_size", "crop_size", default=IMAGE),
-        _number(config, "num_frames", default=_FRAMES),
-    )
+    size = _number(config, "image_size", "crop_size", default=IMAGE)
+    frames = _number(config, "num_frames", default=_FRAMES)
     return f"pixel_values_videos=2x{frames}x{_number(config, 'num_channels', default=3)}x{size}x{size}"
 
 

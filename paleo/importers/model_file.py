@@ -145,9 +145,7 @@ def _carried(
 
     Returns None if the entries form no loop.
     """
-    places: dict[EntryReference, int] = {
-        entry: place for place, entry in enumerate(entries[start : start + length * times])
-    }
+    places: dict[EntryReference, int] = {e: place for place, e in enumerate(entries[start : start + length * times])}
     carries: dict[EntryReference, None] = {}
     for place in range(length):
         iterations = [entries[start + iteration * length + place].references for iteration in range(times)]
@@ -453,10 +451,7 @@ class _Writer:
         dict
             Options of the layer in the model file.
         """
-        return {
-            key: self.dims(value) if key == "dims" and isinstance(value, Mapping) else value
-            for key, value in options.items()
-        }
+        return {key: self.dims(v) if key == "dims" and isinstance(v, Mapping) else v for key, v in options.items()}
 
     def network_lines(self, items: Sequence[EntryOrLoop], loss: str | None) -> list[Any]:
         """Return the value of ``layers:`` in the model file: a line per layer, and the loss if there is one.

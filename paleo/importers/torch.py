@@ -266,9 +266,7 @@ def _traced(module: Any, sizes: _ProbedInputs) -> Trace:
         tape = TorchCallRecorder(torch, module, sizes.probes, all_meta=all_meta, half=half)
         try:
             with _inference(module):
-                outputs = tape.run(
-                    [tape.add_input(spec) for spec in sizes.inputs], [spec.name for spec in sizes.inputs]
-                )
+                outputs = tape.run([tape.add_input(s) for s in sizes.inputs], [s.name for s in sizes.inputs])
         except SpecError as error:
             failed = failed or error
             continue

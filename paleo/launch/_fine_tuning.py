@@ -230,10 +230,7 @@ _LLAMA_FACTORY = (
     hub_id_translation("model_name_or_path"),
     FieldTranslation("cutoff_len", "seq", value_if_absent=2048),
     group_translation(
-        "deepspeed",
-        "zero offload",
-        _factory_sharding,
-        lambda settings, known: {"zero": _stage(settings), "offload": _offload(settings)},
+        "deepspeed", "zero offload", _factory_sharding, lambda s, known: {"zero": _stage(s), "offload": _offload(s)}
     ),
     accumulation_translation("per_device_train_batch_size", "gradient_accumulation_steps"),
     dtype_translation(bf16="bf16", fp16="fp16"),

@@ -54,10 +54,7 @@ _NANOTRON = (
         _read_layers,
     ),
     group_translation(
-        " ".join(_AXES),
-        "tp pp gpus",
-        lambda plan: dict(zip(_AXES, (plan.dp, plan.tp, plan.pp), strict=True)),
-        _read_axes,
+        " ".join(_AXES), "tp pp gpus", lambda p: dict(zip(_AXES, (p.dp, p.tp, p.pp), strict=True)), _read_axes
     ),
     FieldTranslation(
         "parallelism.pp_engine", "schedule", {"gpipe": "afab", "none": "afab", "1f1b": "1f1b"}, value_if_absent="gpipe"

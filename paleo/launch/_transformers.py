@@ -112,10 +112,7 @@ def _axes(plan: JobPlan) -> dict[str, Any]:
 
 
 def _read_axes(settings: Settings, known: Settings) -> dict[str, Any]:
-    read = {
-        name: 1 if settings.get(key) in ("auto", 0) else integer_setting(settings, key)
-        for name, key in _DEGREES.items()
-    }
+    read = {name: 1 if settings.get(k) in ("auto", 0) else integer_setting(settings, k) for name, k in _DEGREES.items()}
     return {**read, "ulysses": read["cp"] > 1, "schedule": "none" if read["pp"] == 1 else "1f1b", "vp": 1}
 
 
@@ -256,9 +253,7 @@ _ACCELERATE = (
         f"{_SIZE} {_STEPS} gradient_accumulation_steps",
         "microbatch global_batch",
         _BATCH.to_settings,
-        lambda settings, known: (
-            _BATCH.to_fields(settings, known) if any(key.startswith(TRAINING_ARGS_PREFIX) for key in settings) else {}
-        ),
+        lambda s, known: _BATCH.to_fields(s, known) if any(key.startswith(TRAINING_ARGS_PREFIX) for key in s) else {},
     ),
     FieldTranslation("mixed_precision", "dtype", _MIXED, value_if_absent="fp32"),
     optimizer_translation(f"{TRAINING_ARGS_PREFIX}optim"),

@@ -132,9 +132,7 @@ def _root_mean_square_by_steps(name: str, x: Tensor) -> LayerOperations:
     about twice that backward (torchtitan's RMSNorm, models/norms.py of 2024; LlamaRMSNorm of transformers).
     """
     last = x.dims[-1]
-    wide, squares, scaled = (
-        replace(x.like(f"{name}.{step}"), stays_fp32=True) for step in ("wide", "squares", "scaled")
-    )
+    wide, squares, scaled = (replace(x.like(f"{name}.{s}"), stays_fp32=True) for s in ("wide", "squares", "scaled"))
     narrow, out = x.like(f"{name}.normalised"), x.like(name)
     root = x.without_dims(last, name=f"{name}.statistics", role="statistic")
     weight = parameter_vector(f"{name}.weight", x, last)

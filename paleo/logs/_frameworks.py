@@ -18,9 +18,7 @@ from paleo.units import GIBIBYTE, GIGA, MEBIBYTE, MILLISECOND
 def _numbers(**fields: tuple[str, float]) -> Callable[[str], Mapping[str, object]]:
     """Return a function that reads fields of a line, given the pattern of each number and the SI value of its unit."""
     patterns = [(name, re.compile(pattern), unit) for name, (pattern, unit) in fields.items()]
-    return lambda line: without_missing_values(
-        **{name: matched_number(pattern, line, unit) for name, pattern, unit in patterns}
-    )
+    return lambda line: without_missing_values(**{name: matched_number(p, line, unit) for name, p, unit in patterns})
 
 
 # Logs of llm-foundry (Composer): a block of ``Train …: value`` lines after ``[batch=10/100]:``

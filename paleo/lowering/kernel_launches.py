@@ -110,9 +110,7 @@ def convolution_only_inputs(nodes: Iterable[Node]) -> frozenset[str]:
     frozenset of str
         Names of tensors.
     """
-    reads = [
-        (tensor.name, operation) for node in nodes for operation in node.operations for tensor in operation.read_tensors
-    ]
+    reads = [(t.name, operation) for node in nodes for operation in node.operations for t in operation.read_tensors]
     others = {name for name, operation in reads if not (isinstance(operation, Contraction) and operation.windows)}
     return frozenset(name for name, _ in reads) - others
 
@@ -273,10 +271,8 @@ def _join(first: OperationKernels, second: OperationKernels, precision: Precisio
     backward = _merged(first.backward, second.backward, between if first.backward and second.backward else 0.0, between)
     if not (first.backward and second.backward):
         backward = first.backward or second.backward
-    recomputed, selected = (
-        max(first.full_recompute_runs, second.full_recompute_runs),
-        max(first.selective_recompute_runs, second.selective_recompute_runs),
-    )
+    recomputed = max(first.full_recompute_runs, second.full_recompute_runs)
+    selected = max(first.selective_recompute_runs, second.selective_recompute_runs)
     return replace(
         second, forward=forward, backward=backward, full_recompute_runs=recomputed, selective_recompute_runs=selected
     )
@@ -435,9 +431,7 @@ class ActivationCheckpointing:
         """Return the names of a layer's operations that selective recomputation by module runs again."""
         if self.selective_scope != "attention":
             return frozenset()
-        return frozenset(
-            each.name for each in node.operations if self.selective_recompute_runs(node, each, frozenset())
-        )
+        return frozenset(e.name for e in node.operations if self.selective_recompute_runs(node, e, frozenset()))
 
     def unsaved_tensors(self, nodes: Sequence[Node]) -> frozenset[str]:
         """Find the activations of a block that are not saved, because selective recomputation recomputes them.
@@ -491,14 +485,8 @@ def _unsaved_tensors(module: _RecomputeModule, nodes: Sequence[Node]) -> set[str
                 outer.update(tensor.name for tensor in operation.read_tensors)
                 continue
             inner.add(operation.out.name)
-            inner.update(
-                {tensor.name for tensor in operation.saved_tensors} - {tensor.name for tensor in operation.read_tensors}
-            )
-            views = [
-                tensor.name
-                for tensor in operation.read_tensors
-                if tensor.name.endswith(module.view_suffixes or ("\0",))
-            ]
+            inner.update({t.name for t in operation.saved_tensors} - {t.name for t in operation.read_tensors})
+            views = [t.name for t in operation.read_tensors if t.name.endswith(module.view_suffixes or ("\0",))]
             inner.update(name for name in views if module.discards_outputs)
     if module.discards_outputs:
         return inner | {name for name in outer if inner and name.endswith(module.view_suffixes or ("\0",))}
@@ -575,11 +563,8 @@ class SectionRecompute(NamedTuple):
         spared = operations_unneeded_for_backward([operation for node in nodes for operation in node.operations])
         flags = (
             [
-                (
-                    checkpoints.full_recompute_runs(each, spared),
-                    checkpoints.selective_recompute_runs(node, each, spared),
-                )
-                for each in node.operations
+                (checkpoints.full_recompute_runs(e, spared), checkpoints.selective_recompute_runs(node, e, spared))
+                for e in node.operations
             ]
             for node in nodes
         )

@@ -331,9 +331,7 @@ def count_sections_through_embeddings(graph: Graph, chains: FusedChains) -> int:
     int
         Number of sections; 0 without such tables.
     """
-    sparse = [
-        any(getattr(operation, "table_rows_per_output", 0) for operation in node.operations) for node in graph.nodes
-    ]
+    sparse = [any(getattr(operation, "table_rows_per_output", 0) for operation in n.operations) for n in graph.nodes]
     sections = enumerate(section_slices(graph.nodes, chains), start=1)
     return max((number for number, nodes in sections if any(sparse[nodes])), default=0)
 
@@ -694,12 +692,9 @@ def _share(
 ) -> _LayerShare:
     formats = _formats(placed.node, precision)
     stored = (
-        (
-            tensor.name,
-            0.0 if tensor.name in tiled else _saved_bytes_and_format(operation, tensor, precision, formats)[0],
-        )
+        (t.name, 0.0 if t.name in tiled else _saved_bytes_and_format(operation, t, precision, formats)[0])
         for operation in placed.operations
-        for tensor in saved_tensors(operation)
+        for t in saved_tensors(operation)
     )
     return _LayerShare(
         tuple(
@@ -720,11 +715,9 @@ def _newly_saved(graph: Graph, precision: Precision) -> Mapping[str, tuple[float
         formats = _formats(node, precision)
         copies[node.name] = tuple(
             [
-                storage.count_new_copies(
-                    tensor, node, _saved_bytes_and_format(operation, tensor, precision, formats)[1]
-                )
+                storage.count_new_copies(t, node, _saved_bytes_and_format(operation, t, precision, formats)[1])
                 for operation in node.operations
-                for tensor in saved_tensors(operation)
+                for t in saved_tensors(operation)
             ]
         )
     return copies

@@ -386,9 +386,7 @@ def _cut_balanced(program: Program, weights: Sequence[float], stages: Sequence[i
     if len(units) < len(stages):
         raise PlanError(f"{len(units)} layers cannot be cut into {len(stages)} pipeline stages")
     ends = [0, *_balanced_ends([weight for _, weight in units], stages, early=len(set(stages)) == len(stages))]
-    return [
-        _as_chunk([index for sections, _ in units[start:end] for index in sections]) for start, end in pairwise(ends)
-    ]
+    return [_as_chunk([i for sections, _ in units[start:end] for i in sections]) for start, end in pairwise(ends)]
 
 
 def _balanced_units(program: Program, weights: Sequence[float]) -> list[tuple[tuple[int, ...], float]]:
@@ -700,9 +698,7 @@ def recompute_policy_shares(program: Program, run: Run, pieces: int) -> dict[str
     sections = program.sections
     if run.recompute.by_layer:
         policies = _by_layer(program, run)
-        return {
-            how: np.array([np.mean([p.mode == how for p in each]) for each in policies]) for how in RECOMPUTE_POLICIES
-        }
+        return {how: np.array([np.mean([p.mode == how for p in e]) for e in policies]) for how in RECOMPUTE_POLICIES}
     whole = full_recompute_sections(program)
     layers = sum(section.repeat for section, blocks in zip(sections, whole, strict=True) if blocks)
     share = 1.0 if run.recompute.layers is None else min(1.0, run.recompute.layers * pieces / layers)

@@ -419,9 +419,7 @@ def _split_by_frozen_layers(graph: Graph, patterns: Sequence[str]) -> tuple[Grap
             continue
         parts = _part_iterations(loop, [length for _, length in groups])
         graph = _with_loop_in_parts(graph, loop, parts)
-        frozen |= {
-            part + name.removeprefix(loop) for (names, _), part in zip(groups, parts, strict=True) for name in names
-        }
+        frozen |= {part + name.removeprefix(loop) for (n, _), part in zip(groups, parts, strict=True) for name in n}
     return graph, frozenset(frozen)
 
 
@@ -468,11 +466,7 @@ def _with_loop_in_parts(graph: Graph, loop: str, parts: Mapping[str, int]) -> Gr
             nodes += [_renamed(node, loop, part, parts[part], inside) for part in names for node in copies]
         else:
             nodes += [_renamed(node, loop, names[-1], 0, outside) for node in members]
-    carried = {
-        name: ends
-        for name, ends in graph.loop_carried_tensors.items()
-        if name != loop and not name.startswith(f"{loop}.")
-    }
+    carried = {n: ends for n, ends in graph.loop_carried_tensors.items() if n != loop and not n.startswith(f"{loop}.")}
     around = {name: ends for name, ends in graph.loop_carried_tensors.items() if name not in carried}
     for part in names:
         entry = _replace_prefix(changed, loop, before[part]) if part in before else enters

@@ -886,11 +886,9 @@ class Optimizer:
         """
         at_once = self.foreach_accesses_per_parameter if self.foreach else (0, 0)
         accesses = self.unfused_accesses_per_parameter if self.runs_term_by_term else at_once
-        gradient, master, narrow = (
-            precision.accumulated_gradient_bytes,
-            precision.master_bytes,
-            precision.parameter_bytes,
-        )
+        gradient = precision.accumulated_gradient_bytes
+        master = precision.master_bytes
+        narrow = precision.parameter_bytes
         if any(accesses):
             # Count the bytes per parameter if each term is a pass in the format of the states, with casts.
             read, written = (count * precision.state_bytes for count in accesses)

@@ -36,11 +36,9 @@ GROUPED_GEMM_TILES: tuple[Tile, ...] = ((16, 128), (32, 128), (64, 128), (128, 1
 #: Tile of Triton's kernels where no file of tuned ones is found: for no more tokens than a rank has experts, and for
 #: more; and that of products with blocks of scales, for few tokens in vLLM, and for more.
 #: https://github.com/sgl-project/sglang, fused_moe_triton_config.py; https://github.com/vllm-project/vllm, fused_moe.py
-_UNTUNED_TRITON_TILES, _UNTUNED_BLOCK_SCALED_TILES, _FEW_TOKEN_LIMIT = (
-    ((16, 32), (64, 64)),
-    ((16, 128), (64, 128)),
-    64.0,
-)
+_UNTUNED_TRITON_TILES = ((16, 32), (64, 64))
+_UNTUNED_BLOCK_SCALED_TILES = ((16, 128), (64, 128))
+_FEW_TOKEN_LIMIT = 64.0
 #: Tiles of products with blocks of scales in the files of tuned ones, which engines have for published networks.
 TUNED_BLOCK_SCALED_TILES: tuple[Tile, ...] = ((16, 128), (32, 128), (64, 128), (128, 128))
 #: Sums whose length is a multiple of this are read in vectors by Triton's kernels.

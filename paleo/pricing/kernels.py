@@ -574,9 +574,7 @@ class KernelFamilyPredictor:
         """Families in use whose parameters come from another architecture or from the formula's defaults."""
         measured = ("measured", f"inherited ({self.device.architecture})")
         return frozenset(
-            family.partition(".")[0]
-            for family, origin in self.parameter_origins.items()
-            if not origin.startswith(measured)
+            f.partition(".")[0] for f, origin in self.parameter_origins.items() if not origin.startswith(measured)
         )
 
     def device_times(self, kernels: Sequence[Kernel]) -> DeviceTimes:

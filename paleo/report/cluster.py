@@ -73,20 +73,18 @@ class _JobRow:
 
 def _columns() -> list[AnswerColumn]:
     return [
-        AnswerColumn("name", lambda row: row.job.name, "job"),
-        AnswerColumn("team", lambda row: row.job.team or None, "team", optional=True),
-        AnswerColumn("gpus", lambda row: row.gpus, "GPUs", "count"),
-        AnswerColumn("arrival_s", lambda row: row.job.arrival, "arrival", "s", lambda row: _time(row.job.arrival)),
-        AnswerColumn("start", lambda row: row.of("start"), "start", "s", lambda row: _time(row.of("start"))),
-        AnswerColumn("finish", lambda row: row.of("finish"), "finish", "s", lambda row: _time(row.of("finish"))),
-        AnswerColumn("finish_interval", lambda row: row.interval),
-        AnswerColumn(
-            "waited", lambda row: row.of("waiting_time"), "waited", "s", lambda row: _time(row.of("waiting_time"))
-        ),
-        AnswerColumn("preemptions", lambda row: int(row.of("preemptions")), "stops", "count"),
-        AnswerColumn("deadline", lambda row: None if row.met is None else row.job.deadline),
-        AnswerColumn("met", lambda row: row.met, "in time", "yes or no", optional=True),
-        AnswerColumn("met_share", lambda row: row.on_time_share, "of samples", "fraction", optional=True),
+        AnswerColumn("name", lambda r: r.job.name, "job"),
+        AnswerColumn("team", lambda r: r.job.team or None, "team", optional=True),
+        AnswerColumn("gpus", lambda r: r.gpus, "GPUs", "count"),
+        AnswerColumn("arrival_s", lambda r: r.job.arrival, "arrival", "s", lambda r: _time(r.job.arrival)),
+        AnswerColumn("start", lambda r: r.of("start"), "start", "s", lambda r: _time(r.of("start"))),
+        AnswerColumn("finish", lambda r: r.of("finish"), "finish", "s", lambda r: _time(r.of("finish"))),
+        AnswerColumn("finish_interval", lambda r: r.interval),
+        AnswerColumn("waited", lambda r: r.of("waiting_time"), "waited", "s", lambda r: _time(r.of("waiting_time"))),
+        AnswerColumn("preemptions", lambda r: int(r.of("preemptions")), "stops", "count"),
+        AnswerColumn("deadline", lambda r: None if r.met is None else r.job.deadline),
+        AnswerColumn("met", lambda r: r.met, "in time", "yes or no", optional=True),
+        AnswerColumn("met_share", lambda r: r.on_time_share, "of samples", "fraction", optional=True),
     ]
 
 

@@ -319,9 +319,7 @@ def purchase_json_document(reply: PurchasePlans) -> Document:
         "seconds": sum(result.search_duration for _, result in reply.searches),
         "plans": [row_json(columns, plan) for plan in reply.plans],
         "reasons": list(reply.skip_reasons),
-        "skipped": [
-            {"system": system.name, "gpus": gpus, "reason": reason} for system, gpus, reason in reply.skipped_gpu_counts
-        ],
+        "skipped": [{"system": system.name, "gpus": gpus, "reason": r} for system, gpus, r in reply.skipped_gpu_counts],
     }
 
 

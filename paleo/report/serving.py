@@ -91,18 +91,13 @@ def _price(service: Service) -> float | None:
 
 #: Columns of systems, whose rows are services, and of plans.
 SYSTEM_COLUMNS = (
-    AnswerColumn("system", lambda service: service.system.name, "system"),
-    AnswerColumn("gpus", lambda service: service.gpus, "GPUs", "count"),
-    AnswerColumn("engine", lambda service: service.engine.name),
+    AnswerColumn("system", lambda s: s.system.name, "system"),
+    AnswerColumn("gpus", lambda s: s.gpus, "GPUs", "count"),
+    AnswerColumn("engine", lambda s: s.engine.name),
     AnswerColumn("requests_per_s", _of_plan(lambda plan: plan.requests_per_s), "requests/s", "number"),
-    AnswerColumn(
-        "tokens_per_s_per_gpu",
-        lambda service: service.best and service.best.tokens_per_s / service.gpus,
-        "tokens/s/GPU",
-        "count",
-    ),
+    AnswerColumn("tokens_per_s_per_gpu", lambda s: s.best and s.best.tokens_per_s / s.gpus, "tokens/s/GPU", "count"),
     AnswerColumn("usd_per_million_output", _price, "USD/1M tokens", "price"),
-    AnswerColumn("joules_per_token", lambda service: service.joules_per_token, "J/token", "number"),
+    AnswerColumn("joules_per_token", lambda s: s.joules_per_token, "J/token", "number"),
     AnswerColumn("strategy", _of_plan(lambda plan: plan.strategy), "plan"),
 )
 PLAN_COLUMNS = (

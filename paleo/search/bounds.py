@@ -123,10 +123,8 @@ class ConfigurationBounds:
         self.microbatches, times = cases.microbatches, cases.layer_times
         self.repeat, rows = cuts.repeat.astype(np.float64), np.arange(len(cuts.repeat))[:, None]
         work = self.repeat[:, None] * times.iteration_time
-        self.before, self.behind = (
-            (work * (rows < cuts.heaviest)).sum(axis=0),
-            (work * (rows > cuts.heaviest)).sum(axis=0),
-        )
+        self.before = (work * (rows < cuts.heaviest)).sum(axis=0)
+        self.behind = (work * (rows > cuts.heaviest)).sum(axis=0)
         self.work, self.saved = work.sum(axis=0), self.repeat @ times.saved_bytes
         self.block = self.work - self.before - self.behind
         self.reserved = cases.layouts.reserved_memory()[cases.layout_index]

@@ -236,9 +236,7 @@ class ConfigurationResults:
         tuple[int, int, int, ExecutionChoice]
             Index of the layout, microbatch [samples], index of the recompute policy, and the choice.
         """
-        layout, microbatch, recompute = (
-            int(column[self.case_index[index]]) for column in self.layout_microbatch_policy
-        )
+        layout, microbatch, recompute = (int(c[self.case_index[index]]) for c in self.layout_microbatch_policy)
         return layout, microbatch, recompute, self.execution_choice_by_batch[self.batch_index[index]]
 
     def find_configurations(
@@ -312,9 +310,7 @@ class ConfigurationResults:
         The time is exact if it was simulated pass by pass, or if the schedule's closed form also holds for unequal
         stages.
         """
-        exact = [
-            each.assignment.stages == 1 or each.schedule.closed_forms.exact_for_stages == "any" for each in self.batches
-        ]
+        exact = [e.assignment.stages == 1 or e.schedule.closed_forms.exact_for_stages == "any" for e in self.batches]
         return np.array(exact, dtype=bool)[self.batch_index]
 
     def exact_step_times(self, indices: IndexArray) -> Array:

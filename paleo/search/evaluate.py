@@ -295,9 +295,7 @@ class _Members:
         inside = self._has_several_shards if zero else np.ones(len(self.cases), dtype=bool)
         if limits is not None:
             bounds = self._bounds(sharded=False)
-            seconds, memory = (
-                bound(schedule, 1, zero) for bound in (bounds.step_time_lower_bound, bounds.memory_lower_bound)
-            )
+            seconds, memory = (b(schedule, 1, zero) for b in (bounds.step_time_lower_bound, bounds.memory_lower_bound))
             inside = inside & self._reached(limits, seconds, memory, exact=True)
         return np.flatnonzero(inside)
 

@@ -108,11 +108,7 @@ class FrameworkFilter:
         if self.framework is None or not len(results):
             return results
         by_layout = _of_layouts(layouts)
-        left = [
-            refusal
-            for refusal in self.framework.restrictions
-            if not refusal.condition.variable_names <= by_layout.keys()
-        ]
+        left = [r for r in self.framework.restrictions if not r.condition.variable_names <= by_layout.keys()]
         named = {"pp"}.union(*(refusal.condition.variable_names for refusal in left))
         degrees = {name: column[results.layout_index] for name, column in by_layout.items() if name in named}
         local = np.array([layout.local_batch for layout in layouts])[results.layout_index]
@@ -131,9 +127,7 @@ class FrameworkFilter:
             "cut": np.array([int(cut is not None) for cut in results.layers_per_piece_by_batch])[results.batch_index],
         }
         allowed = self._allowed(known, len(results), left)
-        columns = {
-            name: getattr(results, name)[allowed] for name in ("case_index", "batch_index", "step_time", "memory")
-        }
+        columns = {n: getattr(results, n)[allowed] for n in ("case_index", "batch_index", "step_time", "memory")}
         return replace(results, **columns)
 
     def _allowed(

@@ -134,9 +134,7 @@ def _grouped(rows: Iterable[PlanRow], width: float, capacity: float) -> Iterable
     for row in rows:
         lead = lead if row.step_time <= lead * width else row.step_time
         classes.append(replace(row, tie_group_step_time=lead))
-    return sorted(
-        classes, key=lambda row: (row.tie_group_step_time, *(simplicity_key(row, capacity) if row.fits else ()))
-    )
+    return sorted(classes, key=lambda r: (r.tie_group_step_time, *(simplicity_key(r, capacity) if r.fits else ())))
 
 
 def _selected(rows: Sequence[PlanRow], top: int) -> Iterable[PlanRow]:

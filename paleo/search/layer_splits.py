@@ -90,9 +90,7 @@ def search_layer_splits(model: ModelSpec, system: System, run: Run) -> LayerSpli
     options = search.layer_options()
     best = search.fastest_options(options)
     plain = [next(index for index, option in enumerate(layer) if option.split == _BATCH) for layer in options]
-    layers = tuple(
-        (node.name, options[i][pick].split_text) for i, (node, pick) in enumerate(zip(chain, best, strict=True))
-    )
+    layers = tuple((node.name, options[i][p].split_text) for i, (node, p) in enumerate(zip(chain, best, strict=True)))
     return LayerSplits(layers, search.step_time(options, best), search.step_time(options, plain))
 
 
@@ -137,11 +135,7 @@ class _Chain:
 
         A dim that the next layer reads in another shape is not split.
         """
-        dims = (
-            []
-            if node.out.name in self._views
-            else [dim for dim in node.out.dims if dim != "batch" and dim not in _LOCAL]
-        )
+        dims = [] if node.out.name in self._views else [d for d in node.out.dims if d != "batch" and d not in _LOCAL]
         return [_BATCH, *({dim: ("dp",)} for dim in dims), {}]
 
     def _option(self, index: int, split: SplitAxes) -> _Option | None:

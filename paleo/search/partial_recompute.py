@@ -153,10 +153,8 @@ def _candidates(ranking: Ranking, best: float) -> Iterator[_Candidate]:
     score = ranking.scores
     for number in range(len(ranking.parts)):
         unfitting, fitting = _fitting_pairs(ranking, number, score < best)
-        over, under = (
-            ranking.memory[unfitting],
-            _memory_before_update(ranking.memory[fitting], ranking.parts[number].run),
-        )
+        over = ranking.memory[unfitting]
+        under = _memory_before_update(ranking.memory[fitting], ranking.parts[number].run)
         shares = (over - ranking.capacity) / np.maximum(over - under, 1.0)
         expected = score[unfitting] + shares * (score[fitting] - score[unfitting])
         places = np.argsort(expected, kind="stable")[:_TRIES]

@@ -200,10 +200,7 @@ class PipelineCuts:
 
     def _light_ends(self, weights: Sequence[float], block: int, stages: Sequence[int]) -> bool:
         """Return True if the layers around a block are too light for an uneven cut of the block to be faster."""
-        ends = [
-            sum(w * r for w, r in zip(weights[part], self.repeat[part], strict=True))
-            for part in _before_and_after(block)
-        ]
+        ends = [sum(w * r for w, r in zip(weights[p], self.repeat[p], strict=True)) for p in _before_and_after(block)]
         most = weights[block] * (1.0 + (1.0 - _MAX_BALANCED_RATIO) * self.repeat[block] / len(set(stages)))
         return bool(_heavier(np.array(ends[0]), np.array(ends[1]), stages) <= most)
 

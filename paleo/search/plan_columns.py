@@ -108,8 +108,6 @@ def _strategies(part: EvaluatedGroup, rows: IndexArray, known: dict[str, int]) -
         rows
     ]
     distinct, position = np.unique(choices, axis=0, return_inverse=True)
-    words = [
-        strategy_text(part.layouts[layout], int(zero), int(chunks), part.preset) for layout, chunks, zero in distinct
-    ]
+    words = [strategy_text(part.layouts[layout], int(z), int(chunks), part.preset) for layout, chunks, z in distinct]
     numbers = np.array([known.setdefault(word, len(known)) for word in words], dtype=np.intp)
     return numbers[position.ravel()]

@@ -251,9 +251,7 @@ def search(
     return FoundPlans(
         max(
             evaluated,
-            sum(source.covered_cases.configuration_count for source in sources)
-            if ranking.has_skipped_configurations
-            else 0,
+            sum(s.covered_cases.configuration_count for s in sources) if ranking.has_skipped_configurations else 0,
         ),
         len(ranking.fitting),
         search_duration=time.perf_counter() - started,
@@ -292,9 +290,7 @@ def _bounded(sources: Sequence[_Source], system: System, objective: str, count: 
 
     def widen(seconds: float) -> list[EvaluatedGroup]:
         everything = math.isinf(seconds)
-        return [
-            source.evaluate_within(None if everything else SearchLimits(seconds, capacity, front)) for source in sources
-        ]
+        return [s.evaluate_within(None if everything else SearchLimits(seconds, capacity, front)) for s in sources]
 
     return Ranking(widen(within), system, objective, within, widen)
 
@@ -410,9 +406,7 @@ def _sources(model: ModelSpec, system: System, run: Run, space: SearchSpace) -> 
             f"{run.gpus} gpus: no layout{under} shares {run.global_batch} samples evenly{support.exclusion_message}"
         )
     spread = [layout for layout in chosen if layout.expert_ranks > 1]
-    paired = replace(
-        space, schedules=tuple([name for name in space.schedules if SCHEDULES[name].pairs_forward_with_backward])
-    )
+    paired = replace(space, schedules=tuple([n for n in space.schedules if SCHEDULES[n].pairs_forward_with_backward]))
     piped = [layout for layout in spread if _runs(layout, paired)]
     parts = [(backend, chosen)]
     other = _other_dispatcher(backend)

@@ -143,9 +143,7 @@ class Ranking:
         """
         if seconds <= self._within or self._widen is None:
             return False
-        played = [
-            (self._at(index), self._cut(index), self.step[index]) for index in np.flatnonzero(self._played).tolist()
-        ]
+        played = [(self._at(i), self._cut(i), self.step[i]) for i in np.flatnonzero(self._played).tolist()]
         self._within = seconds * (1.0 + _MARGIN)
         self._load(self._widen(self._within))
         for (part, layout, microbatch, policy, choice), cut, step in played:
@@ -177,9 +175,7 @@ class Ranking:
             Ranking of all configurations.
         """
         whole = cls([part for ranking in rankings for part in ranking.parts], system, objective)
-        whole.step, whole.exact = (
-            np.concatenate([getattr(ranking, name) for ranking in rankings]) for name in ("step", "exact")
-        )
+        whole.step, whole.exact = (np.concatenate([getattr(r, name) for r in rankings]) for name in ("step", "exact"))
         return whole
 
     @property

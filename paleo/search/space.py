@@ -276,9 +276,7 @@ def _useful(graph: Graph, space: SearchSpace) -> frozenset[str]:
     placement = STRATEGY_PRESETS[space.preset](graph, Strategy(space.preset))
     used: set[str] = set()
     for node in graph.nodes:
-        dims = {dim for op in node.operations for tensor in (*op.read_tensors, op.out) for dim in tensor.dims} - {
-            "batch"
-        }
+        dims = {d for op in node.operations for tensor in (*op.read_tensors, op.out) for d in tensor.dims} - {"batch"}
         used.update(axis for dim, axes in placement.split_axes_of(node).items() if dim in dims for axis in axes)
     return frozenset(used)
 

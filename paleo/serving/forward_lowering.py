@@ -383,9 +383,7 @@ def _of_engines(kernels: list[TokenScaledKernel]) -> list[TokenScaledKernel]:
     pairs = {name: name.removesuffix(first) + second for name in named if name.endswith(first)}
     pairs = {name: other for name, other in pairs.items() if other in named}
     whole = [
-        each.fused_with(named[pairs[each.name]]) if each.name in pairs else each
-        for each in kernels
-        if each.name not in pairs.values()
+        e.fused_with(named[pairs[e.name]]) if e.name in pairs else e for e in kernels if e.name not in pairs.values()
     ]
     return [each.with_sixteen_bit_arithmetic() if each.name.endswith(_UNQUANTISED) else each for each in whole]
 

@@ -660,9 +660,7 @@ class Layouts:
 
     def _matrix_sums(self, kinds: DistinctStages, value: Callable[[WeightMatrices], float]) -> Array:
         """Sum a function of the weight matrices over each distinct stage, shape (kinds, layouts)."""
-        rows = self._stacked(
-            lambda program: np.array([sum(map(value, each.weight_matrices)) for each in program.sections])
-        )
+        rows = self._stacked(lambda program: np.array([sum(map(value, e.weight_matrices)) for e in program.sections]))
         return sum_per_stage(kinds.layer_and_tied_copy_counts[:, : len(rows)], rows)
 
     def _slowest_matrix_update(self, kinds: DistinctStages) -> Array:

@@ -353,10 +353,7 @@ def _pass_events(event: TaskEvent, send: float, collectives: dict[str, list[_Nam
 
 def _chunk_time(program: Program, chunk: ModelChunk, send: float, seconds: Array) -> ChunkPassTimes:
     """Return the time of one microbatch through one model chunk, including sends, for which the stage waits."""
-    counted = [
-        [sum(layers * _work(program.sections[i], phases)[k] for i, layers in chunk) for phases in _PASSES]
-        for k in (0, 1)
-    ]
+    counted = [[sum(layers * _work(program.sections[i], p)[k] for i, layers in chunk) for p in _PASSES] for k in (0, 1)]
     flops, moved = ((each[0], each[1], each[2]) for each in counted)
     forward, backward, weights = (float(each) for each in seconds)
     return ChunkPassTimes(forward + send, backward + send, weights, 0.0, flops, moved)

@@ -329,56 +329,50 @@ _HYPOTHESES: tuple[_Hypothesis, ...] = (
     _Hypothesis(
         "capped clock",
         "look at clocks and power limits (nvidia-smi -q -d CLOCK,POWER), at heat, and at other jobs",
-        lambda measured, expected: (0.9, 0.8, 0.7, 0.6, 0.5, 0.4),
+        lambda measured, e: (0.9, 0.8, 0.7, 0.6, 0.5, 0.4),
         _hardware("arithmetic (FLOP/s)"),
     ),
     _Hypothesis(
         "slow link",
         "run nccl-tests: a port that is down, a cable, TCP in place of RDMA, or other jobs on the fabric",
-        lambda measured, expected: (0.7, 0.5, 0.35, 0.25, 0.125, 0.0625) if expected.plan.gpus > 1 else (),
+        lambda measured, e: (0.7, 0.5, 0.35, 0.25, 0.125, 0.0625) if e.plan.gpus > 1 else (),
         _hardware("link bandwidth"),
     ),
     _Hypothesis(
         "missing overlap",
         "switch on the overlap of gradient exchange with the backward pass",
         _once,
-        lambda expected, factor: expected.predict_variant(exchange="after"),
+        lambda e, factor: e.predict_variant(exchange="after"),
     ),
     _Hypothesis(
         "host-bound",
         "launches limit it: CUDA graphs, a compiled model, fewer Python hooks, pinned CPU cores",
-        lambda measured, expected: (1.5, 2.0, 3.0, 4.0, 6.0),
+        lambda measured, e: (1.5, 2.0, 3.0, 4.0, 6.0),
         _slower_host,
     ),
     _Hypothesis(
         "eager attention",
         "use a fused attention kernel (flash)",
         _once,
-        lambda expected, factor: expected.predict_variant(kernels={"attention": "unfused"}),
+        lambda e, factor: e.predict_variant(kernels={"attention": "unfused"}),
     ),
     _Hypothesis(
         "wrong batch",
         "the run's global batch is not the one stated",
         _batch_factors,
-        lambda expected, factor: expected.predict_variant(
-            global_batch=max(1, round(expected.plan.global_batch * factor)), batch=None
-        ),
+        lambda e, factor: e.predict_variant(global_batch=max(1, round(e.plan.global_batch * factor)), batch=None),
     ),
     _Hypothesis(
         "another recomputation",
         "the run recomputes other layers than stated",
         _once,
-        lambda expected, factor: expected.predict_variant(
-            recompute="none" if expected.run.recompute.policy == "full" else "full"
-        ),
+        lambda e, factor: e.predict_variant(recompute="none" if e.run.recompute.policy == "full" else "full"),
     ),
     _Hypothesis(
         "straggler",
         "one rank is slower than the others: find it by the timers of each rank, and replace it",
-        lambda measured, expected: (
-            (measured["spread"],) if measured.get("spread", 1.0) > 1.0 and expected.plan.gpus > 1 else ()
-        ),
-        lambda expected, factor: expected,
+        lambda measured, e: (measured["spread"],) if measured.get("spread", 1.0) > 1.0 and e.plan.gpus > 1 else (),
+        lambda e, factor: e,
         slows_a_rank=True,
     ),
 )

@@ -53,9 +53,7 @@ _FRAMEWORKS_WITHOUT_PROFILE = (
 
 #: Finer profiles than the one that a row names, by a word of its framework.
 _PROFILES_BY_FRAMEWORK_WORD = {
-    (profile, word): finer
-    for profile, words in TABLE_NAME_ALIASES["finer_profiles"].items()
-    for word, finer in words.items()
+    (profile, word): f for profile, words in TABLE_NAME_ALIASES["finer_profiles"].items() for word, f in words.items()
 }
 
 #: The same by a word of a row's notes.
@@ -881,6 +879,4 @@ def find_table_kind(columns: Iterable[str], calibration: Calibration | None = No
             raise SpecError(f"describes the rows of a table of kind {kind!r} that lies beside it; nothing measured")
     known = table_kinds(calibration)
     headers = {name: table.identifying_columns for name, table in known.items()}
-    return known[
-        best_matching_kind(present, headers, {name: frozenset(table.columns) for name, table in known.items()})
-    ]
+    return known[best_matching_kind(present, headers, {name: frozenset(t.columns) for name, t in known.items()})]

@@ -78,9 +78,7 @@ def kimi_linear(config: Config) -> ModelMapping:
     notes = "The delta rule counts its products in chunks of 64. Residuals over blocks of layers are left out."
     decoder = Decoder(params, attention=mla, attention_kind="latent_attention", notes=notes)
     mixer: Mapping[str, Any] = {"mixer": {"delta_net": delta}}
-    return language_model_file(
-        config, decoder, feeds, [{} if index in full else mixer for index in range(params["layers"])]
-    )
+    return language_model_file(config, decoder, feeds, [{} if i in full else mixer for i in range(params["layers"])])
 
 
 #: Kinds of layers by the letters of a hybrid pattern, and by their names in transformers 5.

@@ -350,9 +350,7 @@ class ExpertExchangeTable(KernelTable[DeviceDatasheet]):
     configuration_columns = parse_column_names("mode num_tokens hidden_size topk num_experts nodes moe_ep_size")
     size_columns = ("num_tokens", "hidden_size", "topk", "num_experts")
     parameters_by_family: ClassVar[Mapping[str, type[Any]]] = {
-        f"exchange.{mode}.{step}": TokenExchangeParameters
-        for mode, steps in _EXCHANGE_STEPS_OF_MODE.items()
-        for step in steps
+        f"exchange.{mode}.{step}": TokenExchangeParameters for mode, s in _EXCHANGE_STEPS_OF_MODE.items() for step in s
     }
     host_parameters = ("launch_time",)
 
@@ -410,9 +408,7 @@ class ExpertExchangeTable(KernelTable[DeviceDatasheet]):
         self, frame: pd.DataFrame, figures: DeviceDatasheet, parameters: TokenExchangeParameters
     ) -> Array:
         """Predict the time [s] of measured MoE token exchanges that share device, mode and step."""
-        sends, receives = (
-            number_column(frame, name, DEEPEP_MULTIPROCESSORS) for name in ("dispatch_sms", "combine_sms")
-        )
+        sends, receives = (number_column(frame, n, DEEPEP_MULTIPROCESSORS) for n in ("dispatch_sms", "combine_sms"))
         return moe_token_exchange_time(
             **_sent(frame), visits=number_column(frame, "num_tokens") * number_column(frame, "topk"),
             nodes=number_column(frame, "nodes", 1.0), links=_links(figures.name), parameters=parameters,

@@ -329,10 +329,8 @@ def megatron_deepspeed_flops(parameters: float, tokens: int) -> float:
     153.6
     """
     stack = _gpt_sizes(parameters, tokens)
-    scores, output = (
-        tokens / (6.0 * stack["hidden"]),
-        _GPT2_VOCABULARY_SIZE / (16.0 * stack["layers"] * stack["hidden"]),
-    )
+    scores = tokens / (6.0 * stack["hidden"])
+    output = _GPT2_VOCABULARY_SIZE / (16.0 * stack["layers"] * stack["hidden"])
     return _FLOPS_PER_PARAMETER_TOKEN * parameters * tokens * (1.0 + scores + output)
 
 

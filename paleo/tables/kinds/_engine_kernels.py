@@ -422,10 +422,8 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         """Count (FLOP, bytes) of training kernels: GEMMs and attention scores, operands and results moved once."""
         rows, columns, length, count = _product(frame)
-        heads, tokens = (
-            number_column(frame, "head_num", 0.0),
-            number_column(frame, "seq_len", _DEFAULT_ATTENTION_TOKENS),
-        )
+        heads = number_column(frame, "head_num", 0.0)
+        tokens = number_column(frame, "seq_len", _DEFAULT_ATTENTION_TOKENS)
         widths = number_column(frame, "qk_head_dim", 0.0) + number_column(frame, "v_head_dim", 0.0)
         backward = np.where(text_column(frame, "op") == "sdp_bwd", 2.5, 1.0)
         attention = backward * heads * tokens**2 * widths

@@ -44,9 +44,7 @@ OPERATIONS_OF_FAMILY = {
     "gated": ("silu_and_mul", "gelu_and_mul"),
     "quantize": ("fp8_scale_matrix", "fp8_quantize", "quantize"),
 }  # fmt: skip
-FAMILY_OF_OPERATION = {
-    operation: family for family, operations in OPERATIONS_OF_FAMILY.items() for operation in operations
-}
+FAMILY_OF_OPERATION = {operation: f for f, operations in OPERATIONS_OF_FAMILY.items() for operation in operations}
 #: Host work of a framework call against that of a two-operand one, where it is another: scalars are wrapped first, and
 #: activations go through a module.
 _HOST_CALL_FACTORS = {

@@ -692,10 +692,8 @@ class MemoryTable(RunTable):
         """
         prediction = self._prediction(row, software)
         memory, device = _reported_footprint(row, prediction), prediction.system.device.name
-        size, states = (
-            _memory_bytes_for_reporting_tool(row, memory),
-            memory.parameters + memory.gradients + memory.optimizer,
-        )
+        size = _memory_bytes_for_reporting_tool(row, memory)
+        states = memory.parameters + memory.gradients + memory.optimizer
         return RowPrediction.with_factors(size, (0.8, 1.25), states, device, prediction.run.software)
 
     def secondary_quantities(self, frame: pd.DataFrame) -> dict[str, tuple[Array, Array]]:
