@@ -391,7 +391,7 @@ def _tight_memory_warnings(memory: MemoryFootprint) -> list[str]:
 
     Examples
     --------
-    >>> tight_memory_warnings(MemoryFootprint(6.0, 2.0, 4.0, 5.0, 2.0, 1.0, 0.125, capacity=19.5))[0][:38]
+    >>> _tight_memory_warnings(MemoryFootprint(6.0, 2.0, 4.0, 5.0, 2.0, 1.0, 0.125, capacity=19.5))[0][:38]
     '97 % of the memory is taken: predicted'
     """
     taken = memory.total / memory.capacity

@@ -239,7 +239,7 @@ def _pure_16_bit_precision(formats: Precision) -> Precision:
 
     Examples
     --------
-    >>> both = default_precision("bf16"), pure_16_bit_precision(default_precision("bf16"))
+    >>> both = default_precision("bf16"), _pure_16_bit_precision(default_precision("bf16"))
     >>> [one.parameter_bytes + one.gradient_bytes + one.master_bytes + 2 * one.state_bytes for one in both]
     [16.0, 8.0]
     """

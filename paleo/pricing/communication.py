@@ -100,7 +100,7 @@ def _fastest_algorithm_per_payload(table: Mapping[str, Array]) -> FastestAlgorit
 
     Examples
     --------
-    >>> choice = fastest_algorithm_per_payload({"ring": np.array([3.0, 1.0]), "tree": np.array([2.0, 4.0])})
+    >>> choice = _fastest_algorithm_per_payload({"ring": np.array([3.0, 1.0]), "tree": np.array([2.0, 4.0])})
     >>> choice.algorithm.tolist(), choice.time.tolist()
     (['tree', 'ring'], [2.0, 1.0])
     """

@@ -288,7 +288,7 @@ def _built_to_allowed_tensor_rate(device: Device, dtype: str, peak_flops_per_s: 
     --------
     >>> from paleo.specs.device import load_device
     >>> cards = [load_device("l40s"), load_device("rtx-4090")]
-    >>> [built_to_allowed_tensor_rate(card, "bf16", card.peak["bf16"]) for card in cards]
+    >>> [_built_to_allowed_tensor_rate(card, "bf16", card.peak["bf16"]) for card in cards]
     [1.0, 2.0]
     """
     capability = device.multiprocessor.compute_capability if device.multiprocessor else None

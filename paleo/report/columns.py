@@ -515,7 +515,7 @@ def _break_shell_command(before: str, command: str, width: int) -> list[str]:
 
     Examples
     --------
-    >>> break_shell_command("Run: ", "paleo estimate gpt2 --gpus 8 --set 'cut=[6, 6]'", 26)
+    >>> _break_shell_command("Run: ", "paleo estimate gpt2 --gpus 8 --set 'cut=[6, 6]'", 26)
     ['Run: paleo estimate gpt2 \\', '  --gpus 8 \\', "  --set 'cut=[6, 6]'"]
     """
     parts = [part.strip() for part in re.split(r"\s(?=--)", command)]

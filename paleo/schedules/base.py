@@ -85,7 +85,7 @@ def _round_robin_chunk_paths(stages: int, chunks: int) -> tuple[tuple[ChunkLocat
 
     Examples
     --------
-    >>> round_robin_chunk_paths(2, 2)
+    >>> _round_robin_chunk_paths(2, 2)
     (((0, 0), (1, 0), (0, 1), (1, 1)),)
     """
     return (tuple((stage, chunk) for chunk in range(chunks) for stage in range(stages)),)

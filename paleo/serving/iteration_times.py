@@ -410,7 +410,7 @@ def _interpolate_bilinearly(x: Array, y: Array, xs: Array, ys: Array, table: Arr
     Examples
     --------
     >>> table = np.array([[1.0, 3.0], [2.0, 4.0]])
-    >>> float(interpolate_bilinearly(np.array(1.5), np.array(3.0), np.array([1.0, 2.0]), np.array([2.0, 4.0]), table))
+    >>> float(_interpolate_bilinearly(np.array(1.5), np.array(3.0), np.array([1.0, 2.0]), np.array([2.0, 4.0]), table))
     2.5
     """
     i = np.clip(np.searchsorted(xs, x, side="right") - 1, 0, len(xs) - 2)

@@ -534,7 +534,7 @@ def _host_paced_time(
     Examples
     --------
     >>> device, host = np.array([3.0, 1.0, 1.0]), np.array([0.0, 1.0, 1.0])
-    >>> host_paced_time(device, host, np.array([True, False, True]), 2.5).round(3)
+    >>> _host_paced_time(device, host, np.array([True, False, True]), 2.5).round(3)
     array([3.   , 1.189, 1.32 ])
     """
     seconds = np.where(host > 0, np.sqrt(np.sqrt(np.square(np.square(device)) + np.square(np.square(host)))), device)

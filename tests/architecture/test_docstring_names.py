@@ -12,7 +12,8 @@ import builtins
 import keyword
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -224,3 +225,35 @@ def test_a_name_that_does_not_exist_is_found(place: str, wrong: str) -> None:
     for text, expected in ((right, []), (false, [wrong])):
         found = Names("pack", {"pack": (ast.parse(""), ""), "pack.box": (ast.parse(text), text)})
         assert [name.split()[1] for name in found.unknown()] == expected
+
+
+ROOT = PACKAGE.parent
+PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_PATH = re.compile(r"`(?:pytest )?((?:tests|paleo|notebooks|benchmarks|docs|models)/[\w./\-]+\.\w+)")
+_REGISTRATION = re.compile(r"`@?(?:(\w+)\.register|(\w+)\()")
+
+
+@cache
+def words_of_the_package() -> frozenset[str]:
+    return frozenset(word for path in PACKAGE.rglob("*.py") for word in re.findall(r"\w+", path.read_text()))
+
+
+def missing(text: str) -> list[str]:
+    """Paths that do not exist (those that a reader writes aside), and calls in tables that the package lacks."""
+    written = ("NAME", "example")
+    paths = [path for path in _PATH.findall(text) if not any(word in path for word in written)]
+    rows = "\n".join(re.findall(r"^\|.*\|$", text, re.MULTILINE))
+    called = ["".join(names) for names in _REGISTRATION.findall(rows)]
+    unknown = [name for name in called if name not in words_of_the_package()]
+    return [*(path for path in paths if not (ROOT / path).exists()), *unknown]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_functions_that_pages_name_exist(page: Path) -> None:
+    assert missing(page.read_text()) == []
+
+
+def test_a_missing_file_or_function_is_found() -> None:
+    row = "| a link | `@NOTHING.register` or `add_nothing(x)` | `register_schedule(x)` |"
+    text = f"`paleo/nothing.py`, `paleo/NAME.py`\n{row}\n"
+    assert missing(text) == ["paleo/nothing.py", "NOTHING", "add_nothing"]

@@ -227,7 +227,7 @@ def gemma4(config: Config) -> ModelMapping:
 
     Five layers with a window are followed by one with wider heads, whose values are its keys. A dense block and a
     mixture run side by side. Networks with embeddings for each layer, or with layers that share keys, raise
-    UnreadHeadError, so that the library's own model is traced instead.
+    `UnsupportedHeadError`, so that the library's own model is traced instead.
     """
     for key in ("hidden_size_per_layer_input", "num_kv_shared_layers"):
         if config.get(key):

@@ -102,7 +102,7 @@ def _padding(padding: Any, rank: int) -> Any:
 def _values_per_spatial_dim(value: Any, rank: int, default: int) -> list[int]:
     """Expand an operator's argument to a list of one number per spatial dim (``rank`` of them); None gives ``default``.
 
-    >>> values_per_spatial_dim(3, 2, 1), values_per_spatial_dim(None, 2, 1), values_per_spatial_dim([1, 2], 2, 1)
+    >>> _values_per_spatial_dim(3, 2, 1), _values_per_spatial_dim(None, 2, 1), _values_per_spatial_dim([1, 2], 2, 1)
     ([3, 3], [1, 1], [1, 2])
     """
     numbers = list(value) if isinstance(value, Sequence) else [] if value is None else [value]

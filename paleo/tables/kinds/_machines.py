@@ -340,7 +340,7 @@ def _accelerator_sample_rate(
     reached share therefore lies between the required one and (n + 1) / n of it. The mean of both is taken, at most the
     middle of the required share and 1. ``read_rate`` is the rate of storage [byte/s]; None: no limit.
 
-    >>> fed = [accelerator_sample_rate(workload="unet3d", device="h100", accelerators=count) for count in (2, 10, 100)]
+    >>> fed = [_accelerator_sample_rate(workload="unet3d", device="h100", accelerators=count) for count in (2, 10, 100)]
     >>> [round(rate / (count * 7 / 0.323), 3) for rate, count in zip(fed, (2, 10, 100))]
     [0.95, 0.945, 0.904]
     """

@@ -210,7 +210,7 @@ def _offloaded_parts(row: Row) -> str:
     Rows that name the optimizer alone also offload gradients, as DeepSpeed's offload_optimizer does. Activations are
     offloaded if the notes give a number of layers.
 
-    >>> offloaded_parts({"sharding": "zero3-offload", "zero_stage_or_fsdp": "ZeRO-3 + CPU AdamW offload"})
+    >>> _offloaded_parts({"sharding": "zero3-offload", "zero_stage_or_fsdp": "ZeRO-3 + CPU AdamW offload"})
     'optimizer,gradients'
     """
     words = word_cell(row, "zero_stage_or_fsdp")
@@ -308,10 +308,10 @@ _TILED_LOSS_SOFTWARE = ("deepspeed", "huggingface", "transformers")
 def _cross_entropy_implementation(row: Row) -> CrossEntropyImplementation | None:
     """Return the cross-entropy kernel of a measured run: "fused", "tiled" (fused with the output layer), or None.
 
-    >>> (cross_entropy_implementation({"cross_entropy": "fused", "software": "deepspeed"}),
-    ... cross_entropy_implementation({"cross_entropy": "fused"}))
+    >>> (_cross_entropy_implementation({"cross_entropy": "fused", "software": "deepspeed"}),
+    ... _cross_entropy_implementation({"cross_entropy": "fused"}))
     ('tiled', 'fused')
-    >>> cross_entropy_implementation({})
+    >>> _cross_entropy_implementation({})
     """
     words = f"{row.get('software', '')} {row.get('framework', '')}".lower()
     if word_cell(row, "cross_entropy") != "fused":
@@ -566,7 +566,7 @@ def _published_recipe_of_run(row: Row) -> PublishedTrainingRecipe | None:
     """Find the framework's published recipe of a measured run, by network and parallel degrees; None if there is none.
 
     >>> row = {"framework": "Megatron-Bridge 0.4.2", "model": "DeepSeek-V3", "pp": 8, "ep": 32}
-    >>> published_recipe_of_run(row).recompute, published_recipe_of_run({**row, "pp": 16})
+    >>> _published_recipe_of_run(row).recompute, _published_recipe_of_run({**row, "pp": 16})
     ('full', None)
     """
     framework, model = (str(row.get(name, "")).lower() for name in ("framework", "model"))
@@ -580,7 +580,7 @@ def _published_recipe_of_run(row: Row) -> PublishedTrainingRecipe | None:
 def _recomputed_layers(row: Row) -> int | None:
     """Return the number of layers that a measured run recomputes in full, from the row's notes; None for all layers.
 
-    >>> recomputed_layers({"recompute": "full", "notes": "recompute_num_layers=5"})
+    >>> _recomputed_layers({"recompute": "full", "notes": "recompute_num_layers=5"})
     5
     """
     quoted = _quoted_in_notes(row, "recompute_num_layers")
@@ -592,7 +592,7 @@ def _offloaded_layers(row: Row) -> int | None:
 
     The number comes from the row's notes, else from its known recipe.
 
-    >>> offloaded_layers({"notes": "cpu_offloading_num_layers=40"}), offloaded_layers({"notes": "recipe"})
+    >>> _offloaded_layers({"notes": "cpu_offloading_num_layers=40"}), _offloaded_layers({"notes": "recipe"})
     (40, None)
     """
     quoted, usual = _quoted_in_notes(row, "cpu_offloading_num_layers"), _published_recipe_of_run(row)
