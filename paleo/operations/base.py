@@ -383,7 +383,7 @@ def map_tensors(operation: Operation, change: Callable[[Tensor], Tensor]) -> Ope
     def changed(value: Any) -> Any:
         if isinstance(value, Tensor):
             return change(value)
-        if is_dataclass(value) and hasattr(value, "forward"):
+        if is_dataclass(value) and hasattr(value, "forward_kernels"):
             return map_tensors(value, change)  # type: ignore[arg-type]
         return tuple(map(changed, value)) if isinstance(value, tuple) else value
 

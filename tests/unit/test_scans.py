@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from paleo.layers.base import LAYERS, LayerImplementations
-from paleo.operations.base import RecomputedFusedChain
+from paleo.operations.base import RecomputedFusedChain, map_tensors
 from paleo.operations.tensor import Tensor, default_precision
 from paleo.pricing.kernels import device_datasheet
 from paleo.pricing.scans import ScanParameters, chunked_scan_time, short_convolution_time, token_scan_time
@@ -86,3 +86,6 @@ def test_a_layer_runs_its_recurrence_as_one_kernel_and_three_times_backward() ->
     expected = {"batch": 2, "length": 4096, "heads": 64, "keys": 128, "values": 64, "passes": 1}
     assert dict(forward.shape) == expected
     assert dict(backward.shape) == expected | {"passes": 3}
+    renamed = map_tensors(chain, lambda tensor: replace(tensor, name=f"new.{tensor.name}"))
+    inside = [tensor.name for operation in renamed.operations for tensor in (*operation.read_tensors, operation.out)]
+    assert inside and all(name.startswith("new.") for name in inside)
