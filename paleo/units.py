@@ -248,7 +248,10 @@ def _unit_message(text: object, unit: str, dimension: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """Pydantic type of a spec field with a unit: parses text such as ``900 GB/s`` and checks the plausible range."""
+    """Pydantic type of a spec field with a unit: text such as ``900 GB/s`` becomes a float in SI units, 9e11.
+
+    A value outside the plausible range of its dimension is refused. Fields have types such as ``BytesPerSecond``.
+    """
 
     dimension: str
     positive: bool = False

@@ -100,7 +100,7 @@ SOURCE_ERROR_COLUMNS = (
     "left_out_coverage", "one_constant",
 )  # fmt: skip
 #: Fewest rows of a source in the ledger, and digits of its numbers.
-MIN_SOURCE_ROWS, DIGITS = 6, 4
+_MIN_ROWS_OF_REPORTED_SOURCE, DIGITS = 6, 4
 
 
 def step_errors_by_source(files: Sequence[str], report: ProgressCallback = str) -> pd.DataFrame:
@@ -116,7 +116,7 @@ def step_errors_by_source(files: Sequence[str], report: ProgressCallback = str) 
     Returns
     -------
     DataFrame
-        Columns `SOURCE_ERROR_COLUMNS`, one line per source of at least `MIN_SOURCE_ROWS` rows.
+        Columns `SOURCE_ERROR_COLUMNS`, one line per source of at least `_MIN_ROWS_OF_REPORTED_SOURCE` rows.
     """
     known = sustained_energy.dense_steps([f for f in files if table_kind_name(f) == _TRANSFORMER_TABLE], report)
     calibrations = {
@@ -130,7 +130,7 @@ def step_errors_by_source(files: Sequence[str], report: ProgressCallback = str) 
         report(f"{Path(file).name}: each source left out")
         whole = validate_file(file)
         for source, errors in whole.errors_by_group(whole.row_sources).items():
-            if errors.rows >= MIN_SOURCE_ROWS:
+            if errors.rows >= _MIN_ROWS_OF_REPORTED_SOURCE:
                 tested = _left_out_errors(whole, source, calibrations.get(source)) or errors
                 shares = errors.coverage, inside.get(f"{whole.table.name}: {source}", np.nan), errors.baseline_mape
                 values = (errors.mape, errors.bias, tested.mape, tested.bias, *shares)

@@ -42,7 +42,7 @@ _FITTED_CONFIGURATION_SHARE, _INTERVAL_CONFIGURATION_SHARE = 0.5, 0.25
 #: Share of a range that a start keeps from its ends; log step of a numerical derivative.
 BOUND_MARGIN = 1 / 1000
 #: Rows from which a source weighs as much as another and is left out by itself.
-MIN_SOURCE_ROWS = 6
+MIN_ROWS_OF_LEFT_OUT_SOURCE = 6
 #: Factors of a fit that held no rows out: a judgement, no statistic.
 _UNTESTED_FACTORS = (0.8, 1.25)
 
@@ -569,7 +569,7 @@ class StepsBySource:
     def source_balanced_weights(self) -> Array:
         """Weight of each row in a fit, shape (rows,): sources have equal total weight, small sources less."""
         _, place, counts = np.unique(self.sources, return_inverse=True, return_counts=True)
-        shares = np.minimum(counts / MIN_SOURCE_ROWS, 1.0)
+        shares = np.minimum(counts / MIN_ROWS_OF_LEFT_OUT_SOURCE, 1.0)
         return np.asarray((shares / counts / shares.sum())[place])
 
     def leave_one_out(self, least: int = 1) -> Iterator[tuple[str, Self, Self]]:

@@ -19,7 +19,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from paleo.calibrate.fit import MIN_SOURCE_ROWS, Array, BoolArray, StepsBySource, conformal_factors, minimise_loss
+from paleo.calibrate.fit import (
+    MIN_ROWS_OF_LEFT_OUT_SOURCE,
+    Array,
+    BoolArray,
+    StepsBySource,
+    conformal_factors,
+    minimise_loss,
+)
 from paleo.calibrate.kernel_fits import read_step_table, round_to_digits, step_calibration_entry, table_citation
 from paleo.errors import SpecError
 from paleo.specs.calibration import CalibrationEntry, IntervalBin
@@ -157,7 +164,7 @@ def fit_interval_constants(evidence: StepErrors, level: float = _TARGET_COVERAGE
 def cross_validated_coverage(known: StepErrors, level: float = _TARGET_COVERAGE) -> pd.DataFrame:
     """Test step-time intervals on each source, with constants fitted to all other sources.
 
-    Sources have `MIN_SOURCE_ROWS` rows or more.
+    Sources have `MIN_ROWS_OF_LEFT_OUT_SOURCE` rows or more.
 
     Parameters
     ----------
@@ -180,7 +187,7 @@ def cross_validated_coverage(known: StepErrors, level: float = _TARGET_COVERAGE)
     if len(names) < 2:
         raise SpecError(f"rows of one source alone ({', '.join(names)}): nothing is left when it is left out")
     lines = []
-    for _, rows, others in known.leave_one_out(MIN_SOURCE_ROWS):
+    for _, rows, others in known.leave_one_out(MIN_ROWS_OF_LEFT_OUT_SOURCE):
         spreads = fit_interval_constants(others, level)
         lines.append({**_interval_coverage_by_source(rows, spreads), **asdict(spreads)})
     return pd.DataFrame(lines)
@@ -247,7 +254,7 @@ class IntervalConstantsFit:
             rows_fitted=len(errors), rows_held_out=int(self.left_out_coverage["rows"].sum()),
             uncertainty={name: round_to_digits(self._sigma(name), 2) for name in asdict(IntervalParameters())},
             interval=(IntervalBin(low=round_to_digits(min(low, 1.0), 4), high=round_to_digits(max(high, 1.0), 4)),),
-            notes=f"each source of {MIN_SOURCE_ROWS} rows or more left out in turn: {verdict}",
+            notes=f"each source of {MIN_ROWS_OF_LEFT_OUT_SOURCE} rows or more left out in turn: {verdict}",
         )  # fmt: skip
 
     def _sigma(self, name: str) -> float:
@@ -301,5 +308,7 @@ def cross_validated_interval_fit(
     known = step_errors(files, report)
     report(f"spreads of {with_noun(len(known.log_errors), 'step')}")
     tested, spreads = cross_validated_coverage(known, level), fit_interval_constants(known, level)
-    inside = [_interval_coverage_by_source(rows, spreads) for _, rows, _ in known.leave_one_out(MIN_SOURCE_ROWS)]
+    inside = [
+        _interval_coverage_by_source(rows, spreads) for _, rows, _ in known.leave_one_out(MIN_ROWS_OF_LEFT_OUT_SOURCE)
+    ]
     return IntervalConstantsFit(known, spreads, pd.DataFrame(inside), tested)

@@ -71,7 +71,8 @@ class JobsOnCluster:
     systems : tuple of System
         Kinds of nodes, one system each.
     policy, placement : str
-        Name of `paleo.cluster.nodes.SCHEDULING_POLICIES`; packed or spread over racks.
+        Scheduling policy (a key of `paleo.cluster.nodes.SCHEDULING_POLICIES`), and whether a job
+        is packed into few racks or spread over them.
     tariff : Tariff
         What machines and electricity cost.
     """

@@ -163,7 +163,7 @@ class PeriodicAveraging:
         return self.steps == 1 and self.name == "local"
 
     def evaluate(self, workload: DataParallelWorkload) -> ConsistencyResult:
-        widened = FP32_BYTES * np.asarray(workload.parameters) / np.maximum(workload.payload, 1.0)
+        widened = FP32_BYTES * np.asarray(workload.parameter_count) / np.maximum(workload.payload, 1.0)
         synchronisation = np.asarray(workload.all_reduce_time * widened)
         window = self.steps / self.fragments * workload.compute_time
         overlapped = np.minimum(synchronisation / self.fragments, window) * self.fragments
@@ -173,9 +173,9 @@ class PeriodicAveraging:
         return ConsistencyResult.from_step_time(
             workload,
             step,
-            sent=FP32_BYTES * workload.parameters * several / self.steps,
+            sent=FP32_BYTES * workload.parameter_count * several / self.steps,
             staleness=((self.steps - 1) / 2.0 * several, np.sqrt((self.steps**2.0 - 1.0) / 12.0) * several),
-            extra_memory=self.extra_parameter_copies * FP32_BYTES * workload.parameters,
+            extra_memory=self.extra_parameter_copies * FP32_BYTES * workload.parameter_count,
         )
 
 

@@ -60,7 +60,7 @@ class DataParallelWorkload:
     ``overlapped_exchange_time`` is the part of it that a synchronous step overlaps with computation; it is negative if
     the overlapped buckets slow the step more than they hide. ``neighbour_exchange_time`` is the time in which a worker
     sends its payload to one other worker. ``payload`` is the bytes of gradients that a worker sends in a step,
-    ``parameters`` the elements that it holds, and ``tensors`` their number of tensors. ``jitter`` and
+    ``parameter_count`` the elements that it holds, and ``tensors`` their number of tensors. ``jitter`` and
     ``persistent_jitter`` are the independent and the persistent noise of a worker's step, as fractions of its mean
     (`paleo.step.waiting`). ``round_trip`` is the time of a step's messages to the server and back [s]. ``server`` holds
     the parameter servers, None without any.
@@ -72,7 +72,7 @@ class DataParallelWorkload:
     overlapped_exchange_time: Numeric
     neighbour_exchange_time: Numeric
     payload: Numeric
-    parameters: Numeric
+    parameter_count: Numeric
     tensors: Numeric
     jitter: Numeric = 0.0
     persistent_jitter: Numeric = 0.0

@@ -356,7 +356,7 @@ def _float(pairs: dict[str, Any]) -> Any:
 
 
 def indexer_top_k(config: Config) -> tuple[str, int] | None:
-    """Return the number of attention keys that an indexer selects per query, and the configuration key read.
+    """Return where the configuration states how many attention keys an indexer selects per query, and that number.
 
     Parameters
     ----------

@@ -20,7 +20,7 @@ from paleo.layers.base import (
     parameter_vector,
 )
 from paleo.operations.base import MemoryPass, Operation
-from paleo.operations.contraction import Contraction, FusedAttention, LoopGradientSum, causal_score_share
+from paleo.operations.contraction import Contraction, FusedAttention, LoopInputGradientSum, causal_score_share
 from paleo.operations.tensor import DimSize, RotaryImplementation, Tensor
 
 #: Calls of the host, forward and backward.
@@ -515,7 +515,7 @@ class AdditiveAttention(Layer):
                 MemoryPass(weighted.name, "elementwise", (mixed,), weighted, (), (mixed,), host_calls=calls),
             )
             sizes = {query.dims[1]: query.sizes[1]} | source.shape
-            sums = (LoopGradientSum(each, steps) for each in (keys, source.reshaped(sizes, name=f"{name}.memory")))
+            sums = (LoopInputGradientSum(each, steps) for each in (keys, source.reshaped(sizes, name=f"{name}.memory")))
             mixing, mixed = (*passes, *sums), weighted
         weight = parameter_vector(f"{name}.weight", pairs, "units")
         scores = pairs.without_dims("units", name=f"{name}.scores")

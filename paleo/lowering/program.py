@@ -39,8 +39,8 @@ from paleo.operations.base import (
 )
 from paleo.operations.contraction import Contraction, FusedAttention, weight_matrix
 from paleo.parallel.propagation import (
-    Communication,
     LocalLayer,
+    RequiredCollective,
     deduplicated_dispatch_fraction,
     dispatched_tokens,
     experts_per_token,
@@ -668,7 +668,7 @@ class _Lowering:
             )
 
 
-def _expert_spread(node: Node, owed: Communication) -> tuple[int, int, int]:
+def _expert_spread(node: Node, owed: RequiredCollective) -> tuple[int, int, int]:
     """Return (experts per token, total number of experts, ranks over which the experts are spread)."""
     visited, experts = experts_per_token(node)
     return visited, experts, round(experts / owed.tensor.size("experts"))
@@ -744,7 +744,7 @@ def _saved_bytes_and_format(
     return size, ""
 
 
-def _divisible(communication: Communication) -> bool:
+def _divisible(communication: RequiredCollective) -> bool:
     """Return True if a collective can be cut into pieces that overlap with a product.
 
     No rank may need the whole sum before it continues. Grouped products of experts have no such overlap.

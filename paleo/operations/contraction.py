@@ -498,7 +498,7 @@ _LOOPED_CELLS = {
 
 
 @dataclass(frozen=True, slots=True)
-class LoopGradientSum:
+class LoopInputGradientSum:
     """Gradient accumulation for a tensor that every step of a loop reads, such as encoder outputs in a decoder RNN.
 
     ``out`` has one entry for each of the ``steps``.
@@ -523,7 +523,7 @@ class LoopGradientSum:
     def independent_dims(self) -> frozenset[str]:
         return frozenset()
 
-    def shard(self, ways: Mapping[str, float]) -> LoopGradientSum:
+    def shard(self, ways: Mapping[str, float]) -> LoopInputGradientSum:
         """Return one rank's shard of the gradient.
 
         Parameters
@@ -533,7 +533,7 @@ class LoopGradientSum:
 
         Returns
         -------
-        LoopGradientSum
+        LoopInputGradientSum
             Share of one rank.
         """
         return replace(self, out=self.out.shard(ways))

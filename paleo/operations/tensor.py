@@ -48,7 +48,7 @@ TensorRole = Literal["activation", "parameter", "gradient", "statistic", "mask",
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Number formats of a training run: bytes per number of activations, parameters, gradients and states.
+    """Number formats of a training run: bytes of one number in activations, parameters, gradients and states.
 
     Statistics (means, variances, log-sum-exp) are fp32, dropout masks one byte, and indices int64.
     """

@@ -44,7 +44,7 @@ _PASS_DIRECTIONS: tuple[PassDirection, PassDirection] = ("forward", "backward")
 
 
 @dataclass(frozen=True, slots=True)
-class Communication:
+class RequiredCollective:
     """Collective that sharding a layer requires: the operation, the tensor, the mesh axis and the phase.
 
     The payload is the size of ``tensor`` [byte], as nccl-tests defines it: the full buffer of the group; for an
@@ -73,7 +73,7 @@ class Communication:
 # norms, softmax, losses
 
 
-def _statistics_all_reduces(node: Node, split: SplitAxes, shards: Mapping[str, float]) -> Iterator[Communication]:
+def _statistics_all_reduces(node: Node, split: SplitAxes, shards: Mapping[str, float]) -> Iterator[RequiredCollective]:
     """Yield the small all-reduces of statistics in layers that reduce over a split dim (softmax, loss, norms).
 
     A softmax or loss reduces its maximum, sum and target. A norm reduces its mean and variance, and in the backward
@@ -90,7 +90,7 @@ def _statistics_all_reduces(node: Node, split: SplitAxes, shards: Mapping[str, f
 
     Yields
     ------
-    Communication
+    RequiredCollective
         All-reduce of the statistics in one phase.
     """
     for operation in node.operations:
@@ -100,9 +100,9 @@ def _statistics_all_reduces(node: Node, split: SplitAxes, shards: Mapping[str, f
         axes = {axis for dim in operation.reduced_dims if dim not in local for axis in split.get(dim, ())}
         for axis in sorted(axes):
             stacked = _exchanged_statistics(operation).shard(shards)
-            yield Communication(operation.name, "all_reduce", axis, stacked, "forward")
+            yield RequiredCollective(operation.name, "all_reduce", axis, stacked, "forward")
             if operation.kind.is_norm:
-                yield Communication(operation.name, "all_reduce", axis, stacked, "backward")
+                yield RequiredCollective(operation.name, "all_reduce", axis, stacked, "backward")
 
 
 def _exchanged_statistics(operation: MemoryPass) -> Tensor:
@@ -162,7 +162,7 @@ def _in_core(node: Node, operation: Operation) -> bool:
     return is_attention_core(operation) or (scans and _context_parallel_scan(node) is not None)
 
 
-def _scan_exchange(node: Node, split: SplitAxes, shards: Mapping[str, float]) -> Iterator[Communication]:
+def _scan_exchange(node: Node, split: SplitAxes, shards: Mapping[str, float]) -> Iterator[RequiredCollective]:
     """Yield the all-to-alls by which a cp rank gets whole sequences of some groups for a scan, and sends results back.
 
     Gate, convolved inputs and step sizes are sent, and the output comes back. Gradients go the other way.
@@ -176,12 +176,12 @@ def _scan_exchange(node: Node, split: SplitAxes, shards: Mapping[str, float]) ->
     for axis in split.get("seq", ()):
         for tensor in (*sent, gate, scan.out):
             for when in _PASS_DIRECTIONS:
-                yield Communication(f"{node.name}.scan", "all_to_all", axis, tensor.shard(shards), when)
+                yield RequiredCollective(f"{node.name}.scan", "all_to_all", axis, tensor.shard(shards), when)
 
 
 def _key_exchange(
     node: Node, split: SplitAxes, core: SplitAxes, shards: Mapping[str, float], mesh: Mesh
-) -> Iterator[Communication]:
+) -> Iterator[RequiredCollective]:
     """Yield the collectives of context parallelism, by which queries of a split sequence read all keys and values.
 
     Ring: keys and values go round, overlapped with the scores of a fused kernel. In the backward pass they go round
@@ -198,14 +198,14 @@ def _key_exchange(
         if core is not split:
             for tensor in (*keys, *queries_and_outputs):
                 for when in _PASS_DIRECTIONS:
-                    yield Communication(f"{node.name}.core", "all_to_all", axis, tensor.shard(divided), when)
+                    yield RequiredCollective(f"{node.name}.core", "all_to_all", axis, tensor.shard(divided), when)
             continue
         for tensor in keys:
             name, whole, hidden = f"{node.name}.core", tensor.shard(shards), _has_fused_attention(node)
-            yield Communication(name, "all_gather", axis, whole, "forward", overlapped=hidden)
+            yield RequiredCollective(name, "all_gather", axis, whole, "forward", overlapped=hidden)
             if hidden:
-                yield Communication(name, "all_gather", axis, whole, "backward", overlapped=True)
-            yield Communication(name, "reduce_scatter", axis, whole, "backward", overlapped=hidden)
+                yield RequiredCollective(name, "all_gather", axis, whole, "backward", overlapped=True)
+            yield RequiredCollective(name, "reduce_scatter", axis, whole, "backward", overlapped=hidden)
 
 
 def _ring_group_sizes(node: Node, split: SplitAxes, core: SplitAxes, mesh: Mesh) -> dict[str, int]:
@@ -247,7 +247,7 @@ def _queries_and_outputs(node: Node) -> list[Tensor]:
 # experts
 
 
-def _expert_all_to_alls(node: Node, split: SplitAxes, shards: Mapping[str, float]) -> Iterator[Communication]:
+def _expert_all_to_alls(node: Node, split: SplitAxes, shards: Mapping[str, float]) -> Iterator[RequiredCollective]:
     """Yield the all-to-alls that dispatch tokens to experts and combine the results, forward and backward.
 
     Parameters
@@ -261,7 +261,7 @@ def _expert_all_to_alls(node: Node, split: SplitAxes, shards: Mapping[str, float
 
     Yields
     ------
-    Communication
+    RequiredCollective
         All-to-all of one direction in one phase.
 
     References
@@ -272,7 +272,7 @@ def _expert_all_to_alls(node: Node, split: SplitAxes, shards: Mapping[str, float
     for operation in node.operations if axis else ():
         if (tokens := dispatched_tokens(operation)) is not None:
             sent = tokens.shard(shards)
-            yield from (Communication(operation.name, "all_to_all", axis, sent, when) for when in _PASS_DIRECTIONS)
+            yield from (RequiredCollective(operation.name, "all_to_all", axis, sent, when) for when in _PASS_DIRECTIONS)
 
 
 def dispatched_tokens(operation: Operation) -> Tensor | None:
@@ -343,7 +343,9 @@ def deduplicated_dispatch_fraction(chosen: int, experts: int, targets: int) -> f
 # windows over a split dim
 
 
-def _halo_exchange(node: Node, split: SplitAxes, shards: Mapping[str, float], mesh: Mesh) -> Iterator[Communication]:
+def _halo_exchange(
+    node: Node, split: SplitAxes, shards: Mapping[str, float], mesh: Mesh
+) -> Iterator[RequiredCollective]:
     """Yield the halo exchanges of convolutions whose image is split over ranks (rule C).
 
     A window at the edge of a rank's rows reads rows of the neighbours: of the input in the forward pass, of the
@@ -365,7 +367,7 @@ def _halo_exchange(node: Node, split: SplitAxes, shards: Mapping[str, float], me
                             rows = (below, above) if ranks > 2 else (max(below, above),)
                             for count in filter(None, rows):
                                 sent = _resized(local, dim, count)
-                                yield Communication(operation.name, "send_recv", axis, sent, when)
+                                yield RequiredCollective(operation.name, "send_recv", axis, sent, when)
                             local = _resized(local, dim, local.size(dim) + sum(rows))
 
 
@@ -385,7 +387,7 @@ class LocalLayer:
 
     node: Node
     operations: tuple[Operation, ...]
-    communications: tuple[Communication, ...]
+    communications: tuple[RequiredCollective, ...]
     parameters: tuple[tuple[Tensor, Axes], ...]
     gather_group_sizes: Mapping[str, int]
     operations_key: Hashable
@@ -483,7 +485,7 @@ def _without_repeats(placed: list[LocalLayer], joins: list[int]) -> tuple[LocalL
     return tuple(placed)
 
 
-def _transfer_key(each: Communication, readers: Mapping[str, list[int]], start: int, end: int) -> Hashable:
+def _transfer_key(each: RequiredCollective, readers: Mapping[str, list[int]], start: int, end: int) -> Hashable:
     """Return a key that is equal for repeated transfers of a layer input, or None for other communication.
 
     Also returns None unless all readers of the input have indices in [start, end).
@@ -566,7 +568,7 @@ def _place(
     uneven = dict.fromkeys(EXPERT_TOKEN_DIMS, 1 / placement.expert_load_imbalance) if split.get("experts") else {}
     shards |= {dim: shards.get(dim, 1) / placement.expert_load_imbalance for dim in uneven}
     moves = _LayoutChanges(split, mesh, _current_tensors(node, split, layouts), uneven)
-    owed, inner = list[Communication](), list[Communication]()
+    owed, inner = list[RequiredCollective](), list[RequiredCollective]()
     sums = _gradient_sums(node, split, shards, moves, owed)
     terms, inputs = _partial_terms(node, layouts), dict.fromkeys(node.inputs)
     passed = layouts[terms[0]].partial_sum_axes if len(terms) == len(inputs) > 1 else frozenset[str]()
@@ -672,7 +674,7 @@ class _LayoutChanges(NamedTuple):
             return False
         return lies.sizes != tensor.sizes or _axes(lies, self.split) != _axes(tensor, self.split)
 
-    def forward(self, operation: Operation, tensor: Tensor, partial: frozenset[str]) -> Iterator[Communication]:
+    def forward(self, operation: Operation, tensor: Tensor, partial: frozenset[str]) -> Iterator[RequiredCollective]:
         """Return the collectives that bring a tensor to the layout in which an operation reads it, in the forward pass.
 
         A matrix product gathers its operand, and gathers again if recomputed. For a memory pass the writer's output is
@@ -689,7 +691,7 @@ class _LayoutChanges(NamedTuple):
 
         Yields
         ------
-        Communication
+        RequiredCollective
             Collective of the forward pass.
         """
         name = operation.name if isinstance(operation, Contraction) else tensor.name
@@ -697,7 +699,7 @@ class _LayoutChanges(NamedTuple):
         want, moved = TensorLayout(_axes(tensor, self.split)), tensor.shard(self.mean_over_largest)
         return _layout_collectives(name, moved, have, want, self.mesh, "forward")
 
-    def backward(self, operation: Operation, tensor: Tensor, partial: frozenset[str]) -> Iterator[Communication]:
+    def backward(self, operation: Operation, tensor: Tensor, partial: frozenset[str]) -> Iterator[RequiredCollective]:
         """Return the collectives that bring a tensor's gradient to the layout of the tensor's writer (backward pass).
 
         Parameters
@@ -711,7 +713,7 @@ class _LayoutChanges(NamedTuple):
 
         Yields
         ------
-        Communication
+        RequiredCollective
             Collective of the backward pass.
         """
         have = TensorLayout(_axes(tensor, self.split), partial)
@@ -726,7 +728,7 @@ class _LayoutChanges(NamedTuple):
         return kept is not None and self._needs_layout_change(kept)
 
 
-def _gathers(communication: Communication) -> bool:
+def _gathers(communication: RequiredCollective) -> bool:
     """Return True for a forward all-gather whose shards a rank saves instead of the result, except expert tokens."""
     is_gather = communication.phase == "forward" and communication.operation == "all_gather"
     return is_gather and not communication.carries_expert_tokens
@@ -761,7 +763,7 @@ def _linear(operation: Operation) -> bool:
 
 
 def _inner_sums(
-    node: Node, split: SplitAxes, shards: Mapping[str, float], moves: _LayoutChanges, owed: list[Communication]
+    node: Node, split: SplitAxes, shards: Mapping[str, float], moves: _LayoutChanges, owed: list[RequiredCollective]
 ) -> frozenset[str]:
     """Append to ``owed`` the all-reduces of partial sums inside a layer, in the forward pass.
 
@@ -776,14 +778,14 @@ def _inner_sums(
         if arriving and not _linear(operation):
             for tensor in (t for t in operation.read_tensors if partial.get(t.name)):
                 for axis in sorted(partial.pop(tensor.name)):
-                    owed.append(Communication(operation.name, "all_reduce", axis, tensor.shard(shards), "forward"))
+                    owed.append(RequiredCollective(operation.name, "all_reduce", axis, tensor.shard(shards), "forward"))
             arriving = frozenset()
         partial[operation.out.name] = arriving | _partial_sum_axes(operation.out, operation, split)
     return partial.get(node.out.name, frozenset())
 
 
 def _gradient_sums(
-    node: Node, split: SplitAxes, shards: Mapping[str, float], moves: _LayoutChanges, owed: list[Communication]
+    node: Node, split: SplitAxes, shards: Mapping[str, float], moves: _LayoutChanges, owed: list[RequiredCollective]
 ) -> dict[str, frozenset[str]]:
     """Append to ``owed`` the all-reduces of partial gradients inside a layer, in the backward pass.
 
@@ -795,7 +797,7 @@ def _gradient_sums(
         leaving = partial.get(operation.out.name, frozenset())
         if leaving and not (isinstance(operation, MemoryPass) and _linear(operation)):
             name, out, axes = operation.name, operation.out.shard(shards), sorted(partial.pop(operation.out.name))
-            owed += [Communication(name, "all_reduce", axis, out, "backward") for axis in axes]
+            owed += [RequiredCollective(name, "all_reduce", axis, out, "backward") for axis in axes]
             leaving = frozenset()
         for tensor in operation.read_tensors:
             if tensor.needs_gradient and tensor.role != "parameter":
@@ -815,7 +817,7 @@ def _input_collectives(
     sums: Mapping[str, frozenset[str]],
     layouts: dict[str, TensorLayout],
     passed: frozenset[str],
-) -> Iterator[Communication]:
+) -> Iterator[RequiredCollective]:
     """Yield the collectives that change the layout of one layer input (rule B), and of its gradient.
 
     Partial sums over the ``passed`` axes are not reduced. A layer may sum over a dim that has the name of an output
@@ -847,7 +849,7 @@ def _broadcast_dims(node: Node, dims: Iterable[str]) -> frozenset[str]:
 
 def _layout_collectives(
     name: str, tensor: Tensor, have: TensorLayout, want: TensorLayout, mesh: Mesh, when: PassDirection
-) -> Iterator[Communication]:
+) -> Iterator[RequiredCollective]:
     """Yield the collectives that change a tensor's layout from ``have`` to ``want``, one mesh axis after another.
 
     Taking a slice of a dim that was not split is free.
@@ -869,7 +871,7 @@ def _layout_collectives(
         if operation == "all_to_all" and before is not None and after is not None:
             place, lies = (after, want) if after != MERGED_DIM_INDEX else (before, have)
             shares[tensor.dims[place]] = mesh.group_size(lies.axes_by_dim[place])
-        yield Communication(name, operation, axis, tensor.shard(shares), when)
+        yield RequiredCollective(name, operation, axis, tensor.shard(shares), when)
 
 
 def without_regather(placed: LocalLayer) -> LocalLayer:

@@ -184,7 +184,7 @@ def _goodput_document(run: LongRun) -> Document:
         "checkpoint_bytes": run.checkpoint_bytes,
         "checkpoint_s": run.save,
         "restart_s": run.restart,
-        "mtbf_s": run.mtbf,
+        "mtbf_s": run.job_mtbf,
         "failures": run.expected_failures,
         "failures_source": run.failure_rate_source,
         "spares": run.spares,
@@ -534,7 +534,7 @@ def _goodput_table(run: LongRun) -> Table:
     if low != high:
         bounds = f" ({format_percent_tenths(low)} to {format_percent_tenths(high)} over the range of failure rates)"
     if run.expected_failures:
-        often = f"one every {format_duration(run.mtbf)}, {run.expected_failures:,.0f} in all"
+        often = f"one every {format_duration(run.job_mtbf)}, {run.expected_failures:,.0f} in all"
     intervals = f"{format_duration(run.checkpoint_interval)}, {format_duration(run.save)} each"
     if run.checkpoints.memory_survival_share:
         to_storage = run.checkpoints.storage_checkpoint_interval(run.checkpoint_interval)

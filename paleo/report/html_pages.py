@@ -507,7 +507,7 @@ def _goodput_panel(offer: SystemOffer) -> Document:
     chart = heat_map(
         goodput_map(run, _GOODPUT_MAP_FACTORS).tolist(),
         columns=[format_duration(run.checkpoint_interval * factor, digits=2) for factor in _GOODPUT_MAP_FACTORS],
-        rows=[format_duration(run.mtbf * factor, digits=2) for factor in _GOODPUT_MAP_FACTORS],
+        rows=[format_duration(run.job_mtbf * factor, digits=2) for factor in _GOODPUT_MAP_FACTORS],
         framed=(middle, middle),
         title=heading,
         x_label="interval between checkpoints",
@@ -532,7 +532,7 @@ def goodput_map(run: LongRun, factors: Sequence[float]) -> npt.NDArray[np.float6
         Goodput, 0 to 1.
     """
     scale = np.asarray(factors)
-    return run.checkpoints.goodput(run.checkpoint_interval * scale[None, :], run.mtbf * scale[:, None])
+    return run.checkpoints.goodput(run.checkpoint_interval * scale[None, :], run.job_mtbf * scale[:, None])
 
 
 #: Plans that a page holds; of more, only the best.

@@ -239,7 +239,9 @@ class Ranking:
         return np.asarray(candidates[np.lexsort((self.memory[candidates], step, score, ~self.fits[candidates]))])
 
     def best_indices(self, count: int) -> IndexArray:
-        """Return the indices of the best configurations with exact step times, including ties with the last one.
+        """Return the indices of the best configurations, including ties with the last one.
+
+        Their step times are computed exactly first: simulated pass by pass, where closed forms are approximate.
 
         Parameters
         ----------

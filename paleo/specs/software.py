@@ -302,7 +302,7 @@ class Gradients(Spec):
 
     Parameters
     ----------
-    accesses
+    extra_gradient_accesses
         reads and writes of each gradient after every backward pass
     flat
         whether those reads and writes are passes over a flat buffer of each block, not over each tensor
@@ -352,7 +352,7 @@ class Gradients(Spec):
         2020)
     """
 
-    accesses: NonNegativeFactor = 0.0
+    extra_gradient_accesses: NonNegativeFactor = Field(0.0, alias="accesses")
     flat: StrictBool = False
     accumulated: StrictBool = False
     added: StrictBool = False

@@ -687,7 +687,7 @@ def build_backend(
         formats,
         main_gradient_bytes=gradients.main_gradient_bytes if formats.master_bytes else 0.0,
         casts_gradients_before_accumulation=gradients.casts_gradients_before_accumulation,
-        extra_gradient_accesses=gradients.accesses,
+        extra_gradient_accesses=gradients.extra_gradient_accesses,
         uses_flat_gradient_buffer=gradients.flat,
         fuses_gradient_accumulation=gradients.accumulated and not formats.casts_weights_each_pass,
         accumulates_gradients_by_autograd=gradients.added,

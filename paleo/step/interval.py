@@ -55,7 +55,9 @@ _MAX_SHORT_KERNEL_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class IntervalParameters:
-    """Fitted constants of step intervals: 90 % half-width, in log units, per unit of each part of `StepUncertainty`.
+    """Constants of the 90 % interval of a step time: how much each source of uncertainty widens it, in log units.
+
+    Each constant multiplies one part of `StepUncertainty`, such as the share of kernels of unknown speed.
 
     Defaults are round start values of the fit; `interval_parameters` returns the fitted values.
     """
@@ -77,7 +79,7 @@ class IntervalParameters:
 
 
 def interval_parameters(user_calibration: Calibration | None = None) -> IntervalParameters:
-    """Return the fitted constants of step intervals.
+    """Return the fitted constants of the 90 % intervals of predicted step times.
 
     The constants come from the user's calibration, else from the shipped one, else from the defaults.
 

@@ -314,7 +314,7 @@ def _stream_ends(
     column = np.zeros(len(batch.layouts), dtype=np.intp)
     column[[layout for layout, _ in members]] = np.arange(len(members))
     member, order = column[batch.cases.layout_index[cases]], members[0][1]
-    seconds = gradient_bucket_times(batch, members)
+    seconds = gradient_bucket_exchange_times(batch, members)
     sent = [row[member] if row.any() else 0.0 for row in seconds]
     layout = batch.cases.layout_index[cases]
     gather = section_gather_times(batch.layouts)[:, layout] if buckets.shards_parameters else None
@@ -393,7 +393,7 @@ def contended_layer_times(batch: ConfigurationBatch, cases: Index) -> ContendedL
     return ContendedLayerTimes(slower, slower if batch.scatters_every_pass else times)
 
 
-def gradient_bucket_times(batch: ConfigurationBatch, members: Sequence[tuple[int, IterationOrder]]) -> Array:
+def gradient_bucket_exchange_times(batch: ConfigurationBatch, members: Sequence[tuple[int, IterationOrder]]) -> Array:
     """Return the exchange time of the gradient buckets that are sent after each layer of the backward pass.
 
     Parameters

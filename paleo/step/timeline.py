@@ -34,7 +34,7 @@ from paleo.step.streams import (
     bucket_settings,
     contended_layer_times,
     exposed_parameter_gather_times,
-    gradient_bucket_times,
+    gradient_bucket_exchange_times,
     layer_iterations,
     section_gather_times_and_bytes,
     stream_end_times,
@@ -217,7 +217,7 @@ def _streams(batch: ConfigurationBatch, program: Program) -> Timeline:
     collectives = _exposed_section_collectives(batch, program)
     for last in (False, True):
         order = layer_iterations(program, buckets, last=last)
-        seconds = gradient_bucket_times(batch, [(0, order)])[:, 0].tolist()
+        seconds = gradient_bucket_exchange_times(batch, [(0, order)])[:, 0].tolist()
         taken = times.last_microbatch if last else times.earlier_microbatches
         microbatch_work = _Iterations(program, order, seconds, taken, gathers, collectives)
         if last:

@@ -472,14 +472,14 @@ class CheckpointTimes:
 class LongRun:
     """Duration of a long run with failures: goodput, expected wall time [s] and its 10th to 90th percentile.
 
-    ``failure_free_time`` [s] is the time of all steps without failures and ``mtbf`` the mean time between failures [s].
-    ``failure_rate_range`` is the range of failure rates relative to the assumed rate, and ``failure_rate_source`` names
-    where that rate is from. ``spares`` is the number of spare nodes that are paid for: by default enough for 99 % of
-    repairs, and none on a cloud that boots new nodes.
+    ``failure_free_time`` [s] is the time of all steps without failures, and ``job_mtbf`` [s] the job's mean time
+    between failures. ``failure_rate_range`` is the range of failure rates relative to the assumed rate, and
+    ``failure_rate_source`` names where that rate is from. ``spares`` is the number of spare nodes that are paid
+    for: by default enough for 99 % of repairs, and none on a cloud that boots new nodes.
     """
 
     failure_free_time: float
-    mtbf: float
+    job_mtbf: float
     checkpoint_bytes: float
     checkpoints: CheckpointTimes
     checkpoint_interval: float
@@ -506,12 +506,12 @@ class LongRun:
     @property
     def expected_failures(self) -> float:
         """Expected number of failures until the run ends."""
-        return self.wall_time / self.mtbf if math.isfinite(self.mtbf) else 0.0
+        return self.wall_time / self.job_mtbf if math.isfinite(self.job_mtbf) else 0.0
 
     @property
     def goodput_range(self) -> tuple[float, float]:
         """Goodput (0 to 1) at the highest and at the lowest failure rate of the range, with the same interval."""
-        ends = self.checkpoints.goodput(self.checkpoint_interval, self.mtbf / np.array(self.failure_rate_range))
+        ends = self.checkpoints.goodput(self.checkpoint_interval, self.job_mtbf / np.array(self.failure_rate_range))
         return float(ends[1]), float(ends[0])
 
     @property
@@ -536,15 +536,15 @@ class LongRun:
         An elastic run loses, instead of repeated work, the time of missing replicas.
         """
         saving = self.save / self.checkpoint_interval
-        if math.isinf(self.mtbf):
+        if math.isinf(self.job_mtbf):
             return {"checkpoints": saving, "again": 0.0, "restarts": 0.0}
         checkpoints = self.checkpoints
         if checkpoints.replicas:
-            absence = checkpoints.repair / self.mtbf / checkpoints.replicas
-            return {"checkpoints": saving, "restarts": checkpoints.restart / self.mtbf, "replicas away": absence}
+            absence = checkpoints.repair / self.job_mtbf / checkpoints.replicas
+            return {"checkpoints": saving, "restarts": checkpoints.restart / self.job_mtbf, "replicas away": absence}
         storage_interval = checkpoints.storage_checkpoint_interval(self.checkpoint_interval)
         survived = checkpoints.memory_survival_share
-        from_memory, from_storage = survived / self.mtbf, (1.0 - survived) / self.mtbf
+        from_memory, from_storage = survived / self.job_mtbf, (1.0 - survived) / self.job_mtbf
         repeated = from_memory * (self.checkpoint_interval + checkpoints.save) / 2.0
         repeated += from_storage * ((storage_interval + checkpoints.save) / 2.0 + checkpoints.durable_lag)
         restarts = from_memory * checkpoints.restart_memory + from_storage * checkpoints.restart
@@ -847,7 +847,7 @@ def interruption_of(prediction: Prediction, options: LongRunOptions) -> Interrup
     long, path = predict_long_run(prediction, SECONDS_PER_YEAR, options), RestartTimes()
     restore = long.checkpoint_bytes / _checkpoint_storage_bandwidth(options)
     lost = long.restart + min(long.checkpoint_interval, SECONDS_PER_YEAR) / 2.0
-    return Interruption(long.save, path.launch + path.warm_up, restore, long.goodput, long.mtbf, lost)
+    return Interruption(long.save, path.launch + path.warm_up, restore, long.goodput, long.job_mtbf, lost)
 
 
 def predict_long_run(prediction: Prediction, work: float, options: LongRunOptions) -> LongRun:

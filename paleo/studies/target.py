@@ -81,7 +81,7 @@ class TargetTime:
 
     @property
     def time_to_target(self) -> float:
-        """Time until the target quality is reached [s]: steps, evaluations and start-up, without initialisation.
+        """Time until the target quality is reached [s]: steps, evaluations, and the start of a job that is set up.
 
         MLPerf's rules do not time the initialisation, either.
         """

@@ -37,7 +37,7 @@ WORKLOAD = DataParallelWorkload(
     overlapped_exchange_time=0.0,
     neighbour_exchange_time=0.03,
     payload=1e8,
-    parameters=25e6,
+    parameter_count=25e6,
     tensors=100.0,
     jitter=0.1,
     server=ParameterServers(seconds_per_tensor=1e-4, bandwidth=2e9),

@@ -130,7 +130,7 @@ class ConsistencyTable(NonStepTimeTable):
         alone = self._compute(row)
         work = DataParallelWorkload(
             workers, alone, all_reduce_time=0.0, overlapped_exchange_time=0.0, neighbour_exchange_time=0.0,
-            payload=payload, parameters=payload / 4.0, tensors=tensors, jitter=_STEP_NOISE if workers > 1 else 0.0,
+            payload=payload, parameter_count=payload / 4.0, tensors=tensors, jitter=_STEP_NOISE if workers > 1 else 0.0,
         )  # fmt: skip
         if _asynchronous(row):
             server = replace(_CLOUD_PARAMETER_SERVER, count=max(1, integer_cell(row, "servers", 1)))
