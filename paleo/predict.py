@@ -457,7 +457,9 @@ def _unmodelled_effects(program: Program, run: Run, *, loads: bool) -> tuple[str
         return tuple(always)
     shares = []
     for count in ("flops", "bytes"):
-        part, whole = (sum(getattr(each, count) * times for each, times in some) for some in (guessed, launches))
+        part, whole = (
+            sum(getattr(each, count) * times for each, times in launched) for launched in (guessed, launches)
+        )
         shares.append(part / (whole or 1.0))
     names = ", ".join(dict.fromkeys(kernel.name for kernel, _ in guessed if kernel.phase == "forward"))
     text = f"functions that the importer did not know: {shares[0]:.1%} of FLOP, {shares[1]:.1%} of bytes"

@@ -116,8 +116,8 @@ def _attention_points(dtypes: tuple[str, ...], largest: int) -> Iterator[Benchma
             continue
         common = {"dtype": dtype, "batch": batch, "q_heads": q_heads, "kv_heads": kv_heads, "head_dim": head_dim}
         for phase, queries in (("encoder", length), ("generation", 1)):
-            asked = {"phase": phase, **common, "q_len": queries, "kv_len": length, "causal": False}
-            yield BenchmarkPoint("attention", asked)
+            columns = {"phase": phase, **common, "q_len": queries, "kv_len": length, "causal": False}
+            yield BenchmarkPoint("attention", columns)
         widths = {"head_num": q_heads, "kv_head_num": kv_heads, "qk_head_dim": head_dim, "v_head_dim": head_dim}
         for op in ("sdp_fwd", "sdp_bwd"):
             blank = dict.fromkeys(("m", "k", "n", "layout", "groups", "group_m", "stage"))
@@ -821,8 +821,8 @@ class MeasurementFolder:
         return sorted(self.folder.glob(f"{self.device}.*.csv"))
 
     def _key(self, row: Row) -> str:
-        asked = sorted(name for name in row if name not in _RESULT_COLUMNS and row[name] is not None)
-        return "|".join(f"{name}={row[name]}" for name in asked)
+        identifying_columns = sorted(name for name in row if name not in _RESULT_COLUMNS and row[name] is not None)
+        return "|".join(f"{name}={row[name]}" for name in identifying_columns)
 
 
 def run_benchmarks(

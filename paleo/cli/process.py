@@ -333,8 +333,10 @@ def _report_internal_error(error: Exception) -> int:
     ours = [frame for frame in frames if _PACKAGE in Path(frame.filename).parents] or frames[-1:]
     place = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "?"
     reason = str(error).strip().splitlines() or [""]
-    what = f"{type(error).__name__} at {place}: {reason[0][:200]}"
-    return _print_error(f"an error in paleo itself, not in your input: {what}; {_BUG_REPORT_HINT}", EXIT_INTERNAL_ERROR)
+    problem = f"{type(error).__name__} at {place}: {reason[0][:200]}"
+    return _print_error(
+        f"an error in paleo itself, not in your input: {problem}; {_BUG_REPORT_HINT}", EXIT_INTERNAL_ERROR
+    )
 
 
 def _print_error(message: str, code: int) -> int:

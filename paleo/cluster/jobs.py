@@ -214,14 +214,14 @@ def _job(path: Path, line: int, row: Mapping[str, str], columns: Mapping[str, st
     for name, value in (("arrival", arrival), ("duration", duration)):
         if not 0 <= value <= 1e10:
             raise SpecError(f"{where}: {columns[name]}: {value:g} s; expected a time of zero or more, below 1e10 s")
-    given = {key: row.get(column) if column else None for key, column in columns.items()}
-    deadline = _number(where, str(columns["deadline"]), row) if given["deadline"] else None
+    cells = {key: row.get(column) if column else None for key, column in columns.items()}
+    deadline = _number(where, str(columns["deadline"]), row) if cells["deadline"] else None
     if deadline is not None and not arrival < deadline <= 1e10:
         raise SpecError(f"{where}: {columns['deadline']}: {deadline:g} s is not after the arrival at {arrival:g} s")
-    priority = _number(where, str(columns["priority"]), row) if given["priority"] else 0.0
+    priority = _number(where, str(columns["priority"]), row) if cells["priority"] else 0.0
     return JobSpec.model_construct(
-        name=str(given["name"] or f"line {line}")[:100], arrival=arrival, gpus=gpus, duration=duration,
-        team=str(given["team"] or ""), deadline=deadline, priority=priority,
+        name=str(cells["name"] or f"line {line}")[:100], arrival=arrival, gpus=gpus, duration=duration,
+        team=str(cells["team"] or ""), deadline=deadline, priority=priority,
     )  # fmt: skip
 
 

@@ -415,8 +415,8 @@ def run_fields_of_job(
     data["pipeline.cut"] = None if job.cut is None else tuple(layers // per_iteration for layers in job.cut)
     data["model"] = {"seq": job.seq} if job.seq and job.seq != seq else {}
     usual = {path: attrgetter(path)(_DEFAULTS) for path in field_paths()}
-    given = {path: value for path, value in flatten_to_paths(data).items() if value is not None}
-    stated = {path: value for path, value in given.items() if value != usual.get(path)}
+    settings_by_path = {path: value for path, value in flatten_to_paths(data).items() if value is not None}
+    stated = {path: value for path, value in settings_by_path.items() if value != usual.get(path)}
     return {**stated, "software": software, "dtype": job.dtype, "strategy": job.strategy}
 
 

@@ -91,8 +91,8 @@ def log_audit_verdict_text(audit: TrainingLogAudit | CollectiveAudit) -> str:
         return f"{seen}: {_without_faults(audit)}."
     doubt = " The step lies within the 90 % interval of the prediction, so this may be the model's error."
     names = ", or ".join(fault.text for fault in audit.faults)
-    rest = audit.measured_to_best_fit_step_time_ratio - 1
-    remainder = f"{rest:+.0%} of the step stay unexplained" if abs(rest) >= 0.01 else "that is all of it"
+    unexplained = audit.measured_to_best_fit_step_time_ratio - 1
+    remainder = f"{unexplained:+.0%} of the step stay unexplained" if abs(unexplained) >= 0.01 else "that is all of it"
     return f"{seen}. What explains it: {names}; {remainder}.{doubt if low <= measured <= high else ''}"
 
 

@@ -152,8 +152,8 @@ def find_entries(name: str, kind: str | None = None) -> list[tuple[str, object]]
     folded = name.strip().lower()
     loaders = _loaders()
     if kind is not None:
-        wanted = kind.strip().lower()
-        singular = wanted if wanted in loaders else wanted.removesuffix("s")
+        lower_kind = kind.strip().lower()
+        singular = lower_kind if lower_kind in loaders else lower_kind.removesuffix("s")
         if singular not in loaders:
             raise SpecError(f"unknown kind {kind!r}; {suggest_names(kind, loaders)}")
         loaders = {singular: loaders[singular]}

@@ -628,8 +628,8 @@ def _compression(study: CompressionStudy) -> RenderableType:
         table.add_row("mean step time", f"{format_duration(study.mean_step_time)}, {words}")
     limit, rate = study.break_even_bandwidth, study.uncompressed_bandwidth
     below = "at any rate" if math.isinf(limit) else f"below {format_quantity(limit, 'B/s')}"
-    here = "nothing" if math.isinf(rate) else format_quantity(rate, "B/s")
-    table.add_row("pays without overlap", f"{below}; ranks send {here} here")
+    node_rate = "nothing" if math.isinf(rate) else format_quantity(rate, "B/s")
+    table.add_row("pays without overlap", f"{below}; ranks send {node_rate} here")
     return table
 
 

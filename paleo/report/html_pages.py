@@ -456,13 +456,13 @@ def gradient_exchange_panels(study: Purchase, offer: SystemOffer) -> Iterator[tu
         except PlanError:
             pass  # one GPU: no links
     if run.exchange.consistency != "bsp" and offer.scaling_curve is not None:
-        plain = study.request.scaling_curve(prediction, consistency="bsp")
+        plain = study.request.scaling_curve(prediction, {"exchange.consistency": "bsp"})
         if plain is not None:
             heading = f"Updates and staleness on {name} over workers"
             picture = plots.plot_consistency_models([plain, offer.scaling_curve], rows=2)
             yield heading, _narrow(picture, heading, height=520.0), _consistency_words(offer.scaling_curve)
     if run.fabric.nodes != "packed" and offer.scaling_curve is not None:
-        packed = study.request.scaling_curve(prediction, nodes="packed")
+        packed = study.request.scaling_curve(prediction, {"fabric.nodes": "packed"})
         if packed is not None:
             heading = f"Step time on {name}: packed nodes and {offer.scaling_curve.node_placement}"
             last, base = ([point for point in each.points if point.fits][-1] for each in (offer.scaling_curve, packed))

@@ -518,8 +518,10 @@ def _explain_refusal(service: Service) -> str:
             f"No: {gpus} keep these limits at {at} for single requests ({candidate.sharding.text}), but not for the "
             f"load that is stated; fewer requests or more GPUs would."
         )
-    asked = {part: format_duration(limit) for part, limit in limits.limits_by_name.items()}
-    texts = [f"{format_duration(values[part])} {_LATENCY_PHRASES[part]} (asked: {asked[part]})" for part in missed]
+    limit_texts = {part: format_duration(limit) for part, limit in limits.limits_by_name.items()}
+    texts = [
+        f"{format_duration(values[part])} {_LATENCY_PHRASES[part]} (asked: {limit_texts[part]})" for part in missed
+    ]
     return (
         f"No: no plan of {gpus} answers within these limits. The nearest, {candidate.sharding.text} in "
         f"{candidate.formats.text} with one request at a time, takes {' and '.join(texts)} at {at}."

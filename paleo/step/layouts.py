@@ -801,7 +801,7 @@ class Layouts:
         gathers_late = self.backend.software.parallelism.parameter_gathers_in_pipelines == "step"
         return self._states(kinds, zero, deferred, deferred or (zero == 1 and stages > 1 and gathers_late))
 
-    @cached(lambda layouts, kinds, *what: what)
+    @cached(lambda layouts, kinds, *settings: settings)
     def _states(self, kinds: DistinctStages, zero: int, deferred: bool, unreduced: bool) -> tuple[StateMemory, Array]:
         backend, formats, rule = self.backend, self.backend.formats, self.backend.optimizer
         offloads = backend.offload.is_offloaded("parameters")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
 
 from paleo.errors import CapacityError, PaleoError, PlanError, SpecError, suggest_names
 from paleo.launch.jobs import estimate_command, launch_preparation_text, settings_line
@@ -329,15 +329,15 @@ class PurchaseRequest:
     planner: PlanSearch | None = None
     long_run: LongRunOptions | None = None
 
-    def scaling_curve(self, best: Prediction, **changes: Any) -> ScaleCurve | None:
+    def scaling_curve(self, best: Prediction, changes: Mapping[str, object] | None = None) -> ScaleCurve | None:
         """Predict how a training plan scales over those requested GPU counts that hold whole replicas of the plan.
 
         Parameters
         ----------
         best : Prediction
             Prediction of the plan, whose tensor- and pipeline-parallel degrees are kept.
-        **changes : Any
-            Fields of the run with other values.
+        changes : mapping of str to object, optional
+            Fields of the run with other values, such as ``{"exchange.consistency": "bsp"}``.
 
         Returns
         -------
@@ -349,7 +349,8 @@ class PurchaseRequest:
         counts = [count for count in self.counts if count % ranks == 0 and (capacity is None or count <= capacity)]
         if not counts:
             return None
-        run = best.run.model_copy(update={"strategy": without_data_parallel_degree(best.run.strategy), **changes})
+        strategy = without_data_parallel_degree(best.run.strategy)
+        run = replace_fields(best.run, {"strategy": strategy, **(changes or {})})
         if self.scaling == "weak":
             run = run.model_copy(update={"batch": best.plan.local_batch, "global_batch": None})
         try:
@@ -500,11 +501,11 @@ def hardware_sensitivities(
     tuple of HardwareSensitivity
         Step times relative to the unchanged hardware, the most important property first.
     """
-    step, found = prediction.step_time, list[HardwareSensitivity]()
+    step, sensitivities = prediction.step_time, list[HardwareSensitivity]()
     for name, scale in HARDWARE_SCALERS.items():
         low, high = (prediction.predict_variant(scale(prediction.system, 1 + part)) for part in (-change, change))
-        found.append(HardwareSensitivity(name, low.step_time / step, high.step_time / step, low.memory.fits))
-    return tuple(sorted(found, key=lambda sensitivity: -sensitivity.largest_change))
+        sensitivities.append(HardwareSensitivity(name, low.step_time / step, high.step_time / step, low.memory.fits))
+    return tuple(sorted(sensitivities, key=lambda sensitivity: -sensitivity.largest_change))
 
 
 #: The largest count that is tried to find one that fits, or that is in time.

@@ -165,8 +165,10 @@ def _print_special_search(
         from paleo.search.layer_splits import search_layer_splits
 
         split = search_layer_splits(network, machine, run)
-        shown = (*names, split)
-        print_result(lambda: reports.layers_document(*shown), lambda: reports.layers_table(*shown), as_json)
+        layers_report = (*names, split)
+        print_result(
+            lambda: reports.layers_document(*layers_report), lambda: reports.layers_table(*layers_report), as_json
+        )
         return
     from paleo.studies.gradient_exchange import StalenessPenalty, exchange_search
 
@@ -177,8 +179,12 @@ def _print_special_search(
         network, machine, run, StalenessPenalty(*price), counts=counts, space=search_space_of_unset_fields(stated_run),
         top=top, consistencies=consistencies, compressions=compressions,
     )  # fmt: skip
-    found = (*names, searched)
-    print_result(lambda: reports.exchange_search_json(*found), lambda: reports.exchange_search_table(*found), as_json)
+    exchange_report = (*names, searched)
+    print_result(
+        lambda: reports.exchange_search_json(*exchange_report),
+        lambda: reports.exchange_search_table(*exchange_report),
+        as_json,
+    )
 
 
 def _comma_separated(text: str, option: str) -> list[str]:

@@ -192,8 +192,8 @@ class ExpertKernelTable(EngineKernelTable):
         start = replace(plan.start_values, unaligned_time_ratio=16.0 if target.family.endswith("8") else 8.0)
         if target.figures.architecture != "Ampere":
             start = replace(start, balanced_tile_width=_TRITON_BALANCED_TILE_WIDTH)
-        told = ("unaligned_time_ratio", "time_per_element")
-        fixed = (name for name in plan.fixed_parameters if name not in told)
+        measured_parameters = ("unaligned_time_ratio", "time_per_element")
+        fixed = (name for name in plan.fixed_parameters if name not in measured_parameters)
         return replace(plan, start_values=start, fixed_parameters=(*fixed, "index_bytes_per_element"))
 
     @apply_per_row
