@@ -625,7 +625,7 @@ def tune(
     first = most / study.DEFAULT_RUNG_SPAN
     if any(value is not None for value in least.values()):
         first = study.parse_trial_samples(network, question.run, "min", **least)
-    evaluated = 0.0 if evaluation_samples is None else parse_count("evaluation-samples", evaluation_samples)
+    evaluated = 0.0 if evaluation_samples is None else _parse_count("evaluation-samples", evaluation_samples)
     settings = study.TuningSettings(
         trials, method, first, most, eta, population, not from_scratch, evaluated, study.parse_network_sizes(vary),
         rank_correlation, seed,
@@ -705,7 +705,7 @@ def fleet(
     return FleetResult(study.simulate_or_size_cluster(priced, order, wishes, samples=samples, seed=seed))
 
 
-def parse_count(option: str, value: CountOrText) -> float:
+def _parse_count(option: str, value: CountOrText) -> float:
     """Parse the positive number of a command-line option, such as an amount of training.
 
     Parameters

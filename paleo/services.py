@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from paleo.studies.reinforcement import ReinforcementStudy
 
 #: Default number of tokens of a prompt and of an answer.
-DEFAULT_PROMPT_TOKENS, _DEFAULT_ANSWER_TOKENS = 1000.0, 300.0
+_DEFAULT_PROMPT_TOKENS, _DEFAULT_ANSWER_TOKENS = 1000.0, 300.0
 #: Engines that ``engine="auto"`` compares.
 _COMPARED_ENGINES = ("vllm", "sglang", "tensorrt-llm")
 #: Margin by which a fraction must stay below one, and the largest coefficient of variation of lengths.
@@ -399,7 +399,7 @@ def _serving_load(
         return _trace_load(trace, hit)
     if rate is not None and users:
         raise SpecError("--rate and --concurrency: state one of them")
-    first, spread = _length("input", DEFAULT_PROMPT_TOKENS if prompt is None else prompt, variation)
+    first, spread = _length("input", _DEFAULT_PROMPT_TOKENS if prompt is None else prompt, variation)
     second, spread2 = _length("output", _DEFAULT_ANSWER_TOKENS if answer is None else answer, variation)
     lengths = RequestLengths(first, second, spread, spread2, hit)
     if users:

@@ -100,7 +100,7 @@ SOURCE_ERROR_COLUMNS = (
     "left_out_coverage", "one_constant",
 )  # fmt: skip
 #: Fewest rows of a source in the ledger, and digits of its numbers.
-_MIN_ROWS_OF_REPORTED_SOURCE, DIGITS = 6, 4
+_MIN_ROWS_OF_REPORTED_SOURCE, _DIGITS = 6, 4
 
 
 def step_errors_by_source(files: Sequence[str], report: ProgressCallback = str) -> pd.DataFrame:
@@ -134,7 +134,7 @@ def step_errors_by_source(files: Sequence[str], report: ProgressCallback = str) 
                 tested = _left_out_errors(whole, source, calibrations.get(source)) or errors
                 shares = errors.coverage, inside.get(f"{whole.table.name}: {source}", np.nan), errors.baseline_mape
                 values = (errors.mape, errors.bias, tested.mape, tested.bias, *shares)
-                numbers = [np.nan if value is None else round(float(value), DIGITS) for value in values]
+                numbers = [np.nan if value is None else round(float(value), _DIGITS) for value in values]
                 lines.append((Path(file).name, source, errors.rows, *numbers))
     return pd.DataFrame(lines, columns=SOURCE_ERROR_COLUMNS)
 

@@ -255,7 +255,7 @@ SOURCE_NAME = "paleo calibrate"
 #: Bytes that are written between cold calls, to empty any last-level cache there is.
 _FLUSH_BYTES = 2**28
 #: Copies of the weights that take turns in a replayed product, as in inference.
-WEIGHT_COPIES = 5
+_WEIGHT_COPIES = 5
 #: Most calls in one captured graph and replays in a sample, samples of a median, and about how long one may take [s].
 _MAX_CALLS_PER_SAMPLE, _SAMPLES_PER_MEDIAN, _TARGET_SAMPLE_TIME = 20, 7, 15 * MILLISECOND
 KernelCall = Callable[[], object]
@@ -535,7 +535,7 @@ def _gemm(bench: DeviceBenchmarkRunner, row: Row) -> list[KernelCall]:
         return matrices.transpose(-1, -2) if transposed else matrices
 
     left = operand(m, k, row["trans_a"] == "T")
-    copies = WEIGHT_COPIES if bench.on_cuda else 1
+    copies = _WEIGHT_COPIES if bench.on_cuda else 1
     return [_partial(bench.torch.matmul, left, operand(k, n, row["trans_b"] == "T")) for _ in range(copies)]
 
 

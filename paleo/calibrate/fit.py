@@ -40,7 +40,7 @@ _LOSS_SCALE = 0.1
 #: Share of configurations to fit, and to set the interval on; the rest is held out for the report.
 _FITTED_CONFIGURATION_SHARE, _INTERVAL_CONFIGURATION_SHARE = 0.5, 0.25
 #: Share of a range that a start keeps from its ends; log step of a numerical derivative.
-BOUND_MARGIN = 1 / 1000
+_BOUND_MARGIN = 1 / 1000
 #: Rows from which a source weighs as much as another and is left out by itself.
 MIN_ROWS_OF_LEFT_OUT_SOURCE = 6
 #: Factors of a fit that held no rows out: a judgement, no statistic.
@@ -326,7 +326,7 @@ class _LogVector(Generic[Parameters]):
         ndarray, shape (keys,)
             Logarithms that lie inside the bounds by at least a small share of their range.
         """
-        margin = BOUND_MARGIN * (self.high - self.low)
+        margin = _BOUND_MARGIN * (self.high - self.low)
         return np.clip(vector, self.low + margin, self.high - margin)
 
     def _unpack(self, vector: Array) -> dict[str, Parameters]:
@@ -522,7 +522,7 @@ class Fit(Generic[Parameters]):
         runs = [
             least_squares(
                 errors, packing.move_inside_bounds(point), bounds=bounds, loss="soft_l1", f_scale=_LOSS_SCALE,
-                diff_step=np.full(size, BOUND_MARGIN), max_nfev=self.max_evaluations,
+                diff_step=np.full(size, _BOUND_MARGIN), max_nfev=self.max_evaluations,
             )
             for point in points
         ]  # fmt: skip

@@ -58,7 +58,7 @@ WHOLE_STEP_STACK = "step"
 #: A row speaks for a number if making that this much worse moves its step by at least so much, relatively.
 _WORSENING_FACTOR, _MIN_STEP_TIME_CHANGE = 4.0, 0.005
 #: Rows that a search sees, and how often it may ask for all of them.
-MAX_TRAINING_ROWS, _MAX_FULL_EVALUATIONS = 60, 12
+_MAX_TRAINING_ROWS, _MAX_FULL_EVALUATIONS = 60, 12
 #: One sigma of a number's logarithm above which the rows leave it open; no step repeats better than `_MIN_ROW_SPREAD`.
 MAX_LOG_STANDARD_DEVIATION, _MIN_ROW_SPREAD = 0.25, 0.01
 #: Log step of the derivatives behind that sigma, and how near to a bound a search has run into it.
@@ -185,7 +185,7 @@ class LinkJob:
         """Sample of the measured steps to which link parameters are fitted, one group per table."""
         fitted = [split_by_configuration(part.frame, _CONFIGURATION_COLUMN) == 0 for part in self.rows]
         chosen = [part.select(mask) for part, mask in zip(self.rows, fitted, strict=True)]
-        return sample_rows(chosen, MAX_TRAINING_ROWS, 0)
+        return sample_rows(chosen, _MAX_TRAINING_ROWS, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,7 +413,7 @@ def _fit_determined(job: LinkJob, moving: list[str], left: dict[str, str]) -> tu
         parameters = Fit(
             _time_predictor(moving), job.training_rows, parameters,
             fixed_parameters=[name for name in LINK_PARAMETERS if name not in moving],
-            max_training_rows=MAX_TRAINING_ROWS, random_starts=0, prior_precision=0.0, row_weight_exponent=0.0,
+            max_training_rows=_MAX_TRAINING_ROWS, random_starts=0, prior_precision=0.0, row_weight_exponent=0.0,
             max_evaluations=_MAX_FULL_EVALUATIONS, uses_held_out_rows=False,
         ).run().parameters[WHOLE_STEP_STACK]  # fmt: skip
         sigma = link_log_standard_deviations(job, parameters, moving)
@@ -506,7 +506,7 @@ def _link_fit(
         update = {
             "parameters": {name: round_to_digits(value) for name, value in entry.parameters.items()},
             "source": job.source, "date": date,
-            "rows_fitted": min(fitted, MAX_TRAINING_ROWS), "rows_held_out": after.rows,
+            "rows_fitted": min(fitted, _MAX_TRAINING_ROWS), "rows_held_out": after.rows,
             "uncertainty": {LINK_PARAMETERS[name].field_name: round_to_digits(sigma[name], 2) for name in numbers},
             "residual": rounded_residual(after) if after.rows else None,
             "notes": _notes(job, parameters, numbers, before),

@@ -49,7 +49,7 @@ from paleo.units import GIGA, MEBIBYTE, MICROSECOND, MILLISECOND, Quantity, with
 Array = npt.NDArray[np.float64]
 ProgressCallback = Callable[[str], object]
 #: Rows that a fit sees: host time and one more term are settled by about forty.
-MAX_TRAINING_ROWS = 60
+_MAX_TRAINING_ROWS = 60
 #: What differs from architecture to architecture.
 _PER_ARCHITECTURE = ("attention_slowdown",)
 #: Fewer rows than this are no fit that can be tested.
@@ -164,7 +164,7 @@ class SoftwareJob:
         return Fit(
             kind, self.rows, SoftwareParameters.from_profile(self.profile, self.rows[0].group_name),
             fixed_parameters=fixed, parameters_per_stack=per_stack,
-            max_training_rows=MAX_TRAINING_ROWS, random_starts=0, row_weight_exponent=0.0, max_evaluations=15,
+            max_training_rows=_MAX_TRAINING_ROWS, random_starts=0, row_weight_exponent=0.0, max_evaluations=15,
         )  # fmt: skip
 
     @property

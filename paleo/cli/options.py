@@ -103,7 +103,7 @@ PlotFileOption = Annotated[
 PageFileOption = Annotated[str | None, typer.Option(callback=checked_page_path)]
 
 
-def parse_whole_number(text: str) -> int:
+def _parse_whole_number(text: str) -> int:
     """Parse a whole number, with or without commas between thousands: ``1,024``.
 
     Parameters
@@ -128,8 +128,8 @@ def parse_whole_number(text: str) -> int:
         raise typer.BadParameter(f"{text[:80]!r} is not a whole number; write it in digits, such as 1024") from None
 
 
-WholeNumber = Annotated[int, typer.Option(parser=parse_whole_number, metavar="N")]
-OptionalWholeNumber = Annotated[int | None, typer.Option(parser=parse_whole_number, metavar="N")]
+WholeNumber = Annotated[int, typer.Option(parser=_parse_whole_number, metavar="N")]
+OptionalWholeNumber = Annotated[int | None, typer.Option(parser=_parse_whole_number, metavar="N")]
 
 
 def _options_of(options: Any, group: type[Any]) -> dict[str, Any]:

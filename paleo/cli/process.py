@@ -44,7 +44,7 @@ _ASCII_REPLACEMENTS = {
     "’": "'", "“": '"', "”": '"', "²": "2", "±": "+-", "≈": "~", "✓": "yes", "•": "*",
 }  # fmt: skip
 #: Longest message in characters; longer ones are cut.
-MAX_MESSAGE_LENGTH = 1200
+_MAX_MESSAGE_LENGTH = 1200
 EXIT_TERMINATED = 128 + signal.SIGTERM
 #: Keyboard interrupts that were received.
 _INTERRUPTS: list[int] = []
@@ -87,7 +87,7 @@ class _ClosedStream:
         raise OSError(9, "it is closed")
 
 
-def prepare_streams() -> None:
+def _prepare_streams() -> None:
     """Prepare the standard streams for any text, and make SIGTERM an exception, so unfinished files are removed."""
     # a file that is opened later must not get the number of a closed stream
     while (number := os.open(os.devnull, os.O_RDWR)) < 3:
@@ -166,7 +166,7 @@ def printable_line(message: str) -> str:
     'name ?[31mred'
     """
     line = " ".join(message.split())
-    return "".join(character if character.isprintable() else "?" for character in line[:MAX_MESSAGE_LENGTH])
+    return "".join(character if character.isprintable() else "?" for character in line[:_MAX_MESSAGE_LENGTH])
 
 
 #: Exception that typer raises on wrong usage; its base class differs between versions.
@@ -245,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     gc.set_threshold(GC_THRESHOLD)
     os.environ.setdefault(_BLAS_THREADS_VARIABLE, _DEFAULT_BLAS_THREADS)
     os.environ.setdefault(_PYDANTIC_PLUGINS_VARIABLE, "__all__")
-    prepare_streams()
+    _prepare_streams()
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # warnings of libraries; this program prints its own as lines
         warnings.filterwarnings("once", category=FutureWarning, module=r"paleo\.specs")

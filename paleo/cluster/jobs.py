@@ -18,10 +18,10 @@ from paleo.specs.loading import NonEmptyText, Spec, StrictBool, read_yaml, recor
 from paleo.units import Seconds, parse_quantity, parse_whole_number
 
 #: Most jobs of a file, and most GPUs of one of them.
-_MAX_JOBS, MAX_GPUS_PER_JOB = 900_000, 900_000
+_MAX_JOBS, _MAX_GPUS_PER_JOB = 900_000, 900_000
 _MOST_BYTES = 500 * 1000 * 1000
 #: Names of each column in public traces (Philly, Helios, Acme, Tiresias).
-TRACE_COLUMN_ALIASES: dict[str, tuple[str, ...]] = {
+_TRACE_COLUMN_ALIASES: dict[str, tuple[str, ...]] = {
     "name": ("name", "job_id", "job", "jobid"),
     "arrival": ("arrival", "submit_time", "submitted_time", "submission_time"),
     "gpus": ("gpus", "gpu_num", "num_gpu", "num_gpus", "gpu"),
@@ -143,7 +143,7 @@ class JobSpec(Spec):
         if self.gpus == "auto":
             return None
         first, dots, last = str(self.gpus).partition("..")
-        low, high = parse_whole_number(first, MAX_GPUS_PER_JOB), parse_whole_number(last or first, MAX_GPUS_PER_JOB)
+        low, high = parse_whole_number(first, _MAX_GPUS_PER_JOB), parse_whole_number(last or first, _MAX_GPUS_PER_JOB)
         if isinstance(self.gpus, bool) or not low or not high or low > high or (dots and not last):
             raise SpecError(f"gpus: {self.gpus!r:.60} is no number of GPUs; expected 8, a range such as 8..64, or auto")
         return low, high
@@ -194,11 +194,11 @@ def _trace_jobs(path: Path) -> Iterator[JobSpec]:
     if len(rows) > _MAX_JOBS:
         raise SpecError(f"{path}: {len(rows):,} jobs; expected {_MAX_JOBS:,} or fewer")
     named = {str(name).strip().lower(): name for name in rows[0] if name}
-    aliases = TRACE_COLUMN_ALIASES.items()
+    aliases = _TRACE_COLUMN_ALIASES.items()
     columns = {key: next((named[name] for name in names if name in named), None) for key, names in aliases}
     for key in ("arrival", "gpus", "duration"):
         if columns[key] is None:
-            raise SpecError(f"{path}: column {key} is missing; expected one of {', '.join(TRACE_COLUMN_ALIASES[key])}")
+            raise SpecError(f"{path}: column {key} is missing; expected one of {', '.join(_TRACE_COLUMN_ALIASES[key])}")
     arrivals = [_time_in_cell(path, line, row, columns["arrival"]) for line, row in enumerate(rows, 2)]
     dated = any(isinstance(_number_or_text(row.get(str(columns["arrival"]))), str) for row in rows[:1])
     zero = min(arrivals) if dated else 0.0
@@ -263,7 +263,7 @@ def _number(where: str, column: str, row: Mapping[str, str]) -> float:
 def _whole(where: str, column: str, row: Mapping[str, str]) -> int:
     """Return the whole number in a cell, such as GPUs; raise SpecError, which names the cell, for other texts."""
     value = _number_or_text(row.get(column))
-    if isinstance(value, str) or not math.isfinite(value) or value != int(value) or not 1 <= value <= MAX_GPUS_PER_JOB:
+    if isinstance(value, str) or not math.isfinite(value) or value != int(value) or not 1 <= value <= _MAX_GPUS_PER_JOB:
         raise SpecError(f"{where}: {column}: {str(row.get(column))[:60]!r}; expected a number of GPUs of 1 or more")
     return int(value)
 

@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.float64]
 #: Most nodes of an order, and most jobs for which finishing times get intervals by default.
-MAX_NODES, _MAX_JOBS_WITH_INTERVALS = 100_000, 1000
+_MAX_NODES, _MAX_JOBS_WITH_INTERVALS = 100_000, 1000
 #: Number of simulations with varied step times and failures from which intervals are computed.
 _DEFAULT_SIMULATIONS = 20
 _WAIT_STATISTICS = ("mean", "p95")
-PLACEMENTS = ("packed", "spread")
-UNMODELLED_EFFECTS = (
+_PLACEMENTS = ("packed", "spread")
+_UNMODELLED_EFFECTS = (
     "jobs that share a GPU, and traffic of one job that slows another",
     "repairs of nodes: a job with a failure restarts on its nodes, or on spare ones",
     "the time of the scheduler itself",
@@ -192,7 +192,7 @@ class FleetStudy:
     result_with_one_more_node: ClusterRun | None = None
     finish_time_intervals: Array | None = None
     deadline_probability: Array | None = None
-    unmodelled: tuple[str, ...] = UNMODELLED_EFFECTS
+    unmodelled: tuple[str, ...] = _UNMODELLED_EFFECTS
 
     @property
     def waiting_time_statistic(self) -> float:
@@ -339,9 +339,9 @@ def predict_fleet(
 
     if policy not in SCHEDULING_POLICIES:
         raise SpecError(f"--policy {policy!r:.40}: {suggest_names(policy, SCHEDULING_POLICIES)}")
-    if placement not in PLACEMENTS:
-        raise SpecError(f"--placement {placement!r:.40}: {suggest_names(placement, PLACEMENTS)}")
-    counts = [MAX_NODES] * len(systems) if nodes is None else list(nodes)
+    if placement not in _PLACEMENTS:
+        raise SpecError(f"--placement {placement!r:.40}: {suggest_names(placement, _PLACEMENTS)}")
+    counts = [_MAX_NODES] * len(systems) if nodes is None else list(nodes)
     sizes = [(count * devices_per_machine(system), system) for count, system in zip(counts, systems, strict=True)]
     most = [min(size, system.max_devices or size) for size, system in sizes]
     jobs = tuple(predict_job_run_times(spec, systems, most) for spec in specs)
@@ -433,7 +433,7 @@ def _run_time_factor(price: JobRunTime, random: np.random.Generator) -> float:
     if math.isfinite(price.mtbf) and price.seconds:
         expected = price.seconds / price.mtbf
         failures, mean = int(random.poisson(min(expected, float(2**30)))), price.seconds_lost_per_failure
-        lost = float(random.uniform(0.0, 2.0 * mean, failures).sum()) if failures < MAX_NODES else 0.0
+        lost = float(random.uniform(0.0, 2.0 * mean, failures).sum()) if failures < _MAX_NODES else 0.0
         factor += (lost - expected * mean) / price.seconds
     return max(factor, 0.1)
 
@@ -531,7 +531,7 @@ def _nodes_without_waiting(fleet: JobsOnCluster) -> int:
     """Return a number of nodes of the last kind so large that no job ever waits."""
     size = devices_per_machine(fleet.systems[-1])
     needed = sum(-(-max(job.preferred_gpus) // size) for job in fleet.jobs)
-    owned = MAX_NODES if fleet.systems[-1].max_devices is None else fleet.systems[-1].max_devices // size
+    owned = _MAX_NODES if fleet.systems[-1].max_devices is None else fleet.systems[-1].max_devices // size
     return max(min(needed, owned), 1)
 
 
@@ -568,15 +568,15 @@ def parse_node_counts(nodes: int | str | Sequence[int], systems: Sequence[System
         For what is no number of nodes, or more than a system has.
     """
     parts = [nodes] if isinstance(nodes, int) else comma_separated(nodes) if isinstance(nodes, str) else list(nodes)
-    numbers = (parse_whole_number(part, MAX_NODES) if isinstance(part, str) else part for part in parts)
+    numbers = (parse_whole_number(part, _MAX_NODES) if isinstance(part, str) else part for part in parts)
     counts = tuple(number if type(number) is int else None for number in numbers)
-    known = tuple(count for count in counts if count is not None and 0 <= count <= MAX_NODES)
+    known = tuple(count for count in counts if count is not None and 0 <= count <= _MAX_NODES)
     if len(known) != len(counts) or not any(known):
-        raise SpecError(f"--nodes {str(nodes)[:60]!r}: expected a number of nodes up to {MAX_NODES:,}, or auto")
+        raise SpecError(f"--nodes {str(nodes)[:60]!r}: expected a number of nodes up to {_MAX_NODES:,}, or auto")
     if len(known) != len(systems):
         raise SpecError(f"--nodes {str(nodes)[:60]!r}: {with_noun(len(systems), 'system')}; expected a number for each")
     for count, system in zip(known, systems, strict=True):
-        most = MAX_NODES if system.max_devices is None else system.max_devices // devices_per_machine(system)
+        most = _MAX_NODES if system.max_devices is None else system.max_devices // devices_per_machine(system)
         if count > most:
             raise SpecError(f"--nodes {count}: system {system.name} has {most}")
     return known
@@ -638,7 +638,7 @@ class FleetSweep(SweepStudy):
 
     def validate_axes_and_load_files(self) -> None:
         """Check every value of every axis, and load the jobs."""
-        words = {"policy": list(SCHEDULING_POLICIES), "placement": list(PLACEMENTS)}
+        words = {"policy": list(SCHEDULING_POLICIES), "placement": list(_PLACEMENTS)}
         for name, values in self.axes.items():
             if name not in _FLEET_SWEEP_AXES:
                 raise SpecError(f"axes.{name}: unknown axis; {suggest_names(name, _FLEET_SWEEP_AXES)}")

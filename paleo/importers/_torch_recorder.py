@@ -255,7 +255,7 @@ def _tokens_of_rows(tape: GuessingTracer, tokens: Any) -> list[int] | None:
 
 _MAX_RECORDED_CALLS = 400_000
 #: Bytes of an fp32 number, the unit in which saved elements are counted.
-FP32_BYTES = 4
+_FP32_BYTES = 4
 _SILENT = frozenset(
     [
         *("size", "dim", "stride", "register_hook", "requires_grad_", "is_floating_point", "numel", "__len__", "ndim"),
@@ -492,7 +492,7 @@ class TorchCallRecorder:
                 more += size
                 self._known_storages.add(key)
         call.saved_tensors = frozenset(kept)
-        call.saved_temporary_elements = more / (FP32_BYTES // 2 if self.half else FP32_BYTES)
+        call.saved_temporary_elements = more / (_FP32_BYTES // 2 if self.half else _FP32_BYTES)
 
     def record_saved_tensors(self, call: TracedCall, arguments: Sequence[Any], mark: int) -> None:
         """Add the tensors that a ``torch.autograd.Function`` saves to the saved tensors of the recorded ``call``."""

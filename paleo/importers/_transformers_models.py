@@ -17,7 +17,7 @@ from paleo.errors import SpecError
 from paleo.importers.transformers_configuration import MAX_DEFAULT_SEQ, Config, ModelMapping, indexer_top_k
 
 #: Sizes of inputs that a configuration does not state: pixels per side, video frames, audio samples, spectrogram rows.
-IMAGE, _FRAMES, SOUND, _FRAMES_OF_SOUND = 224, 16, 32_000, 998
+_IMAGE, _FRAMES, SOUND, _FRAMES_OF_SOUND = 224, 16, 32_000, 998
 _TEXT = frozenset({"input_ids", "text"})
 _ALL_KEYS = "Sequences are fixed at {} tokens, of which an indexer chooses all keys."
 
@@ -182,13 +182,13 @@ def _number(config: Any, *names: str, default: int) -> int:
 
 def _image(config: Any) -> str:
     size = getattr(config, "image_size", None)
-    square = _number(config, "image_size", default=IMAGE)
+    square = _number(config, "image_size", default=_IMAGE)
     sides = size if isinstance(size, list | tuple) and len(size) == 2 else (square, square)
     return f"pixel_values=2x{_number(config, 'num_channels', default=3)}x{sides[0]}x{sides[1]}"
 
 
 def _video(config: Any) -> str:
-    size = _number(config, "image_size", "crop_size", default=IMAGE)
+    size = _number(config, "image_size", "crop_size", default=_IMAGE)
     frames = _number(config, "num_frames", default=_FRAMES)
     return f"pixel_values_videos=2x{frames}x{_number(config, 'num_channels', default=3)}x{size}x{size}"
 

@@ -51,7 +51,7 @@ class Linear(Layer):
 
 
 #: Gated activations -> the function of their gate.
-GATED_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu", "clamped_swiglu": "silu"}
+_GATED_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu", "clamped_swiglu": "silu"}
 
 
 @LAYERS.register("mlp")
@@ -95,10 +95,10 @@ def up_projection_operations(
     The projection yields the dim ``dim``. A gated activation takes one product of twice the
     width.
     """
-    if activation in GATED_ACTIVATIONS:
+    if activation in _GATED_ACTIVATIONS:
         up, wide = linear_projection(f"{name}.up", x, {"gates": 2, dim: ffn}, bias=bias, shared=shared)
         separate = choices.gates == "separate"
-        function = GATED_ACTIVATIONS[activation]
+        function = _GATED_ACTIVATIONS[activation]
         passes, inner = gated_unit_passes(f"{name}.act", function, wide, "gates", separate=separate)
     else:
         up, wide = linear_projection(f"{name}.up", x, {dim: ffn}, bias=bias, shared=shared)

@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from paleo.specs.run import Run
 
 
-MAX_NODES, _MAX_ENTRIES, _MAX_REPEAT, _MAX_DEPTH = 20_000, 50_000, 100_000, 24
+_MAX_NODES, _MAX_ENTRIES, _MAX_REPEAT, _MAX_DEPTH = 20_000, 50_000, 100_000, 24
 #: Sizes above this cannot be represented exactly as floats.
-MAX_DIM_SIZE = 2**53
+_MAX_DIM_SIZE = 2**53
 #: A thousand times the parameters of the largest network trained so far; a larger number is taken for a typing error.
 _MAX_PARAMETERS = 10**16
 _RESERVED = frozenset({"name", "inputs", "repeat", "layers", "branches", "join", "when", "share", "frozen"})
@@ -338,7 +338,7 @@ def _input(model: ModelSpec, name: str, params: Mapping[str, Any]) -> Tensor:
     for dim, value in spec.dims.items():
         where = f"{model.path}: inputs.{name}.dims.{dim}"
         size = _evaluated(value, params, where)
-        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size < MAX_DIM_SIZE:
+        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size < _MAX_DIM_SIZE:
             raise SpecError(f"{where}: {size!r} must be a whole number of 1 or more, or an expression such as '=batch'")
         sizes[dim] = size
     return Tensor.of(name, sizes, spec.role, needs_gradient=False)
@@ -570,7 +570,7 @@ class _Builder:
             expansion = layer.to_operations(name, sources, self.choices)
         except GraphError as error:
             raise self._error(path, str(error)) from None
-        if not all(1 <= size < MAX_DIM_SIZE for size in expansion.out.sizes):
+        if not all(1 <= size < _MAX_DIM_SIZE for size in expansion.out.sizes):
             raise self._error(path, f"{name}: output {format_shape(expansion.out)} has an impossible size")
         return without_unneeded_gradients(with_frozen_weights(expansion) if untrained else expansion, sources)
 
@@ -588,8 +588,10 @@ class _Builder:
     def _add(self, node: Node, path: ModelFilePath) -> Tensor:
         self._claim(node.name, path)
         self._added += 1
-        if self._added > MAX_NODES:
-            raise self._error(path, f"more than {MAX_NODES} layers; a repeated block of constant shape is counted once")
+        if self._added > _MAX_NODES:
+            raise self._error(
+                path, f"more than {_MAX_NODES} layers; a repeated block of constant shape is counted once"
+            )
         self.nodes.append(node)
         return node.out
 

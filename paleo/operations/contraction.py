@@ -769,10 +769,10 @@ def halo_rows(operation: Contraction | MemoryPass, window: SlidingWindow, when: 
 # which dims may be divided, and into how many shares
 
 #: Spatial dims of images, of a window's output and of its source.
-SPATIAL_DIMS = frozenset({"height", "width", "depth", "in_height", "in_width", "in_depth"})
+_SPATIAL_DIMS = frozenset({"height", "width", "depth", "in_height", "in_width", "in_depth"})
 #: Dims that may be split unevenly, where the rank with the largest share determines the time: a batch, a vocabulary
 #: padded to the ranks, an image of odd height.
-UNEVENLY_SPLITTABLE_DIMS = frozenset({"batch", "vocab"}) | SPATIAL_DIMS
+UNEVENLY_SPLITTABLE_DIMS = frozenset({"batch", "vocab"}) | _SPATIAL_DIMS
 
 
 def check_parallel_split(
@@ -814,7 +814,7 @@ def _check_sizes(layer: str, operations: Sequence[Operation], dim: str, n: int, 
     sizes = [t.size(dim) for t in tensors]
     if n == 1 or not sizes or not isinstance(sizes[0], int):
         return
-    if dim in SPATIAL_DIMS:
+    if dim in _SPATIAL_DIMS:
         read = {t for op in operations for t in op.read_tensors}
         least = min(t.size(dim) for t in tensors if t.size(dim) > 1 or t not in read)
         if least < n:

@@ -402,7 +402,7 @@ IDEAL_EFFICIENCIES = ConstantEfficiencies("ideal", link=1.0)
 #: Rates of systolic arrays, on which no kernel was timed; families of GPU kernels do not apply to one large core. The
 #: share of the matrix units, in addition to padding, is that of MaxText's published steps (0.5 to 0.68 of peak as MFU),
 #: that of memory is as for HBM elsewhere, and that of a link is from the scaling book (ICI, 0.9).
-TPU_EFFICIENCIES = ConstantEfficiencies(
+_TPU_EFFICIENCIES = ConstantEfficiencies(
     "assumed for TPUs: 0.7 of the matrix units, 0.85 of memory, 0.9 of a link",
     0.7, 0.85, 0.9, pads_to_arrays=True, low_factor=0.65, high_factor=1.6,
 )  # fmt: skip
@@ -423,7 +423,7 @@ def constant_efficiencies(device_kind: str, text: str) -> ConstantEfficiencies |
     ConstantEfficiencies, optional
         Efficiencies; None if times are predicted from measured parameters.
     """
-    return TPU_EFFICIENCIES if text == "auto" and device_kind == "tpu" else parse_efficiencies(text)
+    return _TPU_EFFICIENCIES if text == "auto" and device_kind == "tpu" else parse_efficiencies(text)
 
 
 #: Least share of peak that ``ppp=`` accepts.

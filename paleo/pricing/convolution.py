@@ -204,20 +204,20 @@ class ConvolutionParameters:
 #: partly filled.
 WAVE_ROUNDING = 0.7
 #: Block tiles (rows, columns) of plain products on vector units.
-VECTOR_TILES: Tiles = ((128, 128), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128))
-_NO_SPLIT_K, SPLIT_K_COUNTS = (1,), (1, 4, 16, 64)
+_VECTOR_TILES: Tiles = ((128, 128), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128))
+_NO_SPLIT_K, _SPLIT_K_COUNTS = (1,), (1, 4, 16, 64)
 #: Kernels of the implicit method as (tiles, splits of the sum). Forward and data gradient have pixels by channels, the
 #: filter gradient filters by channels times taps. Vector kernels own 128 pixels. Only the filter gradient splits, and
 #: tensor cores also forward.
 _VECTOR_KERNELS: _TilesAndSplits = (
     (((128, 128), (128, 64), (128, 32)), _NO_SPLIT_K),
     (((128, 128), (128, 64), (128, 32)), _NO_SPLIT_K),
-    (((128, 128), (64, 128), (32, 128)), SPLIT_K_COUNTS),
+    (((128, 128), (64, 128), (32, 128)), _SPLIT_K_COUNTS),
 )
 _TENSOR_KERNELS: _TilesAndSplits = (
     (((256, 128), (128, 128), (256, 64), (128, 64)), (1, 4)),
     (((256, 128), (128, 128), (256, 64)), _NO_SPLIT_K),
-    (((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)), SPLIT_K_COUNTS),
+    (((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)), _SPLIT_K_COUNTS),
 )
 #: Share of L2 that intermediate results of a method may fill, and bandwidth of L2 relative to that of memory. Assumed,
 #: not fitted: microbenchmarks of V100 (Jia et al., arXiv:1804.06826) and similar devices give about 2 to 4.
@@ -451,7 +451,7 @@ def tiled_gemm_time(
     count: Array | float,
     machine: ConvolutionSetup,
     *,
-    tiles: Tiles = VECTOR_TILES,
+    tiles: Tiles = _VECTOR_TILES,
     splits: tuple[int, ...] = (1,),
 ) -> Array:
     """Compute the time of equal GEMMs with the fastest thread-block tile and split-K.

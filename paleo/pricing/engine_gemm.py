@@ -181,7 +181,7 @@ def time_with_host_launch(device: Array, host: float) -> Array:
 
 
 #: Tiles of the libraries, and the numbers of parts into which they split a sum.
-_GEMM_TILES, SPLIT_K_COUNTS = ((128, 256), (128, 128), (128, 64), (128, 32), (64, 64), (64, 32)), (1, 4)
+_GEMM_TILES, _SPLIT_K_COUNTS = ((128, 256), (128, 128), (128, 64), (128, 32), (64, 64), (64, 32)), (1, 4)
 #: Bytes of an element with its share of the scales.
 SCALED_ELEMENT_BYTES = {"fp8": 1.0, "fp4": 0.5 + 1.0 / 16.0}
 
@@ -210,7 +210,7 @@ def low_precision_gemm_time(
         Seconds of a call.
     """
     compute = engine_gemm_time(
-        rows=m, columns=n, length=k, tiles=_GEMM_TILES, splits=SPLIT_K_COUNTS, device=device, parameters=parameters
+        rows=m, columns=n, length=k, tiles=_GEMM_TILES, splits=_SPLIT_K_COUNTS, device=device, parameters=parameters
     )
     traffic = ((m + n) * k * element_bytes + 2.0 * m * n) / device.memory_bandwidth
     quantised = m * k * (2.0 + element_bytes) / (parameters.pass_bandwidth_share * device.memory_bandwidth)

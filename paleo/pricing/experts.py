@@ -56,7 +56,7 @@ _MIN_ACTIVE_EXPERTS = 2.0**-30
 _POWER_LAW_EXPONENT_OFFSET = 2.0**-20
 
 
-def expected_normal_maximum(count: Array) -> Array:
+def _expected_normal_maximum(count: Array) -> Array:
     """Compute the expected maximum of n standard normal numbers, by Blom's plotting position.
 
     Parameters
@@ -113,7 +113,7 @@ def power_law_expert_loads(exponent: Array, ratio: Array, ranks: Array, local: A
     mean, square, cube = mean / whole, square / whole, cube / whole
     deviation = np.sqrt(square - mean**2)
     skewness = (cube - 3.0 * mean * square + 2.0 * mean**3) / deviation**3
-    z = expected_normal_maximum(ranks)
+    z = _expected_normal_maximum(ranks)
     z = z + (ranks > 1.0) * np.maximum((z * z - 1.0) * skewness / (6.0 * np.sqrt(local)), -z)
     busiest = 1.0 + z * deviation / mean * np.sqrt((1.0 - 1.0 / ranks) / local)
     groups = np.clip(np.round(local), 1.0, POPULARITY_CLASSES)

@@ -50,7 +50,7 @@ ArrayLike = npt.ArrayLike
 _TENSOR_TILES = (
     (256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (128, 32), (32, 128), (64, 32), (32, 64),
 )  # fmt: skip
-VECTOR_TILES = ((256, 128), (128, 256), (128, 128), (64, 128), (64, 64), (32, 128))
+_VECTOR_TILES = ((256, 128), (128, 256), (128, 128), (64, 128), (64, 64), (32, 128))
 #: Least length of the sum per split, and the step in which a main loop of vector units runs through k.
 _MIN_SPLIT_K_LENGTH, _VECTOR_K_STEP = 128.0, 8.0
 #: Largest number of parts of a sum that are added in the shared memory of a cluster (NVIDIA, CUDA C++ Programming
@@ -218,7 +218,7 @@ def _busy_time(
     l2 = p.l2_rate * flops * device.uncapped_rate_ratio * device.multiprocessors * clock
     outputs, waiting = batch * m * n, p.cycles_per_summed_element * element / (_REFERENCE_ELEMENT_BYTES * clock)
     dram4 = _fourth_power(dram / (p.bandwidth_efficiency * device.memory_bandwidth))
-    shapes = _TENSOR_TILES if device.tensor_cores else VECTOR_TILES
+    shapes = _TENSOR_TILES if device.tensor_cores else _VECTOR_TILES
     single = 1.0 if device.tensor_cores else _SINGLE_TILE
     least = np.where(batch > 1, p.min_tile_area, single * p.min_tile_area)
     weights, seconds, arithmetic = np.zeros((3, *m.shape))

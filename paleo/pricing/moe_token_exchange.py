@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 #: Multiprocessors that copy if a row does not say: DeepEP's default (``Buffer.num_sms``).
 DEEPEP_MULTIPROCESSORS = 20.0
-NANOSECOND = MICROSECOND * MILLISECOND
+_NANOSECOND = MICROSECOND * MILLISECOND
 #: Mode of DeepEP that training uses.
 TRAINING_DEEPEP_MODE = "deepep-normal"
 #: Exponent of the norm that combines the limits of an exchange.
@@ -144,7 +144,7 @@ def moe_token_exchange_time(
     p = parameters
     parts = (
         linked / (p.link_share * links.link_bandwidth),
-        inside * NANOSECOND / (p.copy_rate * multiprocessors),
+        inside * _NANOSECOND / (p.copy_rate * multiprocessors),
         across / (p.nic_share * links.nic_bandwidth) * nodes**p.nic_share_exponent,
         visits * p.time_per_visit,
     )

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 #: Factors within which nine of ten measured rates of MLPerf Inference lie (docs/howto/serve.md).
-THROUGHPUT_INTERVAL_FACTORS = (0.7, 1.4)
+_THROUGHPUT_INTERVAL_FACTORS = (0.7, 1.4)
 #: Times from a request to its answer over that of a batch: requests come evenly while the batch before runs.
 _LATENCY_OVER_BATCH_TIME = {"mean": 1.5, "p50": 1.5, "p90": 1.9, "p99": 1.99}
 #: What no answer has in it.
-UNMODELLED_EFFECTS = (
+_UNMODELLED_EFFECTS = (
     "reading, decoding and scaling of images, and what follows the network (boxes, text encoders)",
     "layers that a plugin of the user runs as one kernel",
 )
@@ -97,14 +97,14 @@ def json_document(service: BatchedService, systems: Sequence[BatchedService] = (
         "limits": {"percentile": 99} | ({} if service.limit is None else {"latency": service.limit}),
         "possible": best is not None,
         "requests_per_s": rate,
-        "requests_per_s_interval": None if rate is None else [rate * end for end in THROUGHPUT_INTERVAL_FACTORS],
+        "requests_per_s_interval": None if rate is None else [rate * end for end in _THROUGHPUT_INTERVAL_FACTORS],
         "latency_s": latency,
         "batch": None if best is None else best.requests,
         "usd_per_million_requests": service.usd_per_million,
         "limited_by": None if best is None else "the limit of latency" if service.limit else "arithmetic and memory",
         "capacity_requests_per_s": rate,
         "calibration": None,
-        "unmodelled": list(UNMODELLED_EFFECTS),
+        "unmodelled": list(_UNMODELLED_EFFECTS),
         "refusals": [],
         "warnings": [],
         "batches": [row_json(_BATCH_COLUMNS, each) for each in service.request_batches],
@@ -131,12 +131,12 @@ def table(service: BatchedService, systems: Sequence[BatchedService] = ()) -> Re
     """
     tables = [rows_table("Systems", SYSTEM_COLUMNS, systems)] if len(systems) > 1 else []
     tables.append(rows_table("Batches of a device", _BATCH_COLUMNS, service.request_batches))
-    low, high = THROUGHPUT_INTERVAL_FACTORS
+    low, high = _THROUGHPUT_INTERVAL_FACTORS
     notes = [
         _request(service),
         f"90 % interval of rates: {low:g} to {high:g} times what is said.",
         "A request waits while the batch before it is computed, so that the slowest takes the time of two batches.",
-        f"Not modelled: {'; '.join(UNMODELLED_EFFECTS)}.",
+        f"Not modelled: {'; '.join(_UNMODELLED_EFFECTS)}.",
     ]
     return answer_group(service.verdict, tables, notes)
 

@@ -20,7 +20,7 @@ Array = npt.NDArray[np.float64]
 #: Bytes of a number of a recurrent state (fp32), of a logit while it is sampled (bf16, its copy in fp32, and the
 #: probabilities), and tensors as wide as a layer's widest that are alive at once.
 STATE_ELEMENT_BYTES, _SAMPLED_LOGIT_BYTES, _WIDEST_TENSORS_ALIVE = 4.0, 10.0, 2.0
-MIN_DIVISOR = 2.0**-30
+_MIN_DIVISOR = 2.0**-30
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class ServingMemory:
         float
             Number of tokens.
         """
-        each = max(float(self.sequence_bytes(length)) / max(length, 1.0), MIN_DIVISOR)
+        each = max(float(self.sequence_bytes(length)) / max(length, 1.0), _MIN_DIVISOR)
         return float(self.attention_dp_ranks * max(self.kv_cache, 0.0) / each)
 
     @property

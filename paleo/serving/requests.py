@@ -22,7 +22,7 @@ from paleo.units import MILLISECOND
 Array = npt.NDArray[np.float64]
 Arrivals = Literal["poisson", "constant", "at once", "closed"]
 #: Headers of traces in the forms that are published: arrival, prompt tokens, answer tokens.
-TRACE_COLUMN_ALIASES = {
+_TRACE_COLUMN_ALIASES = {
     "arrival": ("arrival_s", "arrived_at", "timestamp", "arrival", "arrival_time", "time"),
     "input": ("input_tokens", "num_prefill_tokens", "contexttokens", "request tokens", "input_length", "prompt_tokens"),
     "output": (
@@ -213,7 +213,7 @@ def _rows(path: Path, lines: IO[str]) -> Iterator[tuple[float, float, float]]:
         first, header, rows = 2, reader.fieldnames or (), (dict(row) for row in reader)
     lowered = {name.strip().lower(): name for name in header}
     names: dict[str, str] = {}
-    for part, known in TRACE_COLUMN_ALIASES.items():
+    for part, known in _TRACE_COLUMN_ALIASES.items():
         name = next((lowered[each] for each in known if each in lowered), None)
         if name is None:
             nearest = suggest_names(known[0], list(header))
@@ -249,7 +249,7 @@ def _row(
         and 0 <= first <= _MAX_REQUEST_TOKENS
         and 0 <= second <= _MAX_REQUEST_TOKENS
     ):
-        cells = {names[part]: row.get(names[part]) for part in TRACE_COLUMN_ALIASES}
+        cells = {names[part]: row.get(names[part]) for part in _TRACE_COLUMN_ALIASES}
         raise SpecError(f"trace {path}: line {number}: {cells}: expected an arrival and two counts of tokens")
     return arrival, first, second
 

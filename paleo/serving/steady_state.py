@@ -41,7 +41,7 @@ _BISECTION_STEPS = 32
 #: overflows; read from simulations of 20 full caches.
 _GROUPED_ANSWER_SHARE = 1.0 / 3.0
 #: The least number that anything is divided by.
-MIN_DIVISOR = 2.0**-30
+_MIN_DIVISOR = 2.0**-30
 _NORMAL_QUANTILES = {50: 0.0, 90: 1.2816, 95: 1.6449, 99: 2.3263}
 
 
@@ -205,11 +205,11 @@ class SteadyState:
         z = _NORMAL_QUANTILES[percent]
         first, further = self.lengths.input_variation, self.lengths.output_variation
         added = self.arrivals_per_iteration * self.added_time_per_prompt
-        busy = np.minimum(added / np.maximum(self.iteration_time, MIN_DIVISOR), 0.95)
+        busy = np.minimum(added / np.maximum(self.iteration_time, _MIN_DIVISOR), 0.95)
         # a long iteration lengthens the next: their sum varies as that of a process with autocorrelation busy
         others = self.added_time_per_prompt * np.sqrt(self.arrivals_per_iteration * (1.0 + first**2)) / (1.0 - busy)
         # prompts of others in a short answer
-        met = np.maximum(self.arrivals_per_iteration * self.answer_tokens / (1.0 + further**2), MIN_DIVISOR)
+        met = np.maximum(self.arrivals_per_iteration * self.answer_tokens / (1.0 + further**2), _MIN_DIVISOR)
         skewed = z + (z**2 - 1.0) / 6.0 * np.minimum((1.0 + first**2) ** 1.5 / np.sqrt(met), 3.0)
         spread = others * np.sqrt((1.0 + further**2) / np.maximum(self.answer_tokens, 1.0))
         tpot = self.tpot + np.hypot(skewed * spread, z * self.iteration_deviation) * np.sign(z)
@@ -232,11 +232,11 @@ class SteadyState:
 
         The uncertain part is modelled as log-normal; waiting is exponential, with a mass at zero.
         """
-        load = np.clip(self.utilisation, MIN_DIVISOR, 1.0)
+        load = np.clip(self.utilisation, _MIN_DIVISOR, 1.0)
         queued = np.where(np.isfinite(self.queueing_time), self.queueing_time, 0.0)
         mean = self.wait_for_iteration + self.wait_behind_prompts + self.added_time_per_prompt + queued
         variance = self.ttft_deviation**2 + queued**2 * (2.0 / load - 1.0)
-        sigma2 = np.log1p(variance / np.maximum(mean, MIN_DIVISOR) ** 2)
+        sigma2 = np.log1p(variance / np.maximum(mean, _MIN_DIVISOR) ** 2)
         quantile = self.deterministic_ttft + mean * np.exp(z * np.sqrt(sigma2) - sigma2 / 2.0)
         return np.asarray(np.where(np.isfinite(self.ttft), quantile, self.ttft))
 
@@ -280,7 +280,7 @@ def _mean_iteration_times(
     piece = np.clip(lengths.computed_prompt_tokens, 1.0, np.maximum(space, 1.0))
     rate = arrivals * lengths.computed_prompt_tokens / piece
     share = -(1.0 - together) * np.expm1(-rate) + together * np.minimum(rate * piece / np.maximum(space, piece), 1.0)
-    number = np.where(share > MIN_DIVISOR, rate / np.maximum(share, MIN_DIVISOR), 1.0)
+    number = np.where(share > _MIN_DIVISOR, rate / np.maximum(share, _MIN_DIVISOR), 1.0)
     before = np.maximum(lengths.input - piece, 0.0) / 2.0
     plain = _hosted(phases.iteration_time(decoded=decoded, cached=cached), decoded, batching)
     if batching.mixes_prefill:
@@ -322,7 +322,7 @@ def saturated_steady_state(
     ratio = 1.0 + lengths.computed_prompt_tokens / turns if batching.mixes_prefill else 1.0
     most = np.minimum(batching.max_tokens / ratio, batching.max_sequences)
     capacity = places / batching.pipeline_batches
-    batch = np.maximum(np.minimum(capacity, most), MIN_DIVISOR)
+    batch = np.maximum(np.minimum(capacity, most), _MIN_DIVISOR)
     if batching.cache_may_overflow:
         again = _overflowed(lengths, batch / turns, batching.max_tokens - batch)
         lengths = replace(lengths, recomputed_tokens=np.where(capacity < most, again, 0.0))
@@ -448,7 +448,7 @@ def _behind(
     """
     size, count, plain = state.added_time_per_prompt, state.arrivals_per_iteration, state.decode_iteration_time
     spread = 1.0 + lengths.input_variation**2
-    rate = count / np.maximum(state.iteration_time, MIN_DIVISOR)
+    rate = count / np.maximum(state.iteration_time, _MIN_DIVISOR)
     busy = np.minimum(rate * size, 0.95) if batching.mixes_prefill else 0.0 * size
     first, second = count * size, count * size**2 * spread / (1.0 - busy**2)
     third = (count * size**3 * spread**3 + 3.0 * rate * size**2 * spread * busy * second) / (1.0 - busy**3)
@@ -457,13 +457,13 @@ def _behind(
     moments = (second + mean**2, third + 3.0 * mean * second + mean**3)
     if not batching.mixes_prefill:
         mean, moments = plain + first, (plain**2 + moments[0], plain**3 + moments[1])
-    met, met2 = (each / np.maximum(mean, MIN_DIVISOR) for each in moments)
+    met, met2 = (each / np.maximum(mean, _MIN_DIVISOR) for each in moments)
     passed = (0.5 + rate * size) * met - state.wait_for_iteration
     variance = met2 / 12.0 + rate * met * size**2 * spread + (0.5 + rate * size) ** 2 * np.maximum(met2 - met**2, 0.0)
     space = np.maximum(batching.max_tokens - (state.decoding_sequences if batching.mixes_prefill else 0.0), 1.0)
     filled = lengths.computed_prompt_tokens / space
     load = np.clip(count * filled, 0.0, 0.95)
-    service = filled * (plain + size / np.maximum(filled, MIN_DIVISOR))
+    service = filled * (plain + size / np.maximum(filled, _MIN_DIVISOR))
     queued = 0.5 * load / (1.0 - load) * service * spread
     even = state.wait_for_iteration**2 / 3.0
     deviation = np.sqrt(arrivals * variance + (1.0 - arrivals) * even + (lengths.input_variation * size) ** 2)
@@ -487,7 +487,7 @@ def _waiting(
         power = np.sqrt(2.0 * (places + 1.0)) - 1.0
         variation = (arrivals + lengths.output_variation**2) / 2.0
         place = full.latency * variation * np.minimum(load, 1.0) ** power / (places * open_share)
-        server = np.minimum(state.requests_per_s * batching.time_per_request, 1.0 - MIN_DIVISOR)
+        server = np.minimum(state.requests_per_s * batching.time_per_request, 1.0 - _MIN_DIVISOR)
         front = 0.5 * arrivals * server * batching.time_per_request / (1.0 - server)
     wait = np.where(variation > 0, place, np.where(load < 1.0, 0.0, np.inf))
     return np.asarray(np.where(load < 1.0, wait, np.inf) + front)
@@ -528,14 +528,14 @@ def closed_loop_steady_state(
     low, high = np.zeros(np.broadcast(number, full.iteration_time).shape), full.requests_per_s * np.ones_like(number)
     for _ in range(_BISECTION_STEPS):
         middle = 0.5 * (low + high)
-        state = steady_state_at_rate(phases, batching, lengths, np.inf, np.maximum(middle, MIN_DIVISOR), arrivals=0.0)
+        state = steady_state_at_rate(phases, batching, lengths, np.inf, np.maximum(middle, _MIN_DIVISOR), arrivals=0.0)
         # no iteration of others runs where there is one user
         latency = state.latency - state.wait_for_iteration / number
         more = middle * (np.where(np.isfinite(latency), latency, 1e18) + think) < number
         low, high = np.where(more, middle, low), np.where(more, high, middle)
-    state = steady_state_at_rate(phases, batching, lengths, np.inf, np.maximum(low, MIN_DIVISOR), arrivals=0.0)
+    state = steady_state_at_rate(phases, batching, lengths, np.inf, np.maximum(low, _MIN_DIVISOR), arrivals=0.0)
     ttft, latency = (each - state.wait_for_iteration / number for each in (state.ttft, state.latency))
-    queued = np.maximum(number / np.maximum(low, MIN_DIVISOR) - think - latency, 0.0)
+    queued = np.maximum(number / np.maximum(low, _MIN_DIVISOR) - think - latency, 0.0)
     return replace(state, queueing_time=queued, ttft=ttft + queued, latency=latency + queued)
 
 
@@ -558,10 +558,10 @@ def _state(
     space = np.maximum(batching.max_tokens - (batch if batching.mixes_prefill else 0.0), 1.0)
     pieces = np.maximum(lengths.computed_prompt_tokens / space, 1.0)
     arrived = rate * seconds / batching.pipeline_batches
-    together = np.maximum(arrived * pieces / np.maximum(share, MIN_DIVISOR), 1.0)
+    together = np.maximum(arrived * pieces / np.maximum(share, _MIN_DIVISOR), 1.0)
     prompt = np.maximum(busy - plain, 0.0) * pieces / together
-    passes = plain * np.ceil(pieces - MIN_DIVISOR) if batching.mixes_prefill else 0.0 * plain
-    half = 0.5 * seconds if batching.mixes_prefill else 0.5 * plain**2 / np.maximum(seconds, MIN_DIVISOR)
+    passes = plain * np.ceil(pieces - _MIN_DIVISOR) if batching.mixes_prefill else 0.0 * plain
+    half = 0.5 * seconds if batching.mixes_prefill else 0.5 * plain**2 / np.maximum(seconds, _MIN_DIVISOR)
     certain = batching.time_per_request + batching.delay + passes
     ttft = certain + half + prompt
     turns = np.maximum(output - 1.0, 0.0)

@@ -149,7 +149,7 @@ def cache_by_files(load: Callable[[str | Path], CachedValue]) -> Callable[[str |
 MAX_FILE_BYTES = 4_000_000
 _MAX_YAML_NODES = 250_000
 _MAX_YAML_DEPTH = 32
-MAX_MESSAGE_LENGTH = 600
+_MAX_MESSAGE_LENGTH = 600
 
 #: Largest number below which all whole numbers are exact as floats.
 MAX_EXACT_INTEGER = 2**53
@@ -672,7 +672,7 @@ def _shown(value: object) -> str:
 
 def _capped(message: str, tail: str = "") -> str:
     message = " ".join(message.split())
-    return (message if len(message) <= MAX_MESSAGE_LENGTH else message[: MAX_MESSAGE_LENGTH - 3] + "...") + tail
+    return (message if len(message) <= _MAX_MESSAGE_LENGTH else message[: _MAX_MESSAGE_LENGTH - 3] + "...") + tail
 
 
 Number = int | float | bool

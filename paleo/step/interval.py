@@ -48,7 +48,7 @@ _AMPERE_TENSOR_CORE_CUDNN_RELEASE = 8.0
 #: operation (host times of profiles), and gaps between operations are added.
 _SHORT_KERNEL_SECONDS = 100.0 * MICROSECOND
 #: GPUs of a node. Beyond it stragglers, fabrics and node placement add errors that steps inside a node do not show.
-GPUS_PER_NODE = 8.0
+_GPUS_PER_NODE = 8.0
 #: Largest share of short kernels in measured steps of untested software; the half-width does not grow beyond it.
 _MAX_SHORT_KERNEL_SHARE = 0.5
 
@@ -124,7 +124,7 @@ class StepUncertainty:
     uses_constant_rates : bool
         True with constant rates, whose error factors hold for whole steps.
     log10_nodes : float or ndarray
-        Decimal logarithm of GPUs per `GPUS_PER_NODE`, if above 0.
+        Decimal logarithm of GPUs per `_GPUS_PER_NODE`, if above 0.
     unmeasured_device : float or ndarray
         1 if products were not measured on a device of that name, else 0.
     uses_experts : float or ndarray
@@ -236,7 +236,7 @@ def step_uncertainty(
         update_share=update,
         software_tested=float(software.is_fitted_for(device.architecture)),
         uses_constant_rates=constants,
-        log10_nodes=float(np.log10(max(layout.gpus / GPUS_PER_NODE, 1.0))),
+        log10_nodes=float(np.log10(max(layout.gpus / _GPUS_PER_NODE, 1.0))),
         unmeasured_device=float(catalog_calibration(device.name) is None and predictor.user_calibration is None),
         uses_experts=float(any(each.kernel.expert_count > 0 for each, _ in counted)),
         unfused_pass_share=float(shares[families == "memory"].sum()) * software.fusion.compiles,

@@ -45,7 +45,7 @@ _OUT_OF_MEMORY_REASON = "ran out of memory; predicted: {}"
 #: Names in measured tables and the entries of the catalog that they mean.
 TABLE_NAME_ALIASES = parse_yaml((Path(__file__).parent / "names.yaml").read_text(encoding="utf-8"), where="names.yaml")
 #: Profiles for rows whose own is not in the catalog, by a word of the framework that they name; the first that fits.
-SUBSTITUTE_PROFILES: Mapping[str, str] = TABLE_NAME_ALIASES["profiles"]
+_SUBSTITUTE_PROFILES: Mapping[str, str] = TABLE_NAME_ALIASES["profiles"]
 #: Words of frameworks without a profile of their own, whose rows take the default one.
 _FRAMEWORKS_WITHOUT_PROFILE = (
     "torch", "ddp", "horovod", "hugging", "transformers", "jax", "paddle", "colossal", "byteps", "dt-fm",
@@ -92,7 +92,7 @@ def software_profile_name(row: Row, default: str = "pytorch-eager") -> str:
                     return finer
         return stated
     words = f"{stated} {row.get('framework', '')}".lower()
-    alike = next((profile for word, profile in SUBSTITUTE_PROFILES.items() if word in words), None)
+    alike = next((profile for word, profile in _SUBSTITUTE_PROFILES.items() if word in words), None)
     if alike is None and has_value(row, "software") and not any(word in words for word in _FRAMEWORKS_WITHOUT_PROFILE):
         raise SpecError(
             f"software {stated[:40]!r} is no profile and no framework; {suggest_names(stated, entry_names('software'))}"

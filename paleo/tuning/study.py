@@ -43,7 +43,7 @@ DEFAULT_RUNG_SPAN, _MOST_JOBS = 64.0, 2_000_000
 _LEAST_GAIN = 0.1
 #: Number of simulated searches for the interval of the regret.
 _DRAWS = 60
-UNMODELLED_EFFECTS = (
+_UNMODELLED_EFFECTS = (
     "which trial wins: scores are random",
     "scheduling delays of the framework that runs the trials",
     "the power of GPUs that wait",
@@ -365,7 +365,7 @@ class TuningStudy:
     software_reason: str = ""
     deadline_margin: DeadlineMargin | None = None
     regret: Regret | None = None
-    unmodelled: tuple[str, ...] = field(default=UNMODELLED_EFFECTS)
+    unmodelled: tuple[str, ...] = field(default=_UNMODELLED_EFFECTS)
 
     @property
     def fastest_search(self) -> TuningSearch:

@@ -19,7 +19,7 @@ from paleo.importers.operators._pointwise import add_memory_pass
 if TYPE_CHECKING:
     from paleo.operations.tensor import Tensor
 
-SPATIAL_DIMS = {1: ("width",), 2: ("height", "width"), 3: ("depth", "height", "width")}
+_SPATIAL_DIMS = {1: ("width",), 2: ("height", "width"), 3: ("depth", "height", "width")}
 
 
 @register_onnx_reader("Conv")
@@ -50,11 +50,11 @@ def add_convolution(b: NetworkBuilder, call: TracedCall) -> None:
     source, (weight, owner) = b.place_of(call.inputs[0]), b.weight_and_owner(call.inputs[1])
     rank = len(weight.shape) - 2
     if len(source.tensor.dims) == rank + 1:
-        names = ("batch", "channels", *SPATIAL_DIMS[rank])
+        names = ("batch", "channels", *_SPATIAL_DIMS[rank])
         source = b.add_view(source, dict(zip(names, (1, *source.tensor.sizes), strict=True)), call.path)
     if len(source.tensor.dims) != len(weight.shape):
         raise UntranslatableError("an image of another rank")
-    names = ("batch", "channels", *SPATIAL_DIMS[rank])
+    names = ("batch", "channels", *_SPATIAL_DIMS[rank])
     source = b.add_view(source, dict(zip(names, source.tensor.sizes, strict=True)), call.path)
     entry = b.add_layer(call.kind, _conv_options(call, weight, source.tensor), [source], call.path)
     b.use_weights_of(owner, entry)
@@ -148,7 +148,7 @@ def add_pool_layer(b: NetworkBuilder, call: TracedCall) -> None:
     """
     x, options = b.place_of(call.inputs[0]), call.options
     rank = len(x.tensor.dims) - 2
-    if rank not in SPATIAL_DIMS or set(_values_per_spatial_dim(options.get("dilation"), rank, 1)) != {1}:
+    if rank not in _SPATIAL_DIMS or set(_values_per_spatial_dim(options.get("dilation"), rank, 1)) != {1}:
         add_memory_pass(b, call, "pool")
         return
     if set(call.out.shape[2:]) == {1}:
@@ -177,7 +177,7 @@ def add_adaptive_pool(b: NetworkBuilder, call: TracedCall) -> None:
     """
     x = b.place_of(call.inputs[0])
     space = call.out.shape[2:]
-    if len(x.tensor.dims) - 2 not in SPATIAL_DIMS or len(set(space)) != 1:
+    if len(x.tensor.dims) - 2 not in _SPATIAL_DIMS or len(set(space)) != 1:
         add_memory_pass(b, call, "pool")
     elif set(space) == {1}:
         b.record_output(call.out, b.add_layer("global_pool", {"keep_space": True}, [x], call.path))

@@ -82,7 +82,7 @@ _SPARSE_SIZES_OF_NETWORK = {
 }
 #: Entries of a latent with its rotated part, of one without, of an indexer's key; rank of the output groups; key heads
 #: of MiniMax M3; positions of the window of DeepSeek-V4, and those that an entry of each kind stands for.
-_LATENT_WITH_ROPE_DIM, LATENT_DIM, _INDEXER_KEY_DIM = 576.0, 512.0, 128.0
+_LATENT_WITH_ROPE_DIM, _LATENT_DIM, _INDEXER_KEY_DIM = 576.0, 512.0, 128.0
 _OUTPUT_GROUP_RANK, _MINIMAX_KEY_HEADS, _SLIDING_WINDOW_TOKENS = 2.0**10, 4.0, 128.0
 _POSITIONS_PER_ENTRY = {"csa": 4.0, "hca": 128.0}
 #: Bytes of a weight.
@@ -252,11 +252,11 @@ def _layer_weights(sizes: Array, kind: npt.NDArray[Any], heads: Array, key_heads
     hidden, q_rank, query, value, index_heads, _, all_heads, groups = sizes
     up, grouped = q_rank * heads * query, kind == "msa"
     latent = (
-        hidden * (q_rank + _LATENT_WITH_ROPE_DIM) + up + heads * (LATENT_DIM * (query - 64.0 + value) + value * hidden)
+        hidden * (q_rank + _LATENT_WITH_ROPE_DIM) + up + heads * (_LATENT_DIM * (query - 64.0 + value) + value * hidden)
     )
     compressed = (
-        hidden * (q_rank + LATENT_DIM) + up + heads * LATENT_DIM * _OUTPUT_GROUP_RANK
-        + groups * heads / all_heads * _OUTPUT_GROUP_RANK * hidden + 4.0 * hidden * LATENT_DIM
+        hidden * (q_rank + _LATENT_DIM) + up + heads * _LATENT_DIM * _OUTPUT_GROUP_RANK
+        + groups * heads / all_heads * _OUTPUT_GROUP_RANK * hidden + 4.0 * hidden * _LATENT_DIM
     )  # fmt: skip
     selected = hidden * _INDEXER_KEY_DIM * 2.0 * (heads + key_heads)
     attended = np.select([kind == "dsa", grouped], [latent, selected], compressed)
@@ -295,10 +295,10 @@ def _work(frame: pd.DataFrame) -> SparseWork:
     module = part == "module"
     scoring, selecting = ((module | (part == each)) & ~skips for each in ("indexer_logits", "topk"))
     attending = module | (part == "attention")
-    width = np.select([grouped, latent], [2.0 * _INDEXER_KEY_DIM * key_heads, _LATENT_WITH_ROPE_DIM], LATENT_DIM)
-    pair_products = [2.0 * _INDEXER_KEY_DIM, query + value, _LATENT_WITH_ROPE_DIM + LATENT_DIM]
-    products = np.select([grouped, dense, latent], pair_products, 2.0 * LATENT_DIM)
-    expanded = dense * batch * past * heads * LATENT_DIM * (query - 64.0 + value)
+    width = np.select([grouped, latent], [2.0 * _INDEXER_KEY_DIM * key_heads, _LATENT_WITH_ROPE_DIM], _LATENT_DIM)
+    pair_products = [2.0 * _INDEXER_KEY_DIM, query + value, _LATENT_WITH_ROPE_DIM + _LATENT_DIM]
+    products = np.select([grouped, dense, latent], pair_products, 2.0 * _LATENT_DIM)
+    expanded = dense * batch * past * heads * _LATENT_DIM * (query - 64.0 + value)
     stored = mapped_column(frame, "weight_dtype", _BYTES_PER_WEIGHT, 2.0)
     scores = tokens * entries * np.where(grouped, key_heads, 1.0) * 4.0
     return SparseWork(
@@ -319,7 +319,7 @@ def _work(frame: pd.DataFrame) -> SparseWork:
         reads_8_bit_cache=kernel.reads_8_bit_cache,
         key_bytes=attending * np.where(dense, batch * (past + queries), tokens * seen) * width * element,
         sequences=attending * (queries > 1.0) * batch,
-        pass_bytes=attending * tokens * (2.0 * hidden + q_rank + heads * (query + LATENT_DIM)) * 2.0,
+        pass_bytes=attending * tokens * (2.0 * hidden + q_rank + heads * (query + _LATENT_DIM)) * 2.0,
     )
 
 
@@ -329,7 +329,7 @@ KERNEL_TABLES.register(SparseAttentionTable.name)(SparseAttentionTable())
 # Tables of fused attention: context (causal prefill), encoder (not causal) and generation (one token to a cache)
 
 _ATTENTION_PHASES = ("context", "encoder", "generation")
-DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
+_DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}
 #: Beginnings of device names by the architecture that decides which kernel a library picks.
 _HOPPER_DEVICE_PREFIXES = ("h100", "h200", "h800", "h20", "gh200")
 _BLACKWELL_DEVICE_PREFIXES = ("b100", "b200", "b300", "gb200", "gb300")
@@ -407,7 +407,7 @@ class AttentionTable(KernelTable[DeviceDatasheet]):
         return first_reasons(
             frame.index,
             (np.any([~(size > 0) for size in sizes], axis=0), "size is missing or not above zero"),
-            (~text_column(frame, "dtype").isin(DTYPE_BYTES), "unknown dtype"),
+            (~text_column(frame, "dtype").isin(_DTYPE_BYTES), "unknown dtype"),
             (~text_column(frame, "phase").isin(_ATTENTION_PHASES), "unknown phase"),
         )
 
@@ -421,7 +421,7 @@ class AttentionTable(KernelTable[DeviceDatasheet]):
     def flops_and_bytes(self, frame: pd.DataFrame) -> tuple[Array, Array]:
         b, hq, hk, nq, nk, d = number_columns(frame, self.size_columns)
         seen = np.where(true_cells(frame, "causal"), nk - (nq - 1) / 2, nk)
-        return 4 * b * hq * nq * seen * d, mapped_column(frame, "dtype", DTYPE_BYTES) * b * d * (
+        return 4 * b * hq * nq * seen * d, mapped_column(frame, "dtype", _DTYPE_BYTES) * b * d * (
             2 * hq * nq + 2 * hk * nk
         )
 
@@ -432,7 +432,7 @@ class AttentionTable(KernelTable[DeviceDatasheet]):
         shared: dict[str, Any] = {
             "batch": b, "query_heads": hq, "kv_heads": hk, "kv_length": nk, "head_dim": d, "device": figures,
             "kernel_name": _kernel(frame).iloc[0] if len(frame) else "fa2", "parameters": parameters,
-            "window": number_column(frame, "window", 0.0), "element_bytes": mapped_column(frame, "dtype", DTYPE_BYTES),
+            "window": number_column(frame, "window", 0.0), "element_bytes": mapped_column(frame, "dtype", _DTYPE_BYTES),
         }  # fmt: skip
         if isinstance(parameters, DecodeParameters):
             return attention_decode_time(**shared)

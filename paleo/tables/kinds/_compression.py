@@ -51,7 +51,7 @@ _DEFAULT_PROFILE = "pytorch-eager@1.13"
 #: Entries of GPT-2's vocabulary.
 _GPT2_VOCABULARY_SIZE = 50257
 #: Networks that rows name without a name of the catalog, with their sizes: those of CIFAR-100 in the catalog's form.
-CATALOG_NETWORK_OF_NAME: dict[str, tuple[str, dict[str, int]]] = {
+_CATALOG_NETWORK_OF_NAME: dict[str, tuple[str, dict[str, int]]] = {
     "ResNet18_v2": ("resnet18-v2", {"classes": 100, "resolution": 32}),
     "ResNet50_v2": ("resnet50-v2", {}),
 }
@@ -203,9 +203,9 @@ class CompressionTable(NonStepTimeTable):
         """Predict the step time of a measured network on one GPU, without gradient exchange [s]."""
         name, sizes = str(row.get("model_slug")), dict[str, int]()
         if not has_value(row, "model_slug"):
-            if str(row["model"]) not in CATALOG_NETWORK_OF_NAME:
+            if str(row["model"]) not in _CATALOG_NETWORK_OF_NAME:
                 raise SpecError(f"model {row['model']!r} is not in the catalog")
-            name, sizes = CATALOG_NETWORK_OF_NAME[str(row["model"])]
+            name, sizes = _CATALOG_NETWORK_OF_NAME[str(row["model"])]
         batch = integer_cell(row, "batch_per_gpu", _DEFAULT_BATCH_PER_GPU)
         if name.startswith("bert"):
             sizes = {"seq": 384 if batch == 3 else 128}

@@ -47,7 +47,7 @@ _CONVOLUTION_DIRECTION_OF_WORD: Mapping[str, ConvolutionDirection] = {
     "bwd_filter": ConvolutionDirection.FILTER,
 }
 #: How a source times its rows; others are taken to launch back to back.
-TIMING_METHOD_OF_SOURCE: Mapping[str, str] = {"neusight": "eager", "deepbench": "back-to-back"}
+_TIMING_METHOD_OF_SOURCE: Mapping[str, str] = {"neusight": "eager", "deepbench": "back-to-back"}
 _SHAPE_FIELDS = ("batch", "channels", "height", "width", "filters", "kernel_h", "kernel_w")
 _SIZE_COLUMNS = ("n", "c", "h", "w", "k", "r", "s", "stride_h", "stride_w")
 #: Energy per FLOP [pJ], by which power throttles: about TDP over the fp32 peak of cards that keep their clock.
@@ -103,7 +103,7 @@ class ConvolutionTable(KernelTable[DeviceDatasheet]):
 
     def timing_method(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return how each convolution was timed, ``eager`` or ``back-to-back``, by the source of the measurement."""
-        return timing_methods(frame, text_column(frame, "source").map(TIMING_METHOD_OF_SOURCE).fillna("back-to-back"))
+        return timing_methods(frame, text_column(frame, "source").map(_TIMING_METHOD_OF_SOURCE).fillna("back-to-back"))
 
     def kernel_family(self, frame: pd.DataFrame) -> pd.Series[str]:
         """Return the family of each timed convolution: the key of its timing formula and calibrated parameters.

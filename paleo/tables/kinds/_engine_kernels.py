@@ -347,7 +347,7 @@ for kind in (QuantisedGemmTable(), ExpertKernelTable(), LatentAttentionTable()):
 
 
 #: Operation of a row -> its family; that of attention is followed by the kernel.
-FAMILY_OF_OPERATION = {"matmul": "products", "group_matmul": "experts", "sdp_fwd": "attention", "sdp_bwd": "attention"}
+_FAMILY_OF_OPERATION = {"matmul": "products", "group_matmul": "experts", "sdp_fwd": "attention", "sdp_bwd": "attention"}
 #: Parameters that the rows of a family do not tell.
 _UNDETERMINED_TRAINING_PARAMETERS = {
     "products": ("forward_rate_ratio", "backward_rate_ratio"),
@@ -395,7 +395,7 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
 
     @apply_per_row
     def _unsupported_reason(self, device: str, dtype: str, op: str) -> str:
-        if op in FAMILY_OF_OPERATION:
+        if op in _FAMILY_OF_OPERATION:
             return unsupported_reason(device, dtype or "bf16", "", frozenset({"bf16", "fp16"}))
         return f"op {op!r} is not modelled"
 
@@ -405,7 +405,7 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
 
         Operations are GEMM, grouped GEMM of experts, or attention by the usual kernel of the device.
         """
-        name = f"training.{FAMILY_OF_OPERATION[op]}"
+        name = f"training.{_FAMILY_OF_OPERATION[op]}"
         if not name.endswith("attention"):
             return name
         traits = self.load_datasheet(device, "bf16", "")
@@ -437,7 +437,7 @@ class TrainingKernelTable(KernelTable[DeviceDatasheet]):
         if frame.empty:
             return np.zeros(0)
         op, products = str(frame["op"].iloc[0]), shipped_parameters(GemmParameters, "gemm.tensor", figures)
-        if FAMILY_OF_OPERATION[op] == "attention":
+        if _FAMILY_OF_OPERATION[op] == "attention":
             return _attention(frame, figures, parameters, products.training_energy_ratio)
         rows, columns, length, count = _product(frame)
         launch = parameters.launch_time

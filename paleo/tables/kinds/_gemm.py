@@ -49,7 +49,7 @@ _RESULT_BYTES: Mapping[str, float] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2
 #: Formats to which activations are quantised before each product.
 _QUANTISED_FORMATS = ("fp8", "fp4")
 #: How a source times its rows; a source that is not listed is taken to launch back to back.
-TIMING_METHOD_OF_SOURCE: Mapping[str, str] = {
+_TIMING_METHOD_OF_SOURCE: Mapping[str, str] = {
     "aiconfigurator": "graph",
     "vidur": "kernel",
     "neusight": "eager",
@@ -264,7 +264,7 @@ def _unit(dtype: str, compute: str, source: str) -> str:
 
 
 def _stack(source: str, timing: str, library: str, *, batched: bool) -> str:
-    stack = timing or TIMING_METHOD_OF_SOURCE.get(source, "back-to-back")
+    stack = timing or _TIMING_METHOD_OF_SOURCE.get(source, "back-to-back")
     return "eager/linear" if stack == "eager" and not batched and "bmm" not in library else stack
 
 

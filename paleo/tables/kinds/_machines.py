@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 # Rows of long runs: the share of time that trained
 
 #: Accelerators in a node where a row counts those alone: 8 GPUs, 16 chips of Trainium (trn1.32xlarge).
-GPUS_PER_NODE, _TRAINIUM_PER_NODE = 8.0, 16.0
+_GPUS_PER_NODE, _TRAINIUM_PER_NODE = 8.0, 16.0
 #: What a row says that tells a run of another row once more.
 _REPEATED_RUN_NOTE = "by another count"
 #: Words of rows whose machines people replaced and restarted, and the hours that took: OPT-175B's chronicle (41 % of 56
@@ -77,7 +77,7 @@ def _mtbf_of(row: Row) -> float:
         nodes = float(row["nodes"])
     elif has_value(row, "gpus"):
         trainium = "trainium" in str(row.get("model", "")).lower()
-        nodes = float(row["gpus"]) / (_TRAINIUM_PER_NODE if trainium else GPUS_PER_NODE)
+        nodes = float(row["gpus"]) / (_TRAINIUM_PER_NODE if trainium else _GPUS_PER_NODE)
     else:
         raise SpecError("neither failures nor nodes are stated")
     return float(mean_time_between_failures(nodes=nodes, node_rate=DEFAULT_RELIABILITY.failures))

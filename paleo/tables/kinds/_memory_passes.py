@@ -51,7 +51,7 @@ _HOST_CALL_FACTORS = {
     "add_scalar": 1.18, "mul_scalar": 1.18, "div_scalar": 1.18, "pow_scalar": 1.13, "relu": 1.22, "gelu": 1.15,
 }  # fmt: skip
 #: Bytes of a (first input) element; "a->b" is a conversion.
-DTYPE_BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0}
+_DTYPE_BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0}
 #: Operations whose input the step before has left in L2, and the stack where that was seen to hold.
 _WARM_INPUT_OPERATIONS = ("add", "rmsnorm")
 
@@ -107,7 +107,7 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
             frame.index,
             (~shaped, "shape is not like 128x1024"),
             (~(moved > 0), "bytes_moved is missing or not above zero"),
-            (~_input_dtype(frame).isin(DTYPE_BYTES), "unknown dtype"),
+            (~_input_dtype(frame).isin(_DTYPE_BYTES), "unknown dtype"),
             (~operation.isin(FAMILY_OF_OPERATION), "unknown operation " + operation),
         )
 
@@ -146,7 +146,7 @@ class ElementwiseTable(KernelTable[DeviceDatasheet]):
 
 def _passes(frame: pd.DataFrame, rows: Array, length: Array, figures: DeviceDatasheet) -> memory.RowTraffic:
     family = text_column(frame, "op").map(FAMILY_OF_OPERATION)
-    width = np.array(_input_dtype(frame).map(DTYPE_BYTES), dtype=np.float64)
+    width = np.array(_input_dtype(frame).map(_DTYPE_BYTES), dtype=np.float64)
     shape: dict[str, Any] = {"rows": rows, "length": length, "element_bytes": width}
     if (family == "softmax").all():
         return memory.softmax_row_traffic(**shape, device=figures)

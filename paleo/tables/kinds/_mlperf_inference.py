@@ -89,7 +89,7 @@ _UNMODELLED_BENCHMARKS = {
 #: offline time of a sample is 28 us on H100 and 30 on H200 in either accuracy, 44 on H100 PCIe (0.38, 0.36, 0.32).
 _PADDED_TOKENS, _PADDED_ATTENTION_PEAK_FRACTION = 384.0, 0.36
 #: Factors of the 90 % interval; degrees of a replica that submitters take.
-INTERVAL_FACTORS, _TENSOR_PARALLEL_DEGREES = (0.7, 1.4), (1, 2, 4, 8)
+_INTERVAL_FACTORS, _TENSOR_PARALLEL_DEGREES = (0.7, 1.4), (1, 2, 4, 8)
 
 
 def _benchmark_of(row: Row) -> LanguageBenchmark | SinglePassBenchmark:
@@ -286,14 +286,14 @@ class MlperfInferenceTable(RunTable):
         value, device = _predict_samples_per_s(row), system_of_device(str(row["device"])).device
         dtype = "bf16" if "bf16" in device.peak else device.training_dtype
         peak = float(row["n_gpus"]) * device.peak_flops_per_s(dtype)
-        return RowPrediction.with_factors(value, INTERVAL_FACTORS, peak, str(row["device"]), str(row["model"]))
+        return RowPrediction.with_factors(value, _INTERVAL_FACTORS, peak, str(row["device"]), str(row["model"]))
 
 
 RUN_TABLES.register("inference")(MlperfInferenceTable())
 
 
 #: Networks and systems of rows of reinforcement learning by the names in the table.
-CATALOG_NETWORK_OF_NAME = {
+_CATALOG_NETWORK_OF_NAME = {
     "DeepSeek V3": "deepseek_v3", "Qwen3-235B": "qwen3-235b-a22b", "Qwen3-30B3A": "qwen3-30b-a3b",
     "Nemotron-3-Nano-30B-A3B": "nemotron-3-nano-30b-a3b",
 }  # fmt: skip
@@ -301,7 +301,7 @@ _CATALOG_SYSTEM_OF_NAME = {
     "H100": "dgx-h100", "H200": "dgx-h200", "B200": "dgx-b200", "GB200": "gb200-nvl72", "A100": "dgx-a100-80gb",
 }  # fmt: skip
 #: Tokens of a prompt where a row states prompts and answers together, and at most so large a share of both.
-DEFAULT_PROMPT_TOKENS, _MAX_PROMPT_SHARE = 150.0, 1.0 / 3.0
+_DEFAULT_PROMPT_TOKENS, _MAX_PROMPT_SHARE = 150.0, 1.0 / 3.0
 #: Factors of the 90 % interval of a step.
 _STEP_INTERVAL = (0.7, 1.5)
 
@@ -346,7 +346,7 @@ class ReinforcementStepTable(RunTable):
         if name not in _CATALOG_SYSTEM_OF_NAME:
             raise SpecError(f"system {name!r} is not known; {', '.join(_CATALOG_SYSTEM_OF_NAME)} are")
         network = str(row["model"])
-        model = load_model(CATALOG_NETWORK_OF_NAME.get(network, network))
+        model = load_model(_CATALOG_NETWORK_OF_NAME.get(network, network))
         system = load_system(_CATALOG_SYSTEM_OF_NAME[name])
         trainer = parse_degrees(row["training_layout"], ("tp", "cp", "ep", "pp", "vpp"))
         engine = parse_degrees(row["generation_layout"], ("tp", "pp"))
@@ -369,7 +369,7 @@ def _rollouts(row: Row) -> Rollouts:
     from paleo.serving.reinforcement import Rollouts
 
     mean, longest = float(row["mean_sequence"]), float(row["max_sequence"])
-    prompt = min(DEFAULT_PROMPT_TOKENS, _MAX_PROMPT_SHARE * mean)
+    prompt = min(_DEFAULT_PROMPT_TOKENS, _MAX_PROMPT_SHARE * mean)
     count, batch = int(float(row["generation_batch"])), int(float(row["training_batch"]))
     return Rollouts(count, batch, prompt, mean - prompt, max(longest - prompt, 1.0))
 

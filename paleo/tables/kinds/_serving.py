@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 #: Networks of the catalog by other names in tables.
 _CATALOG_MODEL_OF_NAME = {"deepseek-r1": "deepseek_v3", "deepseek-v3": "deepseek_v3", "minimax-m2.5": "minimax_m2"}
 #: Factors of the 90 % interval.
-INTERVAL_FACTORS = (0.7, 1.35)
+_INTERVAL_FACTORS = (0.7, 1.35)
 #: Coefficients of variation of ShareGPT's prompts and answers, whose medians are 25 and 130 tokens at means of 215 and
 #: 195; longest prompt and conversation that the engines' benchmarks take (vllm/benchmarks/datasets, is_valid_sequence).
 _SHAREGPT_LENGTH_VARIATION, _LONGEST_PROMPT, _MAX_CONVERSATION_TOKENS = (2.0, 1.0), 2.0**10, 2.0**11
@@ -372,7 +372,7 @@ class ServingTable(RunTable):
         if not (has_value(row, "input_tokens") and has_value(row, "output_tokens")) and str(row["load"]) != "trace":
             raise SpecError("lengths are blank")
         outcome, names = _outcome(row), (str(row["device"]), str(row["engine"]))
-        return RowPrediction.with_factors(outcome.value, INTERVAL_FACTORS, outcome.baseline, *names)
+        return RowPrediction.with_factors(outcome.value, _INTERVAL_FACTORS, outcome.baseline, *names)
 
     def predict(self, frame: pd.DataFrame) -> Predictions:
         """Predict the serving runs of a table; files with request traces lie in the folder of the table."""

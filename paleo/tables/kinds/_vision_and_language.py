@@ -183,7 +183,7 @@ _PROFILES_OF_NATIVE_KERNELS = (
     ("convnet2", "cuda-convnet2"), ("fbfft", "fbfft"), ("torch-7", "torch7-native"), ("neon", "neon"),
 )  # fmt: skip
 #: The same of frameworks without a profile: Paddle in NVIDIA's containers has MXNet's fused normalisations.
-SUBSTITUTE_PROFILES = (("paddle", "mxnet-nvidia"),)
+_SUBSTITUTE_PROFILES = (("paddle", "mxnet-nvidia"),)
 #: Profiles that rows of NVIDIA's examples mean by a plain one: their PyTorch scripts lay images out channels-last in
 #: sixteen bits (--memory-format nhwc of their configurations).
 _CONTAINER_PROFILES = (("pytorch", "pytorch-ngc-channels-last"), ("tensorflow2", "tensorflow2-ngc"))
@@ -245,7 +245,7 @@ def software_profile_of(row: Row) -> str:
     framework, cudnn = str(row.get("framework", "")).lower(), str(row.get("cudnn", "")).lower()
     if any(word in framework for word in _OPENCL_FRAMEWORKS):
         raise SpecError(f"OpenCL kernels of {row['framework']} are not modelled")
-    for word, profile in (*_PROFILES_OF_NATIVE_KERNELS, *SUBSTITUTE_PROFILES):
+    for word, profile in (*_PROFILES_OF_NATIVE_KERNELS, *_SUBSTITUTE_PROFILES):
         if word in framework:
             return profile
     software = software_profile_name(row, "cudnn-library")
@@ -285,7 +285,7 @@ def parse_cudnn_version(text: str) -> float | None:
     return number // 1000 + number // 100 % 10 / 10 if number < 10000 else number // 10000 + number // 100 % 100 / 10
 
 
-def excludes_optimizer_update(row: Row) -> bool:
+def _excludes_optimizer_update(row: Row) -> bool:
     """Return True if a measured time covers forward and backward only, without the optimizer's update."""
     return _WITHOUT_UPDATE_NOTE in str(row.get("notes", ""))
 
@@ -378,7 +378,7 @@ class VisionStepTable(NetworkStepTable):
         prediction = predict(model, system, run_of_cnn_row(row), software, calibration)
         # Compute the time of the update that a row's step does not include; at most so much that images still arrive
         # in time.
-        share = 1.0 if excludes_optimizer_update(row) else 1.0 - 1.0 / accumulated_microbatches(row)
+        share = 1.0 if _excludes_optimizer_update(row) else 1.0 - 1.0 / accumulated_microbatches(row)
         arrival = 0.0 if prediction.input_pipeline is None else float(prediction.input_pipeline.batch_interval)
         spare = max(0.0, prediction.step_time - prediction.breakdown.input - arrival)
         return row_prediction(prediction, prediction.step_time - min(share * prediction.breakdown.optimizer, spare))
