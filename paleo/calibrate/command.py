@@ -603,7 +603,7 @@ def _fit_waiting(request: _Request) -> int:
         errors, word = test.errors, "held out" if test.source in result.held_out_sources else ""
         shares = (f"{errors.rows}", f"{test.exponent:.3g}", f"{errors.mape:.1%}", f"{errors.bias:+.1%}")
         lines.append((test.source, *shares, word))
-    before = ", ".join(f"{profile.name} {profile.host.waiting_power:g}" for profile in result.profiles_before)
+    before = ", ".join(f"{profile.name} {profile.host.waiting_exponent:g}" for profile in result.profiles_before)
     known = f"{result.exponent:.3g} by {with_noun(result.rows_fitted, 'step')}"
     terminal = report_console(markup=False)
     terminal.print(f"host.waiting_power: {known}, one sigma {result.log_standard_deviation:.0%} (before: {before})")

@@ -56,7 +56,7 @@ _STACK_ORDER = ("graph", "kernel", "eager", "back-to-back")
 #: Fewer rows than this are all fitted, none held out.
 MIN_ROWS_TO_HOLD_OUT = 12
 #: Significant digits of what is written.
-DIGITS, ERROR_DIGITS = 5, 3
+_DIGITS, ERROR_DIGITS = 5, 3
 _YAML_COMMENT = (
     "# Fitted by `paleo calibrate --fit` to measured tables; residuals are those of rows that were not fitted.\n"
 )
@@ -386,7 +386,7 @@ def _calibration_entry(
     Returns
     -------
     CalibrationEntry
-        Entry for the calibration file, with numbers rounded to `DIGITS` and `ERROR_DIGITS` significant digits.
+        Entry for the calibration file, with numbers rounded to `_DIGITS` and `ERROR_DIGITS` significant digits.
     """
     residual, tested = result.residual_by_stack[stack], result.rows_held_out > 0
     libraries = text_column(frame, "library")  # the most frequent first
@@ -414,7 +414,7 @@ def _calibration_entry(
     )  # fmt: skip
 
 
-def _rounded_fields(parameters: Any, digits: int = DIGITS) -> dict[str, float]:
+def _rounded_fields(parameters: Any, digits: int = _DIGITS) -> dict[str, float]:
     return {name: round_to_digits(value, digits) for name, value in dataclasses.asdict(parameters).items()}
 
 
@@ -504,14 +504,14 @@ def rounded_residual(errors: ResidualErrors) -> dict[str, float]:
     return {**_rounded_fields(errors, ERROR_DIGITS), "rows": errors.rows}
 
 
-def round_to_digits(value: float, digits: int = DIGITS) -> float:
+def round_to_digits(value: float, digits: int = _DIGITS) -> float:
     """Round a number to some significant digits, for a calibration file.
 
     Parameters
     ----------
     value : float
         A number.
-    digits : int, default DIGITS
+    digits : int, default _DIGITS
         Number of significant digits.
 
     Returns

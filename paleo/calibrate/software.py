@@ -5,9 +5,9 @@ collectives beside computation, and the slow-down of an old attention kernel. Th
 profile by the same robust least squares of log errors as kernels. Held-out configurations test the fit.
 
 ``--only waiting`` fits how GPU and CPU time add up in MoE steps where the CPU waits for token counts
-(`HostTime.waiting_power`). All profiles share one exponent; sources named with ``--hold-out`` are not fitted. Few MoE
-configurations are measured, and rows of a source err together. Each source is therefore tested with the exponent of the
-others.
+(`HostTime.waiting_exponent`). All profiles share one exponent; sources named with ``--hold-out`` are not fitted. Few
+MoE configurations are measured, and rows of a source err together. Each source is therefore tested with the exponent of
+the others.
 """
 
 from __future__ import annotations
@@ -361,7 +361,7 @@ _EXPONENT_TIME_COLUMNS = [f"seconds at {1.0 / inverse:.3g}" for inverse in _INVE
 class HostWaitingParameters:
     """Parameter of the fit of host waiting: exponent with which CPU and GPU time of MoE steps are combined.
 
-    ``exponent`` is `HostTime.waiting_power`. 1 adds the two times, as if CPU and GPU took turns; large values take
+    ``exponent`` is `HostTime.waiting_exponent`. 1 adds the two times, as if CPU and GPU took turns; large values take
     nearly the longer one.
     """
 
@@ -424,7 +424,7 @@ def _dependent_rows(table: RunTable, frame: pd.DataFrame, name: str) -> Measured
     known = frame[np.isfinite(measured_and_predicted_values(table, frame)[1].values)]
     profile = load_software(name)
     for column, inverse in zip(_EXPONENT_TIME_COLUMNS, _INVERSE_EXPONENTS, strict=True):
-        changed = profile.with_fields({"host.waiting_power": 1.0 / inverse})
+        changed = profile.with_fields({"host.waiting_exponent": 1.0 / inverse})
         known = known.assign(**{column: [table.predict_row(row, changed).value for row in row_dicts(known)]})
     depends = known[_EXPONENT_TIME_COLUMNS[-1]] > known[_EXPONENT_TIME_COLUMNS[0]]
     return MeasuredRows(known, profile, name, table.measured_values(known)).select(depends.to_numpy(dtype=bool))
@@ -443,7 +443,7 @@ def fit_waiting_exponent(rows: Sequence[MeasuredRows]) -> FitResult[HostWaitingP
     FitResult
         Fitted exponent; all rows are fitted, none held out.
     """
-    start = HostWaitingParameters(rows[0].datasheet.host.waiting_power)
+    start = HostWaitingParameters(rows[0].datasheet.host.waiting_exponent)
     return Fit(
         _MOE_TIME_PREDICTOR, rows, start, random_starts=0, row_weight_exponent=0.0, max_evaluations=15,
         uses_held_out_rows=False,
@@ -533,12 +533,13 @@ def _fitted_exponent(result: FitResult[HostWaitingParameters]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class WaitExponentFit:
-    """Result of a fit of the waiting exponent (overlap of CPU and GPU in MoE steps).
+    """Result of a fit of the exponent p in (device^p + host^p)^(1/p), the time of MoE layers whose host waits.
 
-    ``exponent`` is the fitted exponent, ``log_standard_deviation`` the standard deviation of its logarithm.
+    With p = 1 the times of device and host add, with a large p the longer one counts. ``exponent`` is the fitted p,
+    ``log_standard_deviation`` the standard deviation of its logarithm.
     ``left_out_tests`` predicts each source with the exponent of all others (`leave_one_source_out`).
-    ``held_out_sources`` are sources that no fit used. ``profiles_before`` are the catalog's software profiles of the
-    rows.
+    ``held_out_sources`` are sources that no fit used. ``profiles_before`` are the catalog's profiles of the
+    software that ran the rows, as they were before the fit.
     """
 
     exponent: float

@@ -18,7 +18,7 @@ from paleo.specs.loading import NonEmptyText, Spec, StrictBool, read_yaml, recor
 from paleo.units import Seconds, parse_quantity, parse_whole_number
 
 #: Most jobs of a file, and most GPUs of one of them.
-_MAX_JOBS, _MAX_GPUS_PER_JOB = 900_000, 900_000
+_MAX_JOBS, MAX_GPUS_PER_JOB = 900_000, 900_000
 _MOST_BYTES = 500 * 1000 * 1000
 #: Names of each column in public traces (Philly, Helios, Acme, Tiresias).
 _TRACE_COLUMN_ALIASES: dict[str, tuple[str, ...]] = {
@@ -143,7 +143,7 @@ class JobSpec(Spec):
         if self.gpus == "auto":
             return None
         first, dots, last = str(self.gpus).partition("..")
-        low, high = parse_whole_number(first, _MAX_GPUS_PER_JOB), parse_whole_number(last or first, _MAX_GPUS_PER_JOB)
+        low, high = parse_whole_number(first, MAX_GPUS_PER_JOB), parse_whole_number(last or first, MAX_GPUS_PER_JOB)
         if isinstance(self.gpus, bool) or not low or not high or low > high or (dots and not last):
             raise SpecError(f"gpus: {self.gpus!r:.60} is no number of GPUs; expected 8, a range such as 8..64, or auto")
         return low, high
@@ -263,7 +263,7 @@ def _number(where: str, column: str, row: Mapping[str, str]) -> float:
 def _whole(where: str, column: str, row: Mapping[str, str]) -> int:
     """Return the whole number in a cell, such as GPUs; raise SpecError, which names the cell, for other texts."""
     value = _number_or_text(row.get(column))
-    if isinstance(value, str) or not math.isfinite(value) or value != int(value) or not 1 <= value <= _MAX_GPUS_PER_JOB:
+    if isinstance(value, str) or not math.isfinite(value) or value != int(value) or not 1 <= value <= MAX_GPUS_PER_JOB:
         raise SpecError(f"{where}: {column}: {str(row.get(column))[:60]!r}; expected a number of GPUs of 1 or more")
     return int(value)
 

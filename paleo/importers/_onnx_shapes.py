@@ -18,12 +18,16 @@ MAX_CONSTANT_ELEMENTS = 64
 FLOAT_TYPES = frozenset({1, 10, 11, 16, 17, 18, 19, 20})
 INTEGER_TYPES, FLOAT32_TYPE = frozenset({6, 7}), frozenset({1})
 
-Numbers = list[float]
+KnownValues = list[float]
 
 
 def computed_shape_values(
-    op: str, inputs: Sequence[str], options: Mapping[str, Any], known: Mapping[str, Numbers], sizes: Mapping[str, Shape]
-) -> Numbers | None:
+    op: str,
+    inputs: Sequence[str],
+    options: Mapping[str, Any],
+    known: Mapping[str, KnownValues],
+    sizes: Mapping[str, Shape],
+) -> KnownValues | None:
     """Compute the output of an ONNX node from shapes and known constants; None if other values are needed.
 
     Parameters: ``op`` is the operator, ``inputs`` the names of its inputs, ``options`` its attributes; ``known`` maps
@@ -64,8 +68,8 @@ def computed_shape_values(
 
 
 def _rearranged(
-    op: str, first: Numbers, operands: Sequence[Numbers], options: Mapping[str, Any], shape: Shape
-) -> Numbers | None:
+    op: str, first: KnownValues, operands: Sequence[KnownValues], options: Mapping[str, Any], shape: Shape
+) -> KnownValues | None:
     """Return the numbers of a small tensor after a transpose or slice, in row-major order.
 
     ``shape`` is that of the input.
@@ -100,7 +104,7 @@ _BROADCAST = frozenset({"Add", "BiasGelu", "Div", "Mul", "Pow", "Sub", "Where", 
 
 
 def shape_of_output(
-    op: str, shapes: Sequence[Shape | None], options: Mapping[str, Any], numbers: Sequence[Numbers | None]
+    op: str, shapes: Sequence[Shape | None], options: Mapping[str, Any], numbers: Sequence[KnownValues | None]
 ) -> Shape | None:
     """Return the output shape of an ONNX node by Paleo's own rules; None for operators that have no rule.
 
@@ -154,7 +158,7 @@ def _broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
         return None
 
 
-def _padded(shape: Shape, pads: Numbers, axes: Numbers | None) -> Shape | None:
+def _padded(shape: Shape, pads: KnownValues, axes: KnownValues | None) -> Shape | None:
     places = [int(axis) for axis in (range(len(shape)) if axes is None else axes)]
     if len(pads) != 2 * len(places) or not all(-len(shape) <= place < len(shape) for place in places):
         return None
@@ -170,7 +174,7 @@ _TRUTHS: dict[str, Callable[[float, float], bool]] = {
 }  # fmt: skip
 
 
-def _pairwise(op: str, left: Numbers, right: Numbers) -> Numbers | None:
+def _pairwise(op: str, left: KnownValues, right: KnownValues) -> KnownValues | None:
     """Compute element-wise arithmetic, where either operand may be a single number."""
     length = max(len(left), len(right))
     if {len(left), len(right)} - {1, length} or (op == "Div" and 0 in right):

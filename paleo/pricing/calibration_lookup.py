@@ -1,8 +1,9 @@
 """Lookup of calibrated parameters: which calibration predicts the time of a kernel family or link on a device.
 
-Times come from the plain roofline, from the original Paleo's constants (both `ConstantEfficiencies`), or from measured
-parameters (`find_parameters`). The parameters of a family are measured on the device, inherited, or the defaults of the
-formula. A *stack* is the way in which kernels were timed. The order of search, with a wider interval at each step:
+Times come from the plain roofline, from the original Paleo's constants (both `ConstantEfficiencies`), or from
+measured parameters (`find_calibrated_parameters`). The parameters of a family are measured on the device, inherited,
+or the defaults of the formula. A *stack* is the way in which kernels were timed. The order of search, with a wider
+interval at each step:
 
 1. the user's calibration file, then the shipped file of the device or system, in the wanted stack;
 2. the same file in another stack: parameters of the silicon are kept, those of the host are taken from the rules of
@@ -169,7 +170,7 @@ class SourcedParameters(Generic[Parameters]):
         return predicted * low, predicted * high
 
 
-def find_parameters(
+def find_calibrated_parameters(
     kind: type[Parameters],
     *,
     subject: str,
@@ -402,7 +403,7 @@ IDEAL_EFFICIENCIES = ConstantEfficiencies("ideal", link=1.0)
 #: Rates of systolic arrays, on which no kernel was timed; families of GPU kernels do not apply to one large core. The
 #: share of the matrix units, in addition to padding, is that of MaxText's published steps (0.5 to 0.68 of peak as MFU),
 #: that of memory is as for HBM elsewhere, and that of a link is from the scaling book (ICI, 0.9).
-_TPU_EFFICIENCIES = ConstantEfficiencies(
+TPU_EFFICIENCIES = ConstantEfficiencies(
     "assumed for TPUs: 0.7 of the matrix units, 0.85 of memory, 0.9 of a link",
     0.7, 0.85, 0.9, pads_to_arrays=True, low_factor=0.65, high_factor=1.6,
 )  # fmt: skip
@@ -423,7 +424,7 @@ def constant_efficiencies(device_kind: str, text: str) -> ConstantEfficiencies |
     ConstantEfficiencies, optional
         Efficiencies; None if times are predicted from measured parameters.
     """
-    return _TPU_EFFICIENCIES if text == "auto" and device_kind == "tpu" else parse_efficiencies(text)
+    return TPU_EFFICIENCIES if text == "auto" and device_kind == "tpu" else parse_efficiencies(text)
 
 
 #: Least share of peak that ``ppp=`` accepts.

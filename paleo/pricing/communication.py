@@ -21,7 +21,7 @@ from paleo.pricing.calibration_lookup import (
     INTERVAL_FACTOR_PER_RELATED_ARCHITECTURE,
     ConstantEfficiencies,
     SourcedParameters,
-    find_parameters,
+    find_calibrated_parameters,
 )
 from paleo.pricing.links.alpha_beta import (
     LevelCost,
@@ -673,7 +673,7 @@ def collective_parameters(
         Parameters. An unmeasured fabric inherits them from a measured one of its kind, with a wider interval, or has
         the defaults of its kind of link.
     """
-    calibrated = find_parameters(
+    calibrated = find_calibrated_parameters(
         COLLECTIVE_CALIBRATION_FAMILIES[family],
         subject=system.name,
         architecture=system.device.architecture,
@@ -698,7 +698,7 @@ def collective_parameters(
 def _parameters_of_system(system: str) -> SourcedParameters[FabricParameters]:
     """Return the calibrated NCCL parameters between the nodes of a measured system, by the system's name."""
     family, stacks = "collective.fabric", _NCCL_TIMING_METHODS
-    return find_parameters(FabricParameters, subject=system, architecture="", family=family, stacks=stacks)
+    return find_calibrated_parameters(FabricParameters, subject=system, architecture="", family=family, stacks=stacks)
 
 
 @dataclass(frozen=True, slots=True)

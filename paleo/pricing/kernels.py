@@ -22,7 +22,7 @@ from paleo.pricing.calibration_lookup import (
     ConstantEfficiencies,
     SourcedParameters,
     constant_efficiencies,
-    find_parameters,
+    find_calibrated_parameters,
     parse_efficiencies,
 )
 from paleo.registry import Registry
@@ -673,7 +673,7 @@ class KernelFamilyPredictor:
             the formula), and the factors on a predicted time that bound 90 % of measured ones.
         """
         device = self.device
-        result = find_parameters(
+        result = find_calibrated_parameters(
             kind, subject=device.name, architecture=device.architecture, memory_kind=device.memory.kind, family=family,
             user_calibration=self.user_calibration,
         )  # fmt: skip

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paleo.collectives.base import COLLECTIVE_ALGORITHMS, Numeric
-from paleo.pricing.calibration_lookup import find_parameters
+from paleo.pricing.calibration_lookup import find_calibrated_parameters
 from paleo.pricing.links.alpha_beta import bus_factor, partly_overlapped_time, pipeline_fill_time, with_launch_skew
 from paleo.pricing.links.group import MIN_SWITCH_RANKS, GroupLinks
 from paleo.specs.calibration import parameter
@@ -174,7 +174,7 @@ def intra_node_token_exchange_time(payload_bytes: Array, ranks: int, system: Sys
         Seconds; None if the exchange was not measured on the architecture.
     """
     device, family = system.device, f"exchange.{kernel}"
-    entry = find_parameters(
+    entry = find_calibrated_parameters(
         TokenExchangeParameters, subject=device.name, architecture=device.architecture,
         memory_kind=device.memory.kind, family=family,
     )  # fmt: skip

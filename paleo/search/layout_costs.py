@@ -713,7 +713,7 @@ def _costs(blocks: Sequence[LayoutCounts], backend: Backend) -> SectionTimes:
                 figures,
                 known[structure],
                 call=backend.collective_issue_time,
-                waiting_power=backend.host_wait_exponent,
+                waiting_exponent=backend.host_wait_exponent,
             )
         )
     joined = {name: np.concatenate([getattr(table, name) for table in tables], axis=-1) for name in ARRAY_FIELDS}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paleo.pricing.calibration_lookup import TIMING_METHODS, find_parameters
+from paleo.pricing.calibration_lookup import TIMING_METHODS, find_calibrated_parameters
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.power import BOARD_POWER_METHOD, PICO, PowerParameters
 from paleo.serving.commands import engine_command_line, weights_id_or_folder
@@ -187,11 +187,11 @@ def _mean_device_power(plan: ServingPlan, device: Device) -> float | None:
     if device.tdp is None:
         return None
     name, architecture, kind = device.name, device.architecture, device.memory.kind
-    board = find_parameters(
+    board = find_calibrated_parameters(
         PowerParameters, subject=name, architecture=architecture, family="power", memory_kind=kind,
         stacks=(*TIMING_METHODS, BOARD_POWER_METHOD),
     ).parameters  # fmt: skip
-    product = find_parameters(
+    product = find_calibrated_parameters(
         GemmParameters, subject=name, architecture=architecture, family="gemm.tensor", memory_kind=kind
     ).parameters
     flops, moved = _work(plan)

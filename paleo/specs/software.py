@@ -105,7 +105,7 @@ class HostTime(Spec):
     libfabric
         additional time of an exchange over EFA for each of a device's ports, by NCCL and by libraries that send each
         token once; a host thread serves the endpoints of libfabric, one a port
-    waiting_power
+    waiting_exponent
         exponent with which device and host time are combined in sections where the host waits for counts of tokens:
         1 adds them up; from 4 on nearly the longer one counts, as when the host runs ahead freely
     latent_rotation
@@ -141,7 +141,7 @@ class HostTime(Spec):
     expert: Seconds = 0.0
     handshake: Seconds = 0.0
     libfabric: tuple[Seconds, Seconds] = (0.0, 0.0)
-    waiting_power: Annotated[float, Field(ge=1)] = 4.0
+    waiting_exponent: Annotated[float, Field(ge=1)] = Field(4.0, alias="waiting_power")
     latent_rotation: LaunchCounts = (2.0, 2.0)
     grouped_router: LaunchCounts = (0.0, 0.0)
     sigmoid_router: LaunchCounts = (0.0, 0.0)

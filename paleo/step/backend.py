@@ -205,7 +205,7 @@ class Backend:
         """
         stated = self.software.host.routing > 0 and self.predictor.constant_efficiencies is None
         waits = stated and self.software.parallelism.expert_dispatch != "hybridep"
-        return self.software.host.waiting_power if waits else HOST_PACED_EXPONENT
+        return self.software.host.waiting_exponent if waits else HOST_PACED_EXPONENT
 
     @property
     def slice_gather_host_time(self) -> float:

@@ -391,7 +391,7 @@ def section_times(
     sums: SectionSumMatrices | None = None,
     *,
     call: float = 0.0,
-    waiting_power: float = HOST_PACED_EXPONENT,
+    waiting_exponent: float = HOST_PACED_EXPONENT,
 ) -> SectionTimes:
     """Sum times of kernels and collectives to time and memory of one layer of each section (run of equal layers).
 
@@ -412,7 +412,7 @@ def section_times(
         Matrices of a program of the same structure; built from ``program`` by default.
     call : float, optional
         Host time of launching one collective [s].
-    waiting_power : float, optional
+    waiting_exponent : float, optional
         Exponent of `_host_paced_time` where the host waits for counts of dispatched tokens.
 
     Returns
@@ -432,7 +432,7 @@ def section_times(
 
     def issued(seconds: Array, waited: Array, host_seconds: Array) -> Array:
         """Compute the time of computation with its waits for the host [s]. The host launches collectives as well."""
-        return _host_paced_time(seconds + waited, host_seconds, sums.dispatches_tokens, waiting_power) - waited
+        return _host_paced_time(seconds + waited, host_seconds, sums.dispatches_tokens, waiting_exponent) - waited
 
     gradients = backward + weights
     slower = issued(gradients, in_backward.exposed, (sums.backward + sums.weight_gradients) @ host + backward_calls)
@@ -508,7 +508,10 @@ def _divide_exposed(
 
 
 def _host_paced_time(
-    device: Array, host: Array, waits: npt.NDArray[np.bool_] | None = None, waiting_power: float = HOST_PACED_EXPONENT
+    device: Array,
+    host: Array,
+    waits: npt.NDArray[np.bool_] | None = None,
+    waiting_exponent: float = HOST_PACED_EXPONENT,
 ) -> Array:
     """Combine device time and host launch time of work that the host issues ahead: (device⁴ + host⁴)^¼.
 
@@ -523,7 +526,7 @@ def _host_paced_time(
         Time in which the host launches the kernels [s].
     waits : ndarray of bool, shape (sections,), optional
         True for sections in which the host waits for the device.
-    waiting_power : float, optional
+    waiting_exponent : float, optional
         Exponent in sections where the host waits, instead of 4.
 
     Returns
@@ -538,8 +541,8 @@ def _host_paced_time(
     array([3.   , 1.189, 1.32 ])
     """
     seconds = np.where(host > 0, np.sqrt(np.sqrt(np.square(np.square(device)) + np.square(np.square(host)))), device)
-    if waits is not None and waits.any() and waiting_power != HOST_PACED_EXPONENT:
-        waiting = (device[waits] ** waiting_power + host[waits] ** waiting_power) ** (1.0 / waiting_power)
+    if waits is not None and waits.any() and waiting_exponent != HOST_PACED_EXPONENT:
+        waiting = (device[waits] ** waiting_exponent + host[waits] ** waiting_exponent) ** (1.0 / waiting_exponent)
         seconds[waits] = np.where(host[waits] > 0, waiting, device[waits])
     return seconds
 

@@ -478,7 +478,7 @@ def _section_times(program: Program, mesh: Mesh, backend: Backend) -> tuple[Kern
     [transfers] = collective_times(backend.fabric, [(mesh, program)], [payloads])
     sizes = [section_field_values(program, name)[:, None] for name in MEMORY_FIELDS]
     call, power = backend.collective_issue_time, backend.host_wait_exponent
-    return times, section_times(program, column, transfers, sizes, call=call, waiting_power=power)
+    return times, section_times(program, column, transfers, sizes, call=call, waiting_exponent=power)
 
 
 def _schedule_of(layout: Plan, backend: Backend) -> Schedule:

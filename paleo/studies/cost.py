@@ -25,7 +25,7 @@ from paleo.learning.base import samples_to_target
 from paleo.lowering.stages_and_recompute import kernel_runs_per_microbatch
 from paleo.network.graph import build_graph
 from paleo.operations.tensor import default_precision
-from paleo.pricing.calibration_lookup import TIMING_METHODS, SourcedParameters, find_parameters
+from paleo.pricing.calibration_lookup import TIMING_METHODS, SourcedParameters, find_calibrated_parameters
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.power import (
     BOARD_POWER_METHOD,
@@ -324,7 +324,7 @@ def _energies(prediction: Prediction, figures: PowerParameters) -> Array:
 
 
 def _calibrated(kind: type[ParameterSet], device: Device, family: str) -> SourcedParameters[ParameterSet]:
-    return find_parameters(
+    return find_calibrated_parameters(
         kind,
         subject=device.name,
         architecture=device.architecture,

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from paleo.errors import PaleoError, SpecError, suggest_names
-from paleo.pricing.calibration_lookup import SourcedParameters, find_parameters
+from paleo.pricing.calibration_lookup import SourcedParameters, find_calibrated_parameters
 from paleo.pricing.kernels import DeviceDatasheet, arithmetic_unit, device_datasheet
 from paleo.registry import Registry
 from paleo.specs.device import find_device
@@ -445,7 +445,7 @@ class KernelTable(MeasuredTable, Generic[Datasheet]):
         calibration = (
             self.calibration if self.calibration is not None and self.calibration.device_or_system == subject else None
         )
-        return find_parameters(
+        return find_calibrated_parameters(
             self.parameters_by_family[group.family], subject=subject, architecture=architecture, family=group.family,
             memory_kind=memory_kind, stacks=(group.timing_method,), user_calibration=calibration,
         )  # fmt: skip
@@ -468,7 +468,7 @@ def shipped_parameters(kind: type[Parameters], family: str, figures: DeviceDatas
     object of ``kind``
         Its parameters.
     """
-    return find_parameters(
+    return find_calibrated_parameters(
         kind, subject=figures.name, architecture=figures.architecture, memory_kind=figures.memory_kind, family=family
     ).parameters
 

@@ -8,7 +8,7 @@ from functools import reduce
 import numpy as np
 import pytest
 
-from paleo.pricing.calibration_lookup import find_parameters
+from paleo.pricing.calibration_lookup import find_calibrated_parameters
 from paleo.pricing.gemm import GemmParameters
 from paleo.pricing.links.group import ExchangeParameters
 from paleo.tables.base import residual_errors
@@ -161,7 +161,7 @@ def test_products_of_a_pascal_card_that_was_left_out(validated: Validated) -> No
     """Titan X under what cards of its kind without rows inherit: P100's silicon, pages of graphics memory."""
     report, kind = validated("gemm.csv.gz"), KERNEL_TABLES["gemm"]
     rows = report.frame[rows_of(report, "deepbench", "titan-x-pascal") & report.frame["dtype"].eq("fp32").to_numpy()]
-    inherited = find_parameters(
+    inherited = find_calibrated_parameters(
         GemmParameters, subject="titan-xp", architecture="Pascal", memory_kind="GDDR5X", family="gemm.simt",
         stacks=("back-to-back",),
     )  # fmt: skip
@@ -179,7 +179,7 @@ def test_exchanges_over_links_of_another_generation(validated: Validated, known:
     system = "dgx-b200" if known == "dgx-h100" else "gb200-nvl72"
     large = (report.frame["op"].eq("all_to_all") & (report.frame["bytes"] >= 16 * MEBIBYTE)).to_numpy()
     frame = report.frame[rows_of(report, "aiconfigurator", system) & large]
-    parameters = find_parameters(
+    parameters = find_calibrated_parameters(
         ExchangeParameters, subject=known, architecture="", family="collective.exchange", stacks=("back-to-back",)
     ).parameters
     seconds = kind.predict_times(frame, kind.load_datasheet(system, "", ""), parameters)

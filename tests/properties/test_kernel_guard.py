@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paleo.pricing.calibration_lookup import find_parameters
+from paleo.pricing.calibration_lookup import find_calibrated_parameters
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.pricing.kernels import device_datasheet
 from paleo.specs.catalog import entry_names
@@ -24,7 +24,7 @@ BATCH = 2.0 ** RANDOM.integers(0, 6, 100)
 def priced(device: Device, dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Seconds, seconds of arithmetic at peak, seconds at the roofline with a launch."""
     card = device_datasheet(device, dtype)
-    entry = find_parameters(
+    entry = find_calibrated_parameters(
         GemmParameters, subject=device.name, architecture=device.architecture, memory_kind=device.memory.kind,
         family="gemm.tensor" if card.tensor_cores else "gemm.simt",
     )  # fmt: skip

@@ -11,7 +11,7 @@ import math
 import pytest
 
 from paleo.operations.tensor import default_precision
-from paleo.pricing.calibration_lookup import find_parameters
+from paleo.pricing.calibration_lookup import find_calibrated_parameters
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.pricing.kernels import device_datasheet
 from paleo.specs.device import load_device
@@ -24,7 +24,7 @@ def sustained_rate(name: str, dtype: str) -> float:
     """FLOP/s of products of 8192 by 8192 by 8192 on a device under long load."""
     device, formats = load_device(name), default_precision(dtype)
     family = f"gemm.{dtype}" if formats.quantises_operands else "gemm.tensor"
-    entry = find_parameters(
+    entry = find_calibrated_parameters(
         GemmParameters, subject=name, architecture=device.architecture, memory_kind=device.memory.kind, family=family
     )
     assert entry.source_name != device.architecture  # of another maker, and said to be

@@ -37,7 +37,7 @@ def steps(power: float) -> pd.DataFrame:
         }
         for source, layers in (("first", 4), ("second", 6)) for micro in (2, 8)
     ]  # fmt: skip
-    profile = load_software("megatron-core").with_fields({"host.waiting_power": power})
+    profile = load_software("megatron-core").with_fields({"host.waiting_exponent": power})
     table = TransformerStepTable()
     for row in rows:
         row["iteration_ms"] = table.predict_row(row, profile).value / MILLISECOND
@@ -117,7 +117,7 @@ def test_the_command_writes_the_profiles_and_tests_sources_that_are_held_out(
     (line,) = (line for line in said.out.splitlines() if "held out" in line)
     assert "third" in line and "1.9" in line
     before, after = load_software("megatron-core"), load_software(tmp_path / "mine.yaml")
-    assert after.host.waiting_power == pytest.approx(POWER, rel=0.03)
+    assert after.host.waiting_exponent == pytest.approx(POWER, rel=0.03)
     assert after.host.forward == pytest.approx(before.host.forward) and after.parallelism == before.parallelism
     assert after.fit is not None and (after.fit.rows_fitted, after.fit.rows_held_out) == (4, 6)
     assert not after.is_fitted_for("Hopper")  # its host times are those that they were

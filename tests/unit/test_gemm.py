@@ -13,7 +13,7 @@ import pytest
 
 from paleo.errors import SpecError
 from paleo.operations.base import Kernel
-from paleo.pricing.calibration_lookup import find_parameters
+from paleo.pricing.calibration_lookup import find_calibrated_parameters
 from paleo.pricing.engine_gemm import wave_count
 from paleo.pricing.gemm import (
     GemmParameters,
@@ -273,7 +273,7 @@ def test_products_of_every_card_lie_in_a_band() -> None:
     flops, moved = 2 * rows * side**2, 2 * (2 * rows * side + side**2)
     for card in cards:
         limits = device_datasheet(card, card.training_dtype)
-        entry = find_parameters(
+        entry = find_calibrated_parameters(
             GemmParameters, subject=card.name, architecture=card.architecture, memory_kind=card.memory.kind,
             family="gemm.tensor",
         )  # fmt: skip

@@ -8,7 +8,7 @@ from paleo.errors import SpecError
 from paleo.operations.base import OPTIMIZERS, configure_optimizer
 from paleo.operations.tensor import BYTES_PER_NUMBER, default_precision, with_autocast_weights
 from paleo.predict import predict
-from paleo.pricing.calibration_lookup import find_parameters
+from paleo.pricing.calibration_lookup import find_calibrated_parameters
 from paleo.pricing.gemm import GemmParameters, gemm_time
 from paleo.pricing.kernels import device_datasheet, kernel_predictor
 from paleo.specs.device import Device
@@ -114,7 +114,7 @@ def test_training_draws_more_power_than_the_calibrating_rows() -> None:
         ))  # fmt: skip
 
     def found(device: Device, dtype: str) -> GemmParameters:
-        return find_parameters(
+        return find_calibrated_parameters(
             GemmParameters, subject=device.name, architecture=device.architecture, memory_kind=device.memory.kind,
             family="gemm.tensor",
         ).parameters  # fmt: skip

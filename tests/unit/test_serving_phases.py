@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paleo.errors import SpecError
-from paleo.pricing.calibration_lookup import find_parameters
+from paleo.pricing.calibration_lookup import find_calibrated_parameters
 from paleo.pricing.engine_gemm import EngineGemmParameters
 from paleo.pricing.experts import TUNED_BLOCK_SCALED_TILES, expert_ffn_time
 from paleo.pricing.gemm import GemmParameters
@@ -242,14 +242,15 @@ def test_experts_are_those_of_the_engines_kernels_on_their_rank():
             tokens=tokens, hidden=2048 * ones, inner=768 * ones, top_k=8 * ones, experts=128 * ones, tp=ones, ep=ones,
             gated=ones, exponent=EXPERT_POPULARITY_EXPONENT * ones, element_bytes=2.0,
             device=device_datasheet(system.device, "bf16"),
-            parameters=find_parameters(EngineGemmParameters, subject=system.device.name, architecture="Hopper",
-                              family=f"experts.{kernel}.bf16").parameters,
+            parameters=find_calibrated_parameters(
+                EngineGemmParameters, subject=system.device.name, architecture="Hopper", family=f"experts.{kernel}.bf16"
+            ).parameters,
             triton="triton" in kernel,
         )
         for kernel in ("triton-vllm", "cutlass")
     }  # fmt: skip
     card = device_datasheet(system.device, "bf16")
-    products = find_parameters(
+    products = find_calibrated_parameters(
         GemmParameters, subject=card.name, architecture="Hopper", family="gemm.tensor"
     ).parameters
     draw = {

@@ -166,7 +166,7 @@ def test_a_host_that_waits_for_counts_of_tokens_is_never_far_ahead(
     section = Section("block", 1, (route,), (), (), *(0.0,) * 6, ())
     issued = replace(times(np.array([3.0])), host_time=np.array([4.0]))
     table = section_times(
-        Program((section,)), issued, np.zeros(0), [np.zeros(1)] * len(MEMORY_FIELDS), waiting_power=waiting
+        Program((section,)), issued, np.zeros(0), [np.zeros(1)] * len(MEMORY_FIELDS), waiting_exponent=waiting
     )
     assert float(table.forward[0]) == pytest.approx((3.0**power + 4.0**power) ** (1.0 / power))
 

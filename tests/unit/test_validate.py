@@ -15,7 +15,7 @@ from paleo.pricing.calibration_lookup import (
     HOST_PARAMETERS,
     UNMEASURED_INTERVAL_FACTORS,
     SourcedParameters,
-    find_parameters,
+    find_calibrated_parameters,
     inherited_entry,
 )
 from paleo.pricing.gemm import GemmParameters
@@ -179,7 +179,7 @@ def test_host_parameters_are_those_of_the_kinds() -> None:
 
 def test_a_stack_that_was_not_measured_keeps_the_silicon() -> None:
     def found(stack: str) -> SourcedParameters[GemmParameters]:
-        return find_parameters(
+        return find_calibrated_parameters(
             GemmParameters, subject="a100-sxm4-80gb", architecture="Ampere", memory_kind="HBM2e", family="gemm.tensor",
             stacks=(stack,),
         )  # fmt: skip
@@ -191,13 +191,13 @@ def test_a_stack_that_was_not_measured_keeps_the_silicon() -> None:
 
 
 def test_what_no_rule_knows_has_the_formulas_defaults() -> None:
-    found = find_parameters(GemmParameters, subject="x", architecture="Kepler", family="gemm.unheard-of")
+    found = find_calibrated_parameters(GemmParameters, subject="x", architecture="Kepler", family="gemm.unheard-of")
     assert found.origin == "default" and found.interval_factors(1.0) == UNMEASURED_INTERVAL_FACTORS
 
 
 def test_relatives_are_wider_than_the_family_itself() -> None:
     def width(architecture: str) -> float:
-        found = find_parameters(
+        found = find_calibrated_parameters(
             GemmParameters, subject="x", architecture=architecture, family="gemm.fp8", stacks=("graph",)
         )
         low, high = found.interval_factors(1.0)

@@ -176,7 +176,7 @@ def collective_time_lower_bound(
 def torus_time_lower_bound(operation: str, payload_bytes: Numeric, group: FanOuts, costs: Sequence[LevelCost]) -> Array:
     """Compute a lower bound of the time of a collective by any algorithm on a torus, each level being a dimension.
 
-    The bytes that a rank must send are spread over all its links.
+    The bytes that a rank must send are spread over all its links; latency is left out.
 
     Parameters
     ----------
@@ -187,7 +187,8 @@ def torus_time_lower_bound(operation: str, payload_bytes: Numeric, group: FanOut
     group : FanOuts
         Fan-out of each level, inner to outer.
     costs : sequence of LevelCost
-        Latency and bandwidth of each level, inner to outer.
+        Time per byte of each level, inner to outer [s/byte]: that of all ranks of a unit together, so that eight ranks
+        with a link each have an eighth of the link's time.
 
     Returns
     -------
@@ -197,7 +198,7 @@ def torus_time_lower_bound(operation: str, payload_bytes: Numeric, group: FanOut
     Examples
     --------
     >>> costs = [LevelCost(alpha=1.0, beta=0.01), LevelCost(alpha=1.0, beta=0.01 / 8)]
-    >>> # 6300 bytes over links of 100 bytes a second each
+    >>> # a rank sends 5600 + 700 bytes over two links of 100 bytes a second each
     >>> float(torus_time_lower_bound("all_gather", 6400.0, (8, 8), costs))
     31.5
     """

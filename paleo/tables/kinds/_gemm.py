@@ -56,7 +56,7 @@ _TIMING_METHOD_OF_SOURCE: Mapping[str, str] = {
     "deepbench": "back-to-back",
 }
 #: B matrices that take turns in a stack's harness: every layer of a model; always the same one.
-WEIGHT_COPIES: Mapping[str, float] = {"kernel": math.inf, "eager": 1.0, "eager/linear": 1.0, "back-to-back": 1.0}
+_WEIGHT_COPIES: Mapping[str, float] = {"kernel": math.inf, "eager": 1.0, "eager/linear": 1.0, "back-to-back": 1.0}
 #: Most B matrices in turn under replayed graphs: as many as overflow the L2, so that on L40S 25, 32, 48 and 96 MiB, of
 #: which 4, 3, 2 and 1 make its 96 MiB, run out of cache, and 30, 35 and 56 MiB do not.
 _MAX_WEIGHT_COPIES = 5.0
@@ -285,7 +285,7 @@ def _weight_copies(stack: str, weight_bytes: Array, l2_bytes: float) -> Array:
     """
     if stack == "graph":
         return np.clip(np.ceil(l2_bytes / weight_bytes), 1.0, _MAX_WEIGHT_COPIES)
-    return np.full(weight_bytes.shape, WEIGHT_COPIES.get(stack, 1.0))
+    return np.full(weight_bytes.shape, _WEIGHT_COPIES.get(stack, 1.0))
 
 
 KERNEL_TABLES.register(GemmTable.name)(GemmTable())

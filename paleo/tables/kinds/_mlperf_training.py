@@ -269,7 +269,7 @@ class NetworkStepTable(RunTable):
     """Abstract base of tables of training steps, some rows of which are from submissions to MLPerf Training."""
 
     def system_of_row(self, row: Row) -> System:
-        """Build the system on which a measured training step ran, by `system_of_transformer_run`."""
+        """Build the system on which a measured training step ran, by `system_of_run`."""
         return system_of_run(row)
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
