@@ -191,7 +191,7 @@ _ZERO_STAGE_OF_WORD = {"": 0, "none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "ze
 _OFFLOADED_STATES = {"zero3-offload": "optimizer,gradients,parameters"}
 
 
-def system_of_transformer_run(row: Row) -> System:
+def _system_of_transformer_run(row: Row) -> System:
     """Build the system on which a measured transformer run ran.
 
     It is the system that the row names. Otherwise it is the usual server of the row's device for several GPUs or
@@ -429,7 +429,7 @@ def _predict_run_in_memory(
     software can limit them, and all layers if nothing fits. If memory is above `_WHOLE_INPUTS_MEMORY_LIMIT` of the
     device, inputs gathered over tp are gathered again in the backward pass.
     """
-    system = system_of_transformer_run(row)
+    system = _system_of_transformer_run(row)
     prediction = predict(model, system, run, software, calibration)
     profile = software or load_software(run.software)
     filled_up = prediction.memory.total > _WHOLE_INPUTS_MEMORY_LIMIT * prediction.memory.capacity
@@ -467,8 +467,8 @@ class TransformerStepTable(RunTable):
     )
 
     def system_of_row(self, row: Row) -> System:
-        """Build the system on which a measured transformer run ran, by `system_of_transformer_run`."""
-        return system_of_transformer_run(row)
+        """Build the system on which a measured transformer run ran, by `_system_of_transformer_run`."""
+        return _system_of_transformer_run(row)
 
     def predict_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the step time of a measured transformer run [s].
