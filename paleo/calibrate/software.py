@@ -578,7 +578,7 @@ class WaitExponentFit:
             uncertainty={"waiting_power": round_to_digits(self.log_standard_deviation, 2)},
             residual=HeldOutErrors(**rounded_residual(self.residual)),
         )  # fmt: skip
-        changed = {"host.waiting_power": round_to_digits(self.exponent, ERROR_DIGITS)}
+        changed = {"host.waiting_exponent": round_to_digits(self.exponent, ERROR_DIGITS)}
         return [profile.with_fields({**changed, "fit": profile.fit or record}) for profile in self.profiles_before]
 
 
