@@ -87,7 +87,7 @@ class _ClosedStream:
         raise OSError(9, "it is closed")
 
 
-def _prepare_streams() -> None:
+def prepare_streams() -> None:
     """Prepare the standard streams for any text, and make SIGTERM an exception, so unfinished files are removed."""
     # a file that is opened later must not get the number of a closed stream
     while (number := os.open(os.devnull, os.O_RDWR)) < 3:
@@ -245,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     gc.set_threshold(GC_THRESHOLD)
     os.environ.setdefault(_BLAS_THREADS_VARIABLE, _DEFAULT_BLAS_THREADS)
     os.environ.setdefault(_PYDANTIC_PLUGINS_VARIABLE, "__all__")
-    _prepare_streams()
+    prepare_streams()
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # warnings of libraries; this program prints its own as lines
         warnings.filterwarnings("once", category=FutureWarning, module=r"paleo\.specs")

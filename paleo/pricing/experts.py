@@ -75,7 +75,7 @@ def _expected_normal_maximum(count: Array) -> Array:
 
     Examples
     --------
-    >>> expected_normal_maximum(np.array([1.0, 2.0, 64.0])).round(2)
+    >>> _expected_normal_maximum(np.array([1.0, 2.0, 64.0])).round(2)
     array([0.  , 0.59, 2.34])
     """
     t = np.sqrt(2.0 * np.log((count + 0.25) / 0.625))
