@@ -38,7 +38,6 @@ from paleo.specs.task import (
 )
 from paleo.studies.target import TargetTime, time_from_prediction
 from paleo.tables.kinds._mlperf_training import (
-    MINUTE,
     MlperfTrainingTable,
     other_round_baselines,
     repeated_rows,
@@ -47,7 +46,7 @@ from paleo.tables.kinds._mlperf_training import (
 )
 from paleo.tables.run_tables import CELL_ERRORS, has_value, number_cell, row_dicts
 from paleo.tables.validation import usable_rows_of_table
-from paleo.units import MILLISECOND
+from paleo.units import MILLISECOND, MINUTE
 
 if TYPE_CHECKING:
     from paleo.specs.device import Device

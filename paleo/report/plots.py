@@ -21,7 +21,7 @@ from paleo.report.columns import STEP_PART_NAMES
 from paleo.step.timeline import COMPUTE_STREAM
 from paleo.studies.gradient_exchange import BandwidthCurve, bandwidth_curve
 from paleo.studies.network_summary import NetworkSummary, faster_than_roofline, layer_speeds
-from paleo.units import GIBIBYTE, GIGA, KILO, format_duration, format_quantity, time_unit, with_noun
+from paleo.units import GIBIBYTE, GIGA, KILO, MINUTE, format_duration, format_quantity, time_unit, with_noun
 
 if TYPE_CHECKING:
     from paleo.predict import Prediction
@@ -39,7 +39,6 @@ BLACK, _ORANGE, _SKY, _GREEN, _YELLOW, BLUE, VERMILION, _PURPLE = (
 )  # fmt: skip
 GREY = "#999999"
 COLOUR_CYCLE = (BLUE, VERMILION, _GREEN, _ORANGE, _PURPLE, _SKY, BLACK, _YELLOW, GREY)
-_MINUTE = 60.0
 MARKERS = "os^Dvph*X"
 
 #: Part of a step -> its colour.
@@ -505,13 +504,13 @@ def plot_time_to_target(system: str, curve: TargetScaling) -> Figure:
     with matplotlib.rc_context(PLOT_STYLE):
         picture, (axes,) = figure_with_axes(7.0, 4.4)
         gpus = [point.prediction.plan.gpus for point in curve.points]
-        ends = [[end / _MINUTE for end in point.interval] for point in curve.points]
+        ends = [[end / MINUTE for end in point.interval] for point in curve.points]
         low, high = zip(*ends, strict=True)
         axes.fill_between(gpus, low, high, alpha=0.2, color=BLUE, linewidth=0, label="90 % interval")
-        reached = [point.time_to_target / _MINUTE for point in curve.points]
+        reached = [point.time_to_target / MINUTE for point in curve.points]
         axes.plot(gpus, reached, "o-", color=BLUE, label="to the target")
         if any(point.total_evaluation_time for point in curve.points):
-            trained = [(point.time_to_target - point.total_evaluation_time) / _MINUTE for point in curve.points]
+            trained = [(point.time_to_target - point.total_evaluation_time) / MINUTE for point in curve.points]
             axes.plot(gpus, trained, ":", color=VERMILION, label="without evaluation")
         title = f"{curve.points[0].task.title} on {system}"
         axes.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="minutes", title=title)

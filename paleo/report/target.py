@@ -17,15 +17,13 @@ from paleo.report.columns import (
     rows_table,
     wrapped_text,
 )
-from paleo.units import format_duration, with_noun
+from paleo.units import MINUTE, format_duration, with_noun
 
 if TYPE_CHECKING:
     from paleo.specs.system import System
     from paleo.specs.task import TrainingTask
     from paleo.studies.cost import Tariff
     from paleo.studies.target import TargetScaling, TargetTime
-
-_MINUTE = 60.0
 
 
 def _columns(tariff: Tariff) -> Iterator[AnswerColumn]:
@@ -39,8 +37,8 @@ def _columns(tariff: Tariff) -> Iterator[AnswerColumn]:
     yield AnswerColumn("step_time_s", lambda point: point.step_time, "step time", "duration")
     yield AnswerColumn("evaluation_s", lambda point: point.total_evaluation_time, "evaluation", "words", _evaluation)
     yield AnswerColumn("", lambda point: point.time_to_target, "time", "duration")
-    yield AnswerColumn("minutes", lambda point: point.time_to_target / _MINUTE)
-    yield AnswerColumn("minutes_interval", lambda point: [end / _MINUTE for end in point.interval])
+    yield AnswerColumn("minutes", lambda point: point.time_to_target / MINUTE)
+    yield AnswerColumn("minutes_interval", lambda point: [end / MINUTE for end in point.interval])
     yield AnswerColumn("", lambda point: " to ".join(map(format_duration, point.interval)), "90 % interval", "words")
     yield AnswerColumn("usd", lambda point: point.usd(tariff), "cost", "USD")
     yield AnswerColumn("kwh", lambda point: point.kwh(tariff), "energy", "kWh")

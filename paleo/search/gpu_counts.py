@@ -18,7 +18,6 @@ from paleo.search.plans import (
     search,
 )
 from paleo.search.ranking import MAX_COMPARED_STRATEGIES, Ranking
-from paleo.search.space import search_global_batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -225,13 +224,10 @@ def search_gpu_counts(
         Plans in the order of the objective. Plans that are equally fast are grouped (`paleo.search.gpu_counts`).
     """
     check_objective(objective)
-    results, skipped, batch_of_all = [], list[tuple[int, str]](), search_global_batch(model, run)
+    results, skipped = [], list[tuple[int, str]]()
     for gpus in dict.fromkeys(counts):
         try:
-            sized = run.model_copy(
-                update={"gpus": gpus, "global_batch": batch_of_all, "batch": None, "microbatch": None, "strategy": "dp"}
-            )
-            result = search(model, system, sized, objective="time", top=top, **options)
+            result = search(model, system, run, counts=(gpus,), objective="time", top=top, **options)
             results.append(group_tied_plans(model, system, prefer_memory_headroom(result, system, top), top))
         except PlanError as error:
             skipped.append((gpus, str(error)))

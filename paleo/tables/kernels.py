@@ -75,7 +75,7 @@ FittedParameters = Mapping[tuple[str, str, str], Any]
 
 
 class FitTarget(NamedTuple):
-    """What a family's parameters (those of one timing formula) are fitted to.
+    """Kernel family whose parameters are fitted, with the device that was measured and how its rows were timed.
 
     ``subject`` names the device or system that was measured, ``figures`` holds its datasheet values. ``stack`` is how
     the rows were timed, a key of `KernelTable.timing_method`. ``fitted`` holds the parameters fitted earlier in the

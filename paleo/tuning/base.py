@@ -23,7 +23,7 @@ Array = npt.NDArray[np.float64]
 _TOLERANCE = 2e-9
 
 
-def geometric_rungs(least: float, most: float, eta: int) -> tuple[float, ...]:
+def _geometric_rungs(least: float, most: float, eta: int) -> tuple[float, ...]:
     """Return the rungs of successive halving, the amounts of training at which trials are evaluated.
 
     The rungs are R eta^-s, …, R / eta, R, with s = floor(log_eta(R / r)).
@@ -46,7 +46,7 @@ def geometric_rungs(least: float, most: float, eta: int) -> tuple[float, ...]:
 
     Examples
     --------
-    >>> geometric_rungs(1, 27, 3)
+    >>> _geometric_rungs(1, 27, 3)
     (1.0, 3.0, 9.0, 27.0)
     """
     halvings = 0
@@ -150,6 +150,7 @@ class TuningMethod(ABC):
         self.random = np.random.default_rng(problem.seed)
         self.scores: list[list[float]] = problem.scores.tolist()
         self.sizes: list[int] = self.random.integers(problem.network_sizes, size=problem.trials).tolist()
+        self.started = 0
 
     @staticmethod
     def rungs(least: float, most: float, eta: int) -> tuple[float, ...]:
@@ -169,7 +170,14 @@ class TuningMethod(ABC):
         tuple of float
             Rungs, rising [samples].
         """
-        return geometric_rungs(least, most, eta)
+        return _geometric_rungs(least, most, eta)
+
+    def next_new_trial(self) -> TrialJob | None:
+        """Return the first job of the next trial that was not started yet; None if all were."""
+        if self.started == self.problem.trials:
+            return None
+        self.started += 1
+        return TrialJob(self.started - 1, 0)
 
     @abstractmethod
     def next_job(self) -> TrialJob | None:

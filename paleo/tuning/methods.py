@@ -17,7 +17,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from typing import NamedTuple
 
-from paleo.tuning.base import TUNING_METHODS, SynchronousStage, TrialJob, TuningMethod, TuningProblem, geometric_rungs
+from paleo.tuning.base import TUNING_METHODS, SynchronousStage, TrialJob, TuningMethod, TuningProblem
 
 # Independent trials
 
@@ -28,10 +28,6 @@ class RandomSearch(TuningMethod):
 
     title = "random search"
     source = "Bergstra and Bengio, JMLR 13 (2012)"
-
-    def __init__(self, problem: TuningProblem) -> None:
-        super().__init__(problem)
-        self.started = 0
 
     @staticmethod
     def rungs(least: float, most: float, eta: int) -> tuple[float, ...]:
@@ -54,10 +50,7 @@ class RandomSearch(TuningMethod):
         return (most,)
 
     def next_job(self) -> TrialJob | None:
-        if self.started == self.problem.trials:
-            return None
-        self.started += 1
-        return TrialJob(self.started - 1, 0)
+        return self.next_new_trial()
 
     def stages_between_barriers(self) -> list[SynchronousStage]:
         return [SynchronousStage(self.problem.trials, 0.0, self.problem.rungs[-1])]
@@ -89,25 +82,7 @@ class MedianStopping(RandomSearch):
         super().__init__(problem)
         self.averages: list[list[float]] = [[] for _ in problem.rungs]
 
-    @staticmethod
-    def rungs(least: float, most: float, eta: int) -> tuple[float, ...]:
-        """Return the rungs of the median stopping rule, at which trials are compared with the median of others.
-
-        Parameters
-        ----------
-        least : float
-            First rung [samples].
-        most : float
-            Last rung [samples].
-        eta : int
-            Ratio of one rung to the next.
-
-        Returns
-        -------
-        tuple of float
-            Rungs [samples], rising.
-        """
-        return geometric_rungs(least, most, eta)
+    rungs = staticmethod(TuningMethod.rungs)
 
     def record_finished_job(self, job: TrialJob) -> TrialJob | None:
         """Record that a trial has reached a rung, and decide whether the trial continues.
@@ -391,7 +366,6 @@ class AsynchronousHalving(TuningMethod):
 
     def __init__(self, problem: TuningProblem) -> None:
         super().__init__(problem)
-        self.started = 0
         self.ranked: list[list[float]] = [[] for _ in problem.rungs]
         self.waiting: list[list[tuple[float, int]]] = [[] for _ in problem.rungs]
 
@@ -400,10 +374,7 @@ class AsynchronousHalving(TuningMethod):
             ranked, waiting = self.ranked[rung], self.waiting[rung]
             if waiting and bisect_left(ranked, waiting[0][0]) < len(ranked) // self.problem.eta:
                 return TrialJob(heapq.heappop(waiting)[1], rung + 1)
-        if self.started == self.problem.trials:
-            return None
-        self.started += 1
-        return TrialJob(self.started - 1, 0)
+        return self.next_new_trial()
 
     def record_finished_job(self, job: TrialJob) -> TrialJob | None:
         """Record the score of a trial at a rung; the trial waits there for promotion.

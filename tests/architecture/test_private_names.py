@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 
-from tests.structure import PACKAGE, module_name
+from tests.structure import PACKAGE, trees
 
 ROOT = PACKAGE.parent
 #: Folders and files in which a name of the package may be used, or be described.
@@ -65,9 +65,8 @@ def annotations(tree: ast.Module) -> Iterator[ast.AST]:
             yield from (each for base in node.bases for each in ast.walk(base))
 
 
-def needlessly_public(text: str, counts: Counter[str]) -> list[str]:
+def needlessly_public(tree: ast.Module, counts: Counter[str]) -> list[str]:
     """Public names of a module that no other file has, and that stand neither in a signature nor in a string."""
-    tree = ast.parse(text)
     typed = {node.id for node in annotations(tree) if isinstance(node, ast.Name)}
     loaded = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     strings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
@@ -75,12 +74,13 @@ def needlessly_public(text: str, counts: Counter[str]) -> list[str]:
 
 
 def test_names_that_one_module_uses_are_private() -> None:
-    files = [path for path in PACKAGE.rglob("*.py") if path.parent.name != "commands"]
-    texts = {module_name(path): path.read_text() for path in files}
-    assert {module: found for module, text in texts.items() if (found := needlessly_public(text, file_counts()))} == {}
+    modules = {module: tree for module, tree in trees().items() if not module.startswith("paleo.cli.commands")}
+    found = {module: needlessly_public(tree, file_counts()) for module, tree in modules.items()}
+    assert {module: names for module, names in found.items() if names} == {}
 
 
 def test_a_needlessly_public_name_is_found() -> None:
     text = "LIMIT = 3\nHOOK = 1\nKind = int\ndef area(side: Kind) -> float:\n    return side**LIMIT\n_x = area(2)\n"
-    assert needlessly_public(text, Counter(HOOK=2, area=1, LIMIT=1, Kind=1)) == ["LIMIT", "area"]
-    assert needlessly_public(text, Counter(LIMIT=2, area=3)) == []
+    tree = ast.parse(text)
+    assert needlessly_public(tree, Counter(HOOK=2, area=1, LIMIT=1, Kind=1)) == ["LIMIT", "area"]
+    assert needlessly_public(tree, Counter(LIMIT=2, area=3)) == []

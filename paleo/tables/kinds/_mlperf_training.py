@@ -47,7 +47,7 @@ from paleo.tables.run_tables import (
     with_devices_per_node,
     with_measured_device_variant,
 )
-from paleo.units import MILLISECOND
+from paleo.units import MILLISECOND, MINUTE
 
 if TYPE_CHECKING:
     from paleo.specs.calibration import Calibration
@@ -288,10 +288,6 @@ class NetworkStepTable(RunTable):
     @abstractmethod
     def predict_network_row(self, row: Row, software: SoftwareProfile | None = None) -> RowPrediction:
         """Predict the step time [s] of a measured run that is no MLPerf submission, by its network and options."""
-
-
-#: Seconds of a minute.
-MINUTE = 60.0
 
 
 class MlperfTrainingTable(RunTable):
